@@ -1,0 +1,200 @@
+"""Every error Headrace raises, split by whose fault it is.
+
+::
+
+    HeadraceError
+    ├── UsageError                our caller's mistake
+    │   ├── ConfigError           a setting: its key, value, where it came from, what would be right
+    │   └── ClosedError           a client or connection used after it was closed
+    ├── PeerError                 the other side's bytes or behaviour
+    │   ├── WireError             bytes that break a protocol: protocol, field, value, limit
+    │   │   ├── MalformedError    cannot be what the protocol says
+    │   │   ├── LimitError        longer, deeper or more than we take
+    │   │   └── UnexpectedError   well formed, but not now
+    │   ├── RefusedError          the peer said no: a code to branch on and its reason
+    │   ├── UnreachableError      nobody answered there
+    │   └── LostRangeError        sequence numbers nobody could deliver: first and last
+    └── StorageError              the disk
+        ├── DamagedError          a file that is not what was written: file, offset, sequence range
+        ├── LockedError           another process writes this log
+        ├── FullError             no room to append
+        └── TrimmedError          sequence numbers that retention has removed
+
+Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they
+arise, so a caller who catches one branch catches all of it. Each error carries its facts as fields and
+reads as a sentence a person can act on.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Protocol = Literal["fyrehose", "spp", "parcel", "attribute", "sdk", "tube", "link", "log"]
+
+_SHOWN = 64
+"""How much of a peer's value an error repeats: enough to recognise it, never enough to flood a log."""
+
+
+class HeadraceError(Exception):
+    """The root of every error Headrace raises on purpose."""
+
+
+class UsageError(HeadraceError):
+    """Our caller asked for something that cannot be."""
+
+
+class ConfigError(UsageError):
+    """A setting that cannot be used.
+
+    >>> raise ConfigError("log.fsync", "sometimes", source="--set", expected="always, interval or never")
+    Traceback (most recent call last):
+    headrace.errors.ConfigError: log.fsync = 'sometimes' (from --set): expected always, interval or never
+    """
+
+    def __init__(self, key: str, value: object, *, source: str, expected: str) -> None:
+        self.key = key
+        self.value = value
+        self.source = source
+        self.expected = expected
+        shown = "" if value is None else f" = {shorten(value)}"
+        super().__init__(f"{key}{shown} (from {source}): expected {expected}")
+
+
+class ClosedError(UsageError):
+    """A client, connection or log was used after it was closed."""
+
+
+class PeerError(HeadraceError):
+    """The other side sent or did something the protocol does not allow."""
+
+
+class WireError(PeerError):
+    """Bytes that break a protocol.
+
+    ``protocol`` and ``field`` say where, ``value`` what stood there, ``limit`` what would have been
+    allowed (a number for a length, a phrase for a rule), ``offset`` how many bytes of the connection
+    came before, where a decoder knows it.
+    """
+
+    problem = "breaks the protocol"
+
+    def __init__(
+        self, protocol: Protocol, field: str, value: object, limit: object, *, offset: int | None = None
+    ) -> None:
+        self.protocol: Protocol = protocol
+        self.field = field
+        self.value = value
+        self.limit = limit
+        self.offset = offset
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{protocol}: {field} {shorten(value)}{where} {self.problem}: {limit}")
+
+    @property
+    def reason(self) -> str:
+        """The word under which a refusal is counted, e.g. ``malformed``."""
+        return type(self).__name__.removesuffix("Error").lower()
+
+
+class MalformedError(WireError):
+    """The bytes cannot be what the protocol says they are."""
+
+    problem = "is malformed"
+
+
+class LimitError(WireError):
+    """A length, count or depth past what we take."""
+
+    problem = "is over the limit"
+
+
+class UnexpectedError(WireError):
+    """A well-formed frame that may not come now, or not from this side."""
+
+    problem = "is not allowed here"
+
+
+class RefusedError(PeerError):
+    """The peer understood and said no; ``code`` is stable, for a program to branch on."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        self.code = code
+        self.reason = reason
+        super().__init__(f"{reason} ({code})")
+
+
+class UnreachableError(PeerError):
+    """Nobody answers at an address (any more)."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(f"{address}: {reason}")
+
+
+class LostRangeError(PeerError):
+    """Sequence numbers ``first`` to ``last`` that nobody could deliver in the time allowed."""
+
+    def __init__(self, first: int, last: int, reason: str) -> None:
+        self.first = first
+        self.last = last
+        self.reason = reason
+        super().__init__(f"messages {first} to {last} are lost: {reason}")
+
+
+class StorageError(HeadraceError):
+    """The disk, or what lies on it."""
+
+
+class DamagedError(StorageError):
+    """A file does not hold what was written; nothing is read past the damage.
+
+    ``first`` and ``last`` bound the sequence numbers that the damage puts in doubt.
+    """
+
+    def __init__(self, path: str, offset: int, first: int, last: int | None, reason: str) -> None:
+        self.path = path
+        self.offset = offset
+        self.first = first
+        self.last = last
+        self.reason = reason
+        until = "on" if last is None else f"to {last}"
+        super().__init__(f"{path}: {reason} at byte {offset}; messages {first} {until} are in doubt")
+
+
+class LockedError(StorageError):
+    """Another process has the log open for writing."""
+
+    def __init__(self, path: str, holder: str) -> None:
+        self.path = path
+        self.holder = holder
+        super().__init__(f"{path} is in use by {holder}; stop it first, or choose another data directory")
+
+
+class FullError(StorageError):
+    """No room to append; nothing was written, and appends work again once there is space."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}; free space or lower log.retain_bytes")
+
+
+class TrimmedError(StorageError):
+    """Sequence numbers that retention has removed: ``first`` to ``last`` were asked, ``oldest`` is kept."""
+
+    def __init__(self, first: int, last: int, oldest: int) -> None:
+        self.first = first
+        self.last = last
+        self.oldest = oldest
+        super().__init__(f"messages {first} to {last} are no longer kept; the oldest is {oldest}")
+
+
+def shorten(value: object) -> str:
+    """Repeat a value in a message: recognisable, but never longer than a line."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        head = bytes(value[:_SHOWN]).hex()
+        return f"0x{head}…" if len(value) > _SHOWN else f"0x{head}"
+    if isinstance(value, str):
+        return repr(value[:_SHOWN]) + "…" if len(value) > _SHOWN else repr(value)
+    text = str(value)
+    return text[:_SHOWN] + "…" if len(text) > _SHOWN else text

@@ -1,0 +1,322 @@
+"""The envelope, and the two shapes a batch of messages has: compact (hot path) and Arrow (everywhere else).
+
+A message is ``seq, time, origin, node, publisher, number, topic, attributes, numbers, payload``. Nothing on
+the hot path makes a Python object per message: what came in one read is a :class:`Run` (payloads side by
+side in one buffer, and their offsets), and a numbered run with what its messages share is a :class:`Batch`.
+:meth:`Batch.to_arrow` gives the one Arrow schema that the log's sealed segments, the link and Spark use,
+without copying the payloads; :meth:`Batch.from_arrow` goes back. :class:`Message` is for people: one message
+as one object, made only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import UsageError
+
+MAX_SEQUENCE = (1 << 48) - 1
+"""Sequence numbers are 48 bits on every wire: nearly nine years at a million messages a second. The hub
+refuses past it instead of wrapping."""
+
+MAX_RUN_BYTES = (1 << 31) - 1
+"""Offsets are 32-bit, as Arrow's ``binary`` has them."""
+
+NOT_A_MESSAGE = "log"
+"""The origin of log entries that keep the hub's own state (a service created, a cursor moved): they take a
+sequence number, and doors that carry messages show them empty."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("origin", pa.string(), nullable=False),
+        pa.field("node", pa.int32(), nullable=False),
+        pa.field("publisher", pa.string(), nullable=False),
+        pa.field("number", pa.int64(), nullable=True),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("attributes", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("numbers", pa.map_(pa.string(), pa.float64()), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+"""The envelope as Arrow. Absent text is empty, absent maps are empty; only ``number`` may be null."""
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, whole: what ``async for message in …`` yields."""
+
+    seq: int
+    payload: bytes
+    time: int = 0
+    origin: str = ""
+    node: int = 0
+    publisher: str = ""
+    number: int | None = None
+    topic: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Many payloads in one buffer: payload ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+
+    The first offset need not be 0 (a slice shares its parent's buffer). Two runs are equal when their
+    payloads are.
+    """
+
+    data: Bytes
+    offsets: Offsets
+
+    @classmethod
+    def of(cls, payloads: Iterable[bytes | bytearray | memoryview]) -> Run:
+        """Copy payloads side by side.
+
+        >>> [bytes(p) for p in Run.of([b"ab", b"", b"c"])]
+        [b'ab', b'', b'c']
+        """
+        parts = [bytes(payload) for payload in payloads]
+        offsets = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        if offsets[-1] > MAX_RUN_BYTES:
+            raise UsageError(f"a batch of {offsets[-1]} payload bytes: split it, {MAX_RUN_BYTES} is the most")
+        return cls(np.frombuffer(b"".join(parts), np.uint8), offsets.astype(np.int32))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        whole = self.data.data
+        edges = self.offsets.tolist()
+        for begin, end in itertools.pairwise(edges):
+            yield bytes(whole[begin:end])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Run):
+            return NotImplemented
+        return (
+            len(self) == len(other)
+            and np.array_equal(self.lengths, other.lengths)
+            and np.array_equal(self.content, other.content)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def slice(self, begin: int, end: int) -> Run:
+        """Payloads ``begin`` up to ``end``, sharing this run's buffer."""
+        return Run(self.data, self.offsets[begin : end + 1])
+
+    @property
+    def lengths(self) -> Offsets:
+        """The length of each payload."""
+        return np.diff(self.offsets)
+
+    @property
+    def content(self) -> Bytes:
+        """Just the payloads' bytes, without what the buffer holds around them."""
+        return self.data[self.offsets[0] : self.offsets[-1]]
+
+    @property
+    def size(self) -> int:
+        """How many bytes the payloads have together."""
+        return int(self.offsets[-1]) - int(self.offsets[0])
+
+    def to_arrow(self) -> pa.Array:
+        """The payloads as an Arrow ``binary`` array over the same memory."""
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.binary(), len(self), buffers)
+
+    @classmethod
+    def from_arrow(cls, array: pa.Array) -> Run:
+        """A run over an Arrow ``binary`` array's own memory."""
+        _, offsets, data = array.buffers()
+        edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+        content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+        return cls(content, edges)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Numbered messages ``first, first + 1, …`` and what they share.
+
+    ``number`` is the publisher's own number of the first message (the next have the next), or ``None``.
+    Whatever differs from message to message stands in ``columns``, an Arrow record batch of the same length
+    whose columns are named and typed as in :data:`SCHEMA`; a column there wins over the shared value.
+    """
+
+    run: Run
+    first: int = 0
+    time: int = 0
+    origin: str = ""
+    node: int = 0
+    publisher: str = ""
+    number: int | None = None
+    topic: str = ""
+    columns: pa.RecordBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    @property
+    def last(self) -> int:
+        """The sequence number of the last message."""
+        return self.first + len(self.run) - 1
+
+    def numbered(self, first: int, time: int, node: int) -> Batch:
+        """The same messages with the place and time the sequencer gives them."""
+        return replace(self, first=first, time=time, node=node)
+
+    def slice(self, begin: int, end: int) -> Batch:
+        """Messages ``begin`` up to ``end`` (counted from 0), sharing memory."""
+        return replace(
+            self,
+            run=self.run.slice(begin, end),
+            first=self.first + begin,
+            number=None if self.number is None else self.number + begin,
+            columns=None if self.columns is None else self.columns.slice(begin, end - begin),
+        )
+
+    def __iter__(self) -> Iterator[Message]:
+        if self.columns is None:
+            for index, payload in enumerate(self.run):
+                yield Message(
+                    seq=self.first + index,
+                    payload=payload,
+                    time=self.time,
+                    origin=self.origin,
+                    node=self.node,
+                    publisher=self.publisher,
+                    number=None if self.number is None else self.number + index,
+                    topic=self.topic,
+                )
+        else:
+            yield from messages(self.to_arrow())
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """The batch in :data:`SCHEMA`, payloads not copied."""
+        count = len(self)
+        differing = (
+            {}
+            if self.columns is None
+            else dict(zip(self.columns.schema.names, self.columns.columns, strict=True))
+        )
+        columns = [
+            differing[name] if name in differing else self._shared(name, count) for name in SCHEMA.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+    def _shared(self, name: str, count: int) -> pa.Array:
+        match name:
+            case "seq":
+                return pa.array(np.arange(self.first, self.first + count, dtype=np.int64))
+            case "time":
+                return pa.repeat(pa.scalar(self.time, pa.timestamp("us", tz="UTC")), count)
+            case "number" if self.number is not None:
+                return pa.array(np.arange(self.number, self.number + count, dtype=np.int64))
+            case "number":
+                return pa.nulls(count, pa.int64())
+            case "attributes" | "numbers":
+                return _empty_maps(SCHEMA.field(name).type, count)
+            case "payload":
+                return self.run.to_arrow()
+            case _:
+                return pa.repeat(pa.scalar(getattr(self, name), SCHEMA.field(name).type), count)
+
+    @classmethod
+    def from_arrow(cls, rows: pa.RecordBatch) -> Batch:
+        """The compact form of rows in :data:`SCHEMA` whose sequence numbers follow one another.
+
+        A column that is the same in every row becomes a shared value; the others are kept as they are.
+        """
+        if rows.num_rows == 0:
+            raise UsageError("an empty record batch has no first sequence number")
+        shared: dict[str, Any] = {}
+        differing: dict[str, pa.Array] = {}
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if name in ("payload", "seq"):
+                continue
+            value = _shared_value(name, column)
+            if value is _DIFFERS:
+                differing[name] = column
+            elif name not in ("attributes", "numbers"):
+                shared[name] = value
+        columns = None
+        if differing:
+            schema = pa.schema([SCHEMA.field(name) for name in differing])
+            columns = pa.RecordBatch.from_arrays(list(differing.values()), schema=schema)
+        first = rows.column("seq")[0].as_py()
+        return cls(Run.from_arrow(rows.column("payload")), first=first, columns=columns, **shared)
+
+
+def messages(rows: pa.RecordBatch) -> Iterator[Message]:
+    """Each row of a record batch in :data:`SCHEMA` as a :class:`Message`."""
+    times = rows.column("time").cast(pa.int64()).to_pylist()
+    others = rows.drop_columns(["time"]).to_pylist()
+    for time, row in zip(times, others, strict=True):
+        row["attributes"] = dict(row["attributes"])
+        row["numbers"] = dict(row["numbers"])
+        yield Message(time=time, **row)
+
+
+def node_id(name: str) -> int:
+    """A node's 16-bit id: the first two bytes of its name's SHA-256, as the cluster's parcels have it.
+
+    >>> node_id("Ivan")
+    60396
+    """
+    return int.from_bytes(sha256(name.encode()).digest()[:2])
+
+
+_DIFFERS = object()
+
+
+def _shared_value(name: str, column: pa.Array) -> Any:
+    """The one value every row of a column has (for ``number``: the first of consecutive ones)."""
+    if name in ("attributes", "numbers"):
+        return None if _no_entries(column) else _DIFFERS
+    if name == "number":
+        if column.null_count == len(column):
+            return None
+        if column.null_count:
+            return _DIFFERS
+        values = column.to_numpy()
+        return int(values[0]) if np.array_equal(np.diff(values), np.ones(len(values) - 1)) else _DIFFERS
+    if name == "time":
+        column = column.cast(pa.int64())
+    distinct = column.unique()
+    return distinct[0].as_py() if len(distinct) == 1 else _DIFFERS
+
+
+def _no_entries(maps: pa.Array) -> bool:
+    edges = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
+    return bool(edges[0] == edges[-1])
+
+
+def _empty_maps(kind: pa.MapType, count: int) -> pa.Array:
+    offsets = pa.array(np.zeros(count + 1, np.int32))
+    return pa.MapArray.from_arrays(
+        offsets, pa.array([], kind.key_type), pa.array([], kind.item_type), type=kind
+    )
+
+
+def maps(entries: Sequence[Mapping[str, Any]], kind: pa.MapType) -> pa.Array:
+    """Python mappings as an Arrow map column, for those who come message by message."""
+    return pa.array([list(entry.items()) for entry in entries], kind)

@@ -1,0 +1,55 @@
+"""Golden bytes: a frame, its exact bytes, and the three ways every decoder must be able to read them.
+
+A protocol's test module lists its vectors as ``GOLDEN: list[Golden]``. The same names and bytes stand,
+annotated, in ``docs/protocols/``; ``tests/docs/test_protocol_pages.py`` holds the two together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.wire.inbox import Decoder
+
+
+@dataclass(frozen=True)
+class Golden:
+    """``name`` is the title of the bytes in the documentation; ``wire`` may be given as spaced hex."""
+
+    name: str
+    frame: Any
+    hex: str
+
+    @property
+    def wire(self) -> bytes:
+        return bytes.fromhex(self.hex)
+
+
+def read(decoder: Decoder[Any], chunks: Iterable[bytes]) -> list[Any]:
+    """Everything a decoder yields for these chunks."""
+    return [frame for chunk in chunks for frame in decoder.feed(chunk)]
+
+
+def read_whole(decoder: Decoder[Any], wire: bytes) -> list[Any]:
+    return read(decoder, [wire])
+
+
+def read_bytewise(decoder: Decoder[Any], wire: bytes) -> list[Any]:
+    return read(decoder, (wire[i : i + 1] for i in range(len(wire))))
+
+
+def check_golden(golden: Golden, make: Callable[[], Decoder[Any]], following: bytes) -> None:
+    """Read a vector whole, byte by byte, and with another frame's first bytes behind it."""
+    assert read_whole(make(), golden.wire) == [golden.frame]
+    assert read_bytewise(make(), golden.wire) == [golden.frame]
+    decoder = make()
+    assert read_whole(decoder, golden.wire + following)[0] == golden.frame
+
+
+def cut(wire: bytes, places: Sequence[int]) -> Iterator[bytes]:
+    """The bytes in chunks, cut at the given places (any order, any repeats)."""
+    edges = sorted({0, len(wire), *(p % (len(wire) + 1) for p in places)})
+    for begin, end in itertools.pairwise(edges):
+        yield wire[begin:end]
