@@ -1,20 +1,27 @@
 # Headrace: `make up` runs it, `make test` tests it; each sets itself up from nothing.
 #
 #   make setup   create .venv with the hub, its command line, Spark and the development tools
-#   make up      run the hub, its dashboard and the pipeline
+#   make up      run the hub and its http door (dashboard and pipeline are to come)
 #   make test    every test
 #   make check   format, lint, types, layers, docs, and some seconds of fuzzing per codec
-#   make fmt     put the code into the form `check` asks for
+#   make fmt     put the code and the drawn pages into the form `check` and `test` ask for
+#   make fuzz    fuzz every codec for FUZZ_SECONDS (5) each
 #   make soak    the long repeats of simulations and fuzzing
 #   make bench   every benchmark, with its ratios
+#   make docs    build the documentation site into site/
 #   make clean   remove what the above made
+#
+# PYTHON=/path/to/python names the interpreter (3.11 or newer); without it, setup.sh looks for one.
 
-PYTHON ?= python3
+PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 JOBS   ?= 2
 FUZZ_SECONDS ?= 5
+
+# mkdocs-material prints advice about its successor on every build; it is not about our pages.
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up test check fmt soak bench clean docs fuzz
@@ -24,9 +31,17 @@ help:
 
 setup: $(READY)
 
-# A new pyproject.toml or another interpreter makes the environment anew; otherwise set-up is one stat().
-$(READY): pyproject.toml
+# Set-up is one stat() when the environment is newer than what it is made from. A named interpreter of
+# another version makes it anew.
+$(READY): pyproject.toml setup.sh
 	@PYTHON='$(PYTHON)' sh ./setup.sh '$(VENV)'
+
+ifneq ($(PYTHON),)
+VERSION := -c 'import sys; print(*sys.version_info[:2])' 2>&1
+ifneq ($(shell '$(PYTHON)' $(VERSION)),$(shell $(BIN)/python $(VERSION)))
+.PHONY: $(READY)
+endif
+endif
 
 up: setup
 	@$(BIN)/headrace up
@@ -34,17 +49,19 @@ up: setup
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+# mkdocs --quiet would silence the warnings that --strict counts, and so pass everything.
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
 fmt: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python tools/diagrams.py
 
 fuzz: setup
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
@@ -58,7 +75,8 @@ bench: setup
 
 docs: setup
 	$(BIN)/mkdocs build --strict
+	@echo "The site is in site/; $(BIN)/mkdocs serve shows it while you write."
 
 clean:
-	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site dist .coverage .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

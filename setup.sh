@@ -1,19 +1,40 @@
 #!/bin/sh
 # Make the virtual environment named by $1 with everything the Makefile's targets use.
-# PYTHON names the interpreter to build it with (3.11 or newer).
+# PYTHON names the interpreter to build it with (3.11 or newer); without it, the first that fits is taken.
 set -eu
 venv=$1
-python=${PYTHON:-python3}
 
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    echo "Headrace needs Python 3.11 or newer; '$python' is not. Name one: make PYTHON=/path/to/python3.11 setup" >&2
+fits() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+version() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+}
+
+# An environment whose making was interrupted has no pip, and cannot be mended.
+if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    rm -rf "$venv"
+fi
+
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    # The environment's own interpreter first: it was chosen once and need not be named again.
+    for candidate in "$venv/bin/python" python3 python3.13 python3.12 python3.11; do
+        if fits "$candidate"; then
+            python=$candidate
+            break
+        fi
+    done
+fi
+if [ -z "$python" ] || ! fits "$python"; then
+    echo "Headrace needs Python 3.11 or newer; ${python:-python3} is not. Name one: make PYTHON=/path/to/python3.11 setup" >&2
     exit 1
 fi
 
 # An environment of another Python version cannot be mended, only replaced.
-want=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-have=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
-if [ "$have" != "$want" ]; then
+want=$(version "$python")
+if [ "$(version "$venv/bin/python")" != "$want" ]; then
     rm -rf "$venv"
     echo "Creating $venv with Python $want ..."
     if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
@@ -30,7 +51,18 @@ if [ "$have" != "$want" ]; then
 fi
 
 echo "Installing Headrace with Spark and the development tools (a few minutes the first time) ..."
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip
+rm -f "$venv/.ready"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[spark,dev]'
+
+# Kernels are compiled when they are imported, and cached beside their source: now, so that neither the first
+# message nor the first test waits.
+echo "Compiling the kernels ..."
+"$venv/bin/python" -c '
+import importlib, pkgutil, headrace.wire
+for module in pkgutil.iter_modules(headrace.wire.__path__, "headrace.wire."):
+    if module.name.endswith("kernels"):
+        importlib.import_module(module.name)
+'
+
 touch "$venv/.ready"
 echo "Ready: $venv/bin/headrace"

@@ -22,12 +22,14 @@
 
 Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they
 arise, so a caller who catches one branch catches all of it. Each error carries its facts as fields and
-reads as a sentence a person can act on.
+reads as a sentence a person can act on. All survive pickling with their fields, since Spark carries them
+from an executor to its driver.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import reprlib
+from typing import Any, Literal
 
 Protocol = Literal["fyrehose", "spp", "parcel", "attribute", "sdk", "tube", "link", "log"]
 
@@ -37,6 +39,10 @@ _SHOWN = 64
 
 class HeadraceError(Exception):
     """The root of every error Headrace raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception's own way calls the class with the finished sentence, which is not what ours take.
+        return _revive, (type(self), self.args, self.__dict__)
 
 
 class UsageError(HeadraceError):
@@ -83,7 +89,8 @@ class WireError(PeerError):
     ) -> None:
         self.protocol: Protocol = protocol
         self.field = field
-        self.value = value
+        # A view would hold a decoder's buffer for as long as the error lives, and change under it.
+        self.value = bytes(value) if isinstance(value, bytearray | memoryview) else value
         self.limit = limit
         self.offset = offset
         where = "" if offset is None else f" at byte {offset}"
@@ -190,11 +197,29 @@ class TrimmedError(StorageError):
 
 
 def shorten(value: object) -> str:
-    """Repeat a value in a message: recognisable, but never longer than a line."""
+    """Repeat a value in a message: recognisable, but never longer than a line, and never failing."""
     if isinstance(value, bytes | bytearray | memoryview):
         head = bytes(value[:_SHOWN]).hex()
         return f"0x{head}…" if len(value) > _SHOWN else f"0x{head}"
     if isinstance(value, str):
         return repr(value[:_SHOWN]) + "…" if len(value) > _SHOWN else repr(value)
-    text = str(value)
+    if type(value) is int or isinstance(value, list | tuple | dict | set | frozenset):
+        text = _Bounded().repr(value)
+    else:
+        text = str(value)
     return text[:_SHOWN] + "…" if len(text) > _SHOWN else text
+
+
+class _Bounded(reprlib.Repr):
+    """Containers and integers as a peer may send them: Python's own ``repr`` of a deep list raises
+    ``RecursionError``, that of a huge integer ``ValueError``."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        bits = x.bit_length()
+        return f"an integer of {bits} bits" if bits > _SHOWN * 3 else super().repr_int(x, level)
+
+
+def _revive(kind: type[HeadraceError], args: tuple[Any, ...], fields: dict[str, Any]) -> HeadraceError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -53,8 +54,7 @@ Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One message, whole: what ``async for message in …`` yields."""
 
     seq: int
@@ -65,20 +65,34 @@ class Message:
     publisher: str = ""
     number: int | None = None
     topic: str = ""
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    attributes: Mapping[str, str] = {}
+    numbers: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """Many payloads in one buffer: payload ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
 
     The first offset need not be 0 (a slice shares its parent's buffer). Two runs are equal when their
-    payloads are.
+    payloads are. A run never changes.
+
+    A run of one (:meth:`one`) keeps its payload as the ``bytes`` it came as, in ``lone``, and makes arrays of it
+    only for those who want arrays: a message that comes alone must be quick, and numpy is for crowds.
     """
 
-    data: Bytes
-    offsets: Offsets
+    __slots__ = ("_data", "_offsets", "lone")
+
+    def __init__(self, data: Bytes, offsets: Offsets) -> None:
+        self._data: Bytes | None = data
+        self._offsets: Offsets | None = offsets
+        self.lone: bytes | None = None
+
+    @classmethod
+    def one(cls, payload: bytes) -> Run:
+        """A run of a single payload."""
+        run = cls.__new__(cls)
+        run._data = run._offsets = None
+        run.lone = payload
+        return run
 
     @classmethod
     def of(cls, payloads: Iterable[bytes | bytearray | memoryview]) -> Run:
@@ -94,8 +108,25 @@ class Run:
             raise UsageError(f"a batch of {offsets[-1]} payload bytes: split it, {MAX_RUN_BYTES} is the most")
         return cls(np.frombuffer(b"".join(parts), np.uint8), offsets.astype(np.int32))
 
+    @property
+    def data(self) -> Bytes:
+        """The buffer."""
+        if self._data is None:
+            self._data = np.frombuffer(self.lone or b"", np.uint8)
+        return self._data
+
+    @property
+    def offsets(self) -> Offsets:
+        """Where each payload begins, and where the last one ends."""
+        if self._offsets is None:
+            self._offsets = np.array((0, len(self.lone or b"")), np.int32)
+        return self._offsets
+
+    def __repr__(self) -> str:
+        return f"Run.of({list(itertools.islice(self, 4))}{'…' if len(self) > 4 else ''})"
+
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return 1 if self._offsets is None else len(self._offsets) - 1
 
     def __getitem__(self, index: int) -> bytes:
         if not -len(self) <= index < len(self):
@@ -137,6 +168,8 @@ class Run:
     @property
     def size(self) -> int:
         """How many bytes the payloads have together."""
+        if self.lone is not None:
+            return len(self.lone)
         return int(self.offsets[-1]) - int(self.offsets[0])
 
     def to_arrow(self) -> pa.Array:
@@ -147,6 +180,12 @@ class Run:
     @classmethod
     def from_arrow(cls, array: pa.Array) -> Run:
         """A run over an Arrow ``binary`` array's own memory."""
+        if array.type != pa.binary():
+            # Other readers' large_binary and binary_view have the same values in another layout.
+            raise UsageError(f"payloads of type {array.type}: cast them to binary")
+        if not len(array):
+            # An empty array may come without its one offset.
+            return cls.of(())
         _, offsets, data = array.buffers()
         edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
         content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
@@ -180,9 +219,27 @@ class Batch:
         """The sequence number of the last message."""
         return self.first + len(self.run) - 1
 
+    @property
+    def last_time(self) -> int:
+        """The time of the last message: times never decrease, so the latest."""
+        if self.columns is None or "time" not in self.columns.schema.names:
+            return self.time
+        latest: int = self.columns.column("time")[-1].value
+        return latest
+
     def numbered(self, first: int, time: int, node: int) -> Batch:
-        """The same messages with the place and time the sequencer gives them."""
-        return replace(self, first=first, time=time, node=node)
+        """The same messages with the place and time the sequencer gives them.
+
+        Whatever a publisher's own columns say of these is dropped: they would win over the shared values.
+        """
+        columns = self.columns
+        if columns is not None:
+            kept = [name for name in columns.schema.names if name not in ("seq", "time", "node")]
+            columns = columns.select(kept) if kept else None
+        # Spelled out: this runs once per batch, and dataclasses.replace() costs more than all else in it.
+        return Batch(
+            self.run, first, time, self.origin, node, self.publisher, self.number, self.topic, columns
+        )
 
     def slice(self, begin: int, end: int) -> Batch:
         """Messages ``begin`` up to ``end`` (counted from 0), sharing memory."""
@@ -241,6 +298,16 @@ class Batch:
                 return pa.repeat(pa.scalar(getattr(self, name), SCHEMA.field(name).type), count)
 
     @classmethod
+    def over(cls, rows: pa.RecordBatch) -> Batch:
+        """Rows in :data:`SCHEMA` as a batch at no cost: nothing is copied, nothing looked for."""
+        return cls(
+            Run.from_arrow(rows.column("payload")),
+            first=rows.column("seq")[0].as_py(),
+            time=rows.column("time")[0].value,
+            columns=rows.drop_columns(["seq", "payload"]),
+        )
+
+    @classmethod
     def from_arrow(cls, rows: pa.RecordBatch) -> Batch:
         """The compact form of rows in :data:`SCHEMA` whose sequence numbers follow one another.
 
@@ -263,7 +330,35 @@ class Batch:
             schema = pa.schema([SCHEMA.field(name) for name in differing])
             columns = pa.RecordBatch.from_arrays(list(differing.values()), schema=schema)
         first = rows.column("seq")[0].as_py()
+        shared["time"] = rows.column("time")[0].value
         return cls(Run.from_arrow(rows.column("payload")), first=first, columns=columns, **shared)
+
+
+def merge(batches: Sequence[Batch]) -> pa.RecordBatch:
+    """Batches that follow one another as one record batch in :data:`SCHEMA`.
+
+    Costs a few numpy operations per column, not per message, however small the batches are.
+    """
+    if any(batch.columns is not None for batch in batches):
+        return pa.concat_batches([batch.to_arrow() for batch in batches])
+    counts = np.array([len(batch) for batch in batches])
+    total = int(counts.sum())
+    times = pa.array(np.repeat(np.array([batch.time for batch in batches], np.int64), counts))
+    nodes = pa.array(np.repeat(np.array([batch.node for batch in batches], np.int32), counts))
+    maps_type = SCHEMA.field("attributes").type
+    columns = [
+        pa.array(np.arange(batches[0].first, batches[0].first + total, dtype=np.int64)),
+        times.cast(SCHEMA.field("time").type),
+        _repeated([batch.origin for batch in batches], counts),
+        nodes,
+        _repeated([batch.publisher for batch in batches], counts),
+        _merged_numbers(batches, counts),
+        _repeated([batch.topic for batch in batches], counts),
+        _empty_maps(maps_type, total),
+        _empty_maps(SCHEMA.field("numbers").type, total),
+        _joined([batch.run for batch in batches]).to_arrow(),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def messages(rows: pa.RecordBatch) -> Iterator[Message]:
@@ -285,6 +380,38 @@ def node_id(name: str) -> int:
     return int.from_bytes(sha256(name.encode()).digest()[:2])
 
 
+def _joined(runs: Sequence[Run]) -> Run:
+    if len(runs) == 1:
+        return runs[0]
+    size = sum(run.size for run in runs)
+    if size > MAX_RUN_BYTES:
+        raise UsageError(f"a batch of {size} payload bytes: split it, {MAX_RUN_BYTES} is the most")
+    lengths = np.concatenate([run.lengths for run in runs])
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return Run(np.concatenate([run.content for run in runs]), offsets)
+
+
+def _repeated(values: Sequence[str], counts: npt.NDArray[np.int64]) -> pa.Array:
+    """Each value as often as its batch has messages."""
+    distinct: dict[str, int] = {}
+    codes = [distinct.setdefault(value, len(distinct)) for value in values]
+    if len(distinct) == 1:
+        return pa.repeat(pa.scalar(values[0], pa.string()), int(counts.sum()))
+    indices = pa.array(np.repeat(np.array(codes, np.int32), counts))
+    return pa.array(list(distinct), pa.string()).take(indices)
+
+
+def _merged_numbers(batches: Sequence[Batch], counts: npt.NDArray[np.int64]) -> pa.Array:
+    if all(batch.number is None for batch in batches):
+        return pa.nulls(int(counts.sum()), pa.int64())
+    firsts = np.array([batch.number or 0 for batch in batches], np.int64)
+    starts = np.cumsum(counts) - counts
+    numbers = np.repeat(firsts - starts, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+    absent = np.repeat(np.array([batch.number is None for batch in batches]), counts)
+    return pa.array(numbers, mask=absent)
+
+
 _DIFFERS = object()
 
 
@@ -298,7 +425,10 @@ def _shared_value(name: str, column: pa.Array) -> Any:
         if column.null_count:
             return _DIFFERS
         values = column.to_numpy()
-        return int(values[0]) if np.array_equal(np.diff(values), np.ones(len(values) - 1)) else _DIFFERS
+        first, last = int(values[0]), int(values[-1])
+        # Differences wrap around at 64 bits, so that steps of 1 alone do not make a sequence.
+        follow = last - first == len(values) - 1 and bool(np.all(np.diff(values) == 1))
+        return first if follow else _DIFFERS
     if name == "time":
         column = column.cast(pa.int64())
     distinct = column.unique()

@@ -1,0 +1,60 @@
+"""Settings: frozen, and gathered from four places, each stronger than the one before.
+
+::
+
+    defaults  <  the TOML file  <  HEADRACE_SECTION__KEY in the environment  <  --set section.key=value
+
+Strategy: a setting is one entry of a section in :mod:`~headrace.config.settings`: its kind, its default and
+its doc. A kind (:mod:`~headrace.config.kinds`) reads a value and says what would be right. Reading the places
+(:mod:`~headrace.config.sources`), refusing, describing and the reference in ``docs/configuration.md`` follow
+from those entries, so that every limit and deadline has one home.
+
+Invariants:
+
+- Whatever is given is checked, even where a stronger source overrules it. A key that does not exist, or a
+  value that cannot be, raises :class:`~headrace.errors.ConfigError` with its key, value, source and what
+  would be right. Nothing else escapes.
+- A :class:`Secret` shows itself in no ``repr``, description or error; only ``reveal`` gives it.
+- Lists are replaced whole; the table ``auth.clients`` grows entry by entry, the stronger source winning each.
+"""
+
+from headrace.config.kinds import Address, Secret
+from headrace.config.settings import (
+    DOORS,
+    Auth,
+    Cluster,
+    Described,
+    Engine,
+    Fsync,
+    Fyrehose,
+    Limits,
+    Listen,
+    Log,
+    Matching,
+    Node,
+    Services,
+    Settings,
+    reference,
+)
+from headrace.config.sources import load
+
+__all__ = [
+    "DOORS",
+    "Address",
+    "Auth",
+    "Cluster",
+    "Described",
+    "Engine",
+    "Fsync",
+    "Fyrehose",
+    "Limits",
+    "Listen",
+    "Log",
+    "Matching",
+    "Node",
+    "Secret",
+    "Services",
+    "Settings",
+    "load",
+    "reference",
+]

@@ -1,0 +1,403 @@
+"""Every setting there is: its kind, default and doc, by section; and the frozen whole they make."""
+
+# ruff: noqa: RUF009 -- every call below that stands as a default gives a dataclasses.field().
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from ipaddress import IPv4Network
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from headrace.config.kinds import (
+    Address,
+    Kind,
+    MemberError,
+    Secret,
+    address,
+    choice,
+    client_id,
+    count,
+    flag,
+    list_of,
+    network,
+    or_off,
+    path,
+    plain,
+    seconds,
+    secret,
+    size,
+    table_of,
+    text,
+)
+from headrace.errors import ConfigError
+
+MAX_NAME_BYTES = 64
+"""The longest name of a node: it travels in parcels of at most 255 bytes, several names to a parcel."""
+
+MAX_MESSAGE_BYTES = (1 << 31) - 1
+"""The longest message there can be: payload offsets are 32-bit, as Arrow's ``binary`` has them."""
+
+T = TypeVar("T")
+Fsync = Literal["always", "interval", "never"]
+Engine = Literal["hub", "spark"]
+
+
+def setting(kind: Kind[T], default: T | Callable[[], T], doc: str, *, shown: str = "") -> T:
+    """One setting of a section; ``shown`` is the default in words, where its value is not the same everywhere."""
+    metadata = {"kind": kind, "doc": doc, "shown": shown}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def door(port: int, doc: str) -> Address | None:
+    """One setting of ``listen``."""
+    kind = or_off(address("host:port (IPv6 in brackets, port 0 for a free one)"))
+    return setting(kind, Address("127.0.0.1", port), doc)
+
+
+def host_name() -> str:
+    """This machine's name, cut to what a node's may have."""
+    name = platform.node().encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore")
+    return name if name and name.isprintable() else "headrace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where each door listens; `off` keeps it shut."""
+
+    fyrehose: Address | None = door(2323, "The backbone: UDP and TCP on the same port number.")
+    spp: Address | None = door(3002, "Services.")
+    parcel: Address | None = door(7878, "The cluster's parcels.")
+    sdk: Address | None = door(7253, "Attribute pub/sub: the connector's side toward SDK clients.")
+    router: Address | None = door(7353, "Attribute pub/sub: the connector's side toward dispatchers.")
+    dispatcher: Address | None = door(6000, "Attribute pub/sub: matchers and other dispatchers.")
+    publisher: Address | None = door(8000, "Attribute pub/sub: publishers.")
+    status: Address | None = door(5500, "Attribute pub/sub: a matcher's node and vnode information.")
+    tube_ws: Address | None = door(8080, "The link over WebSocket.")
+    tube_tcp: Address | None = door(8081, "The link over TCP: other hubs, the command line and Spark.")
+    http: Address | None = door(8470, "The dashboard, `/api/status`, `/metrics` and the health checks.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """How messages are kept."""
+
+    fsync: Fsync = setting(
+        choice("always", "interval", "never"),
+        "interval",
+        "When messages are forced to disk: before they are committed, every `log.fsync_interval` seconds, or"
+        " when the system does. A killed hub loses none of them in any case; a power cut none under `always`.",
+    )
+    fsync_interval: float = setting(seconds(0.001), 0.05, "Seconds between syncs under `interval`.")
+    # Large enough to compress and read well; small enough that trimming goes in small steps, and that
+    # sealing one is about a second's work in the background.
+    segment_bytes: int = setting(size(1), 256 << 20, "A segment of this many bytes is sealed.")
+    segment_seconds: float = setting(seconds(0.001), 60.0, "A segment of this age is sealed if not empty.")
+    # A hub that nobody has configured must not fill the disk it is tried on.
+    retain_bytes: int | None = setting(
+        or_off(size(1)),
+        16 << 30,
+        "The most the log takes on disk: past it the oldest segments are removed, and holds on them broken.",
+    )
+    # The size bounds the disk already; an age to forget at is an operator's decision.
+    retain_seconds: float | None = setting(
+        or_off(seconds(0.001)), None, "Sealed segments this old are removed unless held."
+    )
+    # As often as segments are sealed: a restart reads a snapshot and about one segment.
+    snapshot_seconds: float = setting(
+        seconds(0.001), 60.0, "Seconds between snapshots of services, cursors and publishers' numbers."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Named live objects."""
+
+    auto: bool = setting(flag(), False, "Whether a message with an unknown topic creates a `last` service.")
+    max: int = setting(count(0), 100_000, "The most services there may be.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fyrehose:
+    """The backbone's door."""
+
+    allow: tuple[IPv4Network, ...] = setting(
+        list_of(network()),
+        (),
+        "Addresses that a KEEPALIVE from elsewhere may subscribe; under `auth.required`, the only ones served.",
+    )
+    coalesce: bool = setting(
+        flag(),
+        False,
+        "Whether a datagram to any client may carry several packets; else only to clients that send such.",
+    )
+    subscriber_seconds: float = setting(seconds(0.1), 5.0, "How long a KEEPALIVE subscribes for.")
+    request_limit: int = setting(count(1), 1024, "The most messages one REQUEST over UDP is served.")
+    slow_seconds: float = setting(
+        seconds(0.1),
+        30.0,
+        "A TCP peer that takes no byte, or leaves a packet unfinished, for this long is cut off.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    """Who may come in."""
+
+    required: bool = setting(flag(), False, "Whether clients must prove who they are.")
+    clients: Mapping[str, Secret] = setting(
+        table_of(secret("a client id of 24 hex digits and a key that is not empty", 1), client_id),
+        lambda: MappingProxyType({}),
+        'Keys by client id: `auth.clients.<id> = "<key>"`. Each source adds to those of the weaker ones.',
+    )
+    preauth: bool = setting(
+        flag(),
+        False,
+        "Whether `/sdk/sub/preauth` answers under `auth.required`; it hands a token to whoever asks.",
+    )
+    sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, as old clients make them, are taken.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """Routing by content."""
+
+    engine: Engine = setting(
+        choice("hub", "spark"), "hub", "Who matches messages: the hub itself, or Spark's matcher fleet."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """This hub."""
+
+    name: str = setting(
+        text(1, MAX_NAME_BYTES),
+        host_name,
+        "Its name, another for each node of a cluster: the 16-bit id of parcels and messages is made from it.",
+        shown="the host's name",
+    )
+    data: Path = setting(
+        path(), Path("headrace-data"), "The directory of its log and state; `--data` sets it."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Hubs that keep one sequence together."""
+
+    name: str = setting(text(1, MAX_NAME_BYTES), "headrace", "Nodes of another cluster are refused.")
+    key: Secret = setting(
+        secret("text; empty for none", 0), Secret(""), "What nodes prove to each other that they know."
+    )
+    peers: tuple[Address, ...] = setting(
+        list_of(address("host:port, or host for port 7878", 7878, 1)),
+        (),
+        "The nodes that vote; this one may be among them.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one peer, and all of them together, may cost."""
+
+    # Many clients behind one address translator are legitimate, and so is a benchmark on this machine.
+    connections_per_address: int = setting(
+        count(1), 1024, "The most connections and UDP subscribers of one address."
+    )
+    connections: int = setting(count(1), 10_000, "The most connections and UDP subscribers in all.")
+    message_bytes: int = setting(
+        size(1, MAX_MESSAGE_BYTES), 8 << 20, "The longest message, where its protocol has no lower limit."
+    )
+    # Times the connections, this is the most memory that consumers can take.
+    queue_bytes: int = setting(
+        size(1), 1 << 20, "Bytes that wait in memory for one connection; past it, the log feeds it."
+    )
+    handshake_seconds: float = setting(
+        seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."
+    )
+    idle_seconds: float = setting(
+        seconds(0.1),
+        120.0,
+        "How long a peer may be silent before it is cut off, where its protocol has heartbeats.",
+    )
+    drain_seconds: float = setting(seconds(0), 10.0, "How long a stopping hub flushes what it holds.")
+
+
+class Given(NamedTuple):
+    """A value that some source has for a key, not yet read."""
+
+    key: str
+    value: object
+    source: str
+    typed: bool = False
+    """Whether it is text of a command line or variable, which may be TOML."""
+
+
+class Described(NamedTuple):
+    """A setting as a person reads it, secrets masked."""
+
+    key: str
+    value: str
+    source: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting, by section: ``settings.log.fsync``."""
+
+    listen: Listen = field(default_factory=Listen)
+    log: Log = field(default_factory=Log)
+    services: Services = field(default_factory=Services)
+    fyrehose: Fyrehose = field(default_factory=Fyrehose)
+    auth: Auth = field(default_factory=Auth)
+    matching: Matching = field(default_factory=Matching)
+    node: Node = field(default_factory=Node)
+    cluster: Cluster = field(default_factory=Cluster)
+    limits: Limits = field(default_factory=Limits)
+    _sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def source(self, key: str) -> str:
+        """Where a setting's value came from: a file, a variable, an option, or ``default``."""
+        find(key, "source()")
+        return self._sources.get(key, "default")
+
+    def override(self, values: Mapping[str, object], *, source: str) -> Settings:
+        """The same settings with some changed, by dotted key; ``source`` names the option that says so."""
+        return self.gather(Given(key, plain(value, reveal=True), source) for key, value in values.items())
+
+    def gather(self, given: Iterable[Given]) -> Settings:
+        """These settings with all that is given, a later value stronger than an earlier."""
+        changed: dict[str, dict[str, Any]] = {}
+        sources = dict(self._sources)
+        for one in given:
+            for key, value in _read(one):
+                section, name, *entry = key.split(".", 2)
+                names = changed.setdefault(section, {})
+                if entry:
+                    table = names.get(name, getattr(getattr(self, section), name))
+                    value = MappingProxyType({**table, entry[0]: value})
+                names[name] = value
+                sources[key] = one.source
+        sections = {section: replace(getattr(self, section), **names) for section, names in changed.items()}
+        return replace(self, **sections, _sources=MappingProxyType(sources))
+
+    def describe(self) -> Iterator[Described]:
+        """Each setting as a person reads it, the entries of tables one by one."""
+        for key, entry in _SETTINGS.items():
+            value = self._get(key)
+            if entry.kind.entry is None:
+                yield Described(key, entry.kind.show(value), self.source(key), entry.doc)
+                continue
+            for name, member in value.items():
+                whole = f"{key}.{name}"
+                yield Described(whole, entry.kind.show(member), self.source(whole), entry.doc)
+
+    def as_dict(self, *, reveal: bool = False) -> dict[str, Any]:
+        """Plain values by dotted key, as JSON has them and :meth:`override` takes them; secrets only if asked."""
+        return {key: plain(self._get(key), reveal=reveal) for key in _SETTINGS}
+
+    def _get(self, key: str) -> Any:
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)
+
+
+DOORS = tuple(item.name for item in fields(Listen))
+"""The doors' names."""
+
+
+def reference() -> str:
+    """Every setting as Markdown: a heading and a table for each section."""
+    lines = []
+    for section, made in _SECTIONS.items():
+        lines += [f"### {section}", "", str(made.__doc__), ""]
+        lines += ["| setting | default | value | meaning |", "|---|---|---|---|"]
+        for key, entry in _SETTINGS.items():
+            if key.startswith(f"{section}."):
+                lines.append(f"| `{key}` | {entry.default} | {entry.kind.expected} | {entry.doc} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def find(key: str, source: str, spell: Callable[[str], str] = str) -> tuple[Kind[Any], str]:
+    """The kind of a setting and, where the key goes on into a table, which entry it names.
+
+    ``spell`` writes a key as its source does, for the error about one that does not exist.
+    """
+    if key in _SETTINGS:
+        return _SETTINGS[key].kind, ""
+    for table, entry in _SETTINGS.items():
+        if entry.kind.entry is not None and key.startswith(f"{table}."):
+            return entry.kind, key.removeprefix(f"{table}.")
+    expected = f"a setting that exists; {_hint(key, spell)}"
+    raise ConfigError(spell(key), None, source=source, expected=expected)
+
+
+def _hint(key: str, spell: Callable[[str], str]) -> str:
+    section, _, name = key.partition(".")
+    own = [item.name for item in fields(_SECTIONS[section])] if section in _SECTIONS else []
+    if close := get_close_matches(name.partition(".")[0], own, n=1):
+        meant = f"{section}.{close[0]}"
+    elif elsewhere := [
+        known for known in _SETTINGS if known.endswith(f".{name or section}") and key not in _SECTIONS
+    ]:
+        meant = elsewhere[0]
+    elif own:
+        return f"{section} has {', '.join(own)}"
+    elif alike := get_close_matches(key, _SETTINGS, n=1):
+        meant = alike[0]
+    else:
+        return f"the sections are {', '.join(_SECTIONS)}"
+    return f"did you mean {spell(meant)}?"
+
+
+def _read(given: Given) -> Iterator[tuple[str, Any]]:
+    """A given value as its kind has it; a table's entries one by one."""
+    kind, name = find(given.key, given.source)
+    value = given.value
+    if given.typed and isinstance(value, str):
+        value = kind.literal(value)
+    if kind.entry is not None and not name and isinstance(value, dict):
+        for member in value:
+            yield from _read(Given(f"{given.key}.{member}", value[member], given.source))
+        return
+    key = given.key
+    try:
+        if kind.entry is not None:
+            key = key.removesuffix(name) + kind.entry(name)
+        yield key, kind.read(value)
+    except MemberError as error:
+        where = f"{key}[{error.index}]"
+        raise ConfigError(where, error.value, source=given.source, expected=kind.expected) from None
+    except ValueError:
+        shown = Secret("") if kind.secret else value
+        raise ConfigError(key, shown, source=given.source, expected=kind.expected) from None
+
+
+class _Entry(NamedTuple):
+    kind: Kind[Any]
+    doc: str
+    default: str
+
+
+def _entries() -> Iterator[tuple[str, _Entry]]:
+    for section, made in _SECTIONS.items():
+        defaults = made()
+        for item in fields(made):
+            kind, doc, shown = item.metadata["kind"], item.metadata["doc"], item.metadata["shown"]
+            yield (
+                f"{section}.{item.name}",
+                _Entry(kind, doc, shown or kind.show(getattr(defaults, item.name))),
+            )
+
+
+_SECTIONS: dict[str, Any] = {
+    item.name: item.default_factory for item in fields(Settings) if item.name != "_sources"
+}
+_SETTINGS = dict(_entries())
