@@ -1,0 +1,154 @@
+"""Benchmarks: what they share.
+
+A benchmark is a module ``bench/<name>.py`` with ``main(argv) -> int``. It measures, fills :class:`Table`
+objects and hands them to :func:`run`, which gives every benchmark the same options:
+
+``--quick``
+    runs everything once, with too little time for figures to mean anything: what the tests use;
+``--json FILE``
+    also writes the figures under the benchmark's name, beside what the file already holds.
+
+A rate alone says little about another machine, so a table names its ``base`` row (a peer, or the plain way)
+measured in the same run, and prints each row's ratio to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Measure = Callable[[bool], "list[Table]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing measured: a value for each column that applies, and the name of the row it is compared with."""
+
+    name: str
+    values: tuple[float | None, ...]
+    base: str | None = None
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows under a title; ``columns`` name the values and their units. Ratios are of the first column."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[Row] = field(default_factory=list)
+    note: str = ""
+
+    def add(self, name: str, *values: float | None, base: str | None = None) -> None:
+        if len(values) != len(self.columns):
+            raise ValueError(f"{self.title}: {name} has {len(values)} values for {len(self.columns)} columns")
+        self.rows.append(Row(name, values, base))
+
+    def ratio(self, row: Row) -> float | None:
+        """How many times the base row's first value this row's is."""
+        if row.base is None:
+            return None
+        base = next(other for other in self.rows if other.name == row.base)
+        mine, theirs = row.values[0], base.values[0]
+        return None if mine is None or theirs is None else mine / theirs
+
+    def text(self) -> str:
+        """The table as plain text, figures to the right."""
+        ratios = [self.ratio(row) for row in self.rows]
+        compared = any(ratio is not None for ratio in ratios)
+        lines = [["", *self.columns, *(["ratio", ""] if compared else [])]]
+        for row, ratio in zip(self.rows, ratios, strict=True):
+            line = [row.name, *(_figure(value) for value in row.values)]
+            if compared:
+                line += ["", ""] if ratio is None else [f"{ratio:.2f}x", f"of {row.base}"]
+            lines.append(line)
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        left = {0, len(widths) - 1} if compared else {0}
+        shown = [
+            "  ".join(
+                cell.ljust(w) if i in left else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        ]
+        return "\n".join(
+            [
+                self.title,
+                *(f"  {line}".rstrip() for line in shown),
+                *([f"  {self.note}"] if self.note else []),
+            ]
+        )
+
+    def json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "name": row.name,
+                **dict(zip(self.columns, row.values, strict=True)),
+                "base": row.base,
+                "ratio": self.ratio(row),
+            }
+            for row in self.rows
+        ]
+        return {"title": self.title, "note": self.note, "rows": rows}
+
+
+def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
+    """The command line of one benchmark: measure, print, and write JSON where asked."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=measure.__doc__)
+    parser.add_argument("--quick", action="store_true", help="run everything once; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    options = parser.parse_args(argv)
+    tables = measure(options.quick)
+    for table in tables:
+        print(table.text(), end="\n\n", flush=True)
+    if options.json:
+        known = json.loads(options.json.read_text()) if options.json.exists() else {}
+        known[name] = {
+            "machine": {
+                "python": platform.python_version(),
+                "system": platform.platform(),
+                "cpus": os.cpu_count(),
+            },
+            "quick": options.quick,
+            "tables": [table.json() for table in tables],
+        }
+        options.json.write_text(json.dumps(known, indent=2) + "\n")
+    return 0
+
+
+def best(function: Callable[[], object], *, quick: bool, seconds: float = 0.5, repeats: int = 5) -> float:
+    """The least time one call took, in seconds.
+
+    Calls are grouped so that each of the ``repeats`` groups lasts long enough for the clock; the best group
+    is the one least disturbed by whatever else the machine did.
+    """
+    function()
+    if quick:
+        return max(_timed(function, 1), 1e-9)
+    calls = 1
+    while (took := _timed(function, calls)) < seconds / repeats / 4:
+        calls *= 2
+    calls = max(1, round(calls * seconds / repeats / took))
+    return min(_timed(function, calls) for _ in range(repeats)) / calls
+
+
+def _timed(function: Callable[[], object], calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return time.perf_counter() - begin
+
+
+def _figure(value: float | None) -> str:
+    """Three significant digits or more, and thousands apart."""
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,193 @@
+"""The link's messages: a CBOR map, the head, and raw bytes behind it, the body.
+
+What the operations mean is the hub's and the client's business; here a message is only taken apart and put together.
+The head is small (:data:`MAX_HEAD`), shallow, definite and untagged, whatever the body is. A body of rows is one
+encapsulated Arrow IPC record batch message; :func:`rows_of` opens it, :func:`body_of` makes it.
+
+Arrow bytes come from peers here, and a flipped bit in Arrow's metadata can mislead its reader. So rows are validated
+in full before anyone uses them, and whatever pyarrow says of them becomes our own error. Compressed buffers state how
+long they become; the sum of that is bounded before pyarrow unpacks anything.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import cbor2
+import pyarrow as pa
+
+from headrace.errors import LimitError, MalformedError
+from headrace.message import SCHEMA
+
+VERSION: Final = 1
+MAX_MESSAGE: Final = 8 << 20
+"""The longest message a client sends: a tube carries one at a time, so none may hold the others up for long."""
+MAX_ANSWER: Final = 2 * MAX_MESSAGE
+"""The longest message a hub sends. It keeps to about :data:`ROWS_BYTES`, but a single row has to pass whole, and the
+longest that any door takes in is :data:`MAX_MESSAGE` of payload."""
+ROWS_BYTES: Final = 1 << 20
+MAX_ROWS_BYTES: Final = 64 << 20
+"""What a body's rows may take once their buffers are unpacked."""
+MAX_HEAD: Final = 128 << 10
+MAX_DEPTH: Final = 8
+
+PUBLISHED: Final = pa.schema([SCHEMA.field(name) for name in ("topic", "attributes", "numbers", "payload")])
+"""The schema of rows to be published: the rest of the envelope is the hub's to fill in."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMessage:
+    """One message of the link."""
+
+    head: Mapping[str, Any]
+    body: memoryview = field(default_factory=lambda: memoryview(b""))
+
+
+def serialize(head: Mapping[str, Any]) -> bytes:
+    """A head as bytes; its body, if any, follows it in the same tube message."""
+    data: bytes = cbor2.dumps(dict(head))
+    if len(data) > MAX_HEAD:
+        raise LimitError("link", "head", len(data), MAX_HEAD)
+    return data
+
+
+def parse(message: Buffer) -> LinkMessage:
+    """Take a tube's message apart."""
+    view = memoryview(message)
+    if len(view) > MAX_ANSWER:
+        raise LimitError("link", "message", len(view), MAX_ANSWER)
+    source = io.BytesIO(bytes(view[:MAX_HEAD]))
+    decoder = cbor2.CBORDecoder(
+        source,
+        max_depth=MAX_DEPTH,
+        allow_indefinite=False,
+        allow_duplicate_keys=False,
+        strict_hashable_types=True,
+        tag_hook=_refuse_tag,
+        semantic_decoders=_NO_TAGS,
+    )
+    try:
+        head = decoder.decode()
+    except (
+        cbor2.CBORDecodeError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+        MemoryError,
+    ) as error:
+        raise MalformedError("link", "head", bytes(view[:64]), f"must be a CBOR map ({error})") from None
+    if not isinstance(head, dict) or not all(isinstance(key, str) for key in head):
+        raise MalformedError("link", "head", bytes(view[:64]), "must be a CBOR map with text keys")
+    return LinkMessage(head, view[source.tell() :])
+
+
+def body_of(rows: pa.RecordBatch) -> pa.Buffer:
+    """Rows as a body: one encapsulated IPC record batch message."""
+    return rows.serialize()
+
+
+def rows_of(body: Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows from a body that a peer sent, checked in full."""
+    view = memoryview(body)
+    try:
+        buffer = pa.py_buffer(view)
+        if buffer.address % _ALIGNED:
+            # A head of any length stands before it; Arrow and numpy want numbers at even addresses.
+            buffer = pa.py_buffer(bytes(view))
+        message = pa.ipc.read_message(buffer)
+        if message.type != "record batch":
+            raise MalformedError("link", "body", message.type, "must be an Arrow IPC record batch")
+        unpacked = _unpacked_bytes(memoryview(message.metadata), message.body)
+        if unpacked > MAX_ROWS_BYTES:
+            raise LimitError("link", "body", unpacked, MAX_ROWS_BYTES)
+        rows = pa.ipc.read_record_batch(message, schema)
+        rows.validate(full=True)
+    except _ARROW_ERRORS as error:
+        raise MalformedError(
+            "link", "body", bytes(view[:16]), f"must be rows of the schema ({error})"
+        ) from None
+    for column in schema:
+        values = rows.column(column.name)
+        nulls = 0 if column.nullable else values.null_count
+        if pa.types.is_map(column.type):
+            nulls += values.keys.null_count + values.items.null_count
+        if nulls:
+            raise MalformedError("link", f"column {column.name}", "null", "must have a value in every row")
+    return rows
+
+
+def _unpacked_bytes(metadata: memoryview, body: pa.Buffer | None) -> int:
+    """How long a record batch's buffers are once unpacked, by what the message says; 0 if they are not packed.
+
+    This reads just enough of the metadata's flatbuffer: ``Message.header`` (its third field) is a ``RecordBatch``,
+    whose third field lists the buffers and whose fourth, if there is one, says that each begins with its length.
+    """
+    header = _field(metadata, struct.unpack_from("<I", metadata)[0], 2)
+    batch = 0 if header is None else header + struct.unpack_from("<I", metadata, header)[0]
+    if not batch or _field(metadata, batch, 3) is None or body is None:
+        return 0
+    buffers = _field(metadata, batch, 2)
+    if buffers is None:
+        return 0
+    at = buffers + struct.unpack_from("<I", metadata, buffers)[0]
+    count = struct.unpack_from("<I", metadata, at)[0]
+    if count > _MAX_BUFFERS:
+        raise LimitError("link", "buffers of rows", count, _MAX_BUFFERS)
+    total = 0
+    content = memoryview(body)
+    for number in range(count):
+        offset, length = struct.unpack_from("<qq", metadata, at + 4 + 16 * number)
+        if length:
+            # -1 stands before a buffer that is not packed after all.
+            unpacked = struct.unpack_from("<q", content, offset)[0]
+            total += length if unpacked < 0 else unpacked
+    return total
+
+
+def _field(table: memoryview, at: int, number: int) -> int | None:
+    """Where a field of the flatbuffer table at ``at`` is, or ``None`` if it is left out."""
+    fields = at - struct.unpack_from("<i", table, at)[0]
+    if fields < 0:
+        raise struct.error("a table's fields lie before its beginning")
+    size = struct.unpack_from("<H", table, fields)[0]
+    place = 4 + 2 * number
+    offset = struct.unpack_from("<H", table, fields + place)[0] if place + 2 <= size else 0
+    return at + offset if offset else None
+
+
+def _refuse_tag(tag: cbor2.CBORTag, _immutable: bool) -> object:
+    raise ValueError(f"tag {tag.tag} has no meaning here")
+
+
+def _tagged(_decoder: cbor2.CBORDecoder, *_: object) -> object:
+    raise ValueError("tags have no meaning here")
+
+
+# cbor2 knows these by itself (dates, big numbers, patterns, shared references …); none of them has a meaning here.
+_NO_TAGS: Final = dict.fromkeys(
+    (0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 100, 256, 258, 260, 261, 1004, 43000), _tagged
+)
+
+_ALIGNED: Final = 8
+
+_MAX_BUFFERS: Final = 256
+"""The envelope has 27."""
+
+_ARROW_ERRORS: Final = (
+    pa.ArrowException,
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    IndexError,
+    OverflowError,
+    NotImplementedError,
+    struct.error,
+)

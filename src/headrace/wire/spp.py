@@ -1,0 +1,347 @@
+"""SPP, the service providing protocol: named objects on a server, their snapshots and their changes.
+
+Every packet is ``msgtype INTEGER, length INTEGER, data``: the length counts the data alone, an INTEGER is 32
+bits unsigned in network order, a STRING is an INTEGER and that many bytes. The same msgtype means different
+things in the two directions, so each has its decoder: :class:`ServerDecoder` reads what clients send,
+:class:`ClientDecoder` what servers send.
+
+Strategy: a packet is read by a generator that yields how many bytes it must have before it can go on. What it
+has learnt (type, length, service) is kept between chunks, and each length is judged as soon as its four bytes
+are here, before anything behind it is waited for.
+
+Invariants:
+
+- The msgtypes below 32 that the protocol defines are strict: data that is not just their STRINGs is refused.
+- Msgtypes from 32 up "should be ignored by the protocol". Two of them are ours, AUTH and PUBLISH; a packet
+  that does not parse as ours is somebody else's and is ignored like the rest.
+- An ignored packet is dropped as it arrives, whatever its length; a session counts the :class:`Ignored`.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import abstractmethod
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from headrace.errors import LimitError, MalformedError
+from headrace.wire.inbox import Decoder
+from headrace.wire.typed_json import decode_json
+
+PORT = 3002
+
+MAX_PACKET = 8 * 1024 * 1024
+"""The longest data of one packet we take: a service's whole object has to fit."""
+
+MAX_SERVICE = 1024
+"""The longest service id in bytes. Every Info repeats it."""
+
+MAX_AUTH = 4096
+"""The longest AUTH text we look at. It is read before we know who speaks, so it is kept short."""
+
+FIRST_FOREIGN = 32
+"""From here on msgtypes belong to whoever uses them; the protocol itself ignores them."""
+
+_HEADER = struct.Struct("!II")
+_INTEGER = struct.Struct("!I")
+_ACCEPTED, _REFUSED = 0, 1
+
+
+class ServerType(IntEnum):
+    """The msgtypes a server sends; all others are ignored."""
+
+    OFFER = 1
+    REMOVED = 2
+    INFO = 16
+    AUTHENTICATED = 32
+
+
+class ClientType(IntEnum):
+    """The msgtypes a client sends; all others are ignored."""
+
+    SUBSCRIBE = 1
+    UNSUBSCRIBE = 2
+    AUTH = 32
+    PUBLISH = 33
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Server: a service that can be subscribed from now on."""
+
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Server: a service nobody can subscribe any more; its subscribers keep receiving."""
+
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """Server: a service's whole object (the first after a Subscribe) or what changed in it."""
+
+    service: str
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """Server: the answer to AUTH."""
+
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Client: send me this service's object, and then its changes."""
+
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Client: no more of this service."""
+
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """Client: who I am, as the JSON object that the attribute SDK's ``auth`` also takes."""
+
+    json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Client: change this service, or create it."""
+
+    service: str
+    change: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Either side: a packet that is not for us. Its data has been dropped."""
+
+    msgtype: int
+    length: int
+
+
+ServerFrame: TypeAlias = Offer | Removed | Info | Authenticated
+ClientFrame: TypeAlias = Subscribe | Unsubscribe | Auth | Publish
+
+F = TypeVar("F", ServerFrame, ClientFrame)
+
+
+def serialize(frame: ServerFrame | ClientFrame) -> bytes:
+    """One frame as its packet.
+
+    >>> serialize(Subscribe("load")).hex(" ", 4)
+    '00000001 00000008 00000004 6c6f6164'
+    """
+    return b"".join(_parts(frame))
+
+
+def serialize_infos(changes: Iterable[tuple[str, bytes]]) -> bytes:
+    """Many Info packets in one buffer, from pairs of service id and message, in their order.
+
+    An id that repeats is encoded once. One change that goes to many clients needs no encoder at all: the
+    packet is the same for each of them.
+
+    >>> serialize_infos([("a", b"1"), ("b", b"2")]) == serialize(Info("a", b"1")) + serialize(Info("b", b"2"))
+    True
+    """
+    services: dict[str, bytes] = {}
+    parts: list[bytes] = []
+    for service, message in changes:
+        string = services.get(service)
+        if string is None:
+            string = services[service] = _service_string(service)
+        parts += _packet(ServerType.INFO, string, *_string("message", message))
+    return b"".join(parts)
+
+
+class _PacketDecoder(Decoder[F | Ignored]):
+    """What both directions share: packets, STRINGs, and the skipping of what is not ours."""
+
+    def __init__(self, *, max_packet: int = MAX_PACKET, max_service: int = MAX_SERVICE) -> None:
+        super().__init__()
+        self.max_packet = max_packet
+        self.max_service = max_service
+        self._start_packet()
+
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of an incomplete packet have come, those already dropped or taken included."""
+        return self.inbox.position - self._begin + len(self.inbox)
+
+    def _start_packet(self) -> None:
+        self._begin = self.inbox.position
+        self._reader: Generator[int, None, F | Ignored] = self._read_packet()
+        self._needed: int = next(self._reader)
+
+    def _next(self) -> F | Ignored | None:
+        while len(self.inbox) >= self._needed:
+            try:
+                self._needed = next(self._reader)
+            except StopIteration as finished:
+                frame: F | Ignored = finished.value
+                self._start_packet()
+                return frame
+        return None
+
+    def _read_packet(self) -> Generator[int, None, F | Ignored]:
+        """Read one packet; each number yielded is how many bytes must be here before it goes on."""
+        inbox = self.inbox
+        yield _HEADER.size
+        msgtype, length = _HEADER.unpack(inbox.peek(_HEADER.size))
+        if length > self.max_packet:
+            raise LimitError("spp", "length", length, self.max_packet, offset=inbox.position)
+        inbox.skip(_HEADER.size)
+        end = inbox.position + length
+        try:
+            frame = yield from self._read_data(msgtype, end)
+        except (MalformedError, LimitError):
+            # "32- : Other messages, should be ignored by the protocol": not ours after all.
+            if msgtype < FIRST_FOREIGN:
+                raise
+            frame = None
+        if frame is not None:
+            return frame
+        while inbox.position < end:
+            yield 1
+            inbox.skip(min(len(inbox), end - inbox.position))
+        return Ignored(msgtype, length)
+
+    @abstractmethod
+    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, F | None]:
+        """Read data that ends at position ``end`` as a frame of this direction; ``None`` means ignore it."""
+
+    def _read_service(self, end: int, *, last: bool) -> Generator[int, None, str]:
+        begin = self.inbox.position
+        string = yield from self._read_string("service", end, self.max_service, last=last)
+        try:
+            return string.decode()
+        except UnicodeDecodeError:
+            raise MalformedError("spp", "service", string, "must be UTF-8", offset=begin) from None
+
+    def _read_string(self, field: str, end: int, limit: int, *, last: bool) -> Generator[int, None, bytes]:
+        """A STRING that ends within its packet, and with it if it is the packet's ``last`` field."""
+        inbox = self.inbox
+        begin = inbox.position
+        if end - begin < _INTEGER.size:
+            raise MalformedError("spp", field, end - begin, "a STRING takes at least 4 bytes", offset=begin)
+        yield _INTEGER.size
+        (size,) = _INTEGER.unpack(inbox.take(_INTEGER.size))
+        room = end - inbox.position
+        if size > room:
+            raise MalformedError("spp", field, size, f"only {room} bytes of the packet remain", offset=begin)
+        if size > limit:
+            raise LimitError("spp", field, size, limit, offset=begin)
+        if last and size < room:
+            raise MalformedError("spp", field, size, f"{room - size} bytes trail behind it", offset=begin)
+        yield size
+        return inbox.take(size)
+
+
+class ServerDecoder(_PacketDecoder[ClientFrame]):
+    """Reads what clients send."""
+
+    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, ClientFrame | None]:
+        match msgtype:
+            case ClientType.SUBSCRIBE:
+                return Subscribe((yield from self._read_service(end, last=True)))
+            case ClientType.UNSUBSCRIBE:
+                return Unsubscribe((yield from self._read_service(end, last=True)))
+            case ClientType.AUTH:
+                json = yield from self._read_string("json", end, MAX_AUTH, last=True)
+                _check_json_object(json)
+                return Auth(json)
+            case ClientType.PUBLISH:
+                service = yield from self._read_service(end, last=False)
+                change = yield from self._read_string("change", end, self.max_packet, last=True)
+                return Publish(service, change)
+            case _:
+                return None
+
+
+class ClientDecoder(_PacketDecoder[ServerFrame]):
+    """Reads what servers send."""
+
+    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, ServerFrame | None]:
+        match msgtype:
+            case ServerType.OFFER:
+                return Offer((yield from self._read_service(end, last=True)))
+            case ServerType.REMOVED:
+                return Removed((yield from self._read_service(end, last=True)))
+            case ServerType.INFO:
+                service = yield from self._read_service(end, last=False)
+                message = yield from self._read_string("message", end, self.max_packet, last=True)
+                return Info(service, message)
+            case ServerType.AUTHENTICATED if end - self.inbox.position == _INTEGER.size:
+                yield _INTEGER.size
+                (answer,) = _INTEGER.unpack(self.inbox.peek(_INTEGER.size))
+                if answer not in (_ACCEPTED, _REFUSED):
+                    return None
+                self.inbox.skip(_INTEGER.size)
+                return Authenticated(answer == _ACCEPTED)
+            case _:
+                return None
+
+
+def _parts(frame: ServerFrame | ClientFrame) -> tuple[bytes, ...]:
+    match frame:
+        case Offer(service):
+            return _packet(ServerType.OFFER, _service_string(service))
+        case Removed(service):
+            return _packet(ServerType.REMOVED, _service_string(service))
+        case Info(service, message):
+            return _packet(ServerType.INFO, _service_string(service), *_string("message", message))
+        case Authenticated(accepted):
+            return _packet(ServerType.AUTHENTICATED, _INTEGER.pack(_ACCEPTED if accepted else _REFUSED))
+        case Subscribe(service):
+            return _packet(ClientType.SUBSCRIBE, _service_string(service))
+        case Unsubscribe(service):
+            return _packet(ClientType.UNSUBSCRIBE, _service_string(service))
+        case Auth(json):
+            string = _string("json", json, MAX_AUTH)
+            _check_json_object(json)
+            return _packet(ClientType.AUTH, *string)
+        case Publish(service, change):
+            return _packet(ClientType.PUBLISH, _service_string(service), *_string("change", change))
+
+
+def _packet(msgtype: int, *data: bytes) -> tuple[bytes, ...]:
+    length = sum(map(len, data))
+    if length > MAX_PACKET:
+        raise LimitError("spp", "length", length, MAX_PACKET)
+    return (_HEADER.pack(msgtype, length), *data)
+
+
+def _string(field: str, data: bytes, limit: int = MAX_PACKET) -> tuple[bytes, bytes]:
+    if len(data) > limit:
+        raise LimitError("spp", field, len(data), limit)
+    return _INTEGER.pack(len(data)), data
+
+
+def _service_string(service: str) -> bytes:
+    try:
+        encoded = service.encode()
+    except UnicodeEncodeError:
+        raise MalformedError("spp", "service", ascii(service), "must be UTF-8") from None
+    return b"".join(_string("service", encoded, MAX_SERVICE))
+
+
+def _check_json_object(text: bytes) -> None:
+    decode_json(_JSON_OBJECT, text, "spp", "json", "must be a JSON object")
+
+
+_JSON_OBJECT = msgspec.json.Decoder(dict[str, Any])

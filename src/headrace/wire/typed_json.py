@@ -1,0 +1,30 @@
+"""JSON from a peer: what a decoder is made for, or one of our errors."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from headrace.errors import MalformedError, Protocol
+
+Json: TypeAlias = bytes | str | msgspec.Raw
+
+T = TypeVar("T")
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], text: Json, protocol: Protocol, field: str, rule: str) -> T:
+    """The value that ``text`` holds; text that is not JSON, or not of the decoder's type, breaks the ``rule``.
+
+    Besides msgspec's own errors, a decoder lets out UnicodeDecodeError (a ValueError) for text that is not
+    UTF-8, and RecursionError for deep nesting in members that it was not asked for.
+    """
+    try:
+        return decoder.decode(text)
+    except (ValueError, RecursionError):
+        raise MalformedError(protocol, field, shown(text), rule) from None
+
+
+def shown(text: Json) -> str:
+    """JSON as an error repeats it."""
+    return text if isinstance(text, str) else bytes(text).decode(errors="replace")

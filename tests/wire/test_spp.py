@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+import itertools
+import struct
+import tracemalloc
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.wire.golden import Golden, check_golden, cut, read_bytewise, read_whole
+
+from headrace.errors import LimitError, MalformedError, WireError
+from headrace.wire.inbox import Decoder
+from headrace.wire.spp import (
+    MAX_AUTH,
+    MAX_PACKET,
+    MAX_SERVICE,
+    Auth,
+    Authenticated,
+    ClientDecoder,
+    ClientFrame,
+    Ignored,
+    Info,
+    Offer,
+    Publish,
+    Removed,
+    ServerDecoder,
+    ServerFrame,
+    Subscribe,
+    Unsubscribe,
+    serialize,
+    serialize_infos,
+)
+
+FROM_SERVER = [
+    Golden("Offer load", Offer("load"), "00000001 00000008 00000004 6c6f6164"),
+    Golden("Offer größe", Offer("größe"), "00000001 0000000b 00000007 6772c3b6c39f65"),
+    Golden("Removed load", Removed("load"), "00000002 00000008 00000004 6c6f6164"),
+    Golden(
+        "Info load",
+        Info("load", b'{"cpu":7}'),
+        "00000010 00000015 00000004 6c6f6164 00000009 7b22637075223a377d",
+    ),
+    Golden("Info empty", Info("load", b""), "00000010 0000000c 00000004 6c6f6164 00000000"),
+    Golden("Authenticated accepted", Authenticated(True), "00000020 00000004 00000000"),
+    Golden("Authenticated refused", Authenticated(False), "00000020 00000004 00000001"),
+    Golden("somebody else's 32 from a server", Ignored(32, 4), "00000020 00000004 00000002"),
+    Golden("33 from a server", Ignored(33, 2), "00000021 00000002 6869"),
+    Golden("reserved 17 from a server", Ignored(17, 1), "00000011 00000001 ff"),
+]
+
+FROM_CLIENT = [
+    Golden("Subscribe load", Subscribe("load"), "00000001 00000008 00000004 6c6f6164"),
+    Golden("Unsubscribe load", Unsubscribe("load"), "00000002 00000008 00000004 6c6f6164"),
+    Golden("Auth", Auth(b'{"token":"a"}'), "00000020 00000011 0000000d 7b22746f6b656e223a2261227d"),
+    Golden(
+        "Publish load",
+        Publish("load", b'{"cpu":8}'),
+        "00000021 00000015 00000004 6c6f6164 00000009 7b22637075223a387d",
+    ),
+    Golden("test value", Ignored(0, 3), "00000000 00000003 616263"),
+    Golden("empty test value", Ignored(0, 0), "00000000 00000000"),
+    Golden("16 from a client", Ignored(16, 4), "00000010 00000004 00000000"),
+    Golden("somebody else's 32 from a client", Ignored(32, 5), "00000020 00000005 68656c6c6f"),
+    Golden("somebody else's 33", Ignored(33, 8), "00000021 00000008 00000004 6c6f6164"),
+    Golden("type 4294967295", Ignored(0xFFFFFFFF, 1), "ffffffff 00000001 00"),
+]
+
+GOLDEN = FROM_SERVER + FROM_CLIENT
+
+
+def packet(msgtype: int, data: bytes) -> bytes:
+    return struct.pack("!II", msgtype, len(data)) + data
+
+
+def string(data: bytes) -> bytes:
+    return struct.pack("!I", len(data)) + data
+
+
+@pytest.mark.parametrize("golden", FROM_SERVER, ids=lambda golden: golden.name)
+def test_golden_from_server(golden: Golden) -> None:
+    check_golden(golden, ClientDecoder, following=serialize(Offer("next"))[:-1])
+
+
+@pytest.mark.parametrize("golden", FROM_CLIENT, ids=lambda golden: golden.name)
+def test_golden_from_client(golden: Golden) -> None:
+    check_golden(golden, ServerDecoder, following=serialize(Subscribe("next"))[:-1])
+
+
+@pytest.mark.parametrize(
+    "golden", [g for g in GOLDEN if not isinstance(g.frame, Ignored)], ids=lambda golden: golden.name
+)
+def test_golden_is_what_we_write(golden: Golden) -> None:
+    assert serialize(golden.frame) == golden.wire
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("decoder", [ServerDecoder, ClientDecoder])
+@pytest.mark.parametrize("msgtype", [1, 2])
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        (b"", "at least 4 bytes"),
+        (b"\0\0\0", "at least 4 bytes"),
+        (b"\0\0\0\5load", "only 4 bytes"),
+        (b"\xff\xff\xff\xffload", "only 4 bytes"),
+        (b"\0\0\0\4load!", "1 bytes trail"),
+        (b"\0\0\0\0load", "4 bytes trail"),
+        (b"\0\0\0\1\xff", "UTF-8"),
+        (b"\0\0\0\3\xed\xa0\x80", "UTF-8"),
+    ],
+)
+def test_services_are_exactly_one_string(
+    decoder: type[Decoder[Any]], msgtype: int, data: bytes, rule: str
+) -> None:
+    for read in (read_whole, read_bytewise):
+        with pytest.raises(MalformedError, match=rule) as caught:
+            read(decoder(), packet(msgtype, data))
+        assert (caught.value.protocol, caught.value.field, caught.value.offset) == ("spp", "service", 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "rule"),
+    [
+        (b"", "service", "at least 4 bytes"),
+        (string(b"load"), "message", "at least 4 bytes"),
+        (string(b"load") + b"\0\0\0", "message", "at least 4 bytes"),
+        (string(b"load") + b"\0\0\0\2a", "message", "only 1 bytes"),
+        (string(b"load") + b"\0\0\0\1ab", "message", "1 bytes trail"),
+        (string(b"\xff") + string(b"a"), "service", "UTF-8"),
+    ],
+)
+def test_infos_are_exactly_two_strings(data: bytes, field: str, rule: str) -> None:
+    for read in (read_whole, read_bytewise):
+        with pytest.raises(MalformedError, match=rule) as caught:
+            read(ClientDecoder(), packet(16, data))
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("decoder", [ServerDecoder, ClientDecoder])
+@pytest.mark.parametrize("msgtype", [0, 1, 2, 7, 16, 32, 33, 99])
+def test_a_length_over_the_limit_is_refused_by_its_header(
+    decoder: type[ServerDecoder | ClientDecoder], msgtype: int
+) -> None:
+    header = struct.pack("!II", msgtype, 101)
+    with pytest.raises(LimitError) as caught:
+        read_bytewise(decoder(max_packet=100), header)
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("length", 101, 100)
+    with pytest.raises(LimitError):
+        read_whole(decoder(), struct.pack("!II", msgtype, MAX_PACKET + 1))
+
+
+def test_a_service_over_the_limit_is_refused_by_its_length() -> None:
+    begun = struct.pack("!III", 1, 4 + MAX_SERVICE + 1, MAX_SERVICE + 1)
+    with pytest.raises(LimitError) as caught:
+        read_whole(ServerDecoder(), begun)
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("service", 1025, 1024)
+    longest = serialize(Subscribe("x" * MAX_SERVICE))
+    assert read_whole(ServerDecoder(), longest) == [Subscribe("x" * MAX_SERVICE)]
+    with pytest.raises(LimitError):
+        read_whole(ServerDecoder(max_service=3), serialize(Subscribe("load")))
+
+
+def test_what_came_before_a_refusal_counts_and_nothing_after_it() -> None:
+    decoder = ServerDecoder()
+    wire = serialize(Subscribe("a")) + packet(1, b"") + serialize(Subscribe("b"))
+    frames, error, _ = outcome(decoder, [wire])
+    assert frames == [Subscribe("a")]
+    assert error is not None
+    assert outcome(decoder, [serialize(Subscribe("c"))]) == ([], error, 0)
+
+
+# What is ignored
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"abc",
+        string(b"{}") + b"!",
+        string(b"hello"),
+        string(b"[1]"),
+        string(b'{"a":1} x'),
+        string(b'{"a":"\xff"}'),
+        string(b'{"a":' + b"[" * 4000),
+        string(b'{"a":' + b"[" * 1900 + b"]" * 1900 + b"}"),
+        string(b'{"a":"' + b"x" * MAX_AUTH + b'"}'),
+        b"\xff\xff\xff\xff{}",
+    ],
+    ids=lambda data: f"{len(data)} bytes {data[:12]!r}",
+)
+def test_a_32_that_is_not_auth_is_ignored(data: bytes) -> None:
+    following = serialize(Subscribe("a"))
+    for read in (read_whole, read_bytewise):
+        frames = read(ServerDecoder(), packet(32, data) + following)
+        assert frames == [Ignored(32, len(data)), Subscribe("a")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        string(b"load"),
+        string(b"load") + b"\0\0\0\2a",
+        string(b"load") + b"\0\0\0\0a",
+        string(b"\xff") + string(b"a"),
+        string(b"x" * (MAX_SERVICE + 1)) + string(b"a"),
+        b"\xff\xff\xff\xffload",
+    ],
+)
+def test_a_33_that_is_not_publish_is_ignored(data: bytes) -> None:
+    following = serialize(Subscribe("a"))
+    for read in (read_whole, read_bytewise):
+        frames = read(ServerDecoder(), packet(33, data) + following)
+        assert frames == [Ignored(33, len(data)), Subscribe("a")]
+
+
+@pytest.mark.parametrize("msgtype", [0, *range(3, 32), 34, 1 << 31])
+def test_other_types_are_ignored(msgtype: int) -> None:
+    wire = packet(msgtype, string(b"load"))
+    assert read_whole(ServerDecoder(), wire) == [Ignored(msgtype, 8)]
+    if msgtype != 16:
+        assert read_whole(ClientDecoder(), wire) == [Ignored(msgtype, 8)]
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param(b"", id="reserved type"),
+        pytest.param(string(b"load"), id="zeros behind the id: a change with trailing bytes"),
+        pytest.param(b"\xff\xff\xff\xff", id="an id that overruns"),
+    ],
+)
+def test_ignored_data_is_dropped_as_it_arrives(begun: bytes) -> None:
+    decoder = ServerDecoder()
+    msgtype, length = (33 if begun else 7), 4 * 1024 * 1024
+    assert list(decoder.feed(struct.pack("!II", msgtype, length) + begun)) == []
+    chunk = bytes(64 * 1024)
+    left = length - len(begun)
+    tracemalloc.start()
+    while left > len(chunk):
+        assert list(decoder.feed(chunk)) == []
+        left -= len(chunk)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(chunk)
+    assert list(decoder.feed(chunk[:left])) == [Ignored(msgtype, length)]
+
+
+# The end of a stream
+
+
+def test_unfinished_tells_whether_a_stream_was_cut() -> None:
+    for wire in (serialize(Info("load", b"x" * 100)), packet(7, b"x" * 100)):
+        decoder = ClientDecoder()
+        for count, byte in enumerate(wire[:-1], start=1):
+            assert list(decoder.feed(bytes((byte,)))) == []
+            assert decoder.unfinished == count
+        assert len(list(decoder.feed(wire[-1:]))) == 1
+        assert decoder.unfinished == 0
+
+
+def test_a_large_info_byte_by_byte() -> None:
+    info = Info("load", bytes(300_000))
+    assert read_bytewise(ClientDecoder(), serialize(info)) == [info]
+
+
+# What we do not write
+
+
+def test_what_does_not_fit_is_not_written() -> None:
+    with pytest.raises(LimitError, match="service 1026"):
+        serialize(Offer("é" * 513))
+    with pytest.raises(MalformedError, match="UTF-8"):
+        serialize(Offer("\ud800"))
+    with pytest.raises(LimitError, match="json"):
+        serialize(Auth(b'{"a":"' + b"x" * MAX_AUTH + b'"}'))
+    with pytest.raises(MalformedError, match="JSON object"):
+        serialize(Auth(b"[]"))
+    with pytest.raises(LimitError, match="length"):
+        serialize(Info("load", bytes(MAX_PACKET)))
+    with pytest.raises(LimitError, match="message"):
+        serialize_infos([("load", bytes(MAX_PACKET + 1))])
+
+
+# Properties
+
+SERVICES = st.text(st.characters(codec="utf-8"), max_size=20)
+DATA = st.binary(max_size=60)
+SERVER_FRAMES: st.SearchStrategy[ServerFrame] = st.one_of(
+    st.builds(Offer, SERVICES),
+    st.builds(Removed, SERVICES),
+    st.builds(Info, SERVICES, DATA),
+    st.builds(Authenticated, st.booleans()),
+)
+CLIENT_FRAMES: st.SearchStrategy[ClientFrame] = st.one_of(
+    st.builds(Subscribe, SERVICES),
+    st.builds(Unsubscribe, SERVICES),
+    st.sampled_from([Auth(b"{}"), Auth(b'{"client_id":"00","timestamp":1}')]),
+    st.builds(Publish, SERVICES, DATA),
+)
+FOREIGN = st.builds(packet, st.sampled_from([0, 3, 16, 17, 31, 32, 33, 34]), DATA)
+PLACES = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+def noisy(frames: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
+    """Streams of frames, packets for others, and now and then plain noise."""
+    packets = st.one_of(frames.map(serialize), FOREIGN, st.binary(max_size=30))
+    return st.lists(packets, max_size=6).map(b"".join)
+
+
+def outcome(decoder: Decoder[Any], chunks: Iterable[bytes]) -> tuple[list[Any], str | None, int]:
+    """The frames, the error if any, and how much of an unfinished packet was left."""
+    frames: list[Any] = []
+    try:
+        for chunk in chunks:
+            for frame in decoder.feed(chunk):
+                frames.append(frame)  # noqa: PERF402  those before an error count
+    except WireError as error:
+        return frames, f"{type(error).__name__} {error}", 0
+    return frames, None, decoder.unfinished
+
+
+@given(st.lists(SERVER_FRAMES, max_size=8), PLACES)
+def test_what_servers_write_is_read_back(frames: list[ServerFrame], places: list[int]) -> None:
+    wire = b"".join(map(serialize, frames))
+    assert outcome(ClientDecoder(), cut(wire, places)) == (frames, None, 0)
+
+
+@given(st.lists(CLIENT_FRAMES, max_size=8), PLACES)
+def test_what_clients_write_is_read_back(frames: list[ClientFrame], places: list[int]) -> None:
+    wire = b"".join(map(serialize, frames))
+    assert outcome(ServerDecoder(), cut(wire, places)) == (frames, None, 0)
+
+
+@given(st.lists(st.tuples(SERVICES, DATA), max_size=20))
+def test_many_infos_at_once_are_the_same_bytes(changes: list[tuple[str, bytes]]) -> None:
+    assert serialize_infos(changes) == b"".join(serialize(Info(*change)) for change in changes)
+
+
+@given(noisy(CLIENT_FRAMES), PLACES)
+def test_any_chunking_of_a_clients_bytes_reads_the_same(wire: bytes, places: list[int]) -> None:
+    whole = outcome(ServerDecoder(max_packet=100, max_service=30), [wire])
+    assert outcome(ServerDecoder(max_packet=100, max_service=30), cut(wire, places)) == whole
+    single = (wire[i : i + 1] for i in range(len(wire)))
+    assert outcome(ServerDecoder(max_packet=100, max_service=30), single) == whole
+
+
+@given(noisy(SERVER_FRAMES), PLACES)
+def test_any_chunking_of_a_servers_bytes_reads_the_same(wire: bytes, places: list[int]) -> None:
+    whole = outcome(ClientDecoder(max_packet=100, max_service=30), [wire])
+    assert outcome(ClientDecoder(max_packet=100, max_service=30), cut(wire, places)) == whole
+    single = (wire[i : i + 1] for i in range(len(wire)))
+    assert outcome(ClientDecoder(max_packet=100, max_service=30), single) == whole
+
+
+def plain_strings(data: bytes) -> list[bytes] | None:
+    """The STRINGs that data is made of, if it is made of STRINGs and nothing else."""
+    strings = []
+    while data:
+        if len(data) < 4 or len(data) - 4 < int.from_bytes(data[:4]):
+            return None
+        end = 4 + int.from_bytes(data[:4])
+        strings.append(data[4:end])
+        data = data[end:]
+    return strings
+
+
+def plain_client_packet(msgtype: int, data: bytes) -> ClientFrame | Ignored | None:
+    """The rules of the client's packets in the plainest words; ``None`` is a refusal."""
+    ignored = Ignored(msgtype, len(data))
+    strings = plain_strings(data)
+    try:
+        match msgtype, strings:
+            case 1, [service]:
+                return Subscribe(service.decode())
+            case 2, [service]:
+                return Unsubscribe(service.decode())
+            case ((1 | 2), _):
+                return None
+            case 32, [json] if json in (b"{}", b'{"a":1}'):
+                return Auth(json)
+            case 33, [service, change]:
+                return Publish(service.decode(), change)
+            case _:
+                return ignored
+    except UnicodeDecodeError:
+        return None if msgtype < 32 else ignored
+
+
+STRINGS = st.one_of(
+    st.binary(max_size=6), SERVICES.map(str.encode), st.sampled_from([b"{}", b'{"a":1}', b"[]", b"{"])
+)
+PACKET_DATA = st.one_of(
+    st.binary(max_size=12),
+    st.lists(STRINGS.map(string), max_size=3).map(b"".join),
+    st.tuples(STRINGS.map(string), st.binary(max_size=3)).map(b"".join),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 16, 32, 33, 34]), PACKET_DATA), max_size=6))
+def test_the_servers_decoder_agrees_with_the_plain_rules(packets: list[tuple[int, bytes]]) -> None:
+    expected = [plain_client_packet(*each) for each in packets]
+    frames, error, _ = outcome(ServerDecoder(), [b"".join(itertools.starmap(packet, packets))])
+    assert frames == list(itertools.takewhile(lambda frame: frame is not None, expected))
+    assert (error is not None) == (None in expected)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                struct.Struct("!II").pack, st.sampled_from([1, 2, 7, 16, 32, 33]), st.integers(0, 5000)
+            ),
+            st.builds(struct.Struct("!I").pack, st.integers(0, 2**32 - 1)),
+            st.binary(max_size=4000),
+        ),
+        max_size=12,
+    )
+)
+def test_memory_stays_within_the_limits(chunks: list[bytes]) -> None:
+    limit = 2048
+    for decoder in (ServerDecoder(max_packet=limit), ClientDecoder(max_packet=limit)):
+        tracemalloc.start()
+        try:
+            for chunk in chunks:
+                for _ in decoder.feed(chunk):
+                    pass
+        except WireError:
+            pass
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        # a packet, what came behind it in its chunk, the frame made of it, and the objects' own size
+        assert peak < 4 * (limit + max(map(len, chunks), default=0)) + 16_384
