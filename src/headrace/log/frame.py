@@ -1,0 +1,286 @@
+"""The open tail's framing: a batch as one compact, checksummed frame.
+
+A frame is::
+
+    0   mark      u32      the file's salt: finds the next frame after damage, which tells damage from a torn end
+    4   crc       u32      CRC32C over everything after it, going on from the file's salt
+    8   length    u32      of the whole frame, a multiple of 8
+    12  count     u32      messages
+    16  first     u64      sequence number of the first
+    24  time      i64      µs since 1970, shared
+    32  number    i64      the publisher's number of the first (flag NUMBERED)
+    40  payload   u32      bytes of all payloads
+    44  columns   u32      bytes of what differs from message to message
+    48  node      u16
+    50  flags     u8       1 NUMBERED, 2 CONTINUED: the next frame belongs to the same append
+    51  origin    u8       bytes of text that follow the offsets, in this order
+    52  publisher u16
+    54  topic     u16
+    56  offsets   i32 x (count + 1), from 0
+        origin, publisher, topic
+        payloads
+        zeros to a multiple of 8
+        columns            an Arrow IPC stream of one record batch, if any
+
+All little-endian, so that numpy reads offsets, and Arrow reads columns, in place. Whatever a frame's CRC vouches
+for is trusted; nothing else is. The salt is random and never leaves the file, so no payload can be made to look like
+a frame of it: a search for frames meets none inside payloads, and costs one pass over the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import UsageError
+from headrace.log.checksum import crc32c
+from headrace.message import SCHEMA, Batch, Run
+
+MAX_FRAME: Final = 256 << 20
+"""No frame is longer: a batch that would be is its maker's mistake, a length that says so is damage."""
+
+HEADER: Final = struct.Struct("<IIIIQqqIIHBBHH")
+NUMBERED: Final = 1
+CONTINUED: Final = 2
+
+_PREFIX: Final = struct.Struct("<III")
+_EXTENT: Final = struct.Struct("<12xI24xI")
+_LEADING: Final = struct.Struct("<II")
+_FOLLOWING: Final = struct.Struct("<IIQqqIIHBBHH")
+_LONE_EDGES: Final = struct.Struct("<ii")
+_JOINED: Final = 16 << 10
+"""Frames up to this long are copied into one piece: cheaper than a checksum and a buffer for every part."""
+_PADDING: Final = bytes(8)
+_DIFFERING: Final = frozenset(SCHEMA.names) - {"seq", "payload"}
+
+Piece = bytes | memoryview
+
+
+class Place(NamedTuple):
+    """Where a good frame lies in a window of bytes, and what its header says first."""
+
+    at: int
+    length: int
+    messages: int
+    first: int
+    time: int
+    columns: int
+    flags: int
+
+
+class BadFrame(Exception):  # noqa: N818 - never leaves the log's own modules
+    """There is no good frame at a place, and why."""
+
+
+def time_span(batch: Batch) -> tuple[int, int]:
+    """The times of a batch's first and last message, which must not decrease from one to the other."""
+    if batch.columns is None or "time" not in batch.columns.schema.names:
+        return batch.time, batch.time
+    each = times(batch.columns)
+    if np.any(each[1:] < each[:-1]):
+        raise UsageError(f"times decrease within the batch of message {batch.first}")
+    return int(each[0]), int(each[-1])
+
+
+def times(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The time of each row, in µs."""
+    column: npt.NDArray[np.int64] = rows.column("time").cast(pa.int64()).to_numpy()
+    return column
+
+
+def encode(
+    batch: Batch, salt: int, *, time: int | None = None, continued: bool = False
+) -> tuple[list[Piece], int]:
+    """A batch's frame as the pieces to write side by side, and their length together.
+
+    ``time`` is that of the first message, where a column makes it another than the batch's own.
+    """
+    run = batch.run
+    if run.lone is not None and len(run.lone) <= _JOINED:
+        return _encode_lone(batch, run.lone, salt, batch.time if time is None else time, continued)
+    edges = run.offsets
+    begin, end = int(edges[0]), int(edges[-1])
+    if begin:
+        edges = edges - np.int32(begin)
+    payload = run.data[begin:end]
+    origin, publisher, topic = batch.origin.encode(), batch.publisher.encode(), batch.topic.encode()
+    text = origin + publisher + topic
+    columns = b"" if batch.columns is None else _pack_columns(batch)
+    bare = HEADER.size + edges.nbytes + len(text) + len(payload)
+    length = ((bare + 7) & ~7) + len(columns)
+    if length > MAX_FRAME:
+        raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
+    if len(payload) != end - begin:
+        raise UsageError(f"payload offsets {begin} to {end} in a buffer of {len(run.data)} bytes")
+    number = batch.number
+    flags = (0 if number is None else NUMBERED) | (CONTINUED if continued else 0)
+    try:
+        head = _FOLLOWING.pack(
+            length,
+            len(edges) - 1,
+            batch.first,
+            batch.time if time is None else time,
+            number or 0,
+            len(payload),
+            len(columns),
+            batch.node,
+            flags,
+            len(origin),
+            len(publisher),
+            len(topic),
+        )
+    except struct.error:
+        raise UsageError(_misfit(batch)) from None
+    behind = _PADDING[: -bare & 7] + columns
+    if length <= _JOINED:
+        body = b"".join((head, edges.tobytes(), text, payload.tobytes(), behind))
+        return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
+    crc = crc32c(head, salt)
+    crc = crc32c(edges.view(np.uint8), crc)
+    crc = crc32c(text, crc)
+    crc = crc32c(payload, crc)
+    crc = crc32c(behind, crc)
+    leading = _LEADING.pack(salt, crc) + head
+    return [leading, edges.data.cast("B"), text, payload.data, behind], length
+
+
+def _encode_lone(
+    batch: Batch, payload: bytes, salt: int, time: int, continued: bool
+) -> tuple[list[Piece], int]:
+    """The frame of a batch of one: the same bytes, made without arrays."""
+    origin, publisher, topic = batch.origin.encode(), batch.publisher.encode(), batch.topic.encode()
+    size = len(payload)
+    columns = b"" if batch.columns is None else _pack_columns(batch)
+    bare = HEADER.size + _LONE_EDGES.size + len(origin) + len(publisher) + len(topic) + size
+    length = ((bare + 7) & ~7) + len(columns)
+    if length > MAX_FRAME:
+        raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
+    number = batch.number
+    flags = (0 if number is None else NUMBERED) | (CONTINUED if continued else 0)
+    widths = (len(origin), len(publisher), len(topic))
+    try:
+        head = _FOLLOWING.pack(
+            length, 1, batch.first, time, number or 0, size, len(columns), batch.node, flags, *widths
+        )
+    except struct.error:
+        raise UsageError(_misfit(batch)) from None
+    edges = _LONE_EDGES.pack(0, size)
+    body = b"".join((head, edges, origin, publisher, topic, payload, _PADDING[: -bare & 7], columns))
+    return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
+
+
+def scan(window: bytes, at: int, salt: int) -> Iterator[Place]:
+    """The good frames that stand side by side from ``at`` on, up to the first that is not whole or not good."""
+    unpack, size, end = HEADER.unpack_from, HEADER.size, len(window)
+    while at + size <= end:
+        mark, crc, length, count, first, time, _, _, columns, _, flags, *_ = unpack(window, at)
+        if mark != salt or not size < length <= end - at or length % 8:
+            return
+        if length <= _JOINED:
+            found = crc32c(window[at + 8 : at + length], salt)
+        else:
+            found = crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt)
+        if found != crc:
+            return
+        yield Place(at, length, count, first, time, columns, flags)
+        at += length
+
+
+def check(window: bytes, at: int, salt: int) -> int:
+    """The length of the good frame at ``at``."""
+    if len(window) - at < HEADER.size:
+        raise BadFrame("a frame is cut short")
+    mark, crc, length = _PREFIX.unpack_from(window, at)
+    if mark != salt:
+        raise BadFrame("no frame begins here")
+    if not HEADER.size < length <= MAX_FRAME or length % 8:
+        raise BadFrame(f"a frame of {length} bytes cannot be")
+    if length > len(window) - at:
+        raise BadFrame("a frame is cut short")
+    if crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt) != crc:
+        raise BadFrame("a frame's checksum is wrong")
+    return int(length)
+
+
+def missing(window: bytes, at: int, salt: int) -> int:
+    """How many more bytes it takes to see all of the frame at ``at``; 0 when it is here or cannot be one."""
+    here = len(window) - at
+    if here < HEADER.size:
+        return HEADER.size - here
+    mark, _, length = _PREFIX.unpack_from(window, at)
+    return max(0, length - here) if mark == salt and length <= MAX_FRAME else 0
+
+
+def decode(window: bytes, at: int) -> Batch:
+    """The batch of a frame whose CRC has been checked; payloads, offsets and columns stay where they are."""
+    head = HEADER.unpack_from(window, at)
+    _, _, length, count, first, time, number, payload, columns, node, flags, origin, publisher, topic = head
+    place = at + HEADER.size
+    edges = np.frombuffer(window, np.int32, count + 1, place)
+    place += 4 * count + 4
+    from_publisher, from_topic = place + origin, place + origin + publisher
+    content = from_topic + topic
+    return Batch(
+        Run(np.frombuffer(window, np.uint8, payload, content), edges),
+        first=first,
+        time=time,
+        origin=window[place:from_publisher].decode(),
+        node=node,
+        publisher=window[from_publisher:from_topic].decode(),
+        number=number if flags & NUMBERED else None,
+        topic=window[from_topic:content].decode(),
+        columns=_unpack_columns(window, at + length - columns, columns) if columns else None,
+    )
+
+
+def extent(window: bytes, at: int) -> tuple[int, int]:
+    """How many messages, and how many bytes of payloads, a checked frame has."""
+    count, payload = _EXTENT.unpack_from(window, at)
+    return count, payload
+
+
+def _misfit(batch: Batch) -> str:
+    """Which field a frame has no room for."""
+    for name, bits in (("origin", 8), ("publisher", 16), ("topic", 16)):
+        size = len(getattr(batch, name).encode())
+        if size >> bits:
+            return f"{name} has {size} bytes, {(1 << bits) - 1} is the most"
+    for name, low, high in (
+        ("node", 0, 0xFFFF),
+        ("first", 0, (1 << 64) - 1),
+        ("time", -(1 << 63), (1 << 63) - 1),
+        ("number", -(1 << 63), (1 << 63) - 1),
+    ):
+        value = getattr(batch, name)
+        if value is not None and not low <= value <= high:
+            return f"{name} {value} is not within {low} to {high}"
+    return f"{len(batch)} messages do not fit a frame"
+
+
+def _pack_columns(batch: Batch) -> bytes:
+    columns = batch.columns
+    if columns is None or columns.num_rows != len(batch):
+        raise UsageError(f"columns for {columns and columns.num_rows} messages beside {len(batch)} payloads")
+    for field, column in zip(columns.schema, columns.columns, strict=True):
+        # What does not fit the schema would only be noticed when the segment is sealed, and would stop that.
+        if field.name not in _DIFFERING or field.type != SCHEMA.field(field.name).type:
+            raise UsageError(f"column {field.name} of {field.type} is not one that differs in the envelope")
+        if column.null_count and field.name != "number":
+            raise UsageError(f"column {field.name} has nulls")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.schema) as writer:
+        writer.write_batch(columns)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+def _unpack_columns(window: bytes, place: int, size: int) -> pa.RecordBatch:
+    """Only bytes that a CRC vouches for come here."""
+    with pa.ipc.open_stream(pa.py_buffer(window).slice(place, size)) as reader:
+        batch = reader.read_next_batch()
+    return batch.select([name for name in SCHEMA.names if name in batch.schema.names])

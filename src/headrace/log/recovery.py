@@ -1,0 +1,234 @@
+"""What a log directory holds after whatever happened to it.
+
+Files are named by the first sequence number they hold: ``N.open`` (a tail), ``N.arrow`` with ``N.index`` (a sealed
+segment), ``N.snapshot``, and ``lock``. ``*.making`` is what a crash interrupted. Anything else is somebody else's
+and is left alone.
+
+A crash leaves one of these, each with one answer:
+
+=====================================  ==========================================================
+the last tail ends in a torn append    cut it off; what is cut is kept aside as ``N.torn``
+the last tail has no header yet        its rotation was interrupted, remove it
+``N.open`` beside a good ``N.arrow``   sealing was done, remove the tail
+``N.open`` beside a bad ``N.arrow``    sealing was not done, remove the segment and seal again
+``N.index`` alone                      sealing or trimming was interrupted, remove it
+``*.making``                           remove it
+=====================================  ==========================================================
+
+Everything else that does not add up (a frame, an index or a header that is not what was written, a hole between
+segments, files of another log) is damage: refused, naming file, offset and sequence range. Nothing is mended before
+everything has been looked at, so a directory that is refused is left as it is for ``headrace log repair``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from uuid import UUID, uuid4
+
+from headrace.errors import DamagedError, UsageError
+from headrace.log import snapshot as snapshots
+from headrace.log.files import MAKING, sync_directory
+from headrace.log.sealed import SealedSegment
+from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
+
+_NAME: Final = re.compile(r"(\d{16})\.(open|arrow|index)")
+_UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|snapshot)" + re.escape(MAKING))
+Segment = SealedSegment | TailFile
+
+REPAIRING: Final = "repairing"
+"""A file that is there while a repair is under way, and stays if it was interrupted."""
+
+_LOOKS: Final = 5
+"""How often a read-only look starts again when the hub seals or trims a file under it."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A directory's content, in order, after recovery."""
+
+    uuid: UUID
+    segments: list[Segment]
+    torn: TornEnd | None = None
+    snapshot: snapshots.Snapshot | None = None
+    damaged_snapshots: list[DamagedError] = field(default_factory=list)
+
+
+def recover(directory: Path, *, sync: bool) -> Recovered:
+    """Read a directory for writing: mend what a crash left, refuse damage, begin a log where there is none."""
+    segments, torn, litter = _read_segments(directory, writable=True)
+    if segments:
+        recovered = _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))
+    elif left := sorted([*snapshots.paths(directory), *litter]):
+        raise DamagedError(
+            str(left[-1]), 0, 1, int(left[-1].stem), "there are traces of a log, but no messages"
+        )
+    else:
+        recovered = Recovered(uuid4(), segments)
+    if torn is not None and torn.offset:
+        _cut(segments[-1], torn)
+    litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
+    for path in litter:
+        path.unlink(missing_ok=True)
+    if not segments or isinstance(segments[-1], SealedSegment):
+        following, time = (segments[-1].last + 1, segments[-1].last_time) if segments else (1, 0)
+        path = directory / f"{following:016d}.open"
+        segments.append(TailFile.create(path, recovered.uuid, following, time, sync=sync))
+    if sync:
+        sync_directory(directory)
+    return recovered
+
+
+def look(directory: Path) -> Recovered:
+    """Read a directory that a hub may be writing to, changing nothing."""
+    for attempt in range(_LOOKS):
+        try:
+            segments, torn, _ = _read_segments(directory, writable=False)
+            if segments:
+                return _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))
+        except (FileNotFoundError, DamagedError):
+            # A list of names is not of one moment: it may have the file before and miss the one after.
+            if attempt == _LOOKS - 1 and directory.exists():
+                raise
+        else:
+            break
+    raise UsageError(f"{directory} holds no log; name the hub's data directory with --data")
+
+
+def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], TornEnd | None, list[Path]]:
+    """The segments in order, the torn end of the last, and what is to be removed."""
+    if (directory / REPAIRING).exists():
+        raise DamagedError(str(directory), 0, 1, None, "a repair was interrupted: run it again")
+    found: dict[int, set[str]] = {}
+    for path in directory.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            found.setdefault(int(match[1]), set()).add(match[2])
+    segments: list[Segment] = []
+    litter: list[Path] = []
+    torn: TornEnd | None = None
+    for first in sorted(found):
+        path = directory / f"{first:016d}.open"
+        before = segments[-1] if segments else None
+        if found[first] == {"open"} and first == max(found) and before is not None and torn is None:
+            torn = never_begun(path)
+            if torn is not None and before.last + 1 == first:
+                litter.append(path)
+                break
+        segment, cut = _read_segment(path, found[first], litter, writable=writable)
+        if segment is None:
+            continue
+        if torn is not None and isinstance(segment, TailFile) and segment.empty and first == max(found):
+            # Power failed just after a rotation: the new tail was never used, and the old one's end is torn as ever.
+            litter.append(path)
+            break
+        if torn is not None and before is not None:
+            raise DamagedError(
+                str(before.path),
+                torn.offset,
+                before.last + 1,
+                max(segment.first - 1, before.last + 1),
+                torn.reason,
+            )
+        _check_follows(before, segment)
+        segments.append(segment)
+        torn = cut
+    return segments, torn, litter
+
+
+def never_begun(path: Path) -> TornEnd | None:
+    """A tail of which not even the header came to the disk: short, or zeros, as power failures leave files."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if any(file.read(HEADER_BYTES)) and size >= HEADER_BYTES:
+            return None
+        zeros = not any(any(block) for block in iter(lambda: file.read(READ_BYTES), b""))
+    return TornEnd(0, size, "a tail has no header yet") if zeros else None
+
+
+def _read_segment(
+    path: Path, kinds: set[str], litter: list[Path], *, writable: bool
+) -> tuple[Segment | None, TornEnd | None]:
+    """One segment from the files that share its number (``path`` is what its tail is or would be called)."""
+    sealed, index = path.with_suffix(".arrow"), path.with_suffix(".index")
+    if "arrow" in kinds:
+        try:
+            if "index" not in kinds:
+                raise DamagedError(str(sealed), 0, int(path.stem), None, "its index is missing")
+            segment = SealedSegment.open(sealed)
+            if writable and "open" in kinds:
+                # The tail can still make up for whatever is wrong with what was sealed.
+                for _, damage in segment.faults():
+                    raise damage
+        except DamagedError:
+            if "open" not in kinds:
+                raise
+        else:
+            if "open" in kinds:
+                litter.append(path)
+            return segment, None
+    litter += [sealed, index] if kinds - {"open"} else []
+    if "open" not in kinds:
+        return None, None
+    return TailFile.open(path, writable=writable)
+
+
+def _check_follows(before: Segment | None, segment: Segment) -> None:
+    named = int(segment.path.stem)
+    if segment.first != named:
+        reason = f"it begins with message {segment.first}, not with {named} as its name says"
+        raise DamagedError(str(segment.path), 0, min(named, segment.first), segment.last, reason)
+    if before is None:
+        return
+    if segment.uuid != before.uuid:
+        reason = f"it is of log {segment.uuid}, its neighbours of log {before.uuid}"
+        raise DamagedError(str(segment.path), 0, segment.first, segment.last, reason)
+    gap = gap_between(before.last, segment.first)
+    if gap is not None:
+        raise DamagedError(str(segment.path), 0, *gap)
+
+
+def gap_between(last: int, first: int) -> tuple[int, int, str] | None:
+    """What is wrong when a segment that ends with ``last`` is followed by one that begins with ``first``."""
+    if last + 1 < first:
+        return last + 1, first - 1, f"messages {last + 1} to {first - 1} are missing before it"
+    if last >= first:
+        return first, last, f"messages {first} to {last} are in it and in the segment before"
+    return None
+
+
+def _cut(segment: Segment, torn: TornEnd) -> None:
+    """Cut a torn end off, keeping its bytes aside: nobody was told of them, but somebody may want to look."""
+    if not isinstance(segment, TailFile):
+        raise UsageError("only a tail has a torn end")
+    with contextlib.suppress(OSError):  # a full disk must not keep the log from opening
+        segment.path.with_suffix(".torn").write_bytes(
+            os.pread(segment.fd, min(torn.size, 1 << 20), torn.offset)
+        )
+    os.ftruncate(segment.fd, torn.offset)
+    os.fsync(segment.fd)
+
+
+def _with_snapshot(directory: Path, recovered: Recovered) -> Recovered:
+    recovered.snapshot, recovered.damaged_snapshots = snapshots.newest(directory, recovered.uuid)
+    oldest, last = recovered.segments[0].first, recovered.segments[-1].last
+    needed = 0 if recovered.snapshot is None else recovered.snapshot.seq
+    if needed + 1 < oldest:
+        # Trimming always has a snapshot behind it; without one the state before ``oldest`` cannot be rebuilt.
+        if recovered.damaged_snapshots:
+            raise recovered.damaged_snapshots[0]
+        raise DamagedError(
+            str(directory), 0, needed + 1, oldest - 1, "the snapshot that covers trimmed messages is missing"
+        )
+    if needed > last:
+        raise DamagedError(
+            str(directory),
+            0,
+            last + 1,
+            needed,
+            f"the snapshot at {needed} is ahead of the log, which ends at {last}",
+        )
+    return recovered

@@ -1,0 +1,368 @@
+"""Sealed segments: plain Arrow IPC files that any Arrow reader opens, and the index that vouches for them.
+
+``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in
+sequence order without a hole. ``N.index`` says of each record batch where its IPC message lies, which sequence
+numbers and times it covers, and the CRC32C of the whole message. We read by the index alone: the CRC is checked
+**before** pyarrow sees a byte, because a flipped bit in Arrow's metadata can give wrong data, or worse, without
+an error. The bytes around the record batches (magic, schema, footer) matter to other readers only; the index has
+their CRC too, for ``headrace log verify``.
+
+The files are mapped while they are read, never written again, and removed only by name. What is unpacked last is
+kept, for readers that go on in small steps.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import DamagedError
+from headrace.log.checksum import crc32c
+from headrace.log.files import Descriptor, making, write_whole
+from headrace.log.frame import times
+from headrace.message import SCHEMA, Batch, Bytes
+
+_HEAD: Final = struct.Struct("<8s16sQQQII")
+_MAGIC: Final = b"HRINDEX\x01"
+_ENTRY: Final = np.dtype(
+    [
+        ("first", "<u8"),
+        ("count", "<u4"),
+        ("crc", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("first_time", "<i8"),
+        ("last_time", "<i8"),
+    ]
+)
+
+RECENT_BYTES: Final = 32 << 20
+"""Unpacked record batches kept in memory, all segments together."""
+
+MAX_ENTRIES: Final = 1 << 24
+"""More record batches than any segment has: a count past it is damage, not a reason to take memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What is known of a sealed segment without opening it."""
+
+    uuid: UUID
+    first: int
+    last: int
+    file_size: int
+    around_crc: int
+    """CRC32C of the file's bytes that belong to no record batch."""
+    entries: npt.NDArray[Any]
+
+    def write(self, path: Path, *, sync: bool) -> None:
+        """Write the index so that it is there whole or not at all."""
+        head = _HEAD.pack(
+            _MAGIC, self.uuid.bytes, self.first, self.last, self.file_size, self.around_crc, len(self.entries)
+        )
+        body = head + self.entries.tobytes()
+        write_whole(path, body + crc32c(body).to_bytes(4, "little"), sync=sync)
+
+    @classmethod
+    def read(cls, path: Path) -> Index:
+        """Read an index; anything but what was written raises."""
+        expected = int(path.stem)
+        data = path.read_bytes()
+        if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            raise DamagedError(str(path), 0, expected, None, "the index does not match its checksum")
+        magic, uuid, first, last, size, around, count = _HEAD.unpack_from(data)
+        if magic != _MAGIC or count > MAX_ENTRIES or len(data) != _HEAD.size + count * _ENTRY.itemsize + 4:
+            raise DamagedError(str(path), 0, expected, None, "the index is of an unknown form")
+        entries = np.frombuffer(data, _ENTRY, count, _HEAD.size)
+        return cls(UUID(bytes=uuid), first, last, size, around, entries)
+
+    @classmethod
+    def rebuild(cls, path: Path, uuid: UUID) -> Index:
+        """An index for an Arrow file that has lost its own, if the file reads whole and its numbers follow.
+
+        Nothing can vouch for the bytes any more, so all that Arrow knows how to check is checked.
+        """
+        named = int(path.stem)
+        data = _mapped(Descriptor(path, os.O_RDONLY))
+        entries: list[tuple[int, ...]] = []
+        expected, time = named, 0
+        around = place = 0
+        try:
+            for begin, end, rows in _record_batches(data):
+                rows.validate(full=True)
+                seqs, each = rows.column("seq").to_numpy(), times(rows)
+                if not np.array_equal(seqs, np.arange(expected, expected + len(seqs))) or not len(seqs):
+                    raise DamagedError(str(path), begin, expected, None, "sequence numbers do not follow")
+                if np.any(each[1:] < each[:-1]) or each[0] < time:
+                    raise DamagedError(str(path), begin, expected, None, "times decrease")
+                crc = crc32c(data[begin:end])
+                entries.append((expected, len(seqs), crc, begin, end - begin, int(each[0]), int(each[-1])))
+                around = crc32c(data[place:begin], around)
+                place, expected, time = end, expected + len(seqs), int(each[-1])
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise DamagedError(str(path), place, expected, None, f"Arrow cannot read it ({error})") from error
+        if not entries:
+            raise DamagedError(str(path), 0, named, None, "there is no record batch in it")
+        around = crc32c(data[place:], around)
+        return cls(uuid, named, expected - 1, len(data), around, np.array(entries, _ENTRY))
+
+
+class SealedSegment:
+    """One sealed segment, read by any thread."""
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self.path = path
+        self.index = index
+        self.first = index.first
+        self.last = index.last
+        self.size = index.file_size
+        self.uuid = index.uuid
+        self._firsts = np.ascontiguousarray(index.entries["first"])
+
+    @classmethod
+    def open(cls, path: Path) -> SealedSegment:
+        """Open by the index; the file itself is only measured."""
+        index = Index.read(path.with_suffix(".index"))
+        size = path.stat().st_size
+        segment = cls(path, index)
+        if size != segment.size:
+            raise segment._resized(size)
+        return segment
+
+    @property
+    def last_time(self) -> int:
+        """The time of the last message."""
+        return int(self.index.entries["last_time"][-1])
+
+    def first_time(self) -> int | None:
+        """The time of the first message."""
+        return int(self.index.entries["first_time"][0])
+
+    def rows(self, number: int) -> pa.RecordBatch:
+        """Record batch ``number``, after its checksum."""
+        rows = _recent.get(self, number)
+        if rows is None:
+            rows = _unpack(self.message(number))
+            _recent.put(self, number, rows)
+        return rows
+
+    def message(self, number: int) -> Bytes:
+        """The bytes of record batch ``number``'s IPC message as they lie on disk, after their checksum."""
+        return self._checked(self._map(), number)
+
+    def read(self, first: int, last: int, max_bytes: int = 1 << 20) -> list[Batch]:
+        """Batches from ``first`` on, up to ``last`` or about ``max_bytes``, at least one message."""
+        number = int(np.searchsorted(self._firsts, first, side="right")) - 1
+        batches: list[Batch] = []
+        taken = 0
+        while (
+            number < len(self._firsts) and self._firsts[number] <= last and (taken < max_bytes or not batches)
+        ):
+            rows = self.rows(number)
+            start = int(self._firsts[number])
+            begin = max(first - start, 0)
+            end = min(last - start + 1, rows.num_rows)
+            batch = Batch.over(rows).slice(begin, end)
+            room = max_bytes - taken
+            if batch.run.size > room:
+                edges = batch.run.offsets
+                fit = int(np.searchsorted(edges, int(edges[0]) + room, side="right")) - 1
+                if fit or not batches:
+                    batches.append(batch.slice(0, max(fit, 1)))
+                break
+            batches.append(batch)
+            taken += batch.run.size
+            number += 1
+        return batches
+
+    def seq_at(self, time: int) -> int | None:
+        """The first sequence number whose time is ``time`` or later, if it is here."""
+        number = int(np.searchsorted(self.index.entries["last_time"], time))
+        if number == len(self._firsts):
+            return None
+        return int(self._firsts[number]) + int(np.searchsorted(times(self.rows(number)), time))
+
+    def faults(self) -> Iterator[tuple[int | None, DamagedError]]:
+        """Check every byte of the file and every number and time in it; tell all that is wrong.
+
+        Each fault comes with the number of the record batch it is in, or ``None`` when it is in none.
+        """
+        data = self._map(whole=False)
+        if len(data) != self.size:
+            yield None, self._resized(len(data))
+        expected, time = self.first, None
+        around, place = 0, 0
+        for number, entry in enumerate(self.index.entries):
+            begin, end = int(entry["offset"]), int(entry["offset"] + entry["length"])
+            around = crc32c(data[place:begin], around)
+            place = end
+            following = expected + int(entry["count"])
+            try:
+                rows = _unpack(self._checked(data, number))
+            except DamagedError as damage:
+                yield number, damage
+            else:
+                seqs, each = rows.column("seq").to_numpy(), times(rows)
+                if not np.array_equal(seqs, np.arange(expected, following)):
+                    reason = "sequence numbers do not follow"
+                    yield number, self._damage(begin, expected, following - 1, reason)
+                if np.any(each[1:] < each[:-1]) or (time is not None and each[0] < time):
+                    yield number, self._damage(begin, expected, following - 1, "times decrease")
+                time = int(each[-1])
+            expected = following
+        if len(data) == self.size and crc32c(data[place:], around) != self.index.around_crc:
+            reason = "the bytes around the record batches are changed"
+            yield None, self._damage(0, self.first, self.last, reason)
+
+    def salvage(self, number: int) -> pa.RecordBatch:
+        """Record batch ``number``, after its checksum, of a file that is not all it was."""
+        return _unpack(self._checked(self._map(whole=False), number))
+
+    def _checked(self, data: Bytes, number: int) -> Bytes:
+        entry = self.index.entries[number]
+        begin, first = int(entry["offset"]), int(entry["first"])
+        message = data[begin : begin + int(entry["length"])]
+        if crc32c(message) != entry["crc"]:
+            last = first + int(entry["count"]) - 1
+            raise self._damage(begin, first, last, "a record batch's checksum is wrong")
+        return message
+
+    def _map(self, *, whole: bool = True) -> Bytes:
+        # A mapping each time costs less than unpacking one record batch, and a log of many segments would
+        # run out of descriptors if each kept its own.
+        descriptor = Descriptor(self.path, os.O_RDONLY)
+        size = os.fstat(descriptor.fd).st_size
+        if whole and size != self.size:
+            raise self._resized(size)
+        return _mapped(descriptor)
+
+    def _resized(self, size: int) -> DamagedError:
+        reason = f"the file has {size} bytes where {self.size} were written"
+        return self._damage(min(size, self.size), self.first, self.last, reason)
+
+    def _damage(self, offset: int, first: int, last: int, reason: str) -> DamagedError:
+        return DamagedError(str(self.path), offset, first, last, reason)
+
+
+class _Recent:
+    """The record batches unpacked last, up to :data:`RECENT_BYTES` of them."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[SealedSegment, int], tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._bytes = 0
+        self._changing = threading.Lock()
+
+    def get(self, segment: SealedSegment, number: int) -> pa.RecordBatch | None:
+        with self._changing:
+            found = self._kept.get((segment, number))
+            if found is None:
+                return None
+            self._kept.move_to_end((segment, number))
+            return found[0]
+
+    def put(self, segment: SealedSegment, number: int, rows: pa.RecordBatch) -> None:
+        size = rows.get_total_buffer_size()
+        with self._changing:
+            if (segment, number) in self._kept:
+                return
+            self._kept[segment, number] = (rows, size)
+            self._bytes += size
+            while self._bytes > RECENT_BYTES:
+                _, (_, dropped) = self._kept.popitem(last=False)
+                self._bytes -= dropped
+
+
+_recent: Final = _Recent()
+
+
+def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, sync: bool) -> SealedSegment:
+    """Write record batches (in order, not empty) as ``path`` and its index; both appear whole or not at all.
+
+    Each record batch is read back and compared before either appears. The index is renamed into place first: where
+    ``N.arrow`` is, its index is.
+    """
+    schema = SCHEMA.with_metadata({b"headrace.log": str(uuid).encode()})
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    entries: list[tuple[int, ...]] = []
+    with making(path) as unfinished:
+        begin = around = 0
+        with (
+            pa.OSFile(str(unfinished), "wb") as file,
+            pa.ipc.new_file(file, schema, options=options) as writer,
+        ):
+            descriptor = Descriptor(unfinished, os.O_RDONLY)
+            for rows in batches:
+                writer.write_batch(rows)
+                end = file.tell()
+                if not entries:
+                    # The writer puts magic and schema before the first batch, in the same breath.
+                    begin = _schema_end(descriptor.fd)
+                    around = crc32c(os.pread(descriptor.fd, begin, 0))
+                message = os.pread(descriptor.fd, end - begin, begin)
+                first, each = rows.column("seq")[0].as_py(), times(rows)
+                if not _same(rows, _unpack(message)):
+                    last, reason = first + rows.num_rows - 1, "what was sealed reads back differently"
+                    raise DamagedError(str(unfinished), begin, first, last, reason)
+                size, crc = end - begin, crc32c(message)
+                entries.append((first, rows.num_rows, crc, begin, size, int(each[0]), int(each[-1])))
+                begin = end
+        if sync:
+            os.fsync(descriptor.fd)
+        size = os.fstat(descriptor.fd).st_size
+        around = crc32c(os.pread(descriptor.fd, size - begin, begin), around)
+        first, last = entries[0][0], entries[-1][0] + entries[-1][1] - 1
+        index = Index(uuid, first, last, size, around, np.array(entries, _ENTRY))
+        index.write(path.with_suffix(".index"), sync=sync)
+        unfinished.rename(path)
+    return SealedSegment(path, index)
+
+
+def _unpack(message: Bytes | bytes) -> pa.RecordBatch:
+    """Only bytes that a CRC vouches for come here."""
+    return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), SCHEMA)
+
+
+def _same(rows: pa.RecordBatch, others: pa.RecordBatch) -> bool:
+    # Arrow holds that a NaN differs from itself; their bytes tell.
+    return bool(rows.equals(others) or rows.serialize().equals(others.serialize()))
+
+
+def _record_batches(data: Bytes) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    """Where each record batch of an Arrow file lies, and the batch, found without an index.
+
+    Behind the magic, a file is a stream of messages; its footer must tell of as many record batches.
+    """
+    whole = pa.ipc.open_file(pa.py_buffer(data))
+    if not whole.schema.equals(SCHEMA):
+        raise pa.ArrowInvalid("it is in another schema")
+    source = pa.BufferReader(pa.py_buffer(data))
+    source.seek(8)
+    pa.ipc.read_message(source)
+    for _ in range(whole.num_record_batches):
+        begin = source.tell()
+        message = pa.ipc.read_message(source)
+        yield begin, source.tell(), pa.ipc.read_record_batch(message, SCHEMA)
+
+
+def _mapped(descriptor: Descriptor) -> Bytes:
+    if not os.fstat(descriptor.fd).st_size:
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(mmap.mmap(descriptor.fd, 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+def _schema_end(fd: int) -> int:
+    """Where the first record batch begins: behind ``ARROW1`` (padded to 8) and the encapsulated schema message."""
+    _, metadata = struct.unpack("<II", os.pread(fd, 8, 8))
+    return 16 + int(metadata)

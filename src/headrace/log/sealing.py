@@ -1,0 +1,145 @@
+"""From an open tail to a sealed segment: the same messages, in record batches of a good size.
+
+Runs in a background thread. Tail frames are as small as traffic was; sealed record batches are large enough that
+Arrow readers and Spark work on many rows at a time. Frames are put together column by column, straight from the
+file's bytes: where frames have one message each, a batch made of every frame would cost many times the work itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.log import frame
+from headrace.log.sealed import SealedSegment, write_segment
+from headrace.log.tail import TailFile
+from headrace.message import SCHEMA, Batch, Offsets, Run
+
+ROWS: Final = 16_384
+BYTES: Final = 4 << 20
+"""A record batch is closed at this many messages or payload bytes, whichever comes first."""
+
+_SHARED: Final = ("time", "origin", "node", "publisher", "number", "topic")
+
+
+def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
+    """Write every message of ``tail`` to ``path`` (and its index)."""
+    return write_segment(path, tail.uuid, record_batches(tail), sync=sync)
+
+
+def record_batches(tail: TailFile) -> Iterator[pa.RecordBatch]:
+    """A tail's messages in record batches of at most :data:`ROWS` rows, and about :data:`BYTES` of payloads."""
+    gathered = _Gathered()
+    for window, places in tail.windows():
+        for at in places:
+            rows, size = frame.extent(window, at)
+            if gathered.rows and (gathered.rows + rows > ROWS or gathered.size + size > BYTES):
+                yield gathered.finish()
+                gathered = _Gathered()
+            if rows > ROWS or size > BYTES:
+                yield from _pieces(frame.decode(window, at))
+            else:
+                gathered.add(window, at, rows, size)
+    if gathered.rows:
+        yield gathered.finish()
+
+
+class _Gathered:
+    """Frames that become one record batch."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.size = 0
+        self._counts: list[int] = []
+        self._shared: list[tuple[int, int, int, int, int]] = []
+        """Of each frame: time, node, number and whether it has one, and the place of its text in ``_texts``."""
+        self._texts: dict[tuple[bytes, int, int], int] = {}
+        self._edges: list[bytes] = []
+        self._payloads: list[memoryview] = []
+        self._differing: list[tuple[int, pa.RecordBatch]] = []
+        """The columns that frames have of their own, and the row each begins at."""
+        self._first = 0
+
+    def add(self, window: bytes, at: int, rows: int, size: int) -> None:
+        head = frame.HEADER.unpack_from(window, at)
+        _, _, _, _, first, time, number, _, columns, node, flags, origin, publisher, topic = head
+        edges = at + frame.HEADER.size
+        text = edges + 4 * rows + 4
+        content = text + origin + publisher + topic
+        self._edges.append(window[edges:text])
+        self._payloads.append(memoryview(window)[content : content + size])
+        place = self._texts.setdefault((window[text:content], origin, publisher), len(self._texts))
+        self._shared.append((time, node, number, flags & frame.NUMBERED, place))
+        self._counts.append(rows)
+        if columns:
+            self._differing.append((self.rows, frame.decode(window, at).columns))
+        if not self.rows:
+            self._first = first
+        self.rows += rows
+        self.size += size
+
+    def finish(self) -> pa.RecordBatch:
+        counts = np.array(self._counts)
+        shared = np.repeat(np.array(self._shared, np.int64), counts, axis=0)
+        time, node, number, numbered, text = np.ascontiguousarray(shared.T)
+        within = np.arange(self.rows) - np.repeat(np.cumsum(counts) - counts, counts)
+        texts = list(zip(*map(_split, self._texts), strict=True))
+        origin, publisher, topic = (pa.array(each, pa.string()).take(pa.array(text)) for each in texts)
+        arrays = [
+            pa.array(time).cast(SCHEMA.field("time").type),
+            origin,
+            pa.array(node.astype(np.int32)),
+            publisher,
+            pa.array(number + within, mask=numbered == 0),
+            topic,
+        ]
+        schema = pa.schema([SCHEMA.field(name) for name in _SHARED])
+        batch = Batch(
+            Run(np.frombuffer(b"".join(self._payloads), np.uint8), self._offsets(counts)),
+            first=self._first,
+            columns=pa.RecordBatch.from_arrays(arrays, schema=schema),
+        )
+        rows = batch.to_arrow()
+        for name in {name for _, columns in self._differing for name in columns.schema.names}:
+            place = SCHEMA.get_field_index(name)
+            rows = rows.set_column(place, SCHEMA.field(place), self._overlaid(rows.column(place), name))
+        return rows
+
+    def _offsets(self, counts: npt.NDArray[np.int64]) -> Offsets:
+        """One run of offsets from those of each frame, which begin at 0."""
+        steps = np.diff(np.frombuffer(b"".join(self._edges), np.int32))
+        offsets = np.zeros(self.rows + 1, np.int32)
+        np.cumsum(np.delete(steps, np.cumsum(counts[:-1] + 1) - 1), out=offsets[1:])
+        return offsets
+
+    def _overlaid(self, shared: pa.Array, name: str) -> pa.Array:
+        """A column with what single frames have of their own in place."""
+        parts, place = [], 0
+        for begin, columns in self._differing:
+            if name in columns.schema.names:
+                parts += [shared.slice(place, begin - place), columns.column(name)]
+                place = begin + columns.num_rows
+        return pa.concat_arrays([*parts, shared.slice(place)])
+
+
+def _split(text: tuple[bytes, int, int]) -> tuple[str, str, str]:
+    """Origin, publisher and topic from the bytes of all three and the lengths of the first two."""
+    whole, origin, publisher = text
+    topic = origin + publisher
+    return whole[:origin].decode(), whole[origin:topic].decode(), whole[topic:].decode()
+
+
+def _pieces(batch: Batch) -> Iterator[pa.RecordBatch]:
+    """A large batch as several record batches; a payload that is too large alone stays alone."""
+    edges = batch.run.offsets.astype(np.int64)
+    begin = 0
+    while begin < len(batch):
+        fit = int(np.searchsorted(edges, edges[begin] + BYTES, side="right")) - 1
+        end = min(max(fit, begin + 1), begin + ROWS, len(batch))
+        yield batch.slice(begin, end).to_arrow()
+        begin = end

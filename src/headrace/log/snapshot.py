@@ -1,0 +1,105 @@
+"""Snapshots: the hub's state at a sequence number, so that a restart need not read the whole log.
+
+A snapshot file holds named sections (services, holds, …), each opaque bytes to the log, behind a header with the
+log's uuid and the sequence number, all under one CRC32C. The two newest are kept: a damaged one is passed over,
+counted, and the one before it used, as long as the log still has what follows that one. A snapshot of another log
+is passed over and counted in the same way.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from headrace.errors import DamagedError
+from headrace.log.checksum import crc32c
+from headrace.log.files import sync_directory, write_whole
+
+KEPT: Final = 2
+
+_HEAD: Final = struct.Struct("<8s16sQI")
+_MAGIC: Final = b"HRSNAP\x01\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State after applying every log entry up to ``seq``."""
+
+    uuid: UUID
+    seq: int
+    sections: Mapping[str, bytes]
+
+
+def serialize(snapshot: Snapshot) -> bytes:
+    """A snapshot as a file's (or a message's) bytes."""
+    body = msgspec.msgpack.encode(dict(snapshot.sections))
+    head = _HEAD.pack(_MAGIC, snapshot.uuid.bytes, snapshot.seq, 0)[:-4]
+    crc = crc32c(body, crc32c(head))
+    return head + crc.to_bytes(4, "little") + body
+
+
+def parse(data: bytes, name: str = "snapshot", seq: int = 0) -> Snapshot:
+    """A snapshot from its bytes; anything but what was written raises.
+
+    ``name`` and ``seq`` are where it came from and what it should be, for the error to tell.
+    """
+    if len(data) < _HEAD.size:
+        raise DamagedError(name, 0, seq, seq, "the snapshot is cut short")
+    magic, uuid, at, crc = _HEAD.unpack_from(data)
+    if magic != _MAGIC or crc != crc32c(data[_HEAD.size :], crc32c(data[: _HEAD.size - 4])):
+        raise DamagedError(name, 0, seq, seq, "the snapshot does not match its checksum")
+    try:
+        sections = msgspec.msgpack.decode(data[_HEAD.size :], type=dict[str, bytes])
+    except msgspec.DecodeError as error:
+        raise DamagedError(
+            name, _HEAD.size, at, at, f"the snapshot is of an unknown form ({error})"
+        ) from None
+    return Snapshot(UUID(bytes=uuid), at, sections)
+
+
+def write(directory: Path, snapshot: Snapshot, *, sync: bool) -> Path:
+    """Write a snapshot and remove all but the newest :data:`KEPT`."""
+    path = directory / f"{snapshot.seq:016d}.snapshot"
+    write_whole(path, serialize(snapshot), sync=sync)
+    if sync:
+        sync_directory(directory)
+    for old in paths(directory)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def paths(directory: Path) -> list[Path]:
+    """Snapshot files, newest first."""
+    return sorted(directory.glob("[0-9]" * 16 + ".snapshot"), reverse=True)
+
+
+def read(path: Path) -> Snapshot:
+    """The snapshot in a file, which must be the one that the file's name says."""
+    named = int(path.stem)
+    snapshot = parse(path.read_bytes(), str(path), named)
+    if snapshot.seq != named:
+        reason = f"it is the snapshot at {snapshot.seq}, not at {named} as its name says"
+        raise DamagedError(str(path), 0, named, named, reason)
+    return snapshot
+
+
+def newest(directory: Path, uuid: UUID) -> tuple[Snapshot | None, list[DamagedError]]:
+    """The newest good snapshot of this log, and those passed over on the way to it."""
+    passed: list[DamagedError] = []
+    for path in paths(directory):
+        try:
+            snapshot = read(path)
+        except DamagedError as error:
+            passed.append(error)
+            continue
+        if snapshot.uuid == uuid:
+            return snapshot, passed
+        reason = f"it is of log {snapshot.uuid}, not of log {uuid}"
+        passed.append(DamagedError(str(path), 0, snapshot.seq, snapshot.seq, reason))
+    return None, passed

@@ -1,0 +1,399 @@
+"""The log of one hub: append at the tail, commit up to the head, read any range, seal, trim.
+
+Two ends: ``tail`` is the last message appended, ``head`` the last committed. Nobody reads past the head; who
+moves it (a lone hub after the write or the sync, a cluster after a majority) is not the log's business.
+
+Threads: one thread appends and rotates; any thread reads, syncs, seals or trims. The segments are one tuple that
+is replaced, never changed, so a reader works on what it saw, and descriptors live as long as their readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+from uuid import UUID
+
+from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
+from headrace.log import recovery, retention, snapshot
+from headrace.log.files import sync_directory, translated, translating
+from headrace.log.frame import Piece, time_span
+from headrace.log.lock import WriterLock
+from headrace.log.sealed import SealedSegment
+from headrace.log.sealing import seal
+from headrace.log.tail import READ_BYTES, TailFile, TornEnd
+from headrace.message import MAX_SEQUENCE, Batch
+
+Fsync = Literal["always", "interval", "never"]
+Segment = recovery.Segment
+
+_MAX_PIECES: Final = 1000
+"""Buffers one system call takes (IOV_MAX is 1024 on Linux)."""
+
+
+class Log:
+    """An open log; make one with :meth:`open`.
+
+    >>> log = Log.open(getfixture("tmp_path"))
+    >>> log.append([Batch(Run.of([b"hello", b"world"]), first=1, origin="doc")])
+    >>> log.commit(log.tail)
+    >>> [message.payload for batch in log.scan(1) for message in batch]
+    [b'hello', b'world']
+    >>> log.close()
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        recovered: recovery.Recovered,
+        lock: WriterLock | None,
+        *,
+        fsync: Fsync,
+        segment_bytes: int,
+    ) -> None:
+        self.directory = directory
+        self.uuid: UUID = recovered.uuid
+        self.fsync: Fsync = fsync
+        self.torn: TornEnd | None = recovered.torn
+        """What recovery cut off the end, if anything."""
+        self.damaged_snapshots = recovered.damaged_snapshots
+        self.snapshot: snapshot.Snapshot | None = recovered.snapshot
+        self.lock = lock
+        self._segment_bytes = segment_bytes
+        self._segments: tuple[Segment, ...] = tuple(recovered.segments)
+        self._changing = threading.Lock()
+        self._syncing = threading.Lock()
+        self._sealing = threading.Lock()
+        self._leftover = False
+        """A failed append left bytes behind that could not be cut off yet."""
+        self._sync_failure: str | None = None
+        last = self._segments[-1]
+        self.head = last.last
+        self._last_time = max(segment.last_time for segment in self._segments)
+        self._synced = last.last
+        self._dirty_directory = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        fsync: Fsync = "interval",
+        segment_bytes: int = 256 << 20,
+        read_only: bool = False,
+    ) -> Log:
+        """Open the log in ``directory``, making it if there is none; recover from a crash if there was one.
+
+        ``read_only`` takes no lock and changes nothing, so that a running hub's log can be looked at.
+        """
+        with translating(directory):
+            if read_only:
+                recovered = recovery.look(directory)
+                return cls(directory, recovered, None, fsync=fsync, segment_bytes=segment_bytes)
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = WriterLock(directory / "lock")
+            try:
+                recovered = recovery.recover(directory, sync=fsync != "never")
+            except BaseException:
+                lock.release()
+                raise
+        return cls(directory, recovered, lock, fsync=fsync, segment_bytes=segment_bytes)
+
+    @property
+    def first(self) -> int:
+        """The oldest sequence number kept; ``head + 1`` when there is none."""
+        return self._kept[0].first
+
+    @property
+    def tail(self) -> int:
+        """The last sequence number appended; 0 in an empty log."""
+        return self._kept[-1].last
+
+    @property
+    def last_time(self) -> int:
+        """The latest time stamped; nothing earlier may follow."""
+        return self._last_time
+
+    @property
+    def size(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a sync would write anything."""
+        return self._synced < self.tail
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, oldest first; the last is the open tail."""
+        return self._segments
+
+    def append(self, batches: Sequence[Batch]) -> None:
+        """Append numbered batches in one write, all or none.
+
+        They must follow the tail and one another without a hole, and their times must not decrease.
+        """
+        file = self._tail_file
+        if file.size >= self._segment_bytes and not file.empty:
+            self.rotate()
+            file = self._tail_file
+        pieces: list[Piece] = []
+        notes: list[tuple[int, int, int, int, int]] = []
+        following, time = file.next, self._last_time
+        for place, batch in enumerate(batches, 1):
+            first_time, last_time = time_span(batch)
+            if batch.first != following or first_time < time or not len(batch):
+                what = f"{len(batch)} messages from {batch.first} at {first_time}"
+                raise UsageError(f"{what} cannot follow message {following - 1} at {time}")
+            encoded, length = file.encode(batch, first_time, continued=place < len(batches))
+            pieces += encoded
+            notes.append((batch.first, len(batch), first_time, last_time, length))
+            following, time = batch.first + len(batch), last_time
+        if following - 1 > MAX_SEQUENCE:
+            raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
+        self._write(file, pieces)
+        for note in notes:
+            file.appended(*note)
+        self._last_time = time
+
+    def commit(self, seq: int) -> None:
+        """Make everything up to ``seq`` visible."""
+        if seq > self.tail:
+            raise UsageError(f"cannot commit {seq}: the tail is {self.tail}")
+        self.head = max(self.head, seq)
+
+    def sync(self) -> int:
+        """Bring everything appended before the call to the disk; return the last sequence number this covers.
+
+        Called from a thread of its own: it takes as long as the disk does. Once it has failed it fails for good: the
+        system forgets what it could not write, so a later success would say nothing.
+        """
+        # One at a time: the system reports a failed write once, to whoever asks first.
+        with self._syncing:
+            if self._sync_failure is not None:
+                raise StorageError(self._sync_failure)
+            upto = self.tail
+            try:
+                for segment in self._segments:
+                    if isinstance(segment, TailFile) and segment.last > self._synced:
+                        os.fdatasync(segment.fd)
+                if self._dirty_directory:
+                    # Before, not after: a rotation meanwhile makes it dirty again.
+                    self._dirty_directory = False
+                    sync_directory(self.directory)
+            except OSError as error:
+                why = os.strerror(error.errno or 0).lower()
+                doubt = f"messages {self._synced + 1} on may not be on the disk ({why})"
+                self._sync_failure = f"{self.directory}: {doubt}; check it, then restart the hub"
+                raise StorageError(self._sync_failure) from error
+            self._synced = max(self._synced, upto)
+            return upto
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log can no longer promise anything, if so: a sync has failed."""
+        return self._sync_failure
+
+    def read(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> list[Batch]:
+        """Some committed batches from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
+
+        At least one message comes back unless ``first`` is past the head. Call again behind the last one.
+        """
+        # The head first: whatever it covers is in the segments that are looked at after it.
+        last = self.head if last is None else min(last, self.head)
+        segments = self._kept
+        if first > last:
+            return []
+        place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
+        if place < 0:
+            raise TrimmedError(first, last, segments[0].first)
+        segment = segments[place]
+        try:
+            return segment.read(first, min(last, segment.last), max_bytes)
+        except OSError as error:
+            raise self._unreadable(error, segment, first, last) from error
+
+    def scan(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> Iterator[Batch]:
+        """Every committed batch from ``first`` to ``last`` (or to the head as it was at the call)."""
+        last = self.head if last is None else min(last, self.head)
+        while first <= last:
+            for batch in self.read(first, last, max_bytes):
+                yield batch
+                first = batch.last + 1
+
+    def seq_at(self, time: int) -> int:
+        """The first committed sequence number stamped at or after ``time`` (µs); ``head + 1`` if all are older."""
+        for segment in self._kept:
+            if segment.last < segment.first or segment.last_time < time:
+                continue
+            try:
+                found = segment.seq_at(time)
+            except OSError as error:
+                raise self._unreadable(error, segment, segment.first, segment.last) from error
+            if found is not None:
+                return min(found, self.head + 1)
+        return self.head + 1
+
+    def first_time(self) -> int | None:
+        """The time of the oldest message kept."""
+        return self._kept[0].first_time()
+
+    def rotate(self) -> None:
+        """Begin a new open tail; the old one can then be sealed. An empty tail stays."""
+        old = self._tail_file
+        if old.empty:
+            return
+        path = self.directory / f"{old.next:016d}.open"
+        with translating(path):
+            self._cut_leftover(old)
+            sync = self.fsync == "always"
+            fresh = TailFile.create(path, self.uuid, old.next, self._last_time, sync=sync)
+        self._dirty_directory = True
+        with self._changing:
+            self._segments = (*self._segments, fresh)
+
+    def seal_next(self) -> SealedSegment | None:
+        """Seal the oldest rotated tail that is committed whole, if there is one; for a background thread."""
+        self._check_writable()
+        with self._sealing:
+            for segment in self._segments[:-1]:
+                if isinstance(segment, TailFile):
+                    return self._seal(segment) if segment.last <= self.head else None
+        return None
+
+    def write_snapshot(self, seq: int, sections: Mapping[str, bytes]) -> None:
+        """Keep the hub's state as it is after entry ``seq``, which must be committed."""
+        self._check_writable()
+        if seq > self.head:
+            raise UsageError(f"cannot keep the state at {seq}: the head is {self.head}")
+        if self.snapshot is not None and seq < self.snapshot.seq:
+            raise UsageError(f"cannot keep the state at {seq}: a snapshot at {self.snapshot.seq} is there")
+        sync = self.fsync != "never"
+        if sync and self._synced < seq:
+            # A snapshot of messages that a power failure took would say that the log has lost its end.
+            self.sync()
+        taken = snapshot.Snapshot(self.uuid, seq, sections)
+        with translating(self.directory):
+            snapshot.write(self.directory, taken, sync=sync)
+        self.snapshot = taken
+
+    def retain(
+        self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
+    ) -> retention.Verdict:
+        """Decide what retention allows to remove, and remove it."""
+        self._check_writable()
+        segments = self._segments
+        sealed = [s for s in segments if isinstance(s, SealedSegment)]
+        verdict = retention.decide(
+            [retention.Extent(s.first, s.last, s.size, s.last_time) for s in sealed],
+            open_bytes=sum(s.size for s in segments if isinstance(s, TailFile)),
+            now=now,
+            retain_bytes=retain_bytes,
+            retain_us=retain_us,
+            holds=holds,
+            snapshot_seq=0 if self.snapshot is None else self.snapshot.seq,
+        )
+        self._remove_before(verdict.keep_from)
+        return verdict
+
+    def close(self) -> None:
+        """Sync (unless ``fsync`` is ``never``), and let go of the files and the lock."""
+        with (
+            self._sealing
+        ):  # a segment half sealed is finished first: the next writer would remove it as litter
+            if not self._segments:
+                return
+            try:
+                if self.lock is not None and self.fsync != "never":
+                    self.sync()
+            finally:
+                self._segments = ()
+                if self.lock is not None:
+                    self.lock.release()
+                    self.lock = None
+
+    @property
+    def _kept(self) -> tuple[Segment, ...]:
+        segments = self._segments
+        if not segments:
+            raise ClosedError("the log is closed")
+        return segments
+
+    @property
+    def _tail_file(self) -> TailFile:
+        self._check_writable()
+        last = self._kept[-1]
+        if not isinstance(last, TailFile):
+            raise UsageError("the log has no open tail")
+        return last
+
+    def _check_writable(self) -> None:
+        if self._kept and self.lock is None:
+            raise UsageError(f"{self.directory}: the log is open for reading only")
+
+    def _unreadable(self, error: OSError, segment: Segment, first: int, last: int) -> StorageError:
+        """What it means that a segment's file could not be read."""
+        if not isinstance(error, FileNotFoundError):
+            return translated(error, segment.path)
+        if self.lock is not None and segment in self._segments:
+            return DamagedError(str(segment.path), 0, segment.first, segment.last, "the file is gone")
+        # Retention removed it, here or in the process that writes, after we had looked which segment it is.
+        return TrimmedError(first, last, segment.last + 1)
+
+    def _seal(self, tail: TailFile) -> SealedSegment:
+        path = tail.path.with_suffix(".arrow")
+        sync = self.fsync != "never"
+        # Where it fails nothing is lost: the tail stays, and sealing is tried again later.
+        with translating(path):
+            segment = seal(tail, path, sync=sync)
+            if sync:
+                sync_directory(self.directory)
+        with self._changing:
+            self._segments = tuple(segment if s is tail else s for s in self._segments)
+        tail.path.unlink(missing_ok=True)
+        return segment
+
+    def _remove_before(self, seq: int) -> None:
+        with self._changing:
+            gone = [s for s in self._segments if isinstance(s, SealedSegment) and s.last < seq]
+            self._segments = self._segments[len(gone) :]
+        for segment in gone:
+            # The index goes last: a file without an index would be taken for damage, an index alone is litter.
+            for suffix in (".torn", ".arrow", ".index"):
+                with contextlib.suppress(
+                    OSError
+                ):  # it is found, and tried again, when the log is next opened
+                    segment.path.with_suffix(suffix).unlink(missing_ok=True)
+
+    def _write(self, file: TailFile, pieces: list[Piece]) -> None:
+        offset = file.size
+        try:
+            self._cut_leftover(file)
+            while pieces:
+                written = os.pwritev(file.fd, pieces[:_MAX_PIECES], offset)
+                offset += written
+                pieces = _behind(pieces, written)
+        except OSError as error:
+            self._leftover = True
+            with contextlib.suppress(OSError):
+                self._cut_leftover(file)
+            raise translated(error, file.path) from error
+
+    def _cut_leftover(self, file: TailFile) -> None:
+        if self._leftover:
+            os.ftruncate(file.fd, file.size)
+            self._leftover = False
+
+
+def _behind(pieces: list[Piece], written: int) -> list[Piece]:
+    """What is still to be written."""
+    for place, piece in enumerate(pieces):
+        if written < len(piece):
+            return [memoryview(piece)[written:], *pieces[place + 1 :]]
+        written -= len(piece)
+    return []

@@ -1,0 +1,303 @@
+"""The open tail: a file of frames, appended by ``write()``.
+
+A tail file is a header and frames (:mod:`~headrace.log.frame`) side by side, one per batch. The header is::
+
+    0   magic  8 bytes   "HRTAIL", 1, line feed
+    8   uuid   16 bytes  the log's
+    24  first  u64       the sequence number that its first message has
+    32  time   i64       of the message before that: nothing earlier follows, even if that message is trimmed
+    40  salt   u32       random, not 0
+    44  crc    u32       CRC32C of the above
+
+What one append brought is whole or not there: all its frames but the last say that another follows.
+
+Frames that do not add up, with no good frame after them, are a **torn end**: the append that a crash interrupted,
+never acknowledged. The same with a good frame after it is **damage**.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+
+from headrace.errors import DamagedError
+from headrace.log import frame
+from headrace.log.checksum import crc32c
+from headrace.log.files import Descriptor, write_whole
+from headrace.message import Batch
+
+READ_BYTES: Final = 1 << 20
+"""How much of a tail is read at a time: enough to make a system call cheap, little enough to be polite."""
+
+HEADER_BYTES: Final = 48
+
+_FILE: Final = struct.Struct("<8s16sQqII")
+_FILE_MAGIC: Final = b"HRTAIL\x01\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TornEnd:
+    """The end of a tail that a crash cut short: ``size`` bytes from ``offset`` on."""
+
+    offset: int
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """What a tail file says of itself before its first frame."""
+
+    uuid: UUID
+    first: int
+    time: int
+    salt: int
+
+    def serialize(self) -> bytes:
+        """The header as a file begins with it."""
+        head = _FILE.pack(_FILE_MAGIC, self.uuid.bytes, self.first, self.time, self.salt, 0)[:-4]
+        return head + crc32c(head).to_bytes(4, "little")
+
+    @classmethod
+    def parse(cls, data: bytes, path: Path) -> FileHeader:
+        """The header a file begins with; anything but what was written raises."""
+        expected = int(path.stem) if path.stem.isdigit() else 0
+        if len(data) < _FILE.size:
+            raise DamagedError(str(path), 0, expected, None, "the file header is cut short")
+        magic, uuid, first, time, salt, crc = _FILE.unpack_from(data)
+        if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE.size - 4]):
+            raise DamagedError(str(path), 0, expected, None, "the file header is not one of ours")
+        return cls(UUID(bytes=uuid), first, time, salt)
+
+
+class TailFile:
+    """One tail file: appended to while it is the last, then read until it is sealed.
+
+    One thread appends; any thread reads. Positions are published only after their bytes are in the file, so a
+    reader never meets a frame that is not there yet.
+    """
+
+    def __init__(self, path: Path, descriptor: Descriptor, header: FileHeader) -> None:
+        self.path = path
+        self.uuid = header.uuid
+        self.first = header.first
+        self.next = header.first
+        """The sequence number that the next append begins with."""
+        self.size = HEADER_BYTES
+        """Bytes of whole frames, header included."""
+        self.last_time = header.time
+        self._before = header.time
+        self._descriptor = descriptor
+        self._salt = header.salt
+        self._offsets = array("Q")
+        self._firsts = array("Q")
+        self._times = array("q")
+        self._last_times = array("q")
+
+    @classmethod
+    def create(cls, path: Path, uuid: UUID, first: int, time: int = 0, *, sync: bool) -> TailFile:
+        """Make an empty tail whose first message will be ``first``, not earlier than ``time``."""
+        # Never 0: files are zeros where a file system lost what was written.
+        header = FileHeader(uuid, first, time, 1 + secrets.randbelow((1 << 32) - 1))
+        write_whole(path, header.serialize(), sync=sync)
+        return cls(path, Descriptor(path, os.O_RDWR), header)
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool) -> tuple[TailFile, TornEnd | None]:
+        """Read a tail and check every frame; what a crash cut off is described, and left where it is."""
+        descriptor = Descriptor(path, os.O_RDWR if writable else os.O_RDONLY)
+        header = FileHeader.parse(os.pread(descriptor.fd, HEADER_BYTES, 0), path)
+        tail = cls(path, descriptor, header)
+        return tail, tail._check_frames()
+
+    @property
+    def last(self) -> int:
+        """The last sequence number appended; ``first - 1`` when there is none."""
+        return self.next - 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been appended yet."""
+        return not self._offsets
+
+    @property
+    def fd(self) -> int:
+        """The open file, for those who sync or measure it."""
+        return self._descriptor.fd
+
+    def encode(self, batch: Batch, time: int, *, continued: bool) -> tuple[list[frame.Piece], int]:
+        """A batch's frame for this file: the pieces to write side by side, and their length together."""
+        return frame.encode(batch, self._salt, time=time, continued=continued)
+
+    def appended(self, first: int, count: int, time: int, last_time: int, length: int) -> None:
+        """Take note of a frame that is now in the file."""
+        self._last_times.append(last_time)
+        self._times.append(time)
+        self._firsts.append(first)
+        self._offsets.append(self.size)
+        self.size += length
+        self.last_time = last_time
+        self.next = first + count
+
+    def read(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
+        """Batches from ``first`` on, up to ``last`` or about ``max_bytes``, at least one message."""
+        known = len(self._offsets)
+        begin = bisect_right(self._firsts, first, 0, known) - 1
+        end = bisect_right(self._firsts, last, 0, known)
+        start = self._offsets[begin]
+        within = bisect_left(self._offsets, start + max_bytes, begin + 1, end)
+        end = max(begin + 1, within)
+        stop = self._offsets[end] if end < known else self.size
+        window = os.pread(self.fd, stop - start, start)
+        batches = []
+        for index in range(begin, end):
+            at = self._offsets[index] - start
+            self._check(window, at, index)
+            batches.append(frame.decode(window, at))
+        return _trim(batches, first, last)
+
+    def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int]]]:
+        """Every frame, checked: windows of the file's bytes, and where the frames in each begin."""
+        index, known = 0, len(self._offsets)
+        while index < known:
+            start = self._offsets[index]
+            end = max(index + 1, bisect_left(self._offsets, start + size, index + 1, known))
+            stop = self._offsets[end] if end < known else self.size
+            window = os.pread(self.fd, stop - start, start)
+            places = [place.at for place in frame.scan(window, 0, self._salt)]
+            if len(places) < end - index:
+                index += len(places)
+                self._check(window, self._offsets[index] - start, index)
+            yield window, places
+            index = end
+
+    def seq_at(self, time: int) -> int | None:
+        """The first sequence number whose time is ``time`` or later, if it is here."""
+        known = len(self._offsets)
+        index = bisect_left(self._last_times, time, 0, known)
+        if index == known:
+            return None
+        first = self._firsts[index]
+        if self._times[index] >= time:
+            return first
+        [batch] = self.read(first, self._last_of(index), 0)
+        return first + int(np.searchsorted(frame.times(batch.columns), time))
+
+    def first_time(self) -> int | None:
+        """The time of the first message."""
+        return self._times[0] if self._times else None
+
+    def _last_of(self, index: int) -> int:
+        """The last sequence number of a frame."""
+        return self._firsts[index + 1] - 1 if index + 1 < len(self._firsts) else self.last
+
+    def _check(self, window: bytes, at: int, index: int) -> None:
+        try:
+            frame.check(window, at, self._salt)
+        except frame.BadFrame as bad:
+            first, last = self._firsts[index], self._last_of(index)
+            raise DamagedError(str(self.path), self._offsets[index], first, last, str(bad)) from None
+
+    def _check_frames(self) -> TornEnd | None:
+        """Walk every frame; return the torn end, raise on damage."""
+        whole = 0  # frames of appends that are all here
+        for window, place in walk(self.fd, self._salt, self.size):
+            if place.first != self.next:
+                reason = f"message {place.first} stands where {self.next} belongs"
+                raise DamagedError(str(self.path), self.size, min(self.next, place.first), None, reason)
+            last_time = frame.decode(window, place.at).last_time if place.columns else place.time
+            self.appended(place.first, place.messages, place.time, last_time, place.length)
+            if not place.flags & frame.CONTINUED:
+                whole = len(self._offsets)
+        end = os.fstat(self.fd).st_size
+        reason = "an append is cut short"
+        if self.size < end:
+            reason = fault(self.fd, self._salt, self.size)
+            later = find_frame(self.fd, self._salt, self.size + 8)
+            if later is not None:
+                last = max(later.first - 1, self.next)
+                raise DamagedError(str(self.path), self.size, self.next, last, reason)
+        self._forget_from(whole)
+        return TornEnd(self.size, end - self.size, reason) if self.size < end else None
+
+    def _forget_from(self, index: int) -> None:
+        """Take back the note of the frames from ``index`` on."""
+        if index == len(self._offsets):
+            return
+        self.size, self.next = self._offsets[index], self._firsts[index]
+        self.last_time = self._last_times[index - 1] if index else self._before
+        for notes in (self._offsets, self._firsts, self._times, self._last_times):
+            del notes[index:]
+
+
+def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.Place]]:
+    """The good frames of a file side by side from ``offset`` on, each in a window that has all of it.
+
+    It ends at the end of the file, or where :func:`fault` says what is wrong.
+    """
+    window = b""
+    at = 0
+    while True:
+        for place in frame.scan(window, at, salt):
+            yield window, place
+            at = place.at + place.length
+        lacking = frame.missing(window, at, salt)
+        if not lacking:
+            return
+        offset += at
+        wanted = max(READ_BYTES, len(window) - at + lacking)
+        before = len(window) - at
+        window, at = os.pread(fd, wanted, offset), 0
+        if len(window) <= before:
+            return
+
+
+def fault(fd: int, salt: int, offset: int) -> str:
+    """Why there is no good frame at ``offset``."""
+    try:
+        _frame_at(fd, salt, offset)
+    except frame.BadFrame as bad:
+        return str(bad)
+    return "a good frame stands out of place"
+
+
+def find_frame(fd: int, salt: int, offset: int) -> frame.Place | None:
+    """The first good frame at or after ``offset``, ``at`` counted from the file's beginning."""
+    mark = salt.to_bytes(4, "little")
+    while window := os.pread(fd, READ_BYTES + len(mark), offset):
+        at = window.find(mark)
+        while at >= 0:
+            if (offset + at) % 8 == 0:
+                try:
+                    return _frame_at(fd, salt, offset + at)
+                except frame.BadFrame:
+                    pass
+            at = window.find(mark, at + 1)
+        offset += READ_BYTES
+    return None
+
+
+def _frame_at(fd: int, salt: int, offset: int) -> frame.Place:
+    window = os.pread(fd, frame.HEADER.size, offset)
+    window = os.pread(fd, len(window) + frame.missing(window, 0, salt), offset)
+    frame.check(window, 0, salt)
+    return next(frame.scan(window, 0, salt))._replace(at=offset)
+
+
+def _trim(batches: list[Batch], first: int, last: int) -> list[Batch]:
+    """Cut what lies before ``first`` and after ``last`` off the edges."""
+    if batches[0].first < first:
+        batches[0] = batches[0].slice(first - batches[0].first, len(batches[0]))
+    if batches[-1].last > last:
+        batches[-1] = batches[-1].slice(0, last - batches[-1].first + 1)
+    return batches

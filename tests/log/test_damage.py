@@ -1,0 +1,247 @@
+"""Every byte of a small log, changed and cut off: recovered or refused as promised, never wrong, never a crash.
+
+Each file is damaged in every byte and cut at every length (in a soak: in every bit; otherwise in one bit of a byte, and
+the Arrow file in a sample of its bytes). Whatever then opens must hold nothing but what was written under those
+numbers; whatever is refused must name the file, the place and the messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.log.content import SOAK, append, batch, columns, content_of, flat, restore, seal_all
+
+from headrace.errors import DamagedError
+from headrace.log import Log, sealing
+from headrace.log.sealed import Index
+from headrace.log.tail import HEADER_BYTES, TailFile
+from headrace.log.verify import Progress, verify
+from headrace.message import Message
+
+NAME = "{:016d}.{}".format
+TAIL = NAME(13, "open")
+
+
+@dataclass(frozen=True)
+class Small:
+    """Messages 1 to 18: two sealed segments of two record batches each, an open tail of four appends, two snapshots."""
+
+    directory: Path
+    content: dict[str, bytes]
+    messages: list[Message]
+    appends: list[tuple[int, int]]
+    """Where each append to the tail begins, and with which message; at last, where the next would."""
+
+    def damaged(self, name: str, content: bytes) -> Path:
+        """The directory with one file changed."""
+        restore(self.directory, self.content | {name: content})
+        return self.directory / name
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    directory = tmp_path_factory.mktemp("small")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sealing, "ROWS", 3)
+        log = Log.open(directory, fsync="never")
+        append(log, b"one", b"two", b"", b"four", b"five", b"six", time=10, origin="tube", topic="a")
+        seal_all(log)
+        log.write_snapshot(6, {"services": b"at six"})
+        append(log, *[b"%d" % n for n in range(7, 13)], time=20, columns=columns(node=list(range(6))))
+        seal_all(log)
+        log.write_snapshot(12, {"services": b"at twelve", "holds": b""})
+    tail = log.segments[-1]
+    assert isinstance(tail, TailFile)
+    appends = []
+    for batches in (
+        [batch(13, b"thirteen", time=30)],
+        [batch(14, b"x", time=30, columns=columns(attributes=[{"k": "v"}])), batch(15, b"", time=31)],
+        [batch(16, b"sixteen", time=31, number=7)],
+        [batch(17, b"seven", time=40, publisher="p"), batch(18, b"teen", time=41)],
+    ):
+        appends.append((tail.size, batches[0].first))
+        log.append(batches)
+    log.commit(log.tail)
+    appends.append((tail.size, 19))
+    messages = flat(log.scan(1))
+    log.close()
+    return Small(directory, content_of(directory), messages, appends)
+
+
+def flips(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The content with one bit changed, and which byte that is in."""
+    for offset in range(len(content)):
+        for bit in range(8) if SOAK else [offset * 5 % 8]:
+            changed = bytearray(content)
+            changed[offset] ^= 1 << bit
+            yield offset, bytes(changed)
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[Log]:
+    log = Log.open(directory, fsync="never")
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def findings(directory: Path) -> list[str]:
+    return [Path(each.path).name for each in verify(directory) if not isinstance(each, Progress)]
+
+
+def refusal(directory: Path) -> DamagedError:
+    with pytest.raises(DamagedError) as caught:
+        Log.open(directory)
+    return caught.value
+
+
+def test_what_is_not_damaged(small: Small) -> None:
+    restore(small.directory, small.content)
+    assert findings(small.directory) == []
+    with opened(small.directory) as log:
+        assert flat(log.scan(1)) == small.messages
+        assert log.snapshot is not None
+        assert (log.snapshot.seq, log.damaged_snapshots, log.torn) == (12, [], None)
+    assert sum(map(len, small.content.values())) < 16_000
+
+
+class TestOpenTail:
+    def test_every_byte_changed(self, small: Small) -> None:
+        whole = small.content[TAIL]
+        tail, _ = TailFile.open(small.damaged(TAIL, whole), writable=False)
+        frames = [(0, 13), *zip(tail._offsets, tail._firsts, strict=True), (tail.size, 19)]
+        append, _ = small.appends[-2]
+        for offset, changed in flips(whole):
+            path = small.damaged(TAIL, changed)
+            frame = max(n for n, (begin, _) in enumerate(frames) if begin <= offset)
+            if frame == len(frames) - 2:
+                # The last frame could be torn; with it goes the rest of its append.
+                with opened(small.directory) as log:
+                    assert log.torn is not None
+                    assert (log.torn.offset, log.torn.size) == (append, len(whole) - append)
+                    assert flat(log.scan(1)) == small.messages[:16]
+            else:
+                error = refusal(small.directory)
+                (begin, first), (_, following) = frames[frame], frames[frame + 1]
+                assert (error.path, error.offset, error.first) == (str(path), begin, first)
+                assert error.last == (following - 1 if frame else None)
+
+    def test_every_length(self, small: Small) -> None:
+        whole = small.content[TAIL]
+        for size in range(len(whole)):
+            small.damaged(TAIL, whole[:size])
+            with opened(small.directory) as log:
+                kept = [(begin, first) for begin, first in small.appends if begin <= size]
+                begin, first = kept[-1] if kept else (0, 13)
+                assert flat(log.scan(1)) == small.messages[: first - 1]
+                if size == begin and size:
+                    assert log.torn is None
+                else:
+                    assert log.torn is not None
+                    assert (log.torn.offset, log.torn.size) == (begin, size - begin)
+                if size % 8:
+                    continue
+                append(log, b"next")
+                assert log.tail == first
+            with opened(small.directory) as log:
+                assert log.torn is None
+                assert log.head == first
+
+    def test_bytes_behind_the_end(self, small: Small) -> None:
+        whole = small.content[TAIL]
+        for left in (b"\0", bytes(100), b"\xff" * 100, whole[:HEADER_BYTES], whole[40:80]):
+            small.damaged(TAIL, whole + left)
+            with opened(small.directory) as log:
+                assert log.torn is not None
+                assert log.torn.size == len(left)
+                assert flat(log.scan(1)) == small.messages
+
+    def test_it_is_found_by_those_who_only_look(self, small: Small) -> None:
+        for offset, changed in itertools.islice(flips(small.content[TAIL]), 0, None, 11):
+            small.damaged(TAIL, changed)
+            assert findings(small.directory) == [TAIL], offset
+
+
+class TestSealedSegment:
+    NUMBER = 7
+    ARROW = NAME(7, "arrow")
+    INDEX = NAME(7, "index")
+
+    def test_every_byte_changed(self, small: Small) -> None:
+        whole = small.content[self.ARROW]
+        entries = Index.read(small.damaged("unused", b"").with_name(self.INDEX)).entries
+        before, after = small.messages[:6], small.messages[12:]
+        for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 7):
+            path = small.damaged(self.ARROW, changed)
+            hit = [e for e in entries if e["offset"] <= offset < e["offset"] + e["length"]]
+            with opened(small.directory) as log:
+                assert flat(log.scan(1, 6)) == before
+                assert flat(log.scan(13)) == after
+                for entry in entries:
+                    first, last = int(entry["first"]), int(entry["first"] + entry["count"] - 1)
+                    if entry not in hit:
+                        assert flat(log.scan(first, last)) == small.messages[first - 1 : last]
+                        continue
+                    for seq in range(first, last + 1):
+                        with pytest.raises(DamagedError, match="checksum is wrong") as caught:
+                            log.read(seq)
+                        error = caught.value
+                        assert (error.path, error.offset) == (str(path), int(entry["offset"]))
+                        assert (error.first, error.last) == (first, last)
+            if offset % 8 == 0:
+                assert findings(small.directory) == [self.ARROW]
+
+    def test_every_length(self, small: Small) -> None:
+        whole = small.content[self.ARROW]
+        for size in range(0, len(whole), 1 if SOAK else 5):
+            path = small.damaged(self.ARROW, whole[:size])
+            error = refusal(small.directory)
+            assert (error.path, error.offset, error.first, error.last) == (str(path), size, 7, 12)
+
+    def test_every_byte_and_length_of_the_index(self, small: Small) -> None:
+        whole = small.content[self.INDEX]
+        cut = (whole[:size] for size in range(len(whole)))
+        for changed in (*(changed for _, changed in flips(whole)), *cut, whole + b"\0"):
+            path = small.damaged(self.INDEX, changed)
+            error = refusal(small.directory)
+            assert (error.path, error.first) == (str(path), 7)
+
+
+class TestSnapshots:
+    def test_the_newest_damaged(self, small: Small) -> None:
+        whole = small.content[NAME(12, "snapshot")]
+        cut = (whole[:size] for size in range(len(whole)))
+        for changed in (*(changed for _, changed in flips(whole)), *cut, whole + b"\0"):
+            path = small.damaged(NAME(12, "snapshot"), changed)
+            with opened(small.directory) as log:
+                assert log.snapshot is not None
+                assert (log.snapshot.seq, log.snapshot.sections) == (6, {"services": b"at six"})
+                assert [error.path for error in log.damaged_snapshots] == [str(path)]
+                assert flat(log.scan(1)) == small.messages
+
+    def test_the_older_damaged(self, small: Small) -> None:
+        whole = small.content[NAME(6, "snapshot")]
+        for _, changed in flips(whole):
+            small.damaged(NAME(6, "snapshot"), changed)
+            with opened(small.directory) as log:
+                assert log.snapshot is not None
+                assert log.snapshot.seq == 12
+
+    def test_the_one_that_trimmed_messages_need(self, small: Small) -> None:
+        restore(small.directory, small.content)
+        with opened(small.directory) as log:
+            log.retain(0, retain_bytes=0, retain_us=None, holds={})
+            assert log.first == 13
+        trimmed = content_of(small.directory)
+        whole = trimmed[NAME(12, "snapshot")]
+        cut = (whole[:size] for size in range(len(whole)))
+        for changed in (*(changed for _, changed in flips(whole)), *cut):
+            restore(small.directory, trimmed | {NAME(12, "snapshot"): changed})
+            error = refusal(small.directory)
+            assert Path(error.path).name == NAME(12, "snapshot")

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.log.content import batch, columns, contents, flat, place
+
+from headrace.errors import UsageError
+from headrace.log import frame
+from headrace.message import Batch, Run
+
+SALT = 0x5EED_5A17
+
+
+def encoded(content: Batch, salt: int = SALT, **options: Any) -> bytes:
+    pieces, length = frame.encode(content, salt, **options)
+    whole = b"".join(pieces)
+    assert len(whole) == length
+    return whole
+
+
+RICH = batch(
+    7,
+    b"one",
+    b"",
+    b"three",
+    time=1_700_000_000_000_000,
+    origin="attribute",
+    node=60396,
+    publisher="p",
+    number=40,
+    topic="t/é",
+    columns=columns(
+        attributes=[{"a": "b"}, {}, {"c": ""}],
+        numbers=[{}, {"x": float("nan")}, {"y": -0.0}],
+        node=[1, 2, 65535],
+    ),
+)
+
+
+class TestRoundTrip:
+    @given(
+        contents(), st.integers(1, 1 << 47), st.integers(0, 1 << 50), st.binary(max_size=40), st.booleans()
+    )
+    def test_a_frame_gives_back_its_batch(
+        self, content: Batch, first: int, now: int, before: bytes, continued: bool
+    ) -> None:
+        written = place(content, first, now)
+        begin, end = frame.time_span(written)
+        whole = encoded(written, time=begin, continued=continued)
+        assert len(whole) % 8 == 0
+        before = before[: len(before) & ~7]
+        assert frame.check(before + whole, len(before), SALT) == len(whole)
+        [found] = frame.scan(before + whole, len(before), SALT)
+        assert found[:5] == (len(before), len(whole), len(written), first, begin)
+        assert bool(found.flags & frame.CONTINUED) == continued
+        read = frame.decode(before + whole, len(before))
+        assert flat([read]) == flat([written])
+        assert read.last_time == end
+        assert frame.extent(before + whole, len(before)) == (len(written), written.run.size)
+
+    @pytest.mark.parametrize("size", [0, 1, 16 << 10, (16 << 10) + 1, 3 << 20])
+    def test_small_and_large_payloads_make_the_same_kind_of_frame(self, size: int) -> None:
+        written = batch(3, b"x" * size, b"y", origin="tube", columns=columns(topic=["a", "b"]))
+        whole = encoded(written)
+        assert frame.check(whole, 0, SALT) == len(whole)
+        assert flat([frame.decode(whole, 0)]) == flat([written])
+
+    def test_a_slice_is_written_without_what_surrounds_it(self) -> None:
+        content = batch(1, b"secret", b"a", b"b", b"secret").slice(1, 3)
+        whole = encoded(content)
+        assert b"secret" not in whole
+        assert list(frame.decode(whole, 0).run) == [b"a", b"b"]
+
+    @pytest.mark.parametrize("size", [0, 1, 5, 8, 1000, 20_000])
+    @pytest.mark.parametrize("continued", [False, True])
+    def test_a_message_alone_makes_the_same_bytes(self, size: int, continued: bool) -> None:
+        for differing in (None, columns(topic=["x"])):
+            shared = {
+                "first": 9,
+                "time": 4,
+                "origin": "o",
+                "number": 3,
+                "topic": "t",
+                "node": 7,
+                "columns": differing,
+            }
+            alone = Batch(Run.one(b"x" * size), **shared)
+            among = Batch(Run.of([b"x" * size]), **shared)
+            assert encoded(alone, continued=continued) == encoded(among, continued=continued)
+
+    def test_side_by_side(self) -> None:
+        parts = [encoded(batch(n, b"x" * n)) for n in range(1, 9)]
+        found = list(frame.scan(b"".join(parts) + b"\0" * 80, 0, SALT))
+        assert [place.first for place in found] == list(range(1, 9))
+        assert [place.at for place in found] == [sum(map(len, parts[:n])) for n in range(8)]
+
+
+class TestDamage:
+    @pytest.mark.parametrize("content", [batch(1, b"hello", origin="x"), RICH], ids=["plain", "rich"])
+    def test_every_flipped_bit_is_noticed(self, content: Batch) -> None:
+        whole = encoded(content)
+        for bit in range(len(whole) * 8):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(frame.BadFrame):
+                frame.check(bytes(flipped), 0, SALT)
+            assert not list(frame.scan(bytes(flipped), 0, SALT))
+
+    def test_every_missing_byte_is_noticed(self) -> None:
+        whole = encoded(RICH)
+        for size in range(len(whole)):
+            with pytest.raises(frame.BadFrame, match="cut short"):
+                frame.check(whole[:size], 0, SALT)
+            assert not list(frame.scan(whole[:size], 0, SALT))
+            lacking = frame.missing(whole[:size], 0, SALT)
+            assert lacking == (len(whole) if size >= frame.HEADER.size else frame.HEADER.size) - size
+
+    def test_a_frame_of_another_file_is_none_of_ours(self) -> None:
+        whole = encoded(RICH, salt=SALT + 1)
+        with pytest.raises(frame.BadFrame, match="no frame"):
+            frame.check(whole, 0, SALT)
+        assert frame.missing(whole[:-8], 0, SALT) == 0
+
+    @pytest.mark.parametrize("length", [0, 8, 56, 57, frame.MAX_FRAME + 8, (1 << 32) - 8])
+    def test_a_length_that_cannot_be_takes_no_memory(self, length: int) -> None:
+        whole = bytearray(encoded(RICH))
+        whole[8:12] = length.to_bytes(4, "little")
+        with pytest.raises(frame.BadFrame, match=f"a frame of {length} bytes cannot be"):
+            frame.check(bytes(whole), 0, SALT)
+        assert frame.missing(bytes(whole), 0, SALT) == 0
+
+
+class TestZeroCopy:
+    def test_payloads_and_offsets_stay_where_they_are(self) -> None:
+        window = encoded(RICH)
+        run = frame.decode(window, 0).run
+        inside = np.frombuffer(window, np.uint8)
+        assert np.shares_memory(run.data, inside)
+        assert np.shares_memory(run.offsets, inside)
+
+    def test_columns_stay_where_they_are_and_are_aligned(self) -> None:
+        for size in range(9):
+            window = encoded(batch(1, b"x" * size, columns=columns(node=[5])))
+            made = frame.decode(window, 0).columns
+            assert made is not None
+            values = made.column(0).buffers()[1]
+            begin = np.frombuffer(window, np.uint8).ctypes.data
+            assert begin <= values.address < begin + len(window)
+            assert values.address % 8 == 0
+
+    def test_large_payloads_are_written_from_where_they_are(self) -> None:
+        content = batch(1, b"x" * 100_000)
+        pieces, _ = frame.encode(content, SALT)
+        assert any(
+            np.shares_memory(np.frombuffer(piece, np.uint8), content.run.data) for piece in pieces if piece
+        )
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (batch(1, origin="x" * 256), "origin has 256 bytes, 255 is the most"),
+            (batch(1, publisher="é" * 32768), "publisher has 65536 bytes, 65535 is the most"),
+            (batch(1, topic="x" * 65536), "topic has 65536 bytes, 65535 is the most"),
+            (batch(1, node=65536), "node 65536 is not within 0 to 65535"),
+            (batch(1, node=-1), "node -1"),
+            (batch(-1), "first -1"),
+            (batch(1, number=1 << 63), "number 9223372036854775808"),
+            (batch(1, time=1 << 63), "time 9223372036854775808"),
+            (batch(1, b"a", b"b", columns=columns(node=[1])), "columns for 1 messages beside 2"),
+            (batch(1, columns=pa.record_batch({"node": pa.array([1])})), "column node of int64"),
+            (batch(1, columns=pa.record_batch({"seq": pa.array([1])})), "column seq"),
+            (batch(1, columns=pa.record_batch({"payload": pa.array([b"x"])})), "column payload"),
+            (batch(1, columns=columns(topic=[None])), "column topic has nulls"),
+            (Batch(Run(np.zeros(3, np.uint8), np.array([0, 4], np.int32)), first=1), "offsets 0 to 4"),
+        ],
+    )
+    def test_what_has_no_room_in_a_frame(self, content: Batch, said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            frame.encode(content, SALT)
+        if len(content) == 1 and not said.startswith("offsets"):
+            with pytest.raises(UsageError, match=said):
+                frame.encode(replace(content, run=Run.one(b"")), SALT)
+
+    def test_a_batch_past_the_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for run in (Run.of([b"x" * 100]), Run.one(b"x" * 100)):
+            content = Batch(run, first=1)
+            _, length = frame.encode(content, SALT)
+            with monkeypatch.context() as patch:
+                patch.setattr(frame, "MAX_FRAME", length)
+                frame.encode(content, SALT)
+                patch.setattr(frame, "MAX_FRAME", length - 1)
+                with pytest.raises(UsageError, match=f"a batch of {length} bytes: split it"):
+                    frame.encode(content, SALT)
+
+    def test_times_that_decrease(self) -> None:
+        content = batch(5, b"a", b"b", b"c", columns=columns(time=[3, 5, 4]))
+        with pytest.raises(UsageError, match="times decrease within the batch of message 5"):
+            frame.time_span(content)
+        assert frame.time_span(replace(content, columns=columns(time=[3, 3, 4]))) == (3, 4)

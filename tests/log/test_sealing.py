@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.log.content import batch, columns, contents, flat, place
+from tests.log.test_tail import create, write
+
+from headrace.errors import DamagedError
+from headrace.log import sealed, sealing
+from headrace.log.sealing import record_batches, seal
+from headrace.message import SCHEMA, Batch, messages
+
+
+def read_back(rows: list[pa.RecordBatch]) -> list[Any]:
+    return flat(messages(each) for each in rows)
+
+
+class TestRecordBatches:
+    @given(st.lists(contents(), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 100))
+    @settings(max_examples=150, deadline=None)
+    def test_the_same_messages(
+        self, tmp_path_factory: pytest.TempPathFactory, drawn: list[Batch], most_rows: int, most_bytes: int
+    ) -> None:
+        file = create(tmp_path_factory.mktemp("sealing"))
+        batches: list[Batch] = []
+        for content in drawn:
+            now = batches[-1].last_time if batches else 0
+            batches.append(place(content, batches[-1].last + 1 if batches else 1, now))
+        write(file, batches)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sealing, "ROWS", most_rows)
+            patch.setattr(sealing, "BYTES", most_bytes)
+            rows = list(record_batches(file))
+        assert all(each.schema.equals(SCHEMA) for each in rows)
+        for each in rows:
+            each.validate(full=True)
+            assert each.num_rows <= most_rows
+            assert each.num_rows == 1 or each.column("payload").nbytes - 4 * (each.num_rows + 1) <= most_bytes
+        assert read_back(rows) == flat(batches)
+
+    def test_small_frames_become_large_batches(self, tmp_path: Path) -> None:
+        file = create(tmp_path)
+        write(file, [batch(n, b"%d" % n, time=n, number=n * 3) for n in range(1, 40_001)])
+        rows = list(record_batches(file))
+        assert [each.num_rows for each in rows] == [16_384, 16_384, 40_000 - 2 * 16_384]
+        whole = pa.Table.from_batches(rows)
+        assert whole.column("seq").to_pylist() == list(range(1, 40_001))
+        assert whole.column("number").to_pylist() == list(range(3, 120_001, 3))
+        assert whole.column("payload").to_pylist() == [b"%d" % n for n in range(1, 40_001)]
+
+    def test_a_large_frame_is_split_by_rows_and_by_bytes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sealing, "ROWS", 10)
+        monkeypatch.setattr(sealing, "BYTES", 1000)
+        file = create(tmp_path)
+        written = batch(1, *[b"x"] * 25, *[b"y" * 400] * 6, b"z" * 5000, b"")
+        write(file, [written])
+        rows = list(record_batches(file))
+        assert [each.num_rows for each in rows] == [10, 10, 7, 2, 2, 1, 1]
+        assert read_back(rows) == flat([written])
+
+    def test_a_few_frames_with_columns_among_many_without(self, tmp_path: Path) -> None:
+        file = create(tmp_path)
+        batches = [
+            batch(n, b"x", topic="plain")
+            if n % 3
+            else batch(n, b"y", topic="lost", columns=columns(topic=[str(n)]))
+            for n in range(1, 20)
+        ]
+        batches[7] = replace(batches[7], columns=columns(attributes=[{"a": "b"}]))
+        write(file, batches)
+        [rows] = record_batches(file)
+        assert read_back([rows]) == flat(batches)
+
+
+class TestSeal:
+    def test_numbers_that_are_nan_can_be_sealed(self, tmp_path: Path) -> None:
+        file = create(tmp_path)
+        values = [{"a": float("nan")}, {"b": -0.0, "c": float("inf")}]
+        write(file, [batch(1, b"x", b"y", columns=columns(numbers=values))])
+        segment = seal(file, file.path.with_suffix(".arrow"), sync=False)
+        assert flat(segment.read(1, 2)) == flat(file.read(1, 2))
+
+    def test_what_reads_back_differently_never_appears(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = create(tmp_path)
+        write(file, [batch(1, b"right")])
+        monkeypatch.setattr(sealed, "_unpack", lambda _: batch(1, b"wrong").to_arrow())
+        with pytest.raises(DamagedError, match="what was sealed reads back differently") as caught:
+            seal(file, file.path.with_suffix(".arrow"), sync=False)
+        assert (caught.value.first, caught.value.last) == (1, 1)
+        assert [path.name for path in tmp_path.iterdir()] == [file.path.name]
+
+    def test_a_tail_that_is_damaged_meanwhile_is_not_sealed(self, tmp_path: Path) -> None:
+        file = create(tmp_path)
+        write(file, [batch(1, b"right")], [batch(2, b"right")])
+        data = file.path.read_bytes()
+        file.path.write_bytes(data.replace(b"right", b"wrong", 1))
+        with pytest.raises(DamagedError, match="checksum is wrong"):
+            seal(file, file.path.with_suffix(".arrow"), sync=False)
+        assert [path.name for path in tmp_path.iterdir()] == [file.path.name]
+
+    def test_payloads_that_do_not_compress(self, tmp_path: Path) -> None:
+        file = create(tmp_path)
+        noise = np.random.default_rng(7).bytes(3 << 20)
+        write(file, [batch(n, noise[n::3]) for n in range(1, 4)])
+        segment = seal(file, file.path.with_suffix(".arrow"), sync=True)
+        assert flat(segment.read(1, 3, 1 << 30)) == flat(file.read(1, 3, 1 << 30))
