@@ -1,0 +1,68 @@
+"""Who a client proves to be: the one place that judges the auth of every door.
+
+A client proves that it has its key by a token over its id and the time. The time must be within
+:data:`WINDOW_SECONDS` of the hub's, and a token is good once: who overhears it can do nothing with it. So used tokens
+are remembered until their time has passed, whichever door they were used at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from heapq import heappop, heappush
+from typing import Final
+
+from headrace.config import Secret
+from headrace.wire.auth import Auth, client_id_text, is_signed
+
+WINDOW_SECONDS: Final = 300.0
+
+MAX_USED: Final = 100_000
+"""Used tokens that are remembered; only who has a key can make more, and has to wait then."""
+
+
+class Denied(StrEnum):
+    """Why an auth is not accepted, as it is counted."""
+
+    UNKNOWN = "unknown_client"
+    WRONG = "wrong_token"
+    STALE = "stale_timestamp"
+    REPEATED = "repeated_token"
+    TOO_MANY = "too_many_tokens"
+
+
+class Authentication:
+    """The keys there are, and the tokens that have been used."""
+
+    def __init__(self, clients: Mapping[str, Secret], *, required: bool, allow_sha1: bool = False) -> None:
+        self.required = required
+        self._clients = clients
+        self._allow_sha1 = allow_sha1
+        self._used: set[str] = set()
+        self._passing: list[tuple[float, str]] = []
+
+    def judge(self, auth: Auth, now: float) -> Denied | None:
+        """Why a client is not who it says, or ``None``; ``now`` in seconds since 1970."""
+        if not self.required:
+            return None
+        key = self._clients.get(client_id_text(auth.client_id))
+        # The same work for an unknown client: the time it takes must not tell which ids exist.
+        signed = is_signed(auth, (key.reveal() if key else "unknown").encode(), allow_sha1=self._allow_sha1)
+        if key is None:
+            return Denied.UNKNOWN
+        if not signed:
+            return Denied.WRONG
+        if abs(now - auth.seconds) > WINDOW_SECONDS:
+            return Denied.STALE
+        return self._use(auth.token.lower(), auth.seconds + WINDOW_SECONDS, now)
+
+    def _use(self, token: str, until: float, now: float) -> Denied | None:
+        while self._passing and self._passing[0][0] < now:
+            self._used.discard(heappop(self._passing)[1])
+        if token in self._used:
+            return Denied.REPEATED
+        if len(self._used) >= MAX_USED:
+            return Denied.TOO_MANY
+        self._used.add(token)
+        heappush(self._passing, (until, token))
+        return None

@@ -1,0 +1,46 @@
+"""What each door shows of a message: the conversion table, as code.
+
+Log entries that are no messages take a sequence number, so a door that shows the whole sequence shows them too,
+empty; doors that show messages pass them over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from headrace.message import NOT_A_MESSAGE, Batch, Message, Run, messages
+
+
+def entries(batch: Batch) -> Iterator[Message]:
+    """The log entries of a batch that are no messages."""
+    if batch.columns is None:
+        return iter(batch) if batch.origin == NOT_A_MESSAGE else iter(())
+    mask = _not_messages(batch)
+    if mask is None:
+        return iter(())
+    rows = batch.to_arrow()
+    return messages(rows.filter(mask))
+
+
+def backbone_run(batch: Batch) -> Run:
+    """What the backbone delivers: every payload, in order; log entries that are no messages hollow."""
+    mask = _not_messages(batch)
+    if mask is None:
+        return batch.run
+    lengths = np.where(mask, 0, batch.run.lengths)
+    offsets = np.zeros(len(batch) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    kept = np.repeat(~mask, batch.run.lengths)
+    return Run(batch.run.content[kept], offsets)
+
+
+def _not_messages(batch: Batch) -> npt.NDArray[np.bool_] | None:
+    """Which entries of a batch are no messages; ``None`` when all are, which is nearly always."""
+    if batch.columns is None or "origin" not in batch.columns.schema.names:
+        return None if batch.origin != NOT_A_MESSAGE else np.ones(len(batch), np.bool_)
+    found = pc.equal(batch.columns.column("origin"), NOT_A_MESSAGE)
+    return found.to_numpy(zero_copy_only=False) if pc.any(found).as_py() else None

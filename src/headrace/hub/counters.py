@@ -1,0 +1,91 @@
+"""Every number the hub reports, in one place; every refusal goes through :meth:`Counters.refuse`.
+
+A counter is a name and labels. ``/api/status`` shows them as nested JSON, ``/metrics`` as Prometheus series; both
+are made from here, so neither can know something the other does not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+logger = logging.getLogger("headrace")
+
+Labels = tuple[tuple[str, str], ...]
+
+_SHOWN_SINGLY = 20
+"""Refusals of one kind that are logged each; past it every thousandth, so that a flood cannot fill a disk."""
+
+
+class Counter:
+    """One count; hot paths keep it at hand and add to ``value``."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Counters:
+    """Named, labelled counts that only grow."""
+
+    __slots__ = ("_at_will", "_counters")
+
+    def __init__(self) -> None:
+        self._counters: dict[tuple[str, Labels], Counter] = {}
+        self._at_will: defaultdict[str, int] = defaultdict(int)
+
+    def counter(self, name: str, **labels: str) -> Counter:
+        """The count of ``name``, to be kept by whoever counts often."""
+        return self._counters.setdefault((name, _key(labels)), Counter())
+
+    def add(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Count ``amount`` more of ``name``."""
+        self.counter(name, **labels).value += amount
+
+    def get(self, name: str, **labels: str) -> int:
+        """How many were counted so far."""
+        counter = self._counters.get((name, _key(labels)))
+        return 0 if counter is None else counter.value
+
+    def refuse(self, door: str, reason: str, peer: str, detail: object) -> None:
+        """Count and log that something a peer sent or wanted was refused."""
+        counter = self.counter("refused", door=door, reason=reason)
+        counter.value += 1
+        if _is_shown(counter.value):
+            logger.warning("%s: refused %s (%s, %d so far): %s", door, peer, reason, counter.value, detail)
+
+    def report(
+        self, name: str, first: int, last: int, detail: str, *, at_will: bool = False, **labels: str
+    ) -> None:
+        """Count and log something that happened to the messages ``first`` to ``last``.
+
+        What a peer can cause ``at_will`` is logged as sparingly as refusals are.
+        """
+        self.add(name, last - first + 1, **labels)
+        if at_will:
+            self._at_will[name] += 1
+            if not _is_shown(self._at_will[name]):
+                return
+        logger.warning("%s: messages %d to %d: %s", name, first, last, detail)
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, str], int]]:
+        for (name, labels), counter in sorted(self._counters.items(), key=lambda item: item[0]):
+            yield name, dict(labels), counter.value
+
+    def as_dict(self) -> dict[str, object]:
+        """The counters for JSON: a number where a name has no labels, else numbers by ``value/value``."""
+        groups: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for name, labels, value in self:
+            groups[name]["/".join(labels.values())] = value
+        return {name: group[""] if group.keys() == {""} else group for name, group in groups.items()}
+
+
+def _key(labels: Mapping[str, str]) -> Labels:
+    """Labels are the same in whatever order they are given."""
+    return tuple(sorted(labels.items()))
+
+
+def _is_shown(count: int) -> bool:
+    return count <= _SHOWN_SINGLY or count % 1000 == 0

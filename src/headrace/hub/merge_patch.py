@@ -1,0 +1,100 @@
+"""JSON Merge Patch (RFC 7396): what a change of a ``json`` service does to its object, and the change between two.
+
+A patch is a JSON value. Members of an object patch are set, merged or, where they are ``null``, removed; any other
+patch is itself the new value, arrays included, which are never merged.
+
+Values are never changed in place: :func:`apply` copies the objects on the way to what changes and shares the rest. So
+whoever holds an older value still has it as it was, at the price of what has changed since, and :func:`diff` passes
+over whatever two values share without looking into it.
+
+``null`` cannot be set by a patch. An object that patches have made has no ``null`` member, however deep, except within
+arrays, which a patch carries whole. For such objects ``apply(old, diff(old, new)) == new`` holds exactly; a ``null``
+member of any other ``new`` would be understood as its absence.
+
+Nesting is bounded where text becomes a value. Patches merge level by level, so no object gets deeper than the deepest
+of its patches, and the recursion below never goes deeper than that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from headrace.errors import LimitError
+from headrace.wire.typed_json import decode_json
+
+MAX_DEPTH: Final = 64
+"""The deepest nesting of objects and arrays we take: beyond any real data, far from Python's own limit."""
+
+Json: TypeAlias = Any
+"""A JSON value as Python has it: ``dict``, ``list``, ``str``, ``int``, ``float``, ``bool`` or ``None``."""
+
+JsonObject: TypeAlias = dict[str, Json]
+
+encode = msgspec.json.encode
+"""A JSON value as compact text."""
+
+
+def parse_object(text: bytes) -> JsonObject:
+    """The JSON object in ``text``: :class:`MalformedError` for anything else, :class:`LimitError` if it is too deep.
+
+    >>> parse_object(b'{"speed": 61}')
+    {'speed': 61}
+    """
+    value = decode_json(_OBJECT, text, "spp", "change", "must be a JSON object")
+    # Text without so many opening brackets cannot be too deep, and counting them costs next to nothing.
+    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+        raise LimitError("spp", "depth of the change", f"over {MAX_DEPTH}", MAX_DEPTH)
+    return value
+
+
+def apply(target: Json, patch: Json) -> Json:
+    """The value that ``patch`` makes of ``target``.
+
+    >>> apply({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}})
+    {'b': {'c': 4, 'd': 3}}
+    """
+    if type(patch) is not dict:
+        return patch
+    # "If Target is not an Object: Target = {}"
+    merged: JsonObject = target.copy() if type(target) is dict else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        elif type(value) is dict:
+            merged[name] = apply(merged.get(name), value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def diff(old: JsonObject, new: JsonObject) -> JsonObject:
+    """A patch that makes ``new`` of ``old`` and has only what differs, both without ``null`` members outside of arrays.
+
+    >>> diff({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4, "d": 3}})
+    {'a': None, 'b': {'c': 4}}
+    """
+    patch: JsonObject = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if before is value:
+            continue
+        if type(before) is dict and type(value) is dict:
+            if inner := diff(before, value):
+                patch[name] = inner
+        # As text: to Python 1, 1.0 and true are equal, also within arrays; in JSON they are three values.
+        elif before is None or encode(before) != encode(value):
+            patch[name] = value
+    return patch
+
+
+def _deeper(value: Json, limit: int) -> bool:
+    if type(value) is dict:
+        value = value.values()
+    elif type(value) is not list:
+        return False
+    return limit == 0 or any(_deeper(member, limit - 1) for member in value)
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any])

@@ -1,0 +1,126 @@
+"""Publishers' own numbers: what makes a publish that is tried again harmless.
+
+A publisher that numbers its messages has one counter of its own. The log keeps those numbers, so the newest of each
+publisher, and where its latest messages stand in the sequence, are a function of the log. A publish of numbers that are
+known is a repeat: it is answered with the old range and not appended.
+
+Bounded: :data:`MAX_PUBLISHERS` publishers, the longest silent forgotten first; for each the last :data:`MAX_SPANS`
+spans. A repeat older than those is still known to be one, only its place is not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headrace.message import Batch
+
+MAX_PUBLISHERS: Final = 100_000
+MAX_SPANS: Final = 64
+
+
+class Span(NamedTuple):
+    """Numbers ``number`` up to ``end`` stand at ``seq`` and on."""
+
+    number: int
+    end: int
+    seq: int
+
+
+class Known(NamedTuple):
+    """How many messages of a publish, from its first on, the log has already, and where, if that is still known."""
+
+    repeated: int
+    first: int | None
+    last: int | None
+
+
+class Publishers:
+    """The numbers of every publisher that has any."""
+
+    name = "publisher"
+    follows_messages = True
+
+    def __init__(self) -> None:
+        self._spans: OrderedDict[str, deque[Span]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def newest(self, publisher: str) -> int | None:
+        """The highest number of a publisher."""
+        spans = self._spans.get(publisher)
+        return spans[-1].end - 1 if spans else None
+
+    def known(self, publisher: str, number: int, count: int) -> Known:
+        """How much of a publish of ``count`` messages from ``number`` on is here already."""
+        newest = self.newest(publisher)
+        if newest is None or number > newest:
+            return Known(0, None, None)
+        repeated = min(count, newest - number + 1)
+        return Known(repeated, self._seq(publisher, number), self._seq(publisher, number + repeated - 1))
+
+    def apply(self, name: str, payload: bytes, seq: int) -> None:
+        """Nothing but messages changes the numbers."""
+
+    def follow(self, batch: Batch) -> None:
+        """Take note of a batch's numbers."""
+        if batch.columns is None or not {"number", "publisher"} & set(batch.columns.schema.names):
+            if batch.number is not None and batch.publisher:
+                self._note(batch.publisher, _span(batch.number, len(batch), batch.first))
+            return
+        rows = batch.to_arrow()
+        column = rows.column("number")
+        if column.null_count == len(column):
+            return
+        numbers = column.fill_null(-1).to_numpy()
+        publishers = rows.column("publisher").dictionary_encode()
+        codes = publishers.indices.to_numpy()
+        names = publishers.dictionary.to_pylist()
+        # A span ends where the publisher changes or its numbers do not go on.
+        breaks = np.flatnonzero((np.diff(codes) != 0) | (np.diff(numbers) != 1)) + 1
+        for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(numbers)], strict=True):
+            if numbers[begin] >= 0 and names[codes[begin]]:
+                self._note(names[codes[begin]], _span(int(numbers[begin]), end - begin, batch.first + begin))
+
+    def dump(self) -> bytes:
+        """The numbers as a snapshot's section."""
+        return msgspec.msgpack.encode([(name, list(spans)) for name, spans in self._spans.items()])
+
+    def load(self, section: bytes) -> None:
+        """Take the numbers over from a snapshot."""
+        loaded = msgspec.msgpack.decode(section, type=list[tuple[str, list[tuple[int, int, int]]]])
+        self._spans = OrderedDict(
+            (name, deque((Span(*span) for span in spans), MAX_SPANS)) for name, spans in loaded
+        )
+
+    def _note(self, publisher: str, span: Span) -> None:
+        spans = self._spans.get(publisher)
+        if spans is None:
+            spans = self._spans[publisher] = deque(maxlen=MAX_SPANS)
+            if len(self._spans) > MAX_PUBLISHERS:
+                self._spans.popitem(last=False)
+        self._spans.move_to_end(publisher)
+        if not spans:
+            spans.append(span)
+            return
+        last = spans[-1]
+        if span.number == last.end and span.seq == last.seq + last.end - last.number:
+            spans[-1] = Span(last.number, span.end, last.seq)
+        elif span.number >= last.end:
+            spans.append(span)
+        # Numbers that go back are the publisher's own disorder: they are in the log for `verify` to see, but the newest
+        # number stays what makes a retry recognisable.
+
+    def _seq(self, publisher: str, number: int) -> int | None:
+        for span in self._spans.get(publisher, ()):
+            if span.number <= number < span.end:
+                return span.seq + number - span.number
+        return None
+
+
+def _span(number: int, count: int, seq: int) -> Span:
+    return Span(number, number + count, seq)

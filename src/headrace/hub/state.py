@@ -1,0 +1,88 @@
+"""The hub's state as a function of the log: a snapshot, and every entry since, applied in order.
+
+The state has **parts** (holds, services, publishers' numbers, …), each of which follows the log on its own and keeps
+itself in one section of the snapshot. Two things reach a part:
+
+- *entries*: log entries that are no messages (origin ``log``). Their topic is ``<part>/<name>``; what their payload
+  means is the part's own business;
+- *batches* of messages, for parts whose state depends on messages (``follows_messages``).
+
+Nothing else may change the state: whoever wants a change appends an entry. So a restarted hub, a frontend and a
+cluster node that have the same log have the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from headrace.hub.conversion import entries
+from headrace.hub.holds import Holds
+from headrace.log import Log
+from headrace.message import NOT_A_MESSAGE, Batch, Run
+
+
+class Part(Protocol):
+    """One part of the state."""
+
+    name: str
+    """Its section in the snapshot, and what its entries' topics begin with."""
+
+    follows_messages: bool
+
+    def apply(self, name: str, payload: bytes, seq: int) -> None:
+        """Follow one of the part's own entries."""
+
+    def follow(self, batch: Batch) -> None:
+        """Follow a batch of messages; called only if the part says so."""
+
+    def dump(self) -> bytes:
+        """The part as its section of a snapshot."""
+
+    def load(self, section: bytes) -> None:
+        """Take the part over from a snapshot."""
+
+
+class State:
+    """What the hub knows besides the messages; ``seq`` is the last log entry it includes."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.seq = 0
+        self.holds = Holds()
+        self._parts: dict[str, Part] = {part.name: part for part in (self.holds, *parts)}
+        self._followers = [part for part in self._parts.values() if part.follows_messages]
+
+    def restore(self, log: Log) -> None:
+        """Become the state at a log's head."""
+        if log.snapshot is not None:
+            self.load(log.snapshot.seq, log.snapshot.sections)
+        for batch in log.scan(self.seq + 1):
+            self.apply(batch)
+
+    def apply(self, batch: Batch) -> None:
+        """Follow the log by one committed batch."""
+        self.seq = batch.last
+        if batch.columns is not None or batch.origin == NOT_A_MESSAGE:
+            for message in entries(batch):
+                kind, _, name = message.topic.partition("/")
+                part = self._parts.get(kind)
+                if part is not None:
+                    part.apply(name, message.payload, message.seq)
+        for part in self._followers:
+            part.follow(batch)
+
+    def sections(self) -> dict[str, bytes]:
+        """The state as a snapshot's sections."""
+        return {name: part.dump() for name, part in self._parts.items()}
+
+    def load(self, seq: int, sections: Mapping[str, bytes]) -> None:
+        """Take the state over from a snapshot; sections of parts that are not here are passed over."""
+        self.seq = seq
+        for name, section in sections.items():
+            if name in self._parts:
+                self._parts[name].load(section)
+
+
+def entry(part: str, name: str, payload: bytes) -> Batch:
+    """A log entry that is no message: a change of ``part``'s state."""
+    return Batch(Run.of([payload]), origin=NOT_A_MESSAGE, topic=f"{part}/{name}")

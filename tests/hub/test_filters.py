@@ -1,0 +1,149 @@
+"""Filters against a plain loop over messages."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.hub.filters import Filter, topic_pattern
+from headrace.message import SCHEMA, Message, messages
+from headrace.wire.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
+
+names = st.sampled_from(["a", "b", "ü"])
+texts = st.sampled_from(["", "x", "xy", "ü", "7"])
+values = st.sampled_from([0.0, 7.0, -1.5, 1e300])
+topics = st.sampled_from(["", "a", "a/b", "a/b/c", "a.b", "a\nb", "ab/ü", "*"])
+
+
+def rows_of(rows: list[tuple[str, str, dict[str, str], dict[str, float]]]) -> pa.RecordBatch:
+    count = len(rows)
+    columns = {
+        "seq": pa.array(np.arange(1, count + 1)),
+        "time": pa.array([0] * count, pa.int64()).cast(SCHEMA.field("time").type),
+        "origin": pa.array([row[0] for row in rows], pa.string()),
+        "node": pa.array([1] * count, pa.int32()),
+        "publisher": pa.array([""] * count, pa.string()),
+        "number": pa.nulls(count, pa.int64()),
+        "topic": pa.array([row[1] for row in rows], pa.string()),
+        "attributes": pa.array([list(row[2].items()) for row in rows], SCHEMA.field("attributes").type),
+        "numbers": pa.array([list(row[3].items()) for row in rows], SCHEMA.field("numbers").type),
+        "payload": pa.array([b""] * count, pa.binary()),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA)
+
+
+batches = st.lists(
+    st.tuples(
+        st.sampled_from(["tube", "spp", "log"]),
+        topics,
+        st.dictionaries(names, texts, max_size=3),
+        st.dictionaries(names, values, max_size=3),
+    ),
+    min_size=1,
+    max_size=12,
+).map(rows_of)
+
+extras = st.recursive(
+    st.builds(In, st.lists(texts | values, max_size=3).map(tuple))
+    | st.builds(Prefix, texts)
+    | st.builds(Exists, st.booleans()),
+    lambda inner: st.builds(Not, inner) | st.builds(Any, st.lists(inner, max_size=3).map(tuple)),
+    max_leaves=5,
+)
+predicates = (
+    st.builds(Equals, texts)
+    | st.tuples(values, values).map(lambda pair: Between(min(pair), max(pair)))
+    | extras
+)
+
+
+def holds(predicate: Predicate, value: str | float | None) -> bool:
+    match predicate:
+        case Equals(wanted):
+            return value == wanted
+        case Between(low, high):
+            return isinstance(value, float) and low <= value <= high
+        case In(wanted):
+            return value is not None and any(type(each) is type(value) and each == value for each in wanted)
+        case Prefix(text):
+            return isinstance(value, str) and value.startswith(text)
+        case Not(inner):
+            return not holds(inner, value)
+        case Exists(present):
+            return (value is not None) == present
+        case Any(inner):
+            return any(holds(each, value) for each in inner)
+
+
+def wanted(message: Message, where: Mapping[str, Predicate]) -> bool:
+    return all(
+        holds(predicate, message.attributes.get(name, message.numbers.get(name)))
+        for name, predicate in where.items()
+    )
+
+
+@given(batches, st.dictionaries(names, predicates, max_size=2), st.integers(0, 5))
+def test_attributes_are_judged_as_a_plain_loop_does(
+    rows: pa.RecordBatch, where: dict[str, Predicate], cut: int
+) -> None:
+    rows = rows.slice(min(cut, rows.num_rows - 1))
+    passed = Filter(where=where).apply(rows).column("seq").to_pylist()
+    assert passed == [m.seq for m in messages(rows) if m.origin != "log" and wanted(m, where)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("a", ["a"], ["", "ab", "a/b"]),
+        ("*", ["", "a", "a.b", "a\nb"], ["a/b", "/"]),
+        ("**", ["", "a", "a/b", "a\n/b"], []),
+        ("a/*", ["a/", "a/b"], ["a", "a/b/c"]),
+        ("a/**", ["a/", "a/b", "a/b/c"], ["a", "b/a/b"]),
+        ("**/c", ["/c", "a/b/c"], ["c", "a/c/d"]),
+        ("a.b", ["a.b"], ["axb"]),
+        ("a*c", ["ac", "abc"], ["a/c", "abcd"]),
+        ("ü[1]", ["ü[1]"], ["ü1"]),
+    ],
+)
+def test_topic_patterns(pattern: str, matching: list[str], others: list[str]) -> None:
+    rows = rows_of([("tube", topic, {}, {}) for topic in matching + others])
+    assert Filter(topic=pattern).apply(rows).column("topic").to_pylist() == matching
+
+
+@given(st.lists(topics | st.text(max_size=6), min_size=1, max_size=8), st.text("ab/*.\n", max_size=6))
+def test_topic_patterns_as_a_plain_matcher_has_them(given_topics: list[str], pattern: str) -> None:
+    rows = rows_of([("tube", topic, {}, {}) for topic in given_topics])
+    expression = re.compile(topic_pattern(pattern).replace(r"\z", r"\Z"))
+    passed = [topic for topic in given_topics if expression.match(topic)]
+    assert Filter(topic=pattern).apply(rows).column("topic").to_pylist() == passed
+    if "/" not in "".join(given_topics):
+        assert passed == [t for t in given_topics if fnmatch.fnmatchcase(t, pattern)]
+
+
+def test_origins_and_log_entries() -> None:
+    rows = rows_of([(origin, "t", {}, {}) for origin in ("tube", "log", "spp", "spark")])
+    assert Filter().everything
+    assert Filter(topic="**").everything
+    assert not Filter(origins=["spp"]).everything
+    assert Filter().apply(rows).column("origin").to_pylist() == ["tube", "spp", "spark"]
+    assert Filter(origins=["spp", "log"]).apply(rows).column("origin").to_pylist() == ["log", "spp"]
+
+
+def test_rows_that_all_pass_are_not_copied() -> None:
+    rows = rows_of([("tube", "t", {}, {})] * 3)
+    assert Filter(topic="t").apply(rows) is rows
+
+
+def test_of_two_values_under_one_name_the_last_counts() -> None:
+    rows = rows_of([("tube", "", {}, {})])
+    twice = pa.array([[("a", "x"), ("a", "y")]], SCHEMA.field("attributes").type)
+    rows = rows.set_column(SCHEMA.names.index("attributes"), SCHEMA.field("attributes"), twice)
+    assert Filter(where={"a": Equals("y")}).apply(rows).num_rows == 1
+    assert Filter(where={"a": Equals("x")}).apply(rows).num_rows == 0

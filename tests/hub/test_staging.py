@@ -1,0 +1,141 @@
+"""Stages, commits and the marks of queries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.errors import RefusedError, StorageError
+from headrace.hub.hub import Hub
+from headrace.hub.publishing import published
+from headrace.hub.staging import (
+    Commits,
+    Load,
+    Marked,
+    Queries,
+    Repeated,
+    Stage,
+    Staging,
+    Wait,
+    loaded,
+    remove_all,
+)
+from headrace.hub.state import State
+from headrace.log import Log
+from headrace.wire.link import PUBLISHED
+
+
+def rows(*payloads: bytes) -> pa.RecordBatch:
+    columns = [[""] * len(payloads), [[]] * len(payloads), [[]] * len(payloads), list(payloads)]
+    return pa.record_batch(
+        [pa.array(c, f.type) for c, f in zip(columns, PUBLISHED, strict=True)], schema=PUBLISHED
+    )
+
+
+def stage(*payloads: bytes, query: str = "q", batch: int = 1, deadline: float = 10.0) -> Stage:
+    return Stage(query, batch, 0, rows(*payloads), deadline)
+
+
+def test_past_the_memory_there_is_the_disk(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "stages", max_memory=stage(b"a").size)
+    small, large = stage(b"a"), stage(b"b" * 1000)
+    assert staging.add("s", small) is None
+    path = staging.add("l", large)
+    assert path is not None
+    large.spill(path)
+    assert path.exists()
+    assert [r.column("payload").to_pylist() for r in loaded([small, large])] == [[b"a"], [b"b" * 1000]]
+    remove_all(staging.remove(["l", "nobody"]))
+    assert not path.exists()
+    with pytest.raises(RefusedError):
+        large.load()
+    assert staging.add("again", stage(b"")) is not None  # the small one still has the memory
+    remove_all(staging.remove(["s"]))
+    assert staging.add("room", stage(b"a")) is None
+
+
+def test_stages_are_bounded_and_do_not_last(tmp_path: Path) -> None:
+    staging = Staging(tmp_path, max_bytes=2 * stage(b"a").size)
+    for name, deadline in (("a", 1.0), ("b", 3.0)):
+        staging.add(name, stage(b"a", deadline=deadline))
+    with pytest.raises(RefusedError) as full:
+        staging.add("c", stage(b"a"))
+    assert full.value.code == "limit"
+    assert len(staging.expire(2.0)) == 1
+    assert len(staging) == 1
+    with pytest.raises(RefusedError) as missing:
+        staging.pick("q", 1, ["a"])
+    assert missing.value.code == "missing"
+
+
+def test_a_commit_names_its_own_stages_once_each(tmp_path: Path) -> None:
+    staging = Staging(tmp_path)
+    staging.add("a", stage(b"a"))
+    for query, batch, names in (("p", 1, ["a"]), ("q", 2, ["a"]), ("q", 1, ["a", "a"])):
+        with pytest.raises(RefusedError) as conflict:
+            staging.pick(query, batch, names)
+        assert conflict.value.code == "conflict"
+
+
+def test_files_of_an_earlier_run_are_swept(tmp_path: Path) -> None:
+    (tmp_path / "old.rows").write_bytes(b"x")
+    (tmp_path / "foreign").write_bytes(b"x")
+    Staging(tmp_path).sweep()
+    assert [path.name for path in tmp_path.iterdir()] == ["foreign"]
+
+
+def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "log")
+    queries, staging = Queries(), Staging(tmp_path / "stages")
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(queries))
+    commits = Commits(hub, queries, staging)
+    for name, payload in (("a", b"1"), ("b", b"2")):
+        staging.add(name, stage(payload, payload))
+    told: list[object] = []
+    again: list[str] = []
+    begun = commits.begin("q", 1, ["a", "b"], lambda: None)
+    assert isinstance(begun, Load)
+    assert commits.begin("q", 1, ["a", "b"], lambda: again.append("now")) == Wait()
+    batches = [published(each, origin="spark", publisher="q") for each in loaded(begun.stages)]
+    commits.append("q", 1, batches, ["a", "b"], told.append)
+    hub.turn(1)
+    assert told == [(1, 4)]
+    assert again == ["now"]
+    assert log.head == 5
+    assert commits.begin("q", 1, [], lambda: None) == Repeated(1, 4)
+    assert commits.begin("q", 0, [], lambda: None) == Repeated(None, None)
+    assert len(staging) == 0
+    restored = Queries()
+    State(restored).restore(log)
+    assert restored == queries == {"q": Marked(1, 4, 4)}
+    reloaded = Queries()
+    reloaded.load(queries.dump())
+    assert reloaded == queries
+    log.close()
+
+
+def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log.open(tmp_path / "log")
+    queries, staging = Queries(), Staging(tmp_path / "stages")
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(queries))
+    commits = Commits(hub, queries, staging)
+    staging.add("a", stage(b"1"))
+    told: list[object] = []
+
+    def fail(_: object) -> None:
+        raise StorageError("no")
+
+    for _ in range(2):
+        begun = commits.begin("q", 1, ["a"], lambda: None)
+        assert isinstance(begun, Load)
+        batches = [published(each, origin="spark", publisher="q") for each in loaded(begun.stages)]
+        with monkeypatch.context() as patch:
+            if not told:
+                patch.setattr(log, "append", fail)
+            commits.append("q", 1, batches, ["a"], told.append)
+            hub.turn(1)
+    assert isinstance(told[0], StorageError)
+    assert told[1] == (1, 1)
+    log.close()

@@ -1,0 +1,172 @@
+"""The hub's state: a snapshot, and every entry since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.hub.holds import hold
+from headrace.hub.hub import Hub
+from headrace.hub.state import State, entry
+from headrace.log import Log
+from headrace.message import NOT_A_MESSAGE, Batch, Run
+
+
+class Notes:
+    """A part that keeps everything it is told."""
+
+    def __init__(self, name: str = "note", *, follows_messages: bool = False) -> None:
+        self.name = name
+        self.follows_messages = follows_messages
+        self.entries: list[tuple[str, bytes, int]] = []
+        self.batches: list[tuple[int, int]] = []
+        self.loaded: bytes | None = None
+
+    def apply(self, name: str, payload: bytes, seq: int) -> None:
+        self.entries.append((name, payload, seq))
+
+    def follow(self, batch: Batch) -> None:
+        self.batches.append((batch.first, batch.last))
+
+    def dump(self) -> bytes:
+        return b"dumped"
+
+    def load(self, section: bytes) -> None:
+        self.loaded = section
+
+
+def numbered(batch: Batch, first: int) -> Batch:
+    return batch.numbered(first, 0, 0)
+
+
+def messages(first: int, *payloads: bytes) -> Batch:
+    return Batch(Run.of(payloads), first=first, origin="spp")
+
+
+class TestEntries:
+    def test_an_entry_is_no_message_and_names_its_part(self) -> None:
+        batch = entry("note", "a/b", b"payload")
+        assert (batch.origin, batch.topic, list(batch.run)) == (NOT_A_MESSAGE, "note/a/b", [b"payload"])
+
+    def test_they_reach_the_part_they_name(self) -> None:
+        one, other = Notes("one"), Notes("other")
+        state = State(one, other)
+        state.apply(numbered(entry("one", "x", b"1"), 1))
+        state.apply(numbered(entry("other", "y/z", b"2"), 2))
+        state.apply(numbered(entry("one", "", b""), 3))
+        assert one.entries == [("x", b"1", 1), ("", b"", 3)]
+        assert other.entries == [("y/z", b"2", 2)]
+
+    def test_of_a_part_that_is_not_here_they_are_passed_over(self) -> None:
+        state = State()
+        state.apply(numbered(entry("future", "x", b"1"), 1))
+        assert state.seq == 1
+
+    def test_a_message_is_no_entry_whatever_its_topic(self) -> None:
+        notes = Notes()
+        state = State(notes)
+        state.apply(Batch(Run.of([b'{"seq": 1}']), first=1, origin="spp", topic="hold/job"))
+        state.apply(Batch(Run.of([b"x"]), first=2, origin="spp", topic="note/x"))
+        assert (state.holds, notes.entries, state.seq) == ({}, [], 2)
+
+    def test_messages_reach_the_parts_that_follow_them(self) -> None:
+        deaf, listening = Notes("deaf"), Notes("listening", follows_messages=True)
+        state = State(deaf, listening)
+        state.apply(messages(1, b"a", b"b"))
+        state.apply(messages(3, b"c"))
+        assert deaf.batches == []
+        assert listening.batches == [(1, 2), (3, 3)]
+
+
+class TestHolds:
+    def test_keep_and_let_go(self) -> None:
+        state = State()
+        for seq, (name, at) in enumerate([("a", 5), ("b/c", 7), ("a", 9)], 1):
+            state.apply(numbered(entry("hold", name, hold(at)), seq))
+        assert state.holds == {"a": 9, "b/c": 7}
+        state.apply(numbered(entry("hold", "a", hold(None)), 4))
+        state.apply(numbered(entry("hold", "never there", hold(None)), 5))
+        assert state.holds == {"b/c": 7}
+
+    def test_through_a_snapshot(self) -> None:
+        state = State()
+        state.apply(numbered(entry("hold", "a", hold(5)), 1))
+        again = State()
+        again.load(1, state.sections())
+        assert (again.holds, again.seq) == ({"a": 5}, 1)
+
+
+class TestSnapshot:
+    def test_a_section_for_each_part(self) -> None:
+        assert State(Notes()).sections().keys() == {"hold", "note"}
+
+    def test_each_part_takes_its_own(self) -> None:
+        notes = Notes()
+        State(notes).load(3, {"note": b"kept"})
+        assert notes.loaded == b"kept"
+
+    def test_sections_of_parts_that_are_not_here_are_passed_over(self) -> None:
+        state = State()
+        state.load(3, {"future": b"whatever"})
+        assert state.seq == 3
+
+
+class TestRestore:
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Callable[[], Log]:
+        return lambda: Log.open(tmp_path / "log")
+
+    def fill(self, log: Log) -> Hub:
+        hub = Hub(log, 1, max_uncommitted=1 << 20)
+        hub.submit(entry("hold", "a", hold(1)))
+        hub.submit(messages(0, b"x", b"y"))
+        hub.submit(entry("hold", "b", hold(2)))
+        hub.turn(5)
+        return hub
+
+    def test_from_the_log_alone(self, log: Callable[[], Log]) -> None:
+        first = log()
+        self.fill(first)
+        first.close()
+        again = log()
+        state = State()
+        state.restore(again)
+        assert (state.holds, state.seq) == ({"a": 1, "b": 2}, 4)
+        again.close()
+
+    def test_from_a_snapshot_and_what_follows_it(self, log: Callable[[], Log]) -> None:
+        first = log()
+        hub = self.fill(first)
+        first.write_snapshot(hub.state.seq, hub.state.sections())
+        hub.submit(entry("hold", "a", hold(None)))
+        hub.turn(6)
+        first.close()
+        again = log()
+        notes = Notes(follows_messages=True)
+        state = State(notes)
+        state.restore(again)
+        assert (state.holds, state.seq) == ({"b": 2}, 5)
+        assert notes.batches == [(5, 5)]  # what the snapshot has is not read again
+        again.close()
+
+    def test_over_sealed_segments(self, log: Callable[[], Log]) -> None:
+        # Sealing merges entries and messages into one record batch.
+        first = log()
+        self.fill(first)
+        first.rotate()
+        assert first.seal_next() is not None
+        first.close()
+        again = log()
+        state = State()
+        state.restore(again)
+        assert (state.holds, state.seq) == ({"a": 1, "b": 2}, 4)
+        again.close()
+
+    def test_of_an_empty_log(self, log: Callable[[], Log]) -> None:
+        empty = log()
+        state = State()
+        state.restore(empty)
+        assert (state.holds, state.seq) == ({}, 0)
+        empty.close()
