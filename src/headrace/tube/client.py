@@ -1,0 +1,122 @@
+"""Connecting: ``tube = await connect(url)``, or ``async with connect(url) as tube``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import dataclass
+from types import TracebackType
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.exceptions import InvalidURI
+from websockets.uri import parse_uri
+
+from headrace.errors import UnreachableError, UsageError
+from headrace.tube.line import Line, ReadBuffer
+from headrace.tube.options import DEFAULT_OPTIONS, Options
+from headrace.tube.session import Session
+from headrace.tube.tcp import TcpLine
+from headrace.tube.tube import Tube
+from headrace.tube.websocket import WebSocketLine
+from headrace.wire.tube_connection import Side, Transport
+
+TCP_PORT = 8081
+WEBSOCKET_PORT = 8080
+
+_SCHEMES = {
+    "tube": (Transport.TCP, TCP_PORT),
+    "tube+tcp": (Transport.TCP, TCP_PORT),
+    "tube+ws": (Transport.WEBSOCKET, WEBSOCKET_PORT),
+    "ws": (Transport.WEBSOCKET, WEBSOCKET_PORT),
+}
+
+
+def connect(url: str, *, options: Options = DEFAULT_OPTIONS) -> Connecting:
+    """Connect to a tube server.
+
+    ``tube://host:port`` is TCP (port 8081 unless it says otherwise), ``ws://host:port/path`` WebSocket (8080);
+    ``tube+tcp`` and ``tube+ws`` are other names for the two.
+
+    Raises :class:`~headrace.errors.UnreachableError` if nobody answers in ``options.handshake_seconds``,
+    :class:`~headrace.errors.RefusedError` if a web server says no, and a
+    :class:`~headrace.errors.WireError` if what answers is not a tube.
+    """
+    return Connecting(url, options)
+
+
+class Connecting:
+    """A tube to be: await it, or enter it to have it closed in the end."""
+
+    def __init__(self, url: str, options: Options) -> None:
+        self._target = _Target.parse(url)
+        self._options = options
+        self._tube: Tube
+
+    def __await__(self) -> Generator[object, None, Tube]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Tube:
+        self._tube = await self._connect()
+        return self._tube
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tube.close()
+
+    async def _connect(self) -> Tube:
+        session = Session(Side.CLIENT, self._target.transport, self._options)
+        tube = Tube(session)
+        try:
+            async with asyncio.timeout(self._options.handshake_seconds):
+                await self._open(session)
+        except TimeoutError:
+            seconds = self._options.handshake_seconds
+            raise UnreachableError(self._target.url, f"no answer within {seconds:g} s") from None
+        except (OSError, UnicodeError) as error:
+            # A host name that cannot be one is a UnicodeError.
+            raise UnreachableError(self._target.url, str(error)) from error
+        return tube
+
+    async def _open(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        target = self._target
+        transport, _ = await loop.create_connection(lambda: target.line(session), target.host, target.port)
+        try:
+            await session.wait_open()
+        except BaseException:
+            transport.abort()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a URL names."""
+
+    url: str
+    transport: Transport
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> _Target:
+        try:
+            parts = urlsplit(url)
+            transport, default_port = _SCHEMES[parts.scheme]
+            port = default_port if parts.port is None else parts.port
+            if not parts.hostname:
+                raise ValueError(url)
+            if transport is Transport.WEBSOCKET:
+                # Port 80 is what others take for meant; and the library knows the scheme under one name only.
+                netloc = parts.netloc if parts.port is not None else f"{parts.netloc.rstrip(':')}:{port}"
+                url = urlunsplit(parts._replace(scheme="ws", netloc=netloc))
+                parse_uri(url)
+        except (KeyError, ValueError, InvalidURI):
+            expected = "tube://host:port or ws://host:port/path"
+            raise UsageError(f"{url!r} is no tube: expected {expected}") from None
+        return cls(url, transport, parts.hostname, port)
+
+    def line(self, session: Session) -> Line:
+        if self.transport is Transport.TCP:
+            return TcpLine(session, ReadBuffer())
+        return WebSocketLine.client(session, ReadBuffer(), parse_uri(self.url))

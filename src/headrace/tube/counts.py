@@ -1,0 +1,20 @@
+"""What has happened on a tube, for whoever watches over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counted since the tube was made."""
+
+    messages_received: int = 0
+    messages_sent: int = 0
+    compressed_sent: int = 0
+    discarded: int = 0
+    """Messages received in a compression we lack: thrown away and answered."""
+    refused: int = 0
+    """Times the peer turned out to lack a compression we used."""
+    ignored: int = 0
+    """Answers to what was never asked."""

@@ -1,0 +1,130 @@
+"""What comes in: looked at only as far as somebody wants it, and not at all from those who take no answers.
+
+What was read stays in its buffer until the receiver takes more. A read may hold thousands of messages, each of which
+may inflate to a thousand times its length: so one that was not asked for yet is not even put together.
+
+A peer may ask for answers (Pings, messages in compressions we lack) faster than it takes them. While more than a few
+wait, it is not read: then a flood of questions costs its sender, not our memory. An honest peer asks once in a
+while, so two that send each other at full speed never stop each other by this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from headrace.errors import WireError
+from headrace.tube.conversation import Conversation
+from headrace.tube.outgoing import Outgoing
+from headrace.wire.inbox import Buffer
+from headrace.wire.tube_connection import Event
+
+if TYPE_CHECKING:
+    from headrace.tube.line import Line
+
+MAX_OWED = 256
+"""Answers that may wait."""
+
+_NOTHING: Iterator[Event] = iter(())
+
+
+class Incoming:
+    """The receiving direction of one tube.
+
+    ``take`` gets each event, and may hold the rest back; ``refuse`` gets the error of bytes that break the protocol.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        outgoing: Outgoing,
+        line: Line,
+        take: Callable[[Event], None],
+        refuse: Callable[[WireError], None],
+    ) -> None:
+        self._conversation = conversation
+        self._outgoing = outgoing
+        self._line = line
+        self._take = take
+        self._refuse = refuse
+        self._events = _NOTHING
+        """What was read and not yet looked at."""
+        self._delivering = False
+        self._held = False
+        self._choked = False
+        """The peer does not take the answers it asked for."""
+        self._owed = 0
+
+    @property
+    def taking(self) -> bool:
+        """Whether more may be given to :meth:`receive` now."""
+        return not (self._held or self._choked)
+
+    def receive(self, data: Buffer) -> bool:
+        """Take bytes, or one WebSocket message; return whether their memory is free again."""
+        self._events = self._conversation.receive(data)
+        return self._deliver()
+
+    def hold(self) -> None:
+        """Hand over nothing more for now."""
+        if not self._held:
+            self._held = True
+            self._line.pause_reading()
+
+    def let_go(self) -> bool:
+        """Go on after :meth:`hold`, at once with what was read already; return whether the line is read again."""
+        self._held = False
+        return self._go_on()
+
+    def drop(self) -> None:
+        """Forget what was read: nobody wants it any more, nor what still comes."""
+        self._events = _NOTHING
+        self._held = self._choked = False
+
+    def owe(self) -> None:
+        """Note that the peer is to get an answer."""
+        self._owed += 1
+        if self._owed >= MAX_OWED:
+            self._outgoing.pump()
+            if not self._outgoing.paused:
+                self._owed = 0
+            elif not self._choked:
+                self._choked = True
+                self._line.pause_reading()
+
+    def settle(self) -> bool:
+        """Note that all answers have gone out; return whether the line is read again because of that."""
+        self._owed = 0
+        if not self._choked:
+            return False
+        self._choked = False
+        return self._go_on()
+
+    def _go_on(self) -> bool:
+        # Called from within a callback, it is done when that returns.
+        if self._delivering or not self.taking:
+            return False
+        if self._events is not _NOTHING and not self._deliver():
+            return False
+        self._line.resume_reading()
+        return True
+
+    def _deliver(self) -> bool:
+        """Hand over what was read; return whether that was all."""
+        events = self._events
+        self._delivering = True
+        try:
+            for event in events:
+                self._take(event)
+                if self._events is not events:
+                    return True
+                if not self.taking:
+                    return False
+            self._events = _NOTHING
+        except WireError as error:
+            self._events = _NOTHING
+            self._refuse(error)
+        finally:
+            self._delivering = False
+            self._outgoing.pump()
+        return True

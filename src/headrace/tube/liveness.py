@@ -1,0 +1,101 @@
+"""Whether the peer is still there: when to ask, and when to give up. Decides only; the time is an argument.
+
+A peer that was not heard for ``idle_seconds`` is pinged. What counts as its answer is any byte, not the Pong
+alone: a Pong waits behind the message its sender is in the middle of. For the same reason a peer that takes what
+we send is not given up while it does so, since our Ping may still be behind that.
+
+While we do not read (our consumer is slow), silence says nothing about the peer: it is not given up. But then we
+do not see its Pings either, so we go on sending ours, which shows it that we are there.
+
+A peer that lets a message drip in, a byte now and then, is heard all the time; ``message_seconds`` bounds that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.tube.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before ``until``."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ping the peer, then look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The peer is gone, or as good as."""
+
+    reason: str
+
+
+class Liveness:
+    """What was last heard from one peer."""
+
+    __slots__ = ("_asked", "_began", "_heard", "_opened", "_options", "_taken", "_whole")
+
+    def __init__(self, options: Options, now: float) -> None:
+        self._options = options
+        self._opened = False
+        self._began = now
+        self._heard = now
+        self._whole = now
+        """When the peer was last between messages."""
+        self._asked: float | None = None
+        """When a Ping went out, or something of ours was last taken after it, unless the peer was heard since."""
+        self._taken = 0
+
+    def open(self, now: float) -> None:
+        """Both fragment sizes are known."""
+        self._opened = True
+        self.resume(now)
+
+    def hear(self, now: float) -> None:
+        """Bytes came."""
+        self._heard = now
+        self._asked = None
+
+    def whole(self, now: float) -> None:
+        """A message, or anything else that stands between messages, came to its end."""
+        self._whole = now
+
+    def resume(self, now: float) -> None:
+        """We read again after we did not: the peer starts afresh."""
+        self.hear(now)
+        self.whole(now)
+
+    def look(self, now: float, *, reading: bool, unfinished: bool, taken: int) -> Wait | Ask | GiveUp:
+        """Say what is due; ``taken`` is how many of our bytes the transport has taken so far."""
+        options = self._options
+        if not self._opened:
+            until = self._began + options.handshake_seconds
+            if now >= until:
+                return GiveUp(f"did not open the tube within {options.handshake_seconds:g} s")
+            return Wait(until)
+        deadlines = [now + options.message_seconds]
+        if unfinished and reading:
+            deadlines[0] = self._whole + options.message_seconds
+            if now >= deadlines[0]:
+                return GiveUp(f"a message was not whole within {options.message_seconds:g} s")
+        if self._asked is None or not reading:
+            ask_at = max(self._heard, self._asked or 0.0) + options.idle_seconds
+            if now >= ask_at:
+                self._asked = now
+                self._taken = taken
+                return Ask()
+            deadlines.append(ask_at)
+        else:
+            if taken != self._taken:
+                self._taken = taken
+                self._asked = now
+            if now >= self._asked + options.pong_seconds:
+                return GiveUp(f"no answer to a Ping within {options.pong_seconds:g} s")
+            deadlines.append(self._asked + options.pong_seconds)
+        return Wait(min(deadlines))

@@ -1,0 +1,182 @@
+"""What goes out, in order: messages as their senders gave them, and between them the protocol's own answers.
+
+Fragments are made as the line takes them, never all at once: the peer chooses their size, and eight million
+fragments of one byte must cost neither memory nor a long turn of the event loop. So one message is *under way* at a
+time, its pieces are handed to the line until that is full or the turn has had its share, and whatever is sent
+meanwhile waits behind it. Answers (a Pong, a refusal, a repeated message) stand between messages: the conversation
+hands them out with the next message, or when there is none.
+
+A long message that is worth compressing stops the queue while a thread works on it: order is kept by waiting, not by
+sorting afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from headrace.tube.conversation import Conversation
+from headrace.tube.counts import Counts
+from headrace.tube.options import Policy
+from headrace.tube.packing import Place, pack, place
+from headrace.tube.parts import Parts
+from headrace.wire.inbox import Buffer
+from headrace.wire.tube import COMPRESS_FROM
+
+PIECES_A_TURN = 256
+"""A WebSocket frame costs some microseconds of Python: this many are a millisecond or two."""
+
+_NOTHING: Iterator[Buffer] = iter(())
+
+
+class Outgoing:
+    """The sending direction of one tube.
+
+    ``write`` hands a piece to the line; ``moved`` is called when something that waited has gone through.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        write: Callable[[Buffer], None],
+        moved: Callable[[], None],
+        policy: Policy | None,
+        counts: Counts,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._conversation = conversation
+        self._write = write
+        self._moved = moved
+        self._policy = policy
+        self._counts = counts
+        self._waiting: deque[Parts] = deque()
+        self._ping_due = False
+        self._pieces = _NOTHING
+        """What is left of what is under way."""
+        self._under_way = False
+        self._message: Parts = ()
+        """The message that is under way, if it is one."""
+        self._packing: Parts | None = None
+        """The message that a thread is compressing."""
+        self._next_turn: asyncio.Handle | None = None
+        self._full = False
+        self._stopped = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything has been handed to the line."""
+        return not (self._under_way or self._waiting or self._packing is not None)
+
+    @property
+    def paused(self) -> bool:
+        """Whether senders should wait: the line is full, or what was sent before is not through yet."""
+        return self._full or not self.idle
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits; the message under way counts in full until all of it is handed over."""
+        messages = (self._message, self._packing or (), *self._waiting)
+        return sum(len(part) for parts in messages for part in parts)
+
+    def send(self, parts: Parts) -> None:
+        """Send a message after those before it."""
+        self._counts.messages_sent += 1
+        self._waiting.append(parts)
+        self.pump()
+
+    def ping(self) -> None:
+        """Send a Ping after the message under way."""
+        self._ping_due = True
+        self.pump()
+
+    def fill(self) -> None:
+        """The line takes no more for now."""
+        self._full = True
+
+    def make_room(self) -> None:
+        """The line takes more again."""
+        self._full = False
+        self._go_on()
+
+    def stop(self) -> None:
+        """Forget what has not gone out: the line is gone."""
+        self._stopped = True
+        self._waiting.clear()
+        self._pieces = _NOTHING
+        self._under_way = False
+        self._message = ()
+        self._packing = None
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+
+    def pump(self) -> None:
+        """Hand over what the line takes and this turn allows."""
+        if self._blocked:
+            return
+        left = PIECES_A_TURN
+        while self._under_way or self._begin_next():
+            for piece in self._pieces:
+                self._write(piece)
+                left -= 1
+                if self._full:
+                    return
+                if not left:
+                    self._next_turn = self._loop.call_soon(self._take_turn)
+                    return
+            self._under_way = False
+            self._message = ()
+
+    @property
+    def _blocked(self) -> bool:
+        return self._full or self._packing is not None or self._next_turn is not None or self._stopped
+
+    def _begin_next(self) -> bool:
+        """Put under way what comes next; say whether there is anything."""
+        if self._ping_due:
+            self._ping_due = False
+            self._pieces = self._conversation.ping()
+        elif self._waiting:
+            return self._begin_message(self._waiting.popleft())
+        elif self._conversation.owes:
+            self._pieces = self._conversation.data_to_send()
+        else:
+            return False
+        self._under_way = True
+        return True
+
+    def _begin_message(self, parts: Parts) -> bool:
+        short = sum(map(len, parts)) < COMPRESS_FROM
+        where = Place.NOWHERE if short or not self._conversation.may_compress else place(parts, self._policy)
+        if where is Place.THREAD:
+            self._packing = parts
+            self._loop.run_in_executor(None, pack, parts).add_done_callback(self._take_packed)
+            return False
+        self._put_under_way(parts, pack(parts) if where is Place.HERE else None)
+        return True
+
+    def _put_under_way(self, parts: Parts, packed: bytes | None) -> None:
+        # A refusal may have come while a thread was at work.
+        if packed is None or not self._conversation.may_compress:
+            self._pieces = self._conversation.send_raw(parts)
+        else:
+            self._pieces = self._conversation.send_deflated(packed, parts)
+            self._counts.compressed_sent += 1
+        self._under_way = True
+        self._message = parts
+
+    def _take_packed(self, result: asyncio.Future[bytes | None]) -> None:
+        if self._packing is None:
+            return
+        parts, self._packing = self._packing, None
+        self._put_under_way(parts, None if result.cancelled() else result.result())
+        self._go_on()
+
+    def _take_turn(self) -> None:
+        self._next_turn = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.pump()
+        self._moved()

@@ -1,0 +1,106 @@
+"""Who gets what a tube receives: an object that is called, for speed, or a queue that is awaited, for ease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.errors import HeadraceError, UsageError
+
+Received = bytes | bytearray
+"""A message belongs to whoever gets it; a tube keeps no hold on it."""
+
+MESSAGE_COST = 128
+"""What a message takes beside its bytes: a flood of empty ones fills a queue too."""
+
+
+class Receiver(Protocol):
+    """What a tube calls, in its event loop: on its own, or from within ``attach``, ``resume_reading`` and what
+    closes it, never from within ``write``."""
+
+    def on_message(self, message: Received, /) -> None:
+        """Take a message. Call the tube's ``pause_reading`` to get no more for now."""
+
+    def on_room(self) -> None:
+        """Go on sending: the tube is no longer ``paused``. May come without need."""
+
+    def on_end(self, error: HeadraceError | None, /) -> None:
+        """No more messages will come: the tube was closed by either side (``None``) or broke.
+
+        After ``None`` from the peer of a TCP server, sending may still go on; see ``Tube.closed``.
+        """
+
+
+class Queue:
+    """The receiver behind ``async for``: keeps messages until they are asked for, within a bound of bytes.
+
+    Past the bound the tube is not read, until half of it is free again. One message may exceed the bound,
+    so that every message can pass.
+    """
+
+    def __init__(self, bound: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        self._bound = bound
+        self._pause = pause
+        self._resume = resume
+        self._messages: deque[Received] = deque()
+        self._size = 0
+        self.full = False
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def on_message(self, message: Received) -> None:
+        """Keep a message."""
+        self._messages.append(message)
+        self._size += len(message) + MESSAGE_COST
+        if self._size >= self._bound and not self.full:
+            self.full = True
+            self._pause()
+        self._wake()
+
+    def on_room(self) -> None:
+        """Nothing waits for room here: senders await it."""
+
+    def on_end(self, _error: HeadraceError | None) -> None:
+        """Let :meth:`get` end after what is kept."""
+        self._ended = True
+        self._wake()
+
+    def discard(self) -> None:
+        """Forget what is kept."""
+        self._messages.clear()
+        self._size = 0
+
+    async def get(self) -> Received | None:
+        """Return the next message, or ``None`` when there will be none. Cancelling this loses nothing."""
+        while not self._messages:
+            if self._ended:
+                return None
+            if self._waiter is not None:
+                raise UsageError("somebody else is already waiting for this tube's next message")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._take()
+
+    def hand_over(self, to: Receiver) -> None:
+        """Give what is kept to another receiver, which gets everything from now on."""
+        if self._waiter is not None:
+            raise UsageError("somebody is waiting for this tube's next message")
+        while self._messages:
+            to.on_message(self._take())
+
+    def _take(self) -> Received:
+        message = self._messages.popleft()
+        self._size -= len(message) + MESSAGE_COST
+        if self.full and self._size <= self._bound // 2:
+            self.full = False
+            self._resume()
+        return message
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

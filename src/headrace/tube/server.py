@@ -1,0 +1,229 @@
+"""Serving: a handler for each tube that is opened, and an orderly end for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Literal, Self
+
+from headrace.config import Address
+from headrace.errors import UsageError
+from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT
+from headrace.tube.line import Line, ReadBuffer, address_of
+from headrace.tube.options import DEFAULT_OPTIONS, Options
+from headrace.tube.session import Session
+from headrace.tube.tcp import TcpLine
+from headrace.tube.tube import Tube
+from headrace.tube.websocket import WebSocketLine
+from headrace.wire.tube_connection import Side, Transport
+
+logger = logging.getLogger("headrace.tube")
+
+Handler = Callable[[Tube], Awaitable[None] | None]
+"""Called for each tube once it is open. What an ``async def`` does is run as a task, and the tube closed when it is
+done. A plain function attaches a receiver, or keeps the tube, and owns it from then on."""
+
+Admit = Callable[[Tube], bool]
+
+
+def serve(
+    handler: Handler,
+    host: str | Sequence[str] | None = "127.0.0.1",
+    port: int | None = None,
+    *,
+    transport: Transport | Literal["tcp", "websocket"] = Transport.TCP,
+    sock: socket.socket | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    admit: Admit | None = None,
+    origins: Sequence[str | None] | None = None,
+) -> Serving:
+    """Listen for tubes, on ``host`` and ``port`` (0 takes a free one) or on a socket that is bound already.
+
+    ``admit`` is asked when somebody connects, before anything is read; saying ``False`` ends it there. On WebSocket,
+    ``origins`` lists the web pages' origins that may connect (``None`` among them: those who send none, which is
+    everybody but browsers); without it, all may.
+
+    Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
+    """
+    try:
+        kind = Transport(transport)
+    except ValueError:
+        raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'") from None
+    server = Server(handler, kind, options, admit, origins)
+    if port is None:
+        port = TCP_PORT if server.transport is Transport.TCP else WEBSOCKET_PORT
+    return Serving(server, host, port, sock)
+
+
+class Server:
+    """Somebody who listens; :func:`serve` makes them."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        transport: Transport,
+        options: Options,
+        admit: Admit | None,
+        origins: Sequence[str | None] | None,
+    ) -> None:
+        self.transport = transport
+        self.options = options
+        self._handler = handler
+        self._admit = admit
+        self._origins = origins
+        self._buffer = ReadBuffer()
+        self._sessions: dict[Session, Tube] = {}
+        """All that are connected, those not yet open among them."""
+        self._tasks: dict[asyncio.Future[None], Session] = {}
+        self._listener: asyncio.Server
+        self._closing = False
+        self._closed = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """The sockets it listens on; none once it is closing."""
+        return self._listener.sockets
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where it listens."""
+        return [address_of(sock.getsockname()) for sock in self.sockets]
+
+    @property
+    def tubes(self) -> list[Tube]:
+        """Those that are open."""
+        return [tube for tube in self._sessions.values() if not tube.closed]
+
+    def close(self) -> None:
+        """Stop listening, and let every tube come to its end; again if you like.
+
+        A handler gets the messages that have been received, then the end of its iteration, and may send until it
+        returns; one that is not done after ``options.close_seconds`` is cancelled. A tube without a task is closed.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        self._listener.close()
+        busy = set(self._tasks.values())
+        for session in tuple(self._sessions):
+            if session in busy:
+                session.stop_receiving()
+            else:
+                session.close()
+        if busy and self.options.close_seconds < math.inf:
+            loop = self._listener.get_loop()
+            self._deadline = loop.call_later(self.options.close_seconds, self._cancel_handlers)
+        self._note_closed()
+
+    async def wait_closed(self) -> None:
+        """Wait until, after :meth:`close`, every handler is done and every tube gone."""
+        await self._closed.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        await self.wait_closed()
+
+    async def listen(self, host: str | Sequence[str] | None, port: int, sock: socket.socket | None) -> None:
+        """Begin to accept."""
+        loop = asyncio.get_running_loop()
+        try:
+            if sock is None:
+                self._listener = await loop.create_server(self._line, host, port)
+            else:
+                self._listener = await loop.create_server(self._line, sock=sock)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {sock or f'{host}:{port}'}: {error.strerror or error}"
+            ) from error
+
+    def _line(self) -> Line:
+        session = Session(Side.SERVER, self.transport, self.options)
+        tube = Tube(session)
+        session.admit = partial(self._admits, session, tube)
+        session.on_open = partial(self._open, session, tube)
+        session.on_gone.append(partial(self._gone, session))
+        if self.transport is Transport.TCP:
+            return TcpLine(session, self._buffer)
+        return WebSocketLine.server(session, self._buffer, self._origins)
+
+    def _admits(self, session: Session, tube: Tube) -> bool:
+        self._sessions[session] = tube
+        return not self._closing and (self._admit is None or self._admit(tube))
+
+    def _open(self, session: Session, tube: Tube) -> None:
+        work = self._handler(tube)
+        if work is not None:
+            task = asyncio.ensure_future(work)
+            self._tasks[task] = session
+            task.add_done_callback(self._handled)
+
+    def _handled(self, task: asyncio.Future[None]) -> None:
+        session = self._tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._report(error, session)
+        session.close()
+        self._note_closed()
+
+    def _report(self, error: BaseException, session: Session) -> None:
+        if session.explains(error):
+            # How the tube ended is no news for the handler's author.
+            logger.info("tube from %s ended: %s", session.peer, error)
+        else:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"the handler of a tube from {session.peer} failed", "exception": error}
+            )
+
+    def _gone(self, session: Session) -> None:
+        self._sessions.pop(session, None)
+        self._note_closed()
+
+    def _cancel_handlers(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _note_closed(self) -> None:
+        if self._closing and not self._sessions and not self._tasks:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._closed.set()
+
+
+class Serving:
+    """A server to be: await it, or enter it to have it closed in the end."""
+
+    def __init__(
+        self,
+        server: Server,
+        host: str | Sequence[str] | None,
+        port: int,
+        sock: socket.socket | None,
+    ) -> None:
+        self._server = server
+        self._where = host, port, sock
+
+    def __await__(self) -> Generator[object, None, Server]:
+        return self._listen().__await__()
+
+    async def __aenter__(self) -> Server:
+        return await self._listen()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.__aexit__(kind, error, trace)
+
+    async def _listen(self) -> Server:
+        await self._server.listen(*self._where)
+        return self._server

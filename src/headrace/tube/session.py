@@ -1,0 +1,423 @@
+"""One tube's life between its line and its receiver: open, carry messages, keep alive, close.
+
+A session is driven from both sides and runs no task of its own. The line tells it what came (:meth:`Session.receive`,
+:meth:`~Session.end`, :meth:`~Session.lose`) and whether there is room; the owner sends, pauses and closes; one timer
+looks after silence and deadlines.
+
+::
+
+    opening ──fragment sizes──> open ──close(), refusal──> closing ──line lost──> gone
+       └────────────────── deadline, refusal, line lost ─────────────────────────────┘
+
+Invariants
+    - ``on_end`` is called once, after the last message, whatever ends the tube.
+    - Every wait for the peer has a deadline.
+    - What is kept for the peer (:mod:`~headrace.tube.outgoing`) and of it (:mod:`~headrace.tube.incoming`) is
+      bounded, and what is not bounded waits on the other side of the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from headrace.config import Address
+from headrace.errors import ClosedError, HeadraceError, UnreachableError, WireError
+from headrace.tube.conversation import Conversation
+from headrace.tube.counts import Counts
+from headrace.tube.incoming import Incoming
+from headrace.tube.liveness import Ask, GiveUp, Liveness, Wait
+from headrace.tube.options import Options
+from headrace.tube.outgoing import Outgoing
+from headrace.tube.parts import Parts
+from headrace.tube.receiver import Receiver
+from headrace.wire.inbox import Buffer
+from headrace.wire.tube import Discarded, Message, Ping
+from headrace.wire.tube_connection import CompressionRefused, Event, Ignored, Opened, Side, Transport
+
+if TYPE_CHECKING:
+    from headrace.tube.line import Line
+
+
+class Phase(Enum):
+    """How far a tube has come."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    GONE = "gone"
+
+
+class Session:
+    """One end of one tube."""
+
+    def __init__(self, side: Side, transport: Transport, options: Options) -> None:
+        self.options = options
+        self.side = side
+        self.transport = transport
+        self.phase = Phase.OPENING
+        self.counts = Counts()
+        self.error: HeadraceError | None = None
+        """What broke the tube."""
+        self.ended = False
+        """Nothing more will be received."""
+        self.receiver: Receiver
+        self.admit: Callable[[], bool] = lambda: True
+        """Asked once, when the line is connected."""
+        self.on_open: Callable[[], None] = lambda: None
+        self.on_gone: list[Callable[[], None]] = []
+        self._conversation = Conversation(
+            side, transport, options.limits, compress=options.compress is not False
+        )
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._liveness = Liveness(options, self._heard_at)
+        self._timer: asyncio.TimerHandle | None = None
+        self._line: Line
+        self._outgoing: Outgoing
+        self._incoming: Incoming
+        self._peer = Address("somebody", 0)
+        self._opened = False
+        self._closed_here = False
+        self._finished = False
+        """The line was told that we send no more."""
+        self._peer_ended = False
+        self._goodbye: HeadraceError | None = None
+        """What is raised because the tube has ended."""
+        self._moving = 0
+        """Bytes the line had taken when a closing tube was last looked at."""
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    # What the owner asks
+
+    @property
+    def peer(self) -> Address:
+        """Who is at the other end."""
+        return self._peer
+
+    @property
+    def local(self) -> Address:
+        """Where we are."""
+        return self._line.local
+
+    @property
+    def fragment_size(self) -> int:
+        """The longest fragment the peer takes."""
+        return self._conversation.peer_fragment_size or 0
+
+    @property
+    def max_payload(self) -> int:
+        """The longest WebSocket message a peer may send."""
+        return self._conversation.max_payload
+
+    @property
+    def paused(self) -> bool:
+        """Whether senders should wait."""
+        return self._outgoing.paused
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of ours that the network has not taken, at most."""
+        return self._outgoing.waiting_bytes + self._line.unsent
+
+    def write(self, parts: Parts) -> None:
+        """Send a message, which waits in memory if there is no room."""
+        self.check_open()
+        self._conversation.check_length(sum(map(len, parts)))
+        self._outgoing.send(parts)
+
+    async def drain(self) -> None:
+        """Wait until there is room."""
+        while self.phase is Phase.OPEN and self._outgoing.paused:
+            await self._something_happens()
+        self.check_open()
+
+    async def wait_open(self) -> None:
+        """Wait until the tube is open, even if it has ended since."""
+        while self.phase is Phase.OPENING and not self.ended:
+            await self._something_happens()
+        if not self._opened:
+            raise self.reason()
+
+    async def wait_gone(self) -> None:
+        """Wait until the line is gone."""
+        while self.phase is not Phase.GONE:
+            await self._something_happens()
+
+    def check_open(self) -> None:
+        """Refuse to send on a tube that cannot."""
+        if self.phase is not Phase.OPEN:
+            raise self.reason()
+
+    def reason(self) -> HeadraceError:
+        """Say why nothing can be sent or received any more."""
+        if self._closed_here:
+            return ClosedError("the tube is closed")
+        if self._goodbye is None:
+            self._goodbye = self.error or UnreachableError(str(self._peer), "the peer closed the tube")
+        # It may be raised many times, and must not gather a traceback of each.
+        return self._goodbye.with_traceback(None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the tube ended otherwise than by being closed."""
+        return self.error is not None and not self._closed_here
+
+    def explains(self, error: BaseException) -> bool:
+        """Say whether an error only tells that this tube has ended."""
+        return error is self._goodbye or isinstance(error, ClosedError)
+
+    def pause_reading(self) -> None:
+        """Deliver no more messages for now."""
+        self._incoming.hold()
+
+    def resume_reading(self) -> None:
+        """Deliver messages again, at once those that were read already."""
+        if self._incoming.let_go():
+            self._liveness.resume(self._loop.time())
+
+    def stop_receiving(self) -> None:
+        """Take no more messages than were read already; sending goes on."""
+        if not self.ended:
+            self._line.pause_reading()
+            self._end(None)
+
+    def close(self) -> None:
+        """Send what was written, then close; what is still received is thrown away."""
+        if self.phase is Phase.OPENING:
+            self.abort()
+        elif self.phase is Phase.OPEN:
+            self._closed_here = True
+            self._begin_closing(None)
+            # To see the peer close as well.
+            self._line.resume_reading()
+            self._finish_when_idle()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self.phase is Phase.OPENING or self.phase is Phase.OPEN:
+            self._closed_here = True
+            self._begin_closing(None)
+        if self.phase is not Phase.GONE:
+            self._line.abort()
+
+    # What the line tells
+
+    def connect(self, line: Line) -> None:
+        """Begin on a connection just made."""
+        self._line = line
+        self._peer = line.peer
+        compress = self.options.compress
+        policy = None if isinstance(compress, bool) else compress
+        self._outgoing = Outgoing(self._conversation, line.write, self._move, policy, self.counts)
+        self._incoming = Incoming(self._conversation, self._outgoing, line, self._take, self.refuse)
+        if self.admit():
+            self._look()
+        else:
+            self.abort()
+
+    def ready(self) -> None:
+        """Speak: the line carries pieces from now on."""
+        self._outgoing.pump()
+
+    def hear(self) -> float:
+        """Note that the peer sent something; return when."""
+        self._heard_at = self._loop.time()
+        self._liveness.hear(self._heard_at)
+        return self._heard_at
+
+    def receive(self, data: Buffer) -> bool:
+        """Take bytes, or one WebSocket message; return whether their memory is free again."""
+        if self.ended:
+            return True
+        free = self._incoming.receive(data)
+        if not self._conversation.unfinished:
+            self._liveness.whole(self._heard_at)
+        return free
+
+    def owe(self) -> None:
+        """Note that the peer is to get an answer."""
+        self._incoming.owe()
+
+    @property
+    def taking(self) -> bool:
+        """Whether more may be given to :meth:`receive` now."""
+        return self._incoming.taking
+
+    def end(self, error: HeadraceError | None = None, *, sending: bool = True) -> bool:
+        """Note that the peer sends no more; return whether we may still send (if ``sending`` is possible at all)."""
+        self._peer_ended = True
+        if self.phase is Phase.OPENING:
+            reason = "the connection ended before the tube was open"
+            error = error or UnreachableError(str(self._peer), reason)
+        elif self.phase is Phase.CLOSING:
+            # What we still have goes out first.
+            return sending and self._closed_here and not self._finished
+        elif error is None and self._conversation.unfinished:
+            cut = f"the connection ended {self._conversation.unfinished} bytes into a message"
+            error = UnreachableError(str(self._peer), cut)
+        elif error is None and sending and self.side is Side.SERVER:
+            # A client may shut its side down and wait for the answers; a server that says goodbye goes away.
+            self._end(None)
+            self._watch_closing()
+            return True
+        self._begin_closing(error)
+        return False
+
+    def refuse(self, error: WireError) -> None:
+        """Close because of bytes that break the protocol."""
+        if not self.ended:
+            self._begin_closing(error)
+            self._line.refuse(error)
+
+    def lose(self, error: Exception | None) -> None:
+        """Note that the line is gone."""
+        reason = UnreachableError(str(self._peer), str(error or "the connection was lost"))
+        if not self.ended:
+            self._end(reason)
+        elif error is not None and not self._finished:
+            self.error = self.error or reason
+        self.phase = Phase.GONE
+        if self._timer is not None:
+            self._timer.cancel()
+        self._outgoing.stop()
+        self._wake()
+        for callback in self.on_gone:
+            callback()
+
+    def fill(self) -> None:
+        """Note that the line takes no more for now."""
+        self._outgoing.fill()
+
+    def make_room(self) -> None:
+        """Note that the line takes more again."""
+        self._outgoing.make_room()
+
+    # Receiving
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Message(data):
+                self.counts.messages_received += 1
+                self._liveness.whole(self._heard_at)
+                self.receiver.on_message(data)
+            case Ping():
+                self._incoming.owe()
+            case Discarded():
+                self.counts.discarded += 1
+                self._incoming.owe()
+            case Opened():
+                self._open()
+            case CompressionRefused():
+                self.counts.refused += 1
+            case Ignored():
+                self.counts.ignored += 1
+
+    def _open(self) -> None:
+        self.phase = Phase.OPEN
+        self._opened = True
+        self._liveness.open(self._loop.time())
+        self._look()
+        self._outgoing.pump()
+        self._wake()
+        self.on_open()
+
+    # Ending
+
+    def _begin_closing(self, error: HeadraceError | None) -> None:
+        self.phase = Phase.CLOSING
+        if self._closed_here:
+            self._incoming.drop()
+        self._end(error)
+        self._watch_closing()
+
+    def _end(self, error: HeadraceError | None) -> None:
+        self.error = self.error or error
+        if not self.ended:
+            self.ended = True
+            self._wake()
+            self.receiver.on_end(error)
+
+    def _finish_when_idle(self) -> None:
+        if self._outgoing.idle and not self._finished:
+            self._finished = True
+            if self._peer_ended:
+                self._line.close()
+            else:
+                self._line.finish()
+
+    # Waiting
+
+    def _move(self) -> None:
+        """Something that waited to be sent has gone through."""
+        if self.phase is Phase.CLOSING:
+            self._finish_when_idle()
+        if self._outgoing.paused:
+            return
+        if self._incoming.settle():
+            self._liveness.resume(self._loop.time())
+        self._wake()
+        if self.phase is Phase.OPEN:
+            self.receiver.on_room()
+
+    def _look(self) -> None:
+        """Do what is due, and come back when something may be."""
+        if self.ended:
+            self._look_closing()
+            return
+        while True:
+            verdict = self._liveness.look(
+                self._loop.time(),
+                reading=self.taking,
+                unfinished=bool(self._conversation.unfinished or self._line.unfinished),
+                taken=self._line.written - self._line.unsent,
+            )
+            match verdict:
+                case Ask():
+                    self._outgoing.ping()
+                case GiveUp(reason):
+                    self._begin_closing(UnreachableError(str(self._peer), reason))
+                    self._line.abort()
+                    return
+                case Wait(until):
+                    self._set_timer(until - self._loop.time())
+                    return
+
+    def _watch_closing(self) -> None:
+        self._moving = self._line.written - self._line.unsent
+        closing = self.phase is Phase.CLOSING
+        self._set_timer(self.options.close_seconds if closing else self.options.pong_seconds)
+
+    def _look_closing(self) -> None:
+        """Cut off a peer that takes nothing, or (once all is taken) does not close as well."""
+        if self._line.written - self._line.unsent != self._moving:
+            self._watch_closing()
+        elif unsent := self.unsent:
+            self.error = self.error or UnreachableError(str(self._peer), f"{unsent} bytes were never taken")
+            self._line.abort()
+        elif self.phase is Phase.CLOSING:
+            self._line.abort()
+        else:
+            self._watch_closing()
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if seconds < math.inf:
+            self._timer = self._loop.call_later(seconds, self._look)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _something_happens(self) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)

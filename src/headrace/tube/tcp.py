@@ -1,0 +1,42 @@
+"""A tube over TCP: the codec's bytes back to back, and a half-close for goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace.errors import WireError
+from headrace.tube.line import Line
+from headrace.wire.inbox import Buffer
+
+
+class TcpLine(Line):
+    """One TCP connection."""
+
+    def write(self, piece: Buffer) -> None:
+        """Send bytes."""
+        self._send(piece)
+
+    def finish(self) -> None:
+        """Half-close: the peer reads all that was written, then our end, and closes as well."""
+        if self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def refuse(self, _error: WireError) -> None:
+        """Close: the protocol has no error message."""
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin: nothing comes before the fragment sizes."""
+        super().connection_made(transport)
+        self._session.ready()
+
+    def eof_received(self) -> bool:
+        """Pass on that the peer sends no more; return whether we may still send."""
+        return self._session.end()
+
+    def _take(self, data: memoryview) -> bool:
+        return self._session.receive(data)
