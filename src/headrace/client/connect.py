@@ -1,0 +1,87 @@
+"""From a URL to a client: ``scheme://host:port[,host:port …]``.
+
+A scheme names a protocol, and where that has a choice of transports, one of them. Clients are imported when they are
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.client.backbone import Backbone, Options
+    from headrace.client.spp import Spp
+    from headrace.client.sync import Sync
+    from headrace.client.tube import LinkClient
+
+
+def connect(url: str, **options: Any) -> Any:
+    """A client for the hub at ``url``, to be opened with ``async with``.
+
+    >>> backbone = connect("fyrehose://127.0.0.1:2323", from_seq=1)
+    >>> link = connect("tube://127.0.0.1:8081,127.0.0.1:8082")
+    >>> services = connect("spp://127.0.0.1")
+
+    ``fyrehose://`` is the backbone over TCP, ``fyrehose+udp://`` the same over UDP (port 2323 unless the URL says
+    otherwise): :class:`~headrace.client.backbone.Backbone` describes the options. ``tube://`` is the link (port 8081):
+    :class:`~headrace.client.tube.LinkClient` does. ``spp://`` are the services (port 3002):
+    :class:`~headrace.client.spp.Spp`. When one of several hosts does not answer, the next is tried.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise UsageError(f"{url!r} is no address of a hub: expected scheme://host:port")
+    client = _CLIENTS.get(scheme.lower())
+    if client is None:
+        raise UsageError(f"{url!r}: unknown scheme {scheme!r}; known are {', '.join(_CLIENTS)}")
+    return client(url, rest.removesuffix("/"), options)
+
+
+def connect_sync(url: str, **options: Any) -> Sync[Any]:
+    """The same client for code without an event loop, to be opened with ``with``: its methods block."""
+    from headrace.client.sync import Sync
+
+    return Sync(connect(url, **options))
+
+
+def _backbone(url: str, hosts: str, options: Options) -> Backbone:
+    from headrace.client.backbone import DEFAULT_PORT, Backbone
+    from headrace.config import Address
+
+    if not hosts:
+        raise UsageError(f"{url!r} names no host: expected fyrehose://host:port")
+    return Backbone([Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")], **options)
+
+
+def _backbone_udp(url: str, hosts: str, options: Options) -> Backbone:
+    if options.setdefault("transport", "udp") != "udp":
+        raise UsageError(f"{url!r} says udp and transport={options['transport']!r} says otherwise")
+    return _backbone(url, hosts, options)
+
+
+def _link(url: str, hosts: str, options: dict[str, Any]) -> LinkClient:
+    from headrace.client.tube import DEFAULT_PORT, LinkClient
+    from headrace.config import Address
+
+    if not hosts:
+        raise UsageError(f"{url!r} names no host: expected tube://host:port")
+    return LinkClient([Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")], **options)
+
+
+def _spp(url: str, hosts: str, options: dict[str, Any]) -> Spp:
+    from headrace.client.spp import DEFAULT_PORT, Spp
+    from headrace.config import Address
+
+    if not hosts:
+        raise UsageError(f"{url!r} names no host: expected spp://host:port")
+    return Spp([Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")], **options)
+
+
+_CLIENTS: Final[dict[str, Callable[[str, str, Any], Any]]] = {
+    "fyrehose": _backbone,
+    "fyrehose+udp": _backbone_udp,
+    "tube": _link,
+    "spp": _spp,
+}

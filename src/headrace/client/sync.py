@@ -1,0 +1,176 @@
+"""Any of our asynchronous clients, for code that has no event loop.
+
+Strategy: the client lives in an event loop of its own, in a background thread. A method that is a coroutine there
+blocks here; what is iterated over with ``async for`` there is iterated over with ``for`` here; anything else is passed
+through. Threads may share a client.
+
+A step from thread to thread costs tens of microseconds. So a client that receives messages in batches has a method
+``at_hand``, which gives a message without waiting if one is there, and only when there is none the loop is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from functools import wraps
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast
+
+import uvloop
+
+from headrace.errors import ClosedError, UsageError
+
+T = TypeVar("T")
+
+
+class AsyncClient(Protocol):
+    """What every asynchronous client has; those that are iterated over by message have ``at_hand`` besides."""
+
+    async def open(self) -> Any:
+        """Connect."""
+
+    async def close(self) -> None:
+        """Disconnect; it may be called again."""
+
+
+C = TypeVar("C", bound=AsyncClient)
+
+
+class Sync(Generic[C]):
+    """A client whose methods block; ``with`` opens and closes it."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._taking = threading.RLock()
+        self._changing = threading.Lock()
+
+    def open(self) -> Self:
+        """Connect; ``with`` does it."""
+        if self._thread is not None:
+            raise UsageError("a client is opened once: make another one")
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=_serve, args=(started,), name="headrace-client", daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+        try:
+            self._wait(self._client.open())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Disconnect, and end the thread; it may be called again."""
+        try:
+            self._wait(self._client.close())
+        except ClosedError:
+            return
+        finally:
+            with self._changing:
+                loop, self._loop = self._loop, None
+            if loop is not None and self._thread is not None:
+                loop.call_soon_threadsafe(loop.stop)
+                self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        attribute = getattr(self._client, name)
+        return self._blocking(attribute) if callable(attribute) else attribute
+
+    def __iter__(self) -> Iterator[Any]:
+        aiter(cast("AsyncIterator[Any]", self._client))
+        return self
+
+    def __next__(self) -> Any:
+        client: Any = self._client
+        with self._taking:
+            message = client.at_hand()
+            return self._step(client) if message is None else message
+
+    def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                return self._wait(result)
+            return _Each(self._step, result) if isinstance(result, AsyncIterator) else result
+
+        return call
+
+    def _step(self, iterator: AsyncIterator[Any]) -> Any:
+        # One thread at a time: a message at hand is taken without the loop's knowing.
+        with self._taking:
+            try:
+                item = self._wait(_next(iterator))
+            except ClosedError:
+                if self._thread is None:
+                    raise
+                item = _END
+        if item is _END:
+            raise StopIteration
+        return item
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = self._begin(work)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ClosedError("the client was closed meanwhile") from None
+        except BaseException:
+            # Ctrl-C came while waiting; on a future that is done this does nothing.
+            future.cancel()
+            raise
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError(
+                "a callback of the client cannot wait for the client: it runs in the client's thread"
+            )
+        with self._changing:
+            if self._loop is None:
+                work.close()
+                raise ClosedError("the client is not open: write `with headrace.connect_sync(…) as …`")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+class _Each:
+    """An asynchronous iterator, step by step."""
+
+    def __init__(self, step: Callable[[AsyncIterator[Any]], Any], iterator: AsyncIterator[Any]) -> None:
+        self._step = step
+        self._iterator = iterator
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return self._step(self._iterator)
+
+
+_END: Final = object()
+
+
+async def _next(iterator: AsyncIterator[T]) -> T | object:
+    return await anext(iterator, _END)
+
+
+def _serve(started: Future[asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop = runner.get_loop()
+        started.set_result(loop)
+        loop.run_forever()

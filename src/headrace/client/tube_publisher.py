@@ -1,0 +1,300 @@
+"""Publishing over the link: many requests under way, each answered, none doubled.
+
+A publisher has a name and counts its rows. Whatever is not acknowledged when a tube is lost is sent again over the
+next one under the same numbers, in the same order; the hub knows which of them it has. So a row is in the log once,
+however often the connection breaks, and in the order it was published.
+
+What is published within one turn of the event loop goes out together: nothing waits for company, but whoever comes at
+the same time shares a request. How much may be unacknowledged is bounded (the window); past it
+:meth:`Publisher.publish` waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import uuid4
+
+import pyarrow as pa
+
+from headrace.client.tube_connection import Connection, LostTubeError, Session, check
+from headrace.client.tube_rows import Payload, Publishable, plain_rows, published_rows
+from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
+from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, LinkMessage, body_of
+from headrace.wire.link_requests import Publish
+from headrace.wire.link_requests import Publisher as AskPublisher
+
+WINDOW: Final = 8 << 20
+_MAX_REQUESTS: Final = 256
+"""Fewer than a hub lets one tube have open."""
+
+_REQUEST_BYTES: Final = 256 << 10
+"""Where what comes together is cut into requests."""
+
+_EAGER_BYTES: Final = 192 << 10
+"""So much does not wait for the end of the turn: the hub can work on it meanwhile."""
+
+_ROW_COST: Final = 32
+"""What a row takes beside its payload, about."""
+
+
+class Acknowledged(NamedTuple):
+    """The sequence numbers of the first and the last row; ``None`` if a repeat came so late that they are forgotten."""
+
+    first: int | None
+    last: int | None
+
+
+Ack = asyncio.Future[Acknowledged]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Rows that go out at the end of this turn: payloads that share the rest, or ready rows."""
+
+    payloads: Sequence[Payload] | None
+    topic: str
+    rows: pa.RecordBatch | None
+    count: int
+    size: int
+    ack: Ack
+
+
+class _Sent:
+    """A request that is not acknowledged yet."""
+
+    __slots__ = ("acks", "body", "count", "number", "size")
+
+    def __init__(self, number: int, rows: pa.RecordBatch, size: int, acks: list[tuple[int, Ack]]) -> None:
+        self.number = number
+        self.count = rows.num_rows
+        self.size = size
+        self.body = memoryview(body_of(rows))
+        self.acks = acks
+        """For each publish in it, how many rows it has."""
+        if len(self.body) > MAX_MESSAGE - MAX_HEAD:
+            raise LimitError("link", "rows of one publish", len(self.body), MAX_MESSAGE - MAX_HEAD)
+
+    def settle(self, message: LinkMessage) -> None:
+        first, last = message.head.get("first"), message.head.get("last")
+        if first is None or last is None or last - first + 1 != self.count:
+            # Some of it was there already, elsewhere: only a lone publish can be told where all of it stands.
+            place = Acknowledged(first, last) if len(self.acks) == 1 else Acknowledged(None, None)
+            for _, ack in self.acks:
+                if not ack.done():
+                    ack.set_result(place)
+            return
+        for count, ack in self.acks:
+            if not ack.done():
+                ack.set_result(Acknowledged(first, first + count - 1))
+            first += count
+
+    def fail(self, error: Exception) -> None:
+        for _, ack in self.acks:
+            _fail(ack, error)
+
+
+class Publisher:
+    """A publisher of one client; :meth:`headrace.client.tube.LinkClient.publisher` makes them."""
+
+    def __init__(self, connection: Connection, name: str | None, window: int, origin: str) -> None:
+        if window < 1:
+            raise UsageError(f"window {window}: expected 1 or more bytes")
+        self.name = name or uuid4().hex
+        self._connection = connection
+        self._window = window
+        self._origin = origin
+        # A name of our own making is new; of a given one the hub says how far it has come.
+        self._number: int | None = None if name else 0
+        self._numbering = asyncio.Lock()
+        self._waiting: list[_Waiting] = []
+        self._unacknowledged: deque[_Sent] = deque()
+        self._size = 0
+        self._gathered = 0
+        self._session: Session | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._flush_due = False
+        self._moved = asyncio.Event()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes that are published and not acknowledged yet, about."""
+        return self._size
+
+    async def publish(
+        self,
+        rows: Publishable,
+        *,
+        topic: str = "",
+        attributes: Mapping[str, str] | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> Ack:
+        """Publish one or many messages; the future that comes back has their numbers once they are committed.
+
+        Waits while the window is full. Cancelled while it waits, it has published nothing.
+        """
+        self._connection.check()
+        payloads: Sequence[Payload] | None = None
+        made: pa.RecordBatch | None = None
+        if isinstance(rows, bytes) and not attributes and not numbers:
+            payloads, count, size = (rows,), 1, len(rows) + _ROW_COST
+        else:
+            made = published_rows(rows, topic, attributes, numbers)
+            count, size = made.num_rows, made.nbytes
+            if not count:
+                raise UsageError("there is nothing to publish")
+        while self._size >= self._window or len(self._unacknowledged) >= _MAX_REQUESTS:
+            self._moved.clear()
+            await self._moved.wait()
+            self._connection.check()
+        if self._number is None:
+            await self._ask_number()
+        ack: Ack = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(payloads, topic, made, count, size, ack))
+        self._size += size
+        self._gathered += size
+        if self._gathered >= _EAGER_BYTES:
+            self._send_waiting()
+        elif not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        return ack
+
+    async def flush(self) -> None:
+        """Wait until everything published so far is acknowledged, or has failed."""
+        while self._size:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def end(self, error: HeadraceError | None = None) -> None:
+        """Give up: whoever waits is told."""
+        error = error or ClosedError("the client is closed")
+        if self._renewing is not None:
+            self._renewing.cancel()
+        for waiting in self._waiting:
+            _fail(waiting.ack, error)
+        self._waiting.clear()
+        while self._unacknowledged:
+            self._unacknowledged.popleft().fail(error)
+        self._size = 0
+        self._moved.set()
+
+    async def _ask_number(self) -> None:
+        async with self._numbering:
+            if self._number is None:
+                answer = await self._connection.call(lambda n: AskPublisher(id=n, publisher=self.name))
+                newest = answer.head.get("newest")
+                self._number = 0 if newest is None else newest + 1
+
+    def _end_turn(self) -> None:
+        self._flush_due = False
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        self._gathered = 0
+        waiting, self._waiting = self._waiting, []
+        at = 0
+        while at < len(waiting):
+            end = _together(waiting, at)
+            self._send_rows(waiting[at:end])
+            at = end
+
+    def _send_rows(self, group: Sequence[_Waiting]) -> None:
+        size = sum(each.size for each in group)
+        try:
+            sent = _Sent(self._number or 0, _rows(group), size, [(each.count, each.ack) for each in group])
+        except (LimitError, UsageError) as error:
+            for each in group:
+                _fail(each.ack, error)
+            self._release(size)
+            return
+        self._number = sent.number + sent.count
+        self._unacknowledged.append(sent)
+        if self._renewing is None:
+            if self._session is None or self._session.lost:
+                self._renew()
+            else:
+                self._send(self._session, sent, follows=len(self._unacknowledged) > 1)
+
+    def _send(self, session: Session, sent: _Sent, *, follows: bool) -> None:
+        answer = session.call(
+            lambda n: Publish(
+                id=n, publisher=self.name, number=sent.number, follows=follows, origin=self._origin
+            ),
+            sent.body,
+        )
+        answer.add_done_callback(lambda done: self._answered(session, sent, done))
+
+    def _answered(self, session: Session, sent: _Sent, done: asyncio.Future[LinkMessage]) -> None:
+        if session is not self._session or done.cancelled():
+            if not done.cancelled():
+                done.exception()
+            return
+        try:
+            message = done.result()
+            check(message)
+        except LostTubeError:
+            self._renew()
+            return
+        except HeadraceError as error:
+            sent.fail(error)
+        else:
+            sent.settle(message)
+        self._unacknowledged.remove(sent)
+        self._release(sent.size)
+
+    def _renew(self) -> None:
+        """Send everything that is not acknowledged again, over the next session."""
+        if self._renewing is None:
+            self._session = None
+            self._renewing = asyncio.ensure_future(self._send_again())
+
+    async def _send_again(self) -> None:
+        try:
+            session = await self._connection.session()
+        except HeadraceError as error:
+            self._renewing = None
+            self.end(error)
+            return
+        self._renewing = None
+        self._session = session
+        for place, sent in enumerate(tuple(self._unacknowledged)):
+            self._send(session, sent, follows=place > 0)
+
+    def _release(self, size: int) -> None:
+        self._size -= size
+        self._moved.set()
+
+
+def _together(waiting: Sequence[_Waiting], at: int) -> int:
+    """The end of the group that goes out in one request, from ``at`` on."""
+    first = waiting[at]
+    size, end = first.size, at + 1
+    while end < len(waiting) and size + waiting[end].size <= _REQUEST_BYTES:
+        each = waiting[end]
+        if (each.payloads is None) != (first.payloads is None):
+            break
+        # Ready rows have their own topics.
+        if each.payloads is not None and each.topic != first.topic:
+            break
+        size += each.size
+        end += 1
+    return end
+
+
+def _rows(group: Sequence[_Waiting]) -> pa.RecordBatch:
+    if group[0].payloads is not None:
+        payloads = [payload for each in group if each.payloads is not None for payload in each.payloads]
+        return plain_rows(payloads, group[0].topic)
+    ready = [each.rows for each in group if each.rows is not None]
+    return ready[0] if len(ready) == 1 else pa.concat_batches(ready)
+
+
+def _fail(ack: Ack, error: Exception) -> None:
+    if not ack.done():
+        ack.set_exception(error)
+        # Nobody need await each of a thousand futures to learn that the client is gone.
+        ack.exception()

@@ -1,0 +1,153 @@
+"""Rows as users of the link give them, and as they get them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import UnexpectedError, UsageError
+from headrace.message import NOT_A_MESSAGE, SCHEMA, maps
+from headrace.wire.link import PUBLISHED, LinkMessage, rows_of
+
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+
+class Row(TypedDict, total=False):
+    """One message to be published, as a dictionary; what is left out is empty, or what ``publish`` says."""
+
+    payload: Payload
+    topic: str
+    attributes: Mapping[str, str]
+    numbers: Mapping[str, float]
+
+
+Publishable: TypeAlias = Payload | Row | Iterable[Payload | Row] | pa.RecordBatch | pa.Table
+
+
+def published_rows(
+    given: Publishable,
+    topic: str = "",
+    attributes: Mapping[str, str] | None = None,
+    numbers: Mapping[str, float] | None = None,
+) -> pa.RecordBatch:
+    """What a user wants published, in the schema of rows to be published.
+
+    >>> published_rows([b"a", {"payload": b"b", "topic": "t"}]).column("topic").to_pylist()
+    ['', 't']
+    """
+    if isinstance(given, pa.Table):
+        given = given.combine_chunks().to_batches()[0] if given.num_rows else given.schema.empty_table()
+    if isinstance(given, pa.RecordBatch | pa.Table):
+        return _completed(given, topic, attributes, numbers)
+    if isinstance(given, bytes | bytearray | memoryview | Mapping):
+        given = [given]
+    elif isinstance(given, str):
+        raise UsageError("a payload is bytes: encode the text first")
+    items = list(given)
+    if not any(isinstance(item, Mapping) for item in items):
+        return plain_rows(items, topic, attributes, numbers)
+    return _from_dictionaries(items, topic, attributes or {}, numbers or {})
+
+
+def plain_rows(
+    payloads: Sequence[Payload],
+    topic: str,
+    attributes: Mapping[str, str] | None = None,
+    numbers: Mapping[str, float] | None = None,
+) -> pa.RecordBatch:
+    """Payloads that share everything else."""
+    count = len(payloads)
+    columns = [
+        pa.repeat(pa.scalar(topic, pa.string()), count),
+        _same_map("attributes", attributes, count),
+        _same_map("numbers", numbers, count),
+        _payloads(payloads),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PUBLISHED)
+
+
+def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
+    """The rows of a ``rows`` event, cut to what its head says; log entries that are no messages only if wanted."""
+    rows = rows_of(message.body, SCHEMA)
+    first, last = message.head.get("first"), message.head.get("last")
+    if type(first) is not int or type(last) is not int:
+        raise UnexpectedError("link", "rows", dict(message.head), "first and last as whole numbers")
+    if rows.num_rows:
+        seqs = rows.column("seq").to_numpy()
+        if seqs[0] < first or seqs[-1] > last:
+            begin, end = np.searchsorted(seqs, [first, last + 1])
+            rows = rows.slice(int(begin), int(end - begin))
+    if not entries and rows.num_rows:
+        kept = pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
+        if not pc.all(kept).as_py():
+            rows = rows.filter(kept)
+    return rows
+
+
+def _payloads(payloads: Sequence[Payload]) -> pa.Array:
+    if set(map(type, payloads)) <= {bytes}:
+        return pa.array(payloads, pa.binary())
+    for payload in payloads:
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise UsageError(f"a payload is bytes, not {type(payload).__name__}: encode it first")
+    return pa.array([bytes(payload) for payload in payloads], pa.binary())
+
+
+def _from_dictionaries(
+    items: Sequence[Payload | Row], topic: str, attributes: Mapping[str, str], numbers: Mapping[str, float]
+) -> pa.RecordBatch:
+    rows: list[Row] = [item if isinstance(item, Mapping) else {"payload": item} for item in items]
+    for row in rows:
+        if unknown := set(row) - set(PUBLISHED.names):
+            raise UsageError(f"a message has {', '.join(PUBLISHED.names)}, not {', '.join(sorted(unknown))}")
+    columns = [
+        pa.array([row.get("topic", topic) for row in rows], pa.string()),
+        _maps("attributes", [row.get("attributes", attributes) for row in rows]),
+        _maps("numbers", [row.get("numbers", numbers) for row in rows]),
+        _payloads([row.get("payload", b"") for row in rows]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PUBLISHED)
+
+
+def _completed(
+    given: pa.RecordBatch | pa.Table,
+    topic: str,
+    attributes: Mapping[str, str] | None,
+    numbers: Mapping[str, float] | None,
+) -> pa.RecordBatch:
+    if unknown := set(given.schema.names) - set(PUBLISHED.names):
+        raise UsageError(f"rows have {', '.join(PUBLISHED.names)}, not {', '.join(sorted(unknown))}")
+    rest = plain_rows([b""] * given.num_rows, topic, attributes, numbers)
+    columns = []
+    for field in PUBLISHED:
+        source = given if field.name in given.schema.names else rest
+        try:
+            columns.append(source.column(field.name).cast(field.type))
+        except pa.ArrowException as error:
+            raise UsageError(f"column {field.name}: expected {field.type} ({error})") from None
+    columns = [
+        column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PUBLISHED)
+
+
+def _same_map(name: str, entries: Mapping[str, Any] | None, count: int) -> pa.Array:
+    kind = PUBLISHED.field(name).type
+    if entries:
+        return _maps(name, [entries] * count)
+    offsets = pa.array(np.zeros(count + 1, np.int32))
+    return pa.MapArray.from_arrays(
+        offsets, pa.array([], kind.key_type), pa.array([], kind.item_type), type=kind
+    )
+
+
+def _maps(name: str, entries: Sequence[Mapping[str, Any]]) -> pa.Array:
+    try:
+        return maps(entries, PUBLISHED.field(name).type)
+    except (pa.ArrowException, TypeError) as error:
+        what = "strings" if name == "attributes" else "numbers"
+        raise UsageError(f"{name}: expected names and {what} ({error})") from None

@@ -1,0 +1,77 @@
+"""From a URL to a client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.net.raw import running_hub
+
+from headrace.client import connect, connect_sync
+from headrace.client.backbone import Backbone
+from headrace.client.sync import Sync
+from headrace.errors import UsageError
+
+
+def hosts(client: Backbone) -> list[str]:
+    return [str(host) for host in client._connection._hosts]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("fyrehose://127.0.0.1:2323", ["127.0.0.1:2323"]),
+        ("fyrehose://127.0.0.1", ["127.0.0.1:2323"]),
+        ("FYREHOSE://hub.example:99/", ["hub.example:99"]),
+        ("fyrehose://[::1]:99", ["[::1]:99"]),
+        ("fyrehose://a:1,b, c:3", ["a:1", "b:2323", "c:3"]),
+    ],
+)
+def test_a_url_names_one_host_or_several(url: str, expected: list[str]) -> None:
+    assert hosts(connect(url)) == expected
+
+
+def test_the_transport_is_the_schemes_or_an_argument() -> None:
+    most = {
+        connect(url, **options)._max_data: None
+        for url, options in [("fyrehose+udp://a", {}), ("fyrehose://a", {"transport": "udp"})]
+    }
+    assert list(most) == [65_504]
+    assert connect("fyrehose://a")._max_data == 65_526
+    assert connect("fyrehose+udp://a", transport="udp")._max_data == 65_504
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "sentence"),
+    [
+        ("gopher://a", {}, r"unknown scheme 'gopher'; known are fyrehose, fyrehose\+udp"),
+        ("127.0.0.1:2323", {}, "expected scheme://host:port"),
+        ("fyrehose://", {}, "names no host"),
+        ("fyrehose://a:b", {}, "'a:b' is no address"),
+        ("fyrehose://a,,b", {}, "'' is no address"),
+        ("fyrehose+udp://a", {"transport": "tcp"}, "says udp and transport='tcp' says otherwise"),
+        ("fyrehose://a", {"transport": "sctp"}, "expected 'tcp' or 'udp'"),
+        ("fyrehose://a", {"from_seq": -1}, "from_seq -1: expected 0 to 281474976710655"),
+        ("fyrehose://a", {"from_seq": 1 << 48}, "from_seq 281474976710656"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_done(
+    url: str, options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        connect(url, **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=sentence):
+        connect_sync(url, **options)  # type: ignore[arg-type]
+
+
+def test_the_same_client_without_an_event_loop() -> None:
+    assert isinstance(connect_sync("fyrehose://a"), Sync)
+
+
+async def test_ipv6(tmp_path: Path) -> None:
+    async with (
+        running_hub(tmp_path, "listen.http=off", "listen.fyrehose=[::1]:0") as hub,
+        connect(f"fyrehose://{hub.doors['fyrehose']}") as client,
+    ):
+        await client.push(b"hello")
+        assert (await anext(client)).payload == b"hello"

@@ -1,0 +1,243 @@
+"""Clients for code without an event loop, against a hub of its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from tests.hubprocess import HubProcess
+
+from headrace import connect_sync
+from headrace.client.sync import Sync
+from headrace.errors import ClosedError, LimitError, LostRangeError, UnreachableError, UsageError
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    with HubProcess.start(tmp_path_factory.mktemp("hub"), "listen.http=off") as hub:
+        yield hub
+
+
+@pytest.fixture
+def url(hub: HubProcess) -> str:
+    return hub.url("fyrehose")
+
+
+def threads() -> int:
+    return sum(thread.name == "headrace-client" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_push_and_receive(url: str, transport: str) -> None:
+    with connect_sync(url, transport=transport) as client:
+        client.push(b"hello")
+        client.push_many([b"a", b"b", b"c"])
+        messages = [next(client) for _ in range(4)]
+        assert [message.payload for message in messages] == [b"hello", b"a", b"b", b"c"]
+        assert client.stats.received == 4
+        assert client.connected is True
+    assert client.connected is False
+    assert threads() == 0
+
+
+def test_history_by_message_and_by_batch_from_one_place(url: str) -> None:
+    with connect_sync(url, subscribe=False) as publisher:
+        publisher.push_many([b"%d" % number for number in range(5000)])
+    with connect_sync(url, from_seq=1) as client:
+        first = next(client)
+        assert first.seq == 1
+        for message in client:
+            if message.seq == 1000:
+                break
+        seen = message.seq
+        for batch in client.batches():
+            assert batch.first == seen + 1
+            seen = batch.last
+            if seen >= 5000:
+                break
+        assert client.at_hand() is None
+
+
+def test_errors_are_the_same(url: str, unused_tcp_port: int) -> None:
+    with pytest.raises(UnreachableError, match="is the hub running"):
+        connect_sync(f"fyrehose://127.0.0.1:{unused_tcp_port}").open()
+    assert threads() == 0
+    with connect_sync(url) as client:
+        with pytest.raises(LimitError):
+            client.push(bytes(65_527))
+        with pytest.raises(AttributeError):
+            client.unheard_of  # noqa: B018
+        with pytest.raises(AttributeError):
+            client._messages  # noqa: B018
+
+
+def test_it_is_opened_once_and_closed_as_often_as_you_like(url: str) -> None:
+    client = connect_sync(url)
+    with pytest.raises(ClosedError, match="not open"):
+        client.push(b"")
+    with pytest.raises(ClosedError, match="not open"):
+        next(client)
+    client.close()
+    with client, pytest.raises(UsageError, match="opened once"):
+        client.open()
+    client.close()
+    with pytest.raises(ClosedError):
+        iter(client)
+    with pytest.raises(ClosedError):
+        client.batches()
+    with pytest.raises(StopIteration):
+        next(client)
+    with pytest.raises(UsageError, match="opened once"):
+        client.open()
+
+
+def test_closing_ends_an_iteration_in_another_thread(url: str) -> None:
+    taken: list[int] = []
+    with connect_sync(url) as client:
+        consumer = threading.Thread(target=lambda: taken.extend(message.seq for message in client))
+        consumer.start()
+        client.push(b"one")
+        while client.stats.received < 1:
+            client.push_many([])
+    consumer.join()
+    assert len(taken) == 1
+
+
+def test_threads_share_a_client(url: str) -> None:
+    taken: list[int] = []
+
+    def consume() -> None:
+        while len(taken) < 2000:
+            taken.append(next(client).seq)
+            if len(taken) == 2000:
+                client.push_many([b""] * 4)  # For those who wait still.
+
+    with connect_sync(url) as client:
+        consumers = [threading.Thread(target=consume) for _ in range(4)]
+        for consumer in consumers:
+            consumer.start()
+        for _ in range(100):
+            client.push_many([b"x"] * 20)
+        for consumer in consumers:
+            consumer.join()
+    taken.sort()
+    assert taken == list(range(taken[0], taken[0] + len(taken)))
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_client(url: str) -> None:
+    main = threading.get_ident()
+    with connect_sync(url) as client:
+        threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(client)
+        client.push(b"still here")
+        assert next(client).payload == b"still here"
+
+
+class Stub:
+    """A client of another kind: whatever has ``open`` and ``close`` will do."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.name = "stub"
+
+    async def open(self) -> None:
+        self.calls.append("open")
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+    async def double(self, number: int, *, plus: int = 0) -> int:
+        """Twice a number."""
+        await asyncio.sleep(0)
+        return 2 * number + plus
+
+    async def fail(self) -> None:
+        raise LostRangeError(1, 2, "for a reason")
+
+    def plain(self, number: int) -> int:
+        return number
+
+    async def count(self, most: int) -> AsyncIterator[int]:
+        for number in range(most):
+            yield number
+
+    async def wait_for_ever(self) -> None:
+        self.calls.append("waiting")
+        await asyncio.Event().wait()
+
+    async def called_back(self, function: Any) -> Any:
+        return function()
+
+
+def test_any_client_will_do() -> None:
+    with Sync(Stub()) as client:
+        assert client.double(4, plus=1) == 9
+        assert client.double.__doc__ == "Twice a number."
+        assert client.plain(3) == 3
+        assert client.name == "stub"
+        assert list(client.count(3)) == [0, 1, 2]
+        with pytest.raises(LostRangeError, match="for a reason"):
+            client.fail()
+    assert client.calls == ["open", "close"]
+
+
+def test_what_still_waits_when_it_is_closed_is_told() -> None:
+    told: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.wait_for_ever()
+        except ClosedError as error:
+            told.append(error)
+
+    with Sync(Stub()) as client:
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while "waiting" not in client.calls:
+            client.double(1)
+    waiter.join()
+    assert len(told) == 1
+
+
+def test_a_callback_cannot_wait_for_its_own_thread() -> None:
+    with Sync(Stub()) as client, pytest.raises(UsageError, match="cannot wait for the client"):
+        client.called_back(lambda: client.double(1))
+
+
+def test_lost_messages_are_raised_in_their_place() -> None:
+    lost: list[LostRangeError] = []
+
+    class Losing(Stub):
+        def __init__(self) -> None:
+            super().__init__()
+            self._left: list[int | LostRangeError] = [1, LostRangeError(2, 3, "gone"), 4]
+
+        def at_hand(self) -> None:
+            return None
+
+        def __aiter__(self) -> Losing:
+            return self
+
+        async def __anext__(self) -> int:
+            if not self._left:
+                raise StopAsyncIteration
+            item = self._left.pop(0)
+            if isinstance(item, LostRangeError):
+                raise item
+            return item
+
+    taken = []
+    with Sync(Losing()) as client:
+        while len(taken) < 2:
+            try:
+                taken.append(next(client))
+            except LostRangeError as error:
+                lost.append(error)
+        assert list(client) == []
+    assert taken == [1, 4]
+    assert [(error.first, error.last) for error in lost] == [(2, 3)]

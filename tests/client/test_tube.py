@@ -1,0 +1,306 @@
+"""The link's client against a real hub, with tubes that break when it hurts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.net.raw import SECONDS, running_hub, until
+
+import headrace
+from headrace.client.tube import LinkClient
+from headrace.client.tube_rows import published_rows
+from headrace.errors import (
+    ClosedError,
+    RefusedError,
+    TrimmedError,
+    UnexpectedError,
+    UnreachableError,
+    UsageError,
+)
+from headrace.log import snapshot
+from headrace.net.server import Server
+from headrace.wire.link import PUBLISHED
+from headrace.wire.predicate import Equals
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with running_hub(tmp_path / "one", "listen.http=off") as server:
+        yield server
+
+
+@pytest.fixture
+async def link(server: Server) -> AsyncIterator[LinkClient]:
+    async with client(server) as link:
+        yield link
+
+
+def client(server: Server, **options: Any) -> LinkClient:
+    made: LinkClient = headrace.connect(f"tube://{server.doors['tube_tcp']}", **options)
+    return made
+
+
+def break_tubes(server: Server) -> None:
+    """Cut every tube off, as a network does."""
+    door: Any = server._doors[-1]
+    for connection in tuple(door._connections):
+        connection.tube.abort()
+
+
+def payloads(server: Server) -> list[bytes]:
+    return [payload for batch in server.hub.log.scan(1) for payload in batch.run]
+
+
+async def read_all(link: LinkClient, *args: Any, **options: Any) -> list[int]:
+    return [seq async for rows in link.read(*args, **options) for seq in rows.column("seq").to_pylist()]
+
+
+# Publishing and reading
+
+
+async def test_publish_in_every_form(server: Server, link: LinkClient) -> None:
+    assert await link.publish(b"one", topic="t") == (1, 1)
+    assert await link.publish([b"two", bytearray(b"three")]) == (2, 3)
+    mixed = [{"payload": b"four", "topic": "x", "numbers": {"n": 4}}, b"five"]
+    assert await link.publish(mixed, topic="y", attributes={"a": "b"}) == (4, 5)
+    assert await link.publish({"payload": b"six"}) == (6, 6)
+    assert await link.publish(pa.record_batch({"payload": pa.array([b"seven"], pa.large_binary())})) == (7, 7)
+    assert await link.publish(pa.table({"payload": [b"8"], "topic": ["z"]})) == (8, 8)
+    got = [m async for m in _some(link.follow(from_seq=1), 8)]
+    assert [m.payload for m in got] == [b"one", b"two", b"three", b"four", b"five", b"six", b"seven", b"8"]
+    assert [m.topic for m in got] == ["t", "", "", "x", "y", "", "", "z"]
+    assert (got[3].attributes, got[3].numbers) == ({"a": "b"}, {"n": 4.0})
+    assert [m.number for m in got] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "text",
+        [7],
+        [None],
+        {"payload": "text"},
+        {"load": b""},
+        [],
+        {"payload": b"", "attributes": {"a": 1}},
+        {"payload": b"", "numbers": {"a": "x"}},
+        pa.record_batch({"seq": [1]}),
+        pa.record_batch({"payload": [[1]]}),
+    ],
+)
+async def test_what_cannot_be_published_is_said_so(link: LinkClient, wrong: Any) -> None:
+    with pytest.raises(UsageError):
+        await link.publish(wrong)
+
+
+def test_rows_are_completed() -> None:
+    rows = published_rows(pa.table({"payload": [b"a", b"b"]}), "t", {"a": "b"})
+    assert rows.schema.equals(PUBLISHED)
+    assert rows.column("topic").to_pylist() == ["t", "t"]
+
+
+async def test_too_much_at_once_fails_alone(link: LinkClient) -> None:
+    with pytest.raises(headrace.LimitError):
+        await link.publish(bytes(9 << 20))
+    assert await link.publish(b"fine") == (1, 1)
+
+
+async def test_read_and_head(server: Server, link: LinkClient) -> None:
+    await link.publish([b"%d" % n for n in range(1000)], topic="a")
+    await server.upkeep.seal()
+    await link.publish([b"x"], topic="b", attributes={"c": "d"})
+    await link.hold("job", 5)
+    extent = await link.head()
+    assert (extent.log, extent.first, extent.head) == (link.log, 1, 1002)
+    assert await read_all(link) == list(range(1, 1002))
+    assert await read_all(link, entries=True) == list(range(1, 1003))
+    assert await read_all(link, 10, 20) == list(range(10, 21))
+    assert await read_all(link, topic="b") == [1001]
+    assert await read_all(link, where={"c": Equals("d")}) == [1001]
+    assert await read_all(link, where={"c": {"use": 1, "strval": "d"}}) == [1001]
+    assert await read_all(link, origin="log") == [1002]
+    assert await link.holds() == {"job": 5}
+    await link.release("job")
+    assert await link.holds() == {}
+    assert (await link.status())["head"] == 1003
+    assert snapshot.parse(await link.snapshot()).seq == 1003
+    assert await link.services() == []
+
+
+async def test_refusals_can_be_branched_on(server: Server, link: LinkClient) -> None:
+    with pytest.raises(RefusedError) as refused:
+        await link.release("nothing")
+    assert refused.value.code == "missing"
+    await link.publish([b"x"] * 10)
+    await server.upkeep.seal()
+    await link.publish(b"y")
+    await server.upkeep.snapshot()
+    server.hub.log.retain(0, retain_bytes=0, retain_us=None, holds={})
+    with pytest.raises(TrimmedError) as trimmed:
+        await read_all(link, 3, 5)
+    assert (trimmed.value.first, trimmed.value.last, trimmed.value.oldest) == (3, 5, 11)
+
+
+async def test_a_small_credit_is_enough(server: Server) -> None:
+    async with client(server, credit=1000) as link:
+        for _ in range(50):
+            await link.publish([b"x" * 100] * 20)
+        assert await read_all(link) == list(range(1, 1001))
+
+
+async def test_a_loop_that_is_left_leaves_no_stream(server: Server, link: LinkClient) -> None:
+    door: Any = server._doors[-1]
+    await link.publish(b"x")
+    async for _ in link.follow(from_seq=1):
+        break
+    await until(lambda: not door.facts()["tube_streams"])
+    async with link.follow(from_seq=1) as follow:
+        await anext(follow)
+    await until(lambda: not door.facts()["tube_streams"])
+
+
+# Breaking
+
+
+async def test_publishing_goes_on_when_tubes_break(server: Server, link: LinkClient) -> None:
+    publisher = link.publisher(window=5_000)
+    acks = []
+    for number in range(3000):
+        acks.append(await publisher.publish(b"%06d" % number))
+        if number % 500 == 250:
+            break_tubes(server)
+    await publisher.flush()
+    seqs = [ack.result().first for ack in acks]
+    log = payloads(server)
+    assert log == [b"%06d" % number for number in range(3000)]
+    assert seqs == list(range(1, 3001))
+
+
+async def test_a_follow_goes_on_when_tubes_break(server: Server, link: LinkClient) -> None:
+    async def write() -> None:
+        async with client(server) as writer:
+            for number in range(300):
+                await writer.publish([b"%d" % number] * 10)
+                if number % 60 == 30:
+                    break_tubes(server)
+
+    writing = asyncio.ensure_future(write())
+    follow = link.follow(from_seq=1)
+    assert [m.seq async for m in _some(follow, 3000)] == list(range(1, 3001))
+    await writing
+
+
+async def test_everything_goes_on_behind_a_restart(tmp_path: Path) -> None:
+    async with running_hub(tmp_path, "listen.http=off") as server:
+        link = client(server)
+        await link.open()
+        follow = link.follow()
+        assert await follow.begun() == 1
+        assert await link.publish(b"before") == (1, 1)
+        door = f"listen.tube_tcp={server.doors['tube_tcp']}"
+    async with running_hub(tmp_path, "listen.http=off", door):
+        assert await link.publish(b"after") == (2, 2)
+        assert [m.payload async for m in _some(follow, 2)] == [b"before", b"after"]
+        await link.close()
+
+
+async def test_another_log_is_an_error_that_names_both(tmp_path: Path) -> None:
+    async with running_hub(tmp_path / "a", "listen.http=off") as server:
+        link = client(server)
+        await link.open()
+        mine = link.log
+        door = f"listen.tube_tcp={server.doors['tube_tcp']}"
+    async with running_hub(tmp_path / "b", "listen.http=off", door) as server:
+        with pytest.raises(UnexpectedError) as refused:
+            await link.head()
+        assert mine in str(refused.value)
+        assert str(server.hub.log.uuid) in str(refused.value)
+        await link.close()
+
+
+async def test_a_named_publisher_goes_on_where_it_stopped(server: Server) -> None:
+    for turn in range(2):
+        async with client(server) as link:
+            publisher = link.publisher("sensor")
+            await (await publisher.publish([b"%d" % turn] * 3))
+    numbers = [m.number for batch in server.hub.log.scan(1) for m in batch]
+    assert numbers == [0, 1, 2, 3, 4, 5]
+
+
+async def test_the_next_host_is_tried(server: Server) -> None:
+    link: LinkClient = headrace.connect(f"tube://127.0.0.1:9,{server.doors['tube_tcp']}")
+    async with link:
+        assert (await link.head()).head == 0
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(UnreachableError):
+        async with headrace.connect("tube://127.0.0.1:9", timeout=2.0):
+            pass
+
+
+async def test_patience_ends(tmp_path: Path) -> None:
+    async with running_hub(tmp_path, "listen.http=off") as server:
+        link = client(server, patience=0.05)
+        await link.open()
+    with pytest.raises(UnreachableError):
+        await link.head()
+    with pytest.raises(UnreachableError):
+        await link.publish(b"x")
+    await link.close()
+
+
+async def test_after_close_nothing_works(server: Server) -> None:
+    link = client(server)
+    with pytest.raises(UsageError):
+        await link.head()
+    await link.open()
+    await link.close()
+    await link.close()
+    with pytest.raises(ClosedError):
+        await link.head()
+    with pytest.raises(ClosedError):
+        await link.publish(b"x")
+
+
+async def test_auth(tmp_path: Path) -> None:
+    who = "0011223344556677889900aa"
+    sets = ("listen.http=off", "auth.required=true", f"auth.clients.{who}=secret")
+    async with running_hub(tmp_path, *sets) as server:
+        async with client(server, client_id=who, key="secret") as link:
+            await link.publish(b"x")
+            break_tubes(server)
+            assert (await link.head()).head == 1
+        with pytest.raises(RefusedError) as refused:
+            await client(server).open()
+        assert refused.value.code == "auth"
+
+
+async def test_stages(link: LinkClient) -> None:
+    stages = [await link.stage("q", 3, [b"a", b"b"]), await link.stage("q", 3, [b"c"], part=1)]
+    assert (await link.head()).head == 0
+    assert await link.commit("q", 3, stages) == (1, 3)
+    assert await link.commit("q", 3, stages) == (1, 3)
+    gone = await link.stage("q", 4, [b"d"])
+    await link.abort([gone])
+    with pytest.raises(RefusedError):
+        await link.commit("q", 4, [gone])
+
+
+def test_without_an_event_loop(tmp_path: Path) -> None:
+    from tests.hubprocess import HubProcess
+
+    with HubProcess.start(tmp_path) as hub, headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        assert link.publish([b"a", b"b"]) == (1, 2)
+        assert sum(rows.num_rows for rows in link.read()) == 2
+
+
+async def _some(messages: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
+    async with asyncio.timeout(SECONDS):
+        for _ in range(count):
+            yield await anext(messages)
