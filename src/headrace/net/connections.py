@@ -1,0 +1,63 @@
+"""How many connections there are, in all and by address: the one place that admits or refuses a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+from collections import Counter
+from typing import Final
+
+RESERVED_FILES: Final = 256
+"""Open files that connections leave to the log and everything else: a hub that cannot open its next segment refuses
+every publisher, so no number of connections may bring that about."""
+
+logger = logging.getLogger("headrace")
+
+
+def room_for(connections: int) -> int:
+    """How many of so many connections the system's limit on open files allows, raised as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    room = max(soft - RESERVED_FILES, soft // 2)
+    logger.warning(
+        "room for %d connections, not for %d (limits.connections): only %d files may be open (ulimit -n)",
+        room,
+        connections,
+        soft,
+    )
+    return room
+
+
+class Connections:
+    """Counts of open connections, bounded."""
+
+    def __init__(self, *, per_address: int, total: int) -> None:
+        self._per_address = per_address
+        self._total = total
+        self._open: Counter[str] = Counter()
+
+    def admit(self, address: str) -> str | None:
+        """Take one more connection from ``address``; return why not, if it must be refused."""
+        if self._open.total() >= self._total:
+            return f"{self._total} connections are open (limits.connections)"
+        if self._open[address] >= self._per_address:
+            return f"{self._per_address} connections from {address} are open (limits.connections_per_address)"
+        self._open[address] += 1
+        return None
+
+    def release(self, address: str) -> None:
+        """Give back what :meth:`admit` took."""
+        self._open[address] -= 1
+        if self._open[address] <= 0:
+            del self._open[address]
+
+    def __len__(self) -> int:
+        return self._open.total()

@@ -1,0 +1,179 @@
+"""The link's doors: tubes over TCP and over WebSocket, with the hub's operations behind them.
+
+:mod:`~headrace.net.link_connection` keeps one client within its bounds, :mod:`~headrace.net.link_operations` does what
+is asked, :mod:`~headrace.net.link_streams` moves a stream's cursor, :mod:`~headrace.net.link_consumers` shares
+messages among the members of durable consumers, :mod:`~headrace.net.link_rows` makes bodies of the log. Here they are
+put together, and told what happens to all of them: commits, ticks, the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from time import time
+from typing import Literal
+
+import msgspec
+
+from headrace import __version__
+from headrace.errors import MalformedError, RefusedError
+from headrace.hub.consumers import Consumers
+from headrace.hub.publishers import Publishers
+from headrace.hub.services import Services
+from headrace.hub.staging import Queries
+from headrace.message import Batch
+from headrace.net.door import House
+from headrace.net.link_connection import LinkConnection
+from headrace.net.link_consumers import LinkConsumers
+from headrace.net.link_operations import Operations
+from headrace.net.link_rows import Live
+from headrace.tube import Options, Server, Tube, serve
+from headrace.wire.auth import parse_auth
+from headrace.wire.link import MAX_ANSWER, MAX_MESSAGE, VERSION
+from headrace.wire.link_requests import Hello
+
+Transport = Literal["tcp", "websocket"]
+
+
+class LinkDoor:
+    """The link, open on any number of sockets."""
+
+    def __init__(
+        self,
+        house: House,
+        status: Callable[[], dict[str, object]],
+        *,
+        publishers: Publishers,
+        queries: Queries,
+        services: Services | None = None,
+        consumers: Consumers | None = None,
+    ) -> None:
+        self.stopping: RefusedError | None = None
+        """Why nothing more is begun."""
+        self.counters = house.hub.counters
+        self._house = house
+        self._hub = house.hub
+        self._live = Live()
+        self.consumers = None if consumers is None else LinkConsumers(house.hub, consumers, house.readers)
+        self.operations = Operations(
+            house.hub,
+            house.settings,
+            house.readers,
+            self._live,
+            status,
+            publishers=publishers,
+            queries=queries,
+            services=services,
+            consumers=self.consumers,
+        )
+        self._connections: set[LinkConnection] = set()
+        self._servers: list[Server] = []
+
+    async def open(self, transport: Transport, sock: socket.socket) -> None:
+        """Accept tubes on a bound socket."""
+        limits = self._house.settings.limits
+        options = Options(
+            max_message=MAX_ANSWER,
+            max_inflated=MAX_MESSAGE,
+            # Rows are packed where they lie; what is small is not worth the event loop's time.
+            compress=False,
+            handshake_seconds=limits.handshake_seconds,
+            close_seconds=max(limits.drain_seconds / 2, 0.001),
+        )
+        server = await serve(
+            self._converse, transport=transport, sock=sock, options=options, admit=self._admit
+        )
+        self._servers.append(server)
+
+    # What the server asks
+
+    def deliver(self, batches: Sequence[Batch]) -> None:
+        """Let every stream that waited at the head go on."""
+        self._live.add(batches)
+        if self._live.followers:
+            for connection in self._connections:
+                connection.pump()
+        if self.consumers is not None:
+            self.consumers.deliver()
+
+    def tick(self, now: float) -> None:
+        """Judge deadlines."""
+        for connection in tuple(self._connections):
+            connection.tick(now, self._house.settings.limits.handshake_seconds)
+        if self.consumers is not None:
+            self.consumers.tick(now)
+        self.operations.tick(now)
+
+    def relieved(self) -> None:
+        """Read from publishers again."""
+        for connection in tuple(self._connections):
+            connection.regulate()
+
+    def facts(self) -> dict[str, int]:
+        """Who is here."""
+        return {
+            "tube": len(self._connections),
+            "tube_streams": sum(connection.streams for connection in self._connections),
+        }
+
+    def stop(self) -> None:
+        """Accept and read nothing more; streams end, what was asked before is answered yet."""
+        self.stopping = RefusedError("stopping", "the hub is going down: connect again, elsewhere or later")
+        for server in self._servers:
+            server.close()
+
+    async def close(self) -> None:
+        """Wait until all is answered and every tube closed."""
+        await asyncio.gather(*(server.wait_closed() for server in self._servers))
+
+    def abort(self) -> None:
+        """Close whatever is still open, now."""
+        for connection in tuple(self._connections):
+            connection.tube.abort()
+            connection.finished.set()
+
+    # What connections ask
+
+    @property
+    def congested(self) -> bool:
+        """Whether publishers must wait."""
+        return self._hub.congested
+
+    def greet(self, hello: Hello) -> dict[str, object]:
+        """Judge a hello; return the members of its answer."""
+        authentication = self._house.authentication
+        if authentication.required:
+            try:
+                auth = parse_auth(msgspec.json.encode(hello.auth))
+            except MalformedError as error:
+                raise RefusedError("auth", f"{error.field}: {error.limit}") from None
+            if (denied := authentication.judge(auth, time())) is not None:
+                raise RefusedError("auth", f"not proven: {denied}")
+        log = self._hub.log
+        return {
+            "version": min(hello.version, VERSION),
+            "log": str(log.uuid),
+            "node": self._hub.node,
+            "hub": __version__,
+            "max_message": MAX_MESSAGE,
+        }
+
+    def _admit(self, tube: Tube) -> bool:
+        address = tube.peer.host
+        refusal = self._house.connections.admit(address)
+        if refusal is not None:
+            self.counters.refuse("tube", "connections", str(tube.peer), refusal)
+            return False
+        tube.when_closed(lambda _: self._house.connections.release(address))
+        return True
+
+    async def _converse(self, tube: Tube) -> None:
+        connection = LinkConnection(self, tube)
+        self._connections.add(connection)
+        try:
+            tube.attach(connection)
+            await connection.finished.wait()
+        finally:
+            connection.drop()
+            self._connections.discard(connection)

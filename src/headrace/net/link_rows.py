@@ -1,0 +1,156 @@
+"""The log as bodies of rows: what the link's streams send.
+
+Reading is done in threads: :func:`read_piece` takes a range's beginning and gives one body. A record batch that is
+sealed is sent as it lies on disk, after its checksum, without being unpacked; what is in an open tail, or must be
+filtered, is made into one record batch of about a MiB.
+
+What was committed last is kept for those who keep up (:class:`Live`): they get it without a thread and a disk
+between, and it is encoded once however many they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import LimitError, TrimmedError
+from headrace.hub.filters import Filter
+from headrace.log import Log
+from headrace.log.sealed import SealedSegment
+from headrace.message import Batch, merge
+from headrace.wire.link import MAX_ANSWER, MAX_HEAD, ROWS_BYTES, Buffer, body_of
+
+MAX_BODY: Final = MAX_ANSWER - MAX_HEAD
+
+_SCAN_BYTES: Final = 16 << 20
+"""How much a filter looks through before it says how far it has come."""
+
+_WORTH: Final = 8
+"""A sealed record batch is sent whole when at least one row in so many is wanted."""
+
+_LIVE_CHUNKS: Final = 8
+"""Who is further behind is better served from the log, where many small batches become one body."""
+
+
+class Piece(NamedTuple):
+    """What there is of ``first`` to ``last``: a body, or ``None`` if no row of it passes the filter."""
+
+    first: int
+    last: int
+    body: Buffer | None
+
+
+def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
+    """One body of rows from ``first`` on, not past ``last``, which must be committed."""
+    if wanted is not None:
+        return _filtered(log, first, last, wanted)
+    return _as_it_lies(log, first, last) or _encoded(first, merge(log.read(first, last, ROWS_BYTES)))
+
+
+class Chunk:
+    """Batches committed together, as one body made when somebody first wants it."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.first = batches[0].first
+        self.last = batches[-1].last
+        self.size = sum(batch.run.size for batch in batches)
+        self._batches = batches
+
+    @cached_property
+    def rows(self) -> pa.RecordBatch:
+        """The messages in the envelope's schema."""
+        return merge(self._batches)
+
+    @cached_property
+    def body(self) -> Buffer:
+        """The messages as a body."""
+        return memoryview(body_of(self.rows))
+
+    def piece(self, first: int, wanted: Filter | None) -> Piece:
+        """The chunk for one reader, who stands at ``first``."""
+        if wanted is None:
+            return Piece(first, self.last, self.body)
+        rows = wanted.apply(self.rows.slice(first - self.first))
+        return Piece(first, self.last, memoryview(body_of(rows)) if rows.num_rows else None)
+
+
+class Live:
+    """The chunks committed last, without a hole between them; none are kept while nobody follows."""
+
+    def __init__(self) -> None:
+        self.followers = 0
+        self._chunks: deque[Chunk] = deque(maxlen=_LIVE_CHUNKS)
+
+    def add(self, batches: Sequence[Batch]) -> None:
+        """Take newly committed batches."""
+        if not self.followers:
+            self._chunks.clear()
+            return
+        chunk = Chunk(batches)
+        if chunk.size > ROWS_BYTES:
+            # Work for a thread.
+            self._chunks.clear()
+        else:
+            self._chunks.append(chunk)
+
+    def find(self, seq: int) -> Chunk | None:
+        """The chunk that holds ``seq``, if it is still here."""
+        place = bisect_right(self._chunks, seq, key=lambda chunk: chunk.first) - 1
+        if place < 0 or seq > self._chunks[place].last:
+            return None
+        return self._chunks[place]
+
+
+def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
+    """The sealed record batch that ``first`` is in, if it is sealed and worth being sent whole."""
+    segments = log.segments
+    place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
+    if place < 0:
+        raise TrimmedError(first, last, segments[0].first if segments else first)
+    segment = segments[place]
+    if not isinstance(segment, SealedSegment):
+        return None
+    entries = segment.index.entries
+    number = int(np.searchsorted(entries["first"], first, side="right")) - 1
+    begin, count = int(entries["first"][number]), int(entries["count"][number])
+    end = min(begin + count - 1, last)
+    if (end - first + 1) * _WORTH < count or entries["length"][number] > MAX_BODY:
+        return None
+    try:
+        return Piece(first, end, segment.message(number).data)
+    except OSError:
+        # The log knows what it means that a file cannot be opened.
+        return None
+
+
+def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
+    at, scanned = first, 0
+    while at <= last and scanned < _SCAN_BYTES:
+        batches = log.read(at, last, ROWS_BYTES)
+        rows = wanted.apply(merge(batches))
+        scanned += ROWS_BYTES
+        at = batches[-1].last + 1
+        if rows.num_rows:
+            return _encoded(first, rows, at - 1)
+    return Piece(first, at - 1, None)
+
+
+def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece:
+    """Rows as one body, as many of them as fit; ``last`` is how far the piece reaches if all do."""
+    count = rows.num_rows
+    if rows.nbytes > 2 * ROWS_BYTES:
+        count = max(1, count * ROWS_BYTES // rows.nbytes)
+    body = body_of(rows.slice(0, count))
+    while body.size > MAX_BODY and count > 1:
+        count //= 2
+        body = body_of(rows.slice(0, count))
+    upto: int = rows.column("seq")[count - 1].as_py()
+    if body.size > MAX_BODY:
+        raise LimitError("link", f"message {upto}", body.size, MAX_BODY)
+    return Piece(first, upto if last is None or count < rows.num_rows else last, memoryview(body))

@@ -1,0 +1,91 @@
+"""Binding the doors' sockets: where the settings say, or, when that may be, wherever there is room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from headrace.config import Address, Settings
+from headrace.errors import ConfigError
+
+_TRIES = 50
+"""How often a free port is looked for that is free for TCP and UDP both."""
+
+
+class Listening:
+    """Binds doors and remembers where they went."""
+
+    def __init__(self, settings: Settings, *, take_free_ports: bool) -> None:
+        self._settings = settings
+        self._take_free_ports = take_free_ports
+        self.doors: dict[str, str] = {}
+        """Where each door listens, by name."""
+        self.moved: dict[str, tuple[str, str]] = {}
+        """Doors whose address was taken: where they should be, and where they are."""
+
+    def stream(self, door: str, wanted: Address) -> socket.socket:
+        """Bind a TCP door."""
+        sock = self._bind(door, wanted)
+        self._opened(door, wanted, sock)
+        return sock
+
+    def stream_and_datagrams(self, door: str, wanted: Address) -> tuple[socket.socket, socket.socket]:
+        """Bind TCP and UDP to one port number; where a free one is asked for, look until both are free."""
+        address = wanted
+        for _ in range(_TRIES):
+            tcp = self._bind(door, address)
+            chosen = Address(address.host, tcp.getsockname()[1])
+            try:
+                udp = _bound(chosen, socket.SOCK_DGRAM)
+            except OSError as error:
+                tcp.close()
+                fixed = address.port and not self._take_free_ports
+                if error.errno != errno.EADDRINUSE or fixed:
+                    raise self._cannot_listen(door, chosen, error) from error
+                address = Address(address.host, 0)
+            else:
+                self._opened(door, wanted, tcp)
+                return tcp, udp
+        raise self._cannot_listen(
+            door, wanted, OSError(errno.EADDRINUSE, "no port is free for TCP and UDP both")
+        )
+
+    def _bind(self, door: str, address: Address) -> socket.socket:
+        try:
+            return _bound(address, socket.SOCK_STREAM)
+        except OSError as error:
+            if not (self._take_free_ports and error.errno == errno.EADDRINUSE):
+                raise self._cannot_listen(door, address, error) from error
+        return self._bind(door, Address(address.host, 0))
+
+    def _opened(self, door: str, wanted: Address, sock: socket.socket) -> None:
+        host, port = sock.getsockname()[:2]
+        where = Address(host, port)
+        self.doors[door] = str(where)
+        if wanted.port not in (0, port):
+            self.moved[door] = (str(wanted), str(where))
+
+    def _cannot_listen(self, door: str, address: Address, error: OSError) -> ConfigError:
+        if error.errno == errno.EADDRINUSE:
+            free = Address(address.host, 0)
+            expected = f"a free address: something listens there already; try --set listen.{door}={free}"
+        else:
+            expected = f"an address of this machine ({os.strerror(error.errno or 0).lower()})"
+        key = f"listen.{door}"
+        return ConfigError(key, str(address), source=self._settings.source(key), expected=expected)
+
+
+def _bound(address: Address, kind: socket.SocketKind) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, kind)
+    try:
+        if kind == socket.SOCK_STREAM:
+            # A restart must not wait for the old connections' last packets.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind((address.host, address.port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,5 @@
+"""The ``http`` door: JSON API, metrics, health."""
+
+from headrace.web.door import start
+
+__all__ = ["start"]

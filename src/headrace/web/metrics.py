@@ -1,0 +1,54 @@
+"""The hub's counters and levels as Prometheus metrics, named ``headrace_*``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headrace.net.server import Server
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HubCollector(Collector):
+    """Reads a hub when it is scraped; keeps nothing of its own."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield every metric as it stands."""
+        hub, log = self._server.hub, self._server.hub.log
+        levels = {
+            "head": ("Last committed sequence number.", log.head),
+            "tail": ("Last appended sequence number.", log.tail),
+            "first": ("Oldest sequence number kept.", log.first),
+            "log_bytes": ("Bytes of the log on disk.", log.size),
+            "log_segments": ("Segments of the log, the open tail included.", len(log.segments)),
+            "connections": ("Open connections.", self._server.connections),
+            "ready": ("1 when every door accepts.", int(self._server.ready)),
+        }
+        for name, (text, value) in levels.items():
+            yield GaugeMetricFamily(f"headrace_{name}", text, value)
+        for name, group in groupby(hub.counters, key=lambda counter: counter[0]):
+            counters = list(group)
+            # A label that one of them lacks is empty there; a series left without it would be another's double.
+            names = list(dict.fromkeys(label for _, labels, _ in counters for label in labels))
+            family = CounterMetricFamily(
+                f"headrace_{name}", f"{name.replace('_', ' ')}, counted.", labels=names
+            )
+            for _, labels, value in counters:
+                family.add_metric([labels.get(label, "") for label in names], value)
+            yield family
+
+
+def render(server: Server) -> bytes:
+    """The text that Prometheus scrapes."""
+    registry = CollectorRegistry()
+    registry.register(HubCollector(server))
+    rendered: bytes = generate_latest(registry)
+    return rendered

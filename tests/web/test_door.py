@@ -1,0 +1,172 @@
+"""The ``http`` door of a running hub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.net.raw import TcpPeer, push, running_hub, until
+
+from headrace import __version__, web
+from headrace.errors import FullError, StorageError
+from headrace.log.sealed import SealedSegment
+from headrace.net.server import Server
+from headrace.web import door
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with running_hub(tmp_path, "node.name=mill", http=web.start) as server:
+        yield server
+
+
+@pytest.fixture
+async def http(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(20)
+    async with aiohttp.ClientSession(f"http://{server.doors['http']}", timeout=timeout) as session:
+        yield session
+
+
+async def published(server: Server, *payloads: bytes) -> None:
+    head = server.hub.log.head + len(payloads)
+    with await TcpPeer.connect(server) as peer:
+        await peer.send(b"".join(map(push, payloads)))
+        await until(lambda: server.hub.log.head == head)
+
+
+def sealed(server: Server) -> int:
+    return sum(isinstance(segment, SealedSegment) for segment in server.hub.log.segments)
+
+
+async def test_the_status(server: Server, http: aiohttp.ClientSession) -> None:
+    await published(server, b"a", b"b")
+    async with http.get("/api/status") as answer:
+        assert answer.status == 200
+        assert answer.content_type == "application/json"
+        status = await answer.json()
+    assert status["version"] == __version__
+    assert status["log"] == str(server.hub.log.uuid)
+    assert (status["first"], status["head"], status["tail"]) == (1, 2, 2)
+    assert status["node"]["name"] == "mill"
+    assert status["mode"] == "WRK"
+    assert status["doors"] == server.doors
+    assert {"fyrehose", "http"} <= status["doors"].keys()
+    assert status["counters"]["received"] == {"fyrehose": 2}
+    assert status["uptime"] >= 0
+
+
+async def test_a_refusal_is_in_the_status(server: Server, http: aiohttp.ClientSession) -> None:
+    with await TcpPeer.connect(server) as peer:
+        await peer.send(b"\x00")
+        assert await peer.rest() == b""
+    async with http.get("/api/status") as answer:
+        assert (await answer.json())["counters"]["refused"] == {"fyrehose/malformed": 1}
+
+
+async def test_healthy_and_ready(server: Server, http: aiohttp.ClientSession) -> None:
+    async with http.get("/healthz") as answer:
+        assert (answer.status, await answer.json()) == (200, {"status": "ok"})
+    async with http.get("/readyz") as answer:
+        assert (answer.status, await answer.json()) == (200, {"ready": True})
+
+
+async def test_a_hub_that_stops_is_healthy_and_not_ready(server: Server, http: aiohttp.ClientSession) -> None:
+    server.ready = False
+    async with http.get("/healthz") as answer:
+        assert answer.status == 200
+    async with http.get("/readyz") as answer:
+        assert (answer.status, await answer.json()) == (503, {"ready": False})
+
+
+async def test_the_front_page(http: aiohttp.ClientSession) -> None:
+    async with http.get("/") as answer:
+        assert answer.status == 200
+        assert answer.content_type == "text/html"
+        assert "/api/status" in await answer.text()
+
+
+class TestSeal:
+    async def test_it_seals_what_is_committed(self, server: Server, http: aiohttp.ClientSession) -> None:
+        await published(server, b"a", b"b")
+        async with http.post("/api/log/seal", headers={"X-Headrace": "1"}) as answer:
+            assert (answer.status, await answer.json()) == (200, {"sealed": 1})
+        assert sealed(server) == 1
+        async with http.post("/api/log/seal", headers={"X-Headrace": "1"}) as answer:
+            assert (answer.status, await answer.json()) == (200, {"sealed": 0})
+
+    async def test_a_foreign_page_cannot(self, server: Server, http: aiohttp.ClientSession) -> None:
+        # A form or a script of another site can POST here, but not with a header of its own.
+        await published(server, b"a")
+        async with http.post("/api/log/seal", headers={"Origin": "https://example.org"}) as answer:
+            assert answer.status == 403
+            assert "X-Headrace" in (await answer.json())["error"]
+        assert sealed(server) == 0
+        preflight = {"Origin": "https://example.org", "Access-Control-Request-Headers": "X-Headrace"}
+        async with http.options("/api/log/seal", headers=preflight) as answer:
+            assert answer.status == 405
+            assert "Access-Control-Allow-Origin" not in answer.headers
+
+    async def test_not_by_get(self, http: aiohttp.ClientSession) -> None:
+        async with http.get("/api/log/seal", headers={"X-Headrace": "1"}) as answer:
+            assert answer.status == 405
+
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [(FullError("log", "no space left on device"), 507), (StorageError("the disk is broken"), 500)],
+    )
+    async def test_a_disk_that_fails_is_said_to_fail(
+        self,
+        server: Server,
+        http: aiohttp.ClientSession,
+        monkeypatch: pytest.MonkeyPatch,
+        error: StorageError,
+        status: int,
+    ) -> None:
+        def fail() -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.hub.log, "rotate", fail)
+            async with http.post("/api/log/seal", headers={"X-Headrace": "1"}) as answer:
+                assert (answer.status, await answer.json()) == (status, {"error": str(error)})
+
+
+async def test_what_is_not_there(http: aiohttp.ClientSession) -> None:
+    async with http.get("/api/nothing") as answer:
+        assert answer.status == 404
+
+
+async def test_connections_are_bounded(
+    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_CONNECTIONS", 2)
+    idle = [await asyncio.open_connection(*server.doors["http"].split(":")) for _ in range(2)]
+    await until(lambda: server.hub.counters.get("refused", door="http", reason="connections") == 0)
+    _, third = await asyncio.open_connection(*server.doors["http"].split(":"))
+    await until(lambda: server.hub.counters.get("refused", door="http", reason="connections") == 1)
+    third.close()
+    for _, writer in idle:
+        writer.close()
+        await writer.wait_closed()
+
+    async def answered() -> bool:
+        try:
+            async with http.get("/healthz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    assert any([await answered() for _ in range(100)])
+
+
+async def test_a_failed_sync_is_not_ready(
+    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.hub.log, "_sync_failure", "the disk is gone")
+    async with http.get("/readyz") as answer:
+        assert answer.status == 503
+        assert (await answer.json())["reason"] == "the disk is gone"
+    monkeypatch.undo()
