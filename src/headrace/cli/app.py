@@ -1,0 +1,65 @@
+"""Which commands there are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from headrace import __version__
+from headrace.cli import pub, replay, serve, sub, tail
+from headrace.cli.consumers import consumers
+from headrace.cli.exits import Root
+from headrace.cli.log import log
+from headrace.cli.prose import examples, paragraphs
+from headrace.cli.services import services
+
+HELP: Final = paragraphs(
+    """
+    A message hub: five wire protocols in, one verified sequence in the middle, Spark pipelines out.
+
+    Exit codes: 0 done; 1 it failed, or it looked for something wrong and found it; 2 asked for wrongly;
+    130 interrupted; 141 nobody reads the output any more. HEADRACE_DEBUG=1 adds tracebacks to errors.
+    """
+)
+EXAMPLES: Final = examples(
+    ("Start a hub:", "headrace up"),
+    ("Watch its messages, in another terminal:", "headrace tail"),
+    ("Send one, in a third:", "headrace pub 'hello, world'"),
+    ("See what is kept:", "headrace log info"),
+)
+
+app = typer.Typer(
+    cls=Root,
+    help=HELP,
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up", help=serve.UP_HELP, epilog=serve.UP_EXAMPLES)(serve.up)
+app.command("serve", help=serve.SERVE_HELP, epilog=serve.SERVE_EXAMPLES)(serve.serve)
+app.command("pub", help=pub.HELP, epilog=pub.EXAMPLES)(pub.pub)
+app.command("sub", help=sub.HELP, epilog=sub.EXAMPLES)(sub.sub)
+app.command("tail", help=tail.HELP, epilog=tail.EXAMPLES)(tail.tail)
+app.command("replay", help=replay.HELP, epilog=replay.EXAMPLES)(replay.replay)
+app.add_typer(consumers, name="consumers")
+app.add_typer(services, name="services")
+app.add_typer(log, name="log")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """What comes before a command."""

@@ -1,0 +1,74 @@
+"""How a command ends: an exit code that a script can branch on, and at most one line on stderr.
+
+=====  ==================================================================
+0      done
+1      it failed, or it looked for something wrong and found it
+2      it was asked for wrongly: an option, a setting, an argument
+130    interrupted (Ctrl-C), as shells have it: 128 and the signal's number
+141    nobody reads its output any more (``headrace sub | head``), likewise
+=====  ==================================================================
+
+An error of ours, or the system's about a file, is one sentence and needs no traceback; ``HEADRACE_DEBUG=1`` shows it
+all the same. Any other error is a mistake in Headrace, and is never hidden.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.errors import HeadraceError, UsageError
+
+FAILED: Final = 1
+WRONGLY_ASKED: Final = 2
+INTERRUPTED: Final = 130
+PIPE_CLOSED: Final = 141
+
+DEBUG_VARIABLE: Final = "HEADRACE_DEBUG"
+
+
+class Root(TyperGroup):
+    """The command line's root: whatever a command raises becomes its exit code here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            result = super().invoke(ctx)
+            # Here, where a closed pipe can still be answered: at the interpreter's end it would be a complaint.
+            sys.stdout.flush()
+        except HeadraceError as error:
+            raise _failed(str(error), WRONGLY_ASKED if isinstance(error, UsageError) else FAILED) from None
+        except (KeyboardInterrupt, typer.Abort):
+            # Abort is the same at a question, or its end of file.
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _drop_stdout()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise _failed(f"{where}{(error.strerror or str(error)).lower()}", FAILED) from None
+        return result
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def _failed(sentence: str, code: int) -> typer.Exit:
+    if debugging():
+        traceback.print_exc()
+    print(f"headrace: {sentence}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def _drop_stdout() -> None:
+    """Let what is still buffered go nowhere, quietly."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

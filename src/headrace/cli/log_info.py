@@ -1,0 +1,110 @@
+"""What ``log info`` shows: what a log holds, in which files, and who writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from headrace.cli import live
+from headrace.cli.output import console, counted, moment, size
+from headrace.log.sealed import SealedSegment
+from headrace.log.store import Log, Segment
+
+
+def facts(directory: Path) -> dict[str, Any]:
+    """Everything there is to say about a log, as JSON has it; times are UTC."""
+    hub = live.find(directory)
+    log = Log.open(directory, read_only=True)
+    try:
+        segments = [_segment(segment) for segment in log.segments]
+        committed = hub.head() if hub is not None else None
+        return {
+            "directory": str(directory),
+            "log": str(log.uuid),
+            "first": log.first,
+            "head": log.tail if committed is None else min(committed, log.tail),
+            "tail": log.tail,
+            "bytes": log.size,
+            "segments": segments,
+            "snapshot": None if log.snapshot is None else log.snapshot.seq,
+            "damaged_snapshots": [error.path for error in log.damaged_snapshots],
+            # A live hub's unfinished write is no damage: it is finishing it.
+            "torn_bytes": 0 if log.torn is None or hub is not None else log.torn.size,
+            "hub": None if hub is None else {"pid": hub.pid, "doors": hub.doors},
+        }
+    finally:
+        log.close()
+
+
+def show(info: dict[str, Any]) -> None:
+    """The same for people."""
+    out = console()
+    hub = info["hub"]
+    messages = info["head"] - info["first"] + 1
+    rows = [
+        ("log", info["log"]),
+        ("directory", info["directory"]),
+        ("messages", f"{messages:,}" + (f", {info['first']} to {info['head']}" if messages else "")),
+        ("on disk", f"{size(info['bytes'])} in {counted(len(info['segments']), 'segment')}"),
+        ("snapshot", "none yet" if info["snapshot"] is None else f"at {info['snapshot']}"),
+        ("hub", "none is running" if hub is None else _hub(hub)),
+    ]
+    if info["tail"] > info["head"]:
+        rows.append(("to commit", counted(info["tail"] - info["head"], "message")))
+    if info["torn_bytes"]:
+        rows.append(
+            ("torn end", f"{size(info['torn_bytes'])} of an unfinished write; the next start cuts it off")
+        )
+    rows += [("damaged", path) for path in info["damaged_snapshots"]]
+    for name, value in rows:
+        out.print(f"[dim]{name:<10}[/dim] {value}", soft_wrap=True)
+    out.print()
+    out.print(_table(info["segments"]))
+
+
+def _hub(hub: dict[str, Any]) -> str:
+    doors = ", ".join(f"{door} {address}" for door, address in hub["doors"].items())
+    return f"process {hub['pid']}" + (f": {doors}" if doors else "")
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    empty = segment.last < segment.first
+    return {
+        "file": segment.path.name,
+        "kind": "sealed" if isinstance(segment, SealedSegment) else "open",
+        "first": segment.first,
+        "last": segment.last,
+        "bytes": segment.size,
+        "first_time": None if empty else moment(segment.first_time()),
+        "last_time": None if empty else moment(segment.last_time),
+    }
+
+
+def _table(segments: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("file", "kind"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("first", "last", "messages", "size"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("from", no_wrap=True)
+    table.add_column("to", no_wrap=True)
+    for segment in segments:
+        count = segment["last"] - segment["first"] + 1
+        table.add_row(
+            segment["file"],
+            segment["kind"],
+            str(segment["first"]) if count else "",
+            str(segment["last"]) if count else "",
+            f"{count:,}",
+            size(segment["bytes"]),
+            _short(segment["first_time"]),
+            _short(segment["last_time"]),
+        )
+    return table
+
+
+def _short(time: str | None) -> str:
+    """A time to the second."""
+    return "" if time is None else time[:19].replace("T", " ")

@@ -1,0 +1,29 @@
+"""How help reads: paragraphs that fit any terminal, and examples that can be pasted."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+
+
+def paragraphs(text: str) -> str:
+    """Text as it is wrapped in the source, each paragraph on one line: the terminal wraps it anew.
+
+    >>> paragraphs('''One
+    ... paragraph.
+    ...
+    ... Another.''')
+    'One paragraph.\\n\\nAnother.'
+    """
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
+
+
+def examples(*shown: tuple[str, str]) -> str:
+    """Commands, each under a line that says what it does.
+
+    >>> print(examples(("Start it:", "headrace serve")))
+    [bold]Examples[/bold]
+    [dim]Start it:[/dim]
+      headrace serve
+    """
+    lines = [f"[dim]{what}[/dim]\n  {command}" for what, command in shown]
+    return "\n".join(["[bold]Examples[/bold]", *lines])

@@ -1,0 +1,181 @@
+"""What ``pub`` does: take messages from where they are, and send them in batches.
+
+Over the link it sends ahead of the answers, and looks at each of them: a message that is refused ends the command, even
+if more could be sent. Over fyrehose there are no answers to look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from headrace.cli.options import Transport
+from headrace.cli.pipes import lines
+from headrace.cli.stderr import speak_briefly
+from headrace.client import connect
+from headrace.client.backbone import Options
+from headrace.client.tube import LinkClient
+from headrace.client.tube_publisher import Ack, Acknowledged
+from headrace.errors import UsageError
+from headrace.message import Run
+from headrace.wire.fyrehose import MAX_DATA, MAX_PUSH_DATAGRAM
+
+_BATCH: Final = 4096
+_BATCH_BYTES: Final = 1 << 20
+"""Messages go out about this many, or this many bytes, at a time."""
+
+_LONGEST: Final = 7 << 20
+"""The link takes :data:`~headrace.wire.link.MAX_MESSAGE` with the topic, the attributes and their framing."""
+
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the connection took."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What all messages of a ``pub`` share."""
+
+    topic: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def described(topic: str, attributes: Sequence[str]) -> Described:
+    """A topic and ``NAME=VALUE`` attributes: a number where the value is one.
+
+    >>> described("t", ["celsius=21.5", "place=Bern", 'zip="3011"'])
+    Described(topic='t', attributes={'place': 'Bern', 'zip': '3011'}, numbers={'celsius': 21.5})
+    """
+    shared = Described(topic)
+    for given in attributes:
+        name, equals, value = given.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--attr {given}: expected NAME=VALUE")
+        if name in shared.attributes or name in shared.numbers:
+            raise UsageError(f"--attr {given}: {name} is given twice")
+        if _NUMBER.fullmatch(value):
+            shared.numbers[name] = float(value)
+        elif len(value) > 1 and value[0] == value[-1] == '"':
+            shared.attributes[name] = value[1:-1]
+        else:
+            shared.attributes[name] = value
+    return shared
+
+
+def publish(url: str, batches: AsyncIterator[Run], shared: Described) -> tuple[int | None, int | None]:
+    """Publish every batch over the link; return the first and the last number, once all is committed."""
+    speak_briefly()
+    return asyncio.run(_publish(url, batches, shared))
+
+
+def push(url: str, transport: Transport | None, batches: AsyncIterator[Run]) -> Sent:
+    """Send every batch over fyrehose."""
+    speak_briefly()
+    return asyncio.run(_push(url, transport, batches))
+
+
+def longest(url: str, transport: Transport | None) -> int:
+    """The most bytes a message may have."""
+    if url.lower().startswith("tube:"):
+        return _LONGEST
+    by_datagram = transport is Transport.UDP or url.startswith("fyrehose+udp:")
+    return MAX_PUSH_DATAGRAM if by_datagram else MAX_DATA
+
+
+def payloads(typed: Sequence[str], files: Sequence[Path], most: int) -> list[bytes]:
+    """Messages given on the command line: the arguments' own bytes, then the files'."""
+    messages = [(f"message {place}", os.fsencode(text)) for place, text in enumerate(typed, 1)]
+    for path in files:
+        with path.open("rb") as file:
+            messages.append((str(path), file.read(most + 1)))
+    for name, payload in messages:
+        if len(payload) > most:
+            raise UsageError(f"{name} has more than {most} bytes, the most a message may have")
+    return [payload for _, payload in messages]
+
+
+async def repeated(messages: Sequence[bytes], count: int) -> AsyncIterator[Run]:
+    """The messages, in order, ``count`` times."""
+    size = max(1, sum(map(len, messages)))
+    at_once = max(1, min(count, _BATCH // len(messages), _BATCH_BYTES // size))
+    whole = Run.of(list(messages) * at_once)
+    for _ in range(count // at_once):
+        yield whole
+    if rest := count % at_once:
+        yield whole.slice(0, rest * len(messages))
+
+
+async def from_stdin(most: int) -> AsyncIterator[Run]:
+    """The lines of stdin as they come: one that is alone does not wait for company."""
+    if sys.stdin.isatty():
+        print("one message a line; Ctrl-D ends", file=sys.stderr)
+    async for some in lines(sys.stdin.fileno(), most):
+        yield Run.of(some)
+
+
+async def _publish(url: str, batches: AsyncIterator[Run], shared: Described) -> tuple[int | None, int | None]:
+    first: int | None = None
+    last: int | None = None
+    link: LinkClient
+    async with connect(url, name="headrace pub") as link:
+        publisher = link.publisher()
+        waiting: deque[Ack] = deque()
+
+        def look(ack: Acknowledged) -> None:
+            nonlocal first, last
+            first = ack.first if first is None else first
+            last = ack.last
+
+        async for run in batches:
+            for payloads in _pieces(run):
+                waiting.append(
+                    await publisher.publish(
+                        payloads, topic=shared.topic, attributes=shared.attributes, numbers=shared.numbers
+                    )
+                )
+            while waiting and waiting[0].done():
+                look(waiting.popleft().result())
+        while waiting:
+            look(await waiting.popleft())
+    return first, last
+
+
+def _pieces(run: Run) -> Iterator[list[bytes]]:
+    """A run in lists that a request has room for."""
+    piece: list[bytes] = []
+    size = 0
+    for payload in run:
+        if piece and size + len(payload) > _BATCH_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(payload)
+        size += len(payload)
+    if piece:
+        yield piece
+
+
+async def _push(url: str, transport: Transport | None, batches: AsyncIterator[Run]) -> Sent:
+    sent = Sent()
+    options: Options = {"subscribe": False}
+    if transport is not None:
+        options["transport"] = transport.value
+    async with connect(url, **options) as client:
+        async for run in batches:
+            await client.push_many(run)
+            sent.messages += len(run)
+            sent.bytes += run.size
+    return sent

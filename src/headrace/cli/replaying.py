@@ -1,0 +1,250 @@
+"""What ``replay`` does: read a range of one log and publish it to another hub, once.
+
+A replay's publisher is named after the source's log, and the number of a row is its sequence number there. The hub that
+gets it knows the highest number it has of a publisher, and takes none below it again: that is what makes a replay
+repeatable. It is also why rows are sent in order, and each request only after the answer to the one before: a row that
+came late would be taken for a repeat.
+
+Log entries that are no messages (a service created, a cursor moved) are not replayed. They leave gaps in the numbers,
+so rows are sent in runs without a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headrace.cli import log_dump
+from headrace.cli.output import console
+from headrace.cli.places import End, Place, Then
+from headrace.cli.seeking import seek
+from headrace.cli.stderr import speak_briefly
+from headrace.client import connect
+from headrace.client.tube import DEFAULT_PORT, LinkClient
+from headrace.config import Address
+from headrace.errors import UsageError
+from headrace.log.store import Log
+from headrace.message import NOT_A_MESSAGE, merge
+from headrace.wire import link_requests as ask
+from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, PUBLISHED, body_of
+
+_REQUEST_BYTES: Final = 1 << 20
+_REQUEST_ROWS: Final = 8192
+_MICROSECONDS: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of it: the range asked for, how many messages were sent, and their numbers at the other hub."""
+
+    log: str
+    from_seq: int
+    until_seq: int
+    skipped: int | None = None
+    """Up to which message the other hub had the log already, if that is in the range."""
+    messages: int = 0
+    first: int | None = None
+    last: int | None = None
+
+    def facts(self) -> dict[str, object]:
+        """The same for a program."""
+        facts = asdict(self)
+        return {
+            "log": facts.pop("log"),
+            "from": facts.pop("from_seq"),
+            "until": facts.pop("until_seq"),
+            **facts,
+        }
+
+
+def replay(source: str | Path, target: str, begin: Place, until: Place, name: str | None) -> Replayed:
+    """Publish messages ``begin`` to ``until`` of a hub (a URL) or of a log's files (a directory) to ``target``."""
+    speak_briefly()
+    return asyncio.run(_replay(source, target, begin, until, name))
+
+
+class _Source(Protocol):
+    """Where the messages are."""
+
+    log: str
+
+    async def bounds(self) -> tuple[int, int]:
+        """The first message and the head."""
+
+    async def seq_at(self, seconds: float) -> int:
+        """The first message at or after a time; behind the head if all are older."""
+
+    def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
+        """Messages in the envelope's schema."""
+
+
+class _Hub:
+    """Messages of a running hub."""
+
+    def __init__(self, link: LinkClient) -> None:
+        self._link = link
+        self.log = link.log
+
+    async def bounds(self) -> tuple[int, int]:
+        extent = await self._link.head()
+        return extent.first, extent.head
+
+    async def seq_at(self, seconds: float) -> int:
+        return await seek(self._link, Then(seconds))
+
+    def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
+        return self._link.read(first, last)
+
+
+class _Files:
+    """Messages of a log's files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        log = Log.open(directory, read_only=True)
+        try:
+            self.log = str(log.uuid)
+            self._bounds = log.first, log.head
+        finally:
+            log.close()
+
+    async def bounds(self) -> tuple[int, int]:
+        return self._bounds
+
+    async def seq_at(self, seconds: float) -> int:
+        log = Log.open(self._directory, read_only=True)
+        try:
+            return log.seq_at(int(seconds * _MICROSECONDS))
+        finally:
+            log.close()
+
+    async def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
+        for batches in log_dump.gathered(log_dump.scan(self._directory, first, last)):
+            rows = merge(batches)
+            yield rows.filter(pc.not_equal(rows.column("origin"), NOT_A_MESSAGE))
+            # Files are always ready: without this the connection would not get a turn.
+            await asyncio.sleep(0)
+
+
+class _Target(LinkClient):
+    """The hub that gets the messages."""
+
+    @classmethod
+    def at(cls, url: str) -> _Target:
+        hosts = url.partition("://")[2].removesuffix("/")
+        if not hosts:
+            raise UsageError(f"{url!r} names no host: expected tube://host:port")
+        addresses = [Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")]
+        return cls(addresses, name="headrace replay")
+
+    async def newest(self, publisher: str) -> int | None:
+        """The highest number of a publisher."""
+        answer = await self.ask(lambda n: ask.Publisher(id=n, publisher=publisher))
+        newest: int | None = answer.head.get("newest")
+        return newest
+
+    async def append(
+        self, publisher: str, number: int, rows: pa.RecordBatch
+    ) -> tuple[int | None, int | None]:
+        """Publish rows under the publisher's own numbers; asked again after a lost tube, they are there once."""
+        body = memoryview(body_of(rows))
+        answer = await self.ask(
+            lambda n: ask.Publish(id=n, publisher=publisher, number=number, origin="replay"), body
+        )
+        return answer.head.get("first"), answer.head.get("last")
+
+
+async def _replay(source: str | Path, target: str, begin: Place, until: Place, name: str | None) -> Replayed:
+    async with _Target.at(target) as there:
+        if isinstance(source, Path):
+            return await _copy(_Files(source), there, begin, until, name)
+        link: LinkClient
+        async with connect(source, name="headrace replay") as link:
+            return await _copy(_Hub(link), there, begin, until, name)
+
+
+async def _copy(source: _Source, there: _Target, begin: Place, until: Place, name: str | None) -> Replayed:
+    if source.log == there.log:
+        raise UsageError(f"both hubs have the log {source.log}: a log is replayed to another one")
+    first, last = await _range(source, begin, until)
+    done = Replayed(source.log, first, last)
+    publisher = name or f"replay {source.log}"
+    newest = await there.newest(publisher)
+    if newest is not None and newest >= first:
+        done.skipped = min(newest, last)
+        first = newest + 1
+    if first > last:
+        return done
+    with _bar() as bar:
+        shown = bar.add_task("replaying", total=last - first + 1)
+        async for rows in source.rows(first, last):
+            for number, run in runs(rows):
+                at_first, at_last = await there.append(publisher, number, run)
+                done.first = at_first if done.first is None else done.first
+                done.last = at_last
+                done.messages += run.num_rows
+                bar.update(shown, completed=number + run.num_rows - first)
+        bar.update(shown, completed=last - first + 1)
+    return done
+
+
+async def _range(source: _Source, begin: Place, until: Place) -> tuple[int, int]:
+    oldest, head = await source.bounds()
+    match begin:
+        case Then(seconds):
+            first = max(oldest, await source.seq_at(seconds))
+        case End():
+            first = oldest
+        case int():
+            first = begin
+    match until:
+        case Then(seconds):
+            last = await source.seq_at(seconds) - 1
+        case End():
+            last = head
+        case int():
+            last = min(until, head)
+    return first, last
+
+
+def runs(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Rows to be published, in runs whose sequence numbers have no gap and that a request has room for.
+
+    Each comes with its first number.
+    """
+    if not rows.num_rows:
+        return
+    seqs = rows.column("seq").to_numpy()
+    sizes = np.cumsum(pc.binary_length(rows.column("payload")).to_numpy(zero_copy_only=False), dtype=np.int64)
+    ends = [*(np.flatnonzero(np.diff(seqs) != 1) + 1).tolist(), len(seqs)]
+    published = rows.select(PUBLISHED.names)
+    begin = 0
+    for end in ends:
+        while begin < end:
+            before = int(sizes[begin - 1]) if begin else 0
+            room = int(np.searchsorted(sizes, before + _REQUEST_BYTES, side="right"))
+            stop = max(begin + 1, min(end, room, begin + _REQUEST_ROWS))
+            # Payloads are measured, attributes are not: where they are the larger part, it is halved until it fits.
+            while stop - begin > 1 and _size(published.slice(begin, stop - begin)) > MAX_MESSAGE - MAX_HEAD:
+                stop = begin + (stop - begin) // 2
+            yield int(seqs[begin]), published.slice(begin, stop - begin)
+            begin = stop
+
+
+def _size(rows: pa.RecordBatch) -> int:
+    size: int = pa.ipc.get_record_batch_size(rows)
+    return size
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

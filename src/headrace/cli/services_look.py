@@ -1,0 +1,67 @@
+"""What ``services list`` and ``services get`` do: ask the hub over the link, print the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from headrace.cli.output import console, print_json, size, wants_json
+from headrace.cli.rendering import visible
+from headrace.cli.stderr import speak_briefly
+from headrace.client import connect
+from headrace.client.tube import LinkClient
+
+
+def show_all(url: str, *, as_json: bool) -> None:
+    """Print the services there are."""
+    speak_briefly()
+    found = asyncio.run(_all(url))
+    if wants_json(asked=as_json):
+        print_json(found)
+    elif found:
+        console().print(_table(found))
+    else:
+        print("there are no services")
+
+
+def show(url: str, service: str) -> None:
+    """Print what a service is: for a program its bytes and nothing else."""
+    speak_briefly()
+    value = asyncio.run(_one(url, service))
+    if sys.stdout.isatty():
+        print(visible(value))
+    else:
+        sys.stdout.buffer.write(value)
+
+
+async def _all(url: str) -> list[dict[str, Any]]:
+    link: LinkClient
+    async with connect(url, name="headrace services") as link:
+        return await link.services()
+
+
+async def _one(url: str, service: str) -> bytes:
+    link: LinkClient
+    async with connect(url, name="headrace services") as link:
+        return await link.service(service)
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("id", overflow="fold")
+    table.add_column("kind", no_wrap=True)
+    for heading in ("created", "changed", "size"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for service in found:
+        table.add_row(
+            escape(visible(service["id"].encode())),
+            service["kind"],
+            str(service["created"]),
+            str(service["seq"]),
+            size(service["bytes"]),
+        )
+    return table

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from tests.cli.conftest import Command, Run
+from typer.main import get_command
+
+from headrace import __version__
+from headrace.cli import app
+
+HEAVY = ("aiohttp", "asyncio", "msgspec", "numba", "numpy", "pyarrow", "uvloop")
+
+
+def every_command() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+    for name, each in get_command(app).commands.items():
+        found.append((name,))
+        found += [(name, below) for below in getattr(each, "commands", ())]
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["serve", "--help"], ["log", "dump", "--help"], ["replay", "--help"], ["--version"]],
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from headrace.cli import main
+sys.argv = ["headrace", *{arguments!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("heavy:", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_every_help_has_prose_and_examples(run: Run, path: tuple[str, ...]) -> None:
+    result = run(*path, "--help")
+    assert result.exit_code == 0
+    assert "Examples" in result.stdout
+    assert f"  headrace {' '.join(path)}".rstrip() in result.stdout
+    assert run(*path, "-h").stdout == result.stdout
+
+
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_examples_can_be_pasted_from_a_narrow_terminal(path: tuple[str, ...]) -> None:
+    command = get_command(app)
+    for name in path:
+        command = command.commands[name]
+    assert command.epilog is not None
+    for line in command.epilog.splitlines():
+        assert len(re.sub(r"\[/?\w+\]", "", line)) <= 76, line
+
+
+def test_version(command: Command) -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"headrace {__version__}\n".encode())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["nonsense"],
+        ["serve", "--nonsense"],
+        ["serve", "--log-format", "xml"],
+        ["pub", "hello", "--count", "0"],
+        ["sub", "--from", "-1"],
+        ["sub", "--transport", "pigeon"],
+        ["tail", "--from", "yesterday"],
+        ["tail", "--from", "0"],
+        ["replay"],
+        ["services"],
+        ["log"],
+    ],
+    ids=" ".join,
+)
+def test_asking_wrongly_is_2(run: Run, wrong: list[str]) -> None:
+    result = run(*wrong)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_a_slip_of_the_pen_is_recognised(run: Run) -> None:
+    assert "Did you mean 'serve'" in run("srve").stderr

@@ -1,0 +1,145 @@
+"""``pub`` over the link."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import SECONDS, Command
+from tests.cli.terminal import Terminal
+from tests.hubprocess import HubProcess
+
+from headrace.log import Log
+from headrace.message import Message
+
+
+def url(hub: HubProcess) -> str:
+    return f"tube://{hub.doors['tube_tcp']}"
+
+
+def kept(hub: HubProcess, first: int, last: int) -> list[Message]:
+    log = Log.open(hub.data / "log", read_only=True)
+    try:
+        return [message for batch in log.scan(first, last) for message in batch]
+    finally:
+        log.close()
+
+
+def facts(done: subprocess.CompletedProcess[bytes]) -> Any:
+    assert (done.returncode, done.stderr) == (0, b"")
+    return json.loads(done.stdout)
+
+
+def test_it_is_committed_when_it_ends(hub: HubProcess, command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "message"
+    file.write_bytes(b"\xfftwo\nlines\n")
+    told = facts(
+        command(
+            *("pub", "hello", "grüße", "--file", file, "--count", 2, "--url", url(hub)),
+            *("--topic", "a/b", "--attr", "celsius=-21.5", "--attr", "place=Bern", "--attr", 'zip="3011"'),
+        )
+    )
+    messages = kept(hub, told["first"], told["last"])
+    assert [message.payload for message in messages] == [
+        b"hello",
+        "grüße".encode(),
+        b"\xfftwo\nlines\n",
+    ] * 2
+    assert {message.origin for message in messages} == {"tube"}
+    assert {message.topic for message in messages} == {"a/b"}
+    assert all(dict(each.attributes) == {"place": "Bern", "zip": "3011"} for each in messages)
+    assert all(dict(each.numbers) == {"celsius": -21.5} for each in messages)
+
+
+def test_lines_of_stdin(hub: HubProcess, command: Command) -> None:
+    told = facts(command("pub", "--url", url(hub), stdin=b"one\n\nthree"))
+    assert [each.payload for each in kept(hub, told["first"], told["last"])] == [b"one", b"", b"three"]
+
+
+def test_no_lines_at_all(hub: HubProcess, command: Command) -> None:
+    assert facts(command("pub", "--url", url(hub))) == {"first": None, "last": None}
+
+
+def test_more_than_a_request_has_room_for(hub: HubProcess, command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "message"
+    file.write_bytes(b"x" * (3 << 20))
+    told = facts(command("pub", "--file", file, "--file", file, "--file", file, "--url", url(hub)))
+    assert [len(each.payload) for each in kept(hub, told["first"], told["last"])] == [3 << 20] * 3
+
+
+def test_many(hub: HubProcess, command: Command) -> None:
+    told = facts(command("pub", "a", "b", "c", "--count", 5_001, "--url", url(hub)))
+    payloads = [each.payload for each in kept(hub, told["first"], told["last"]) if each.origin == "tube"]
+    assert payloads == [b"a", b"b", b"c"] * 5_001
+
+
+def test_people_get_numbers(hub: HubProcess) -> None:
+    with Terminal("pub", "one", "--url", url(hub)) as terminal:
+        assert terminal.wait() == 0
+    seq = int(terminal.shown)
+    with Terminal("pub", "two", "three", "--url", url(hub)) as terminal:
+        assert terminal.wait() == 0
+    assert terminal.shown == f"{seq + 1}-{seq + 2}\n"
+    assert [each.payload for each in kept(hub, seq, seq + 2)] == [b"one", b"two", b"three"]
+
+
+def test_the_settings_say_where_the_hub_is(
+    hub: HubProcess, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_LISTEN__TUBE_TCP", hub.doors["tube_tcp"])
+    monkeypatch.setenv("HEADRACE_LISTEN__FYREHOSE", hub.doors["fyrehose"])
+    assert facts(command("pub", "hello"))["first"] is not None
+    done = command("pub", "hello", "--door", "fyrehose")
+    assert done.stdout.decode() == f"sent 1 message (5 bytes) to {hub.url('fyrehose')}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["x", "--attr", "novalue"], "expected NAME=VALUE"),
+        (["x", "--attr", "a=1", "--attr", "a=b"], "given twice"),
+        (["x", "--transport", "udp"], "--transport is fyrehose's"),
+        (["x", "--door", "fyrehose"], "different doors"),
+        (["x", "--url", "fyrehose://127.0.0.1:1", "--topic", "t"], "fyrehose carries no --topic"),
+        (["--file", "/dev/zero"], "/dev/zero has more than 7340032 bytes"),
+        (["x", "--url", "tube://"], "names no host"),
+        (["x", "--url", "pigeon://roof"], "expected tube://host:port or fyrehose://host:port"),
+    ],
+)
+def test_what_cannot_be_published(
+    hub: HubProcess, command: Command, arguments: list[str], complaint: str
+) -> None:
+    done = command("pub", "--url", url(hub), *arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith("headrace: ")
+    assert complaint in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_hub_that_restarts_gets_everything_once(tmp_path: Path, command: Command) -> None:
+    with HubProcess.start(tmp_path) as hub:
+        publisher = subprocess.Popen(
+            [sys.executable, "-m", "headrace", "pub", "--url", url(hub)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert publisher.stdin is not None
+            publisher.stdin.write(b"before\n")
+            publisher.stdin.flush()
+            assert command("tail", "--from", 1, "--count", 1, "--url", url(hub)).returncode == 0
+            hub.kill9()
+            hub.restart()
+            stdout, _ = publisher.communicate(b"after\n", timeout=SECONDS)
+        finally:
+            publisher.kill()
+            publisher.wait()
+        assert publisher.returncode == 0
+        told = json.loads(stdout)
+        payloads = [each.payload for each in kept(hub, 1, told["last"])]
+        assert payloads == [b"before", b"after"]
+        hub.terminate()
