@@ -1,0 +1,268 @@
+"""The servers a benchmark compares, each started on free loopback ports with its data in a directory of its own.
+
+Load comes from raw sockets, the same code for every server, with everything encoded beforehand: what is measured is
+the server, not somebody's client library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config import DOORS
+
+DEADLINE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribing:
+    """How to become a subscriber with raw bytes, and how to count what then comes."""
+
+    hello: bytes
+    """Sent first."""
+    greeting: bytes
+    """The last bytes of the answer: from then on there is nothing but messages."""
+    message_bytes: int
+    """What one message takes on the subscriber's wire."""
+    keepalive: bytes = b""
+    """Sent each second, if anything must be."""
+    keepalive_answer: int = 0
+    """Bytes that answer it."""
+
+
+class Peer(ABC):
+    """A server under test."""
+
+    name: str
+    port: int
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What starts it in the foreground."""
+
+    @abstractmethod
+    def publication(self, payload: bytes) -> bytes:
+        """One message as a publisher sends it."""
+
+    @abstractmethod
+    def subscribing(self, size: int) -> Subscribing:
+        """How a subscriber of messages of ``size`` bytes speaks."""
+
+    def answer_bytes(self, _count: int) -> int | None:
+        """Bytes of the answers to ``count`` publications, if there are any and their length is fixed."""
+        return None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.directory
+        )
+        self.wait()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(DEADLINE)
+            self._process = None
+
+    def connect(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port), DEADLINE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+
+class Headrace(Peer):
+    """Our own hub, its log on, ``fsync=interval``."""
+
+    name = "headrace"
+
+    def command(self) -> list[str]:
+        ready = self.directory / "ready.json"
+        return [
+            sys.executable, "-m", "headrace", "serve", "--data", str(self.directory / "data"),
+            "--ready-file", str(ready), "--log-level", "error",
+            *(part for door in DOORS for part in ("--set", f"listen.{door}=127.0.0.1:0")),
+            "--set", "log.retain_bytes=off",
+        ]  # fmt: skip
+
+    def wait(self) -> None:
+        ready = self.directory / "ready.json"
+        deadline = time.monotonic() + DEADLINE
+        while not ready.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the hub did not come up")
+            time.sleep(0.02)
+        doors = json.loads(ready.read_text())
+        self.port = int(doors["fyrehose"].rpartition(":")[2])
+        self.http = f"http://{doors['http']}"
+
+    def publication(self, payload: bytes) -> bytes:
+        return b"\x02" + len(payload).to_bytes(2) + payload
+
+    def subscribing(self, size: int) -> Subscribing:
+        keepalive = b"\x10" + bytes(6)
+        return Subscribing(keepalive, b"\x20" + bytes(6), 9 + size, keepalive, 7)
+
+
+class Nats(Peer):
+    """nats-server; with JetStream on disk where a stream is made."""
+
+    name = "nats"
+    program = "nats-server"
+
+    def command(self) -> list[str]:
+        self.port = free_port()
+        config = self.directory / "nats.conf"
+        config.write_text(
+            f'listen: "127.0.0.1:{self.port}"\nmax_pending: 4GB\nwrite_deadline: "60s"\n'
+            f'jetstream {{ store_dir: "{self.directory / "js"}", max_file_store: 32GB }}\n'
+        )
+        return [self.program, "-c", str(config)]
+
+    def connect(self) -> socket.socket:
+        sock = super().connect()
+        receive_until(sock, b"\r\n")
+        sock.sendall(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nPING\r\n')
+        receive_until(sock, b"PONG\r\n")
+        return sock
+
+    def publication(self, payload: bytes, reply: bytes = b"") -> bytes:
+        return b"PUB b " + reply + b"%d\r\n" % len(payload) + payload + b"\r\n"
+
+    def subscribing(self, size: int) -> Subscribing:
+        return Subscribing(b"SUB b 1\r\nPING\r\n", b"PONG\r\n", len(b"MSG b 1 %d\r\n\r\n" % size) + size)
+
+    def make_stream(self, sock: socket.socket) -> None:
+        """A JetStream stream of subject ``b``, stored in files."""
+        ask = json.dumps({"name": "B", "subjects": ["b"], "storage": "file", "num_replicas": 1}).encode()
+        sock.sendall(b"SUB _I.> 9\r\nPUB $JS.API.STREAM.CREATE.B _I.made %d\r\n" % len(ask) + ask + b"\r\n")
+        receive_until(sock, b"}\r\n")
+
+
+class Redis(Peer):
+    """redis-server; append-only file synced each second where ``persist`` is set."""
+
+    name = "redis"
+    program = "redis-server"
+
+    def __init__(self, directory: Path, *, persist: bool = False) -> None:
+        super().__init__(directory)
+        self._persist = persist
+
+    def command(self) -> list[str]:
+        self.port = free_port()
+        return [
+            self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory), "--save", "",
+            "--appendonly", "yes" if self._persist else "no", "--appendfsync", "everysec",
+            "--client-output-buffer-limit", "pubsub 0 0 0",
+        ]  # fmt: skip
+
+    def publication(self, payload: bytes) -> bytes:
+        return b"*3\r\n$7\r\nPUBLISH\r\n$1\r\nb\r\n$%d\r\n" % len(payload) + payload + b"\r\n"
+
+    def answer_bytes(self, count: int) -> int | None:
+        return 4 * count
+
+    def entry(self, payload: bytes) -> bytes:
+        """One message as an entry of a Redis stream."""
+        return (
+            b"*5\r\n$4\r\nXADD\r\n$1\r\ns\r\n$1\r\n*\r\n$1\r\np\r\n$%d\r\n" % len(payload) + payload + b"\r\n"
+        )
+
+    def subscribing(self, size: int) -> Subscribing:
+        head = len(b"*3\r\n$7\r\nmessage\r\n$1\r\nb\r\n$%d\r\n\r\n" % size)
+        return Subscribing(b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nb\r\n", b":1\r\n", head + size)
+
+
+@contextlib.contextmanager
+def running(peer_type: type[Peer], **options: bool) -> Iterator[Peer]:
+    """A started peer with an empty directory, both gone afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix=f"bench-{peer_type.name}-"))
+    peer = peer_type(directory, **options)
+    try:
+        peer.start()
+        yield peer
+    finally:
+        peer.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def available(peer_type: type[Peer]) -> bool:
+    """Whether a peer is installed; says aloud how to get it when it is not."""
+    program = getattr(peer_type, "program", None)
+    if program is None or shutil.which(program):
+        return True
+    print(
+        f"SKIPPED {peer_type.name}: {program} is not installed; on Debian or Ubuntu: sudo apt install {program}"
+    )
+    return False
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def receive_until(sock: socket.socket, ending: bytes) -> bytes:
+    """Read until what was read ends so."""
+    got = b""
+    while not got.endswith(ending):
+        more = sock.recv(65536)
+        if not more:
+            raise ConnectionError(f"closed after {got[-200:]!r}")
+        got += more
+    return got
+
+
+def receive_bytes(sock: socket.socket, count: int) -> None:
+    """Read and forget so many bytes."""
+    buffer = bytearray(1 << 20)
+    while count > 0:
+        got = sock.recv_into(buffer, min(count, len(buffer)))
+        if not got:
+            raise ConnectionError("closed early")
+        count -= got
+
+
+def disk_speed(directory: Path, total: int) -> float:
+    """Bytes per second that ``write()`` and a last sync take to the disk of ``directory``."""
+    block = os.urandom(1 << 20)
+    path = directory / "ceiling"
+    begin = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(max(1, total >> 20)):
+            file.write(block)
+        os.fdatasync(file.fileno())
+    took = time.perf_counter() - begin
+    path.unlink()
+    return max(1, total >> 20) * len(block) / took

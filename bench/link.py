@@ -1,0 +1,216 @@
+"""The link: reading, following and acknowledged publishing, beside a raw socket, nats-py and redis-py.
+
+The hub runs as a process of its own with its log on (``fsync=interval``); so do nats-server (JetStream in files) and
+redis-server (append-only file, everysec). What is measured here are client libraries as a Python program uses
+them, each with acknowledgements in windows. A figure is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from multiprocessing.queues import Queue
+from typing import Any
+
+import uvloop
+
+import bench
+from bench._peers import Headrace, Nats, Peer, Redis, available, running
+from bench.backbone import ceilings
+from headrace.client.tube import LinkClient
+from headrace.config import Address
+
+SIZE = 128
+WINDOW = 4_000
+"""Messages that may be unacknowledged, the same for everybody."""
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+def main(argv: Sequence[str]) -> int:
+    return bench.run("link", measure, argv)
+
+
+def measure(quick: bool) -> list[bench.Table]:
+    """Measure the link, and whichever of nats-py and redis-py (with their servers) are installed."""
+    rounds = 1 if quick else 3
+    return [read(rounds, quick), latency(quick), publish(rounds, quick), ceilings(quick)]
+
+
+def read(rounds: int, quick: bool) -> bench.Table:
+    table = bench.Table(
+        f"read of {SIZE}-byte messages by another process, as validated Arrow record batches",
+        ("messages/s", "MB/s"),
+        note="MB are of payload; the last table has the raw loopback socket of this machine",
+    )
+    total = 2_000 if quick else 2_000_000
+    with running(Headrace) as server:
+        uvloop.run(_fill(_address(server), total))
+        for name in ("from the open tail", "from sealed segments"):
+            if "sealed" in name:
+                _seal(server)
+            rate = statistics.median(_apart(_reader, _address(server), total) for _ in range(rounds))
+            table.add(name, rate, rate * SIZE / 1e6)
+    return table
+
+
+def latency(quick: bool) -> bench.Table:
+    table = bench.Table(
+        "follow: from publish to delivery of one message at a time, µs",
+        ("p50", "p99", "p99.9"),
+        note="publisher and follower in one process, the hub in another",
+    )
+    with running(Headrace) as server:
+        samples = sorted(uvloop.run(_round_trips(_address(server), 200 if quick else 5_000)))
+        table.add("link", *(samples[int(len(samples) * part)] * 1e6 for part in (0.5, 0.99, 0.999)))
+    return table
+
+
+def publish(rounds: int, quick: bool) -> bench.Table:
+    table = bench.Table(
+        f"acknowledged publishing of {SIZE}-byte messages, {WINDOW:,} unacknowledged at most",
+        ("messages/s", "MB/s"),
+        note="one at a time: a call and an acknowledgement for each message; batches: of 500",
+    )
+    total = 2_000 if quick else 100_000
+    ways: list[tuple[str, type[Peer], str | None, Callable[[Any, int], Awaitable[None]], int]] = [
+        ("link, one at a time", Headrace, None, _publish_singly, 1),
+        ("link, batches", Headrace, None, _publish_batches, 10),
+        ("nats-py JetStream async", Nats, "nats", _publish_nats, 1),
+        ("redis-py XADD pipelines", Redis, "redis", _publish_redis, 1),
+    ]
+    for name, peer, module, way, times in ways:
+        if module is not None and importlib.util.find_spec(module) is None:
+            package = {"nats": "nats-py"}.get(module, module)
+            print(f"SKIPPED {name}: {package} is not installed; pip install {package}")
+            continue
+        if not available(peer):
+            continue
+        count = total if quick else total * times
+        rates = []
+        for _ in range(rounds):
+            with running(peer, **({"persist": True} if peer is Redis else {})) as server:
+                begin = time.perf_counter()
+                uvloop.run(way(server, count))  # type: ignore[arg-type]
+                rates.append(count / (time.perf_counter() - begin))
+        rate = statistics.median(rates)
+        table.add(name, rate, rate * SIZE / 1e6)
+    table.rows = [
+        bench.Row(row.name, row.values, None if row.name.startswith("link") else "link, one at a time")
+        for row in table.rows
+    ]
+    return table
+
+
+async def _publish_singly(server: Headrace, count: int) -> None:
+    payload = bytes(SIZE)
+    async with LinkClient([_address(server)]) as link:
+        publisher = link.publisher(window=WINDOW * (SIZE + 32))
+        acks = [await publisher.publish(payload) for _ in range(count)]
+        for ack in acks:
+            await ack
+
+
+async def _publish_batches(server: Headrace, count: int) -> None:
+    payloads = [bytes(SIZE)] * 500
+    async with LinkClient([_address(server)]) as link:
+        publisher = link.publisher(window=WINDOW * (SIZE + 32))
+        acks = [await publisher.publish(payloads) for _ in range(count // len(payloads))]
+        for ack in acks:
+            await ack
+
+
+async def _publish_nats(server: Nats, count: int) -> None:
+    import nats
+
+    connection = await nats.connect(f"nats://127.0.0.1:{server.port}")
+    stream = connection.jetstream(publish_async_max_pending=WINDOW)
+    await stream.add_stream(name="B", subjects=["b"])
+    payload = bytes(SIZE)
+    acks = [await stream.publish_async("b", payload, wait_stall=60) for _ in range(count)]
+    for ack in acks:
+        await ack
+    await connection.close()
+
+
+async def _publish_redis(server: Redis, count: int) -> None:
+    import redis.asyncio
+
+    connection = redis.asyncio.Redis(port=server.port)
+    payload = bytes(SIZE)
+    for begin in range(0, count, WINDOW):
+        pipeline = connection.pipeline(transaction=False)
+        for _ in range(min(WINDOW, count - begin)):
+            pipeline.xadd("s", {"p": payload})
+        await pipeline.execute()
+    await connection.aclose()
+
+
+async def _fill(address: Address, total: int) -> None:
+    async with LinkClient([address]) as link:
+        publisher = link.publisher()
+        payloads = [b"%0*d" % (SIZE, number) for number in range(1000)]
+        for _ in range(total // 1000):
+            await publisher.publish(payloads)
+        await publisher.flush()
+
+
+async def _round_trips(address: Address, count: int) -> list[float]:
+    times = []
+    async with LinkClient([address]) as writer, LinkClient([address]) as reader:
+        follow = reader.follow()
+        await follow.begun()
+        publisher = writer.publisher()
+        for number in range(count):
+            begin = time.perf_counter()
+            await publisher.publish(b"%0*d" % (SIZE, number))
+            message = await anext(follow)
+            times.append(time.perf_counter() - begin)
+            if int(message.payload) != number:
+                raise ValueError(f"message {message.seq} came where {number} was published")
+    return times
+
+
+def _reader(address: Address, total: int, told: Queue[float]) -> None:
+    async def work() -> float:
+        async with LinkClient([address], credit=32 << 20) as link:
+            begin = time.perf_counter()
+            count = 0
+            async for rows in link.read(1):
+                count += rows.num_rows
+            if count != total:
+                raise ValueError(f"{count} messages where {total} were published")
+            return total / (time.perf_counter() - begin)
+
+    told.put(uvloop.run(work()))
+
+
+def _apart(function: Callable[..., None], address: Address, total: int) -> float:
+    """What a function measures in a process of its own."""
+    told: Queue[float] = _spawn.Queue()
+    process = _spawn.Process(target=function, args=(address, total, told))
+    process.start()
+    rate = told.get(timeout=120)
+    process.join()
+    return rate
+
+
+def _address(server: Peer) -> Address:
+    ready = json.loads((server.directory / "ready.json").read_text())
+    return Address.parse(ready["tube_tcp"])
+
+
+def _seal(server: Headrace | Peer) -> None:
+    if isinstance(server, Headrace):
+        ask = urllib.request.Request(f"{server.http}/api/log/seal", b"", {"X-Headrace": "1"})
+        urllib.request.urlopen(ask).close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

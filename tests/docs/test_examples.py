@@ -1,0 +1,164 @@
+"""Examples in our Markdown files do what they say.
+
+A fenced block with ``<!-- run -->`` on the line before it is run:
+
+``sh``
+    as a script, in a directory that the blocks of a file share, with the environment's commands on the path;
+``console``
+    line by line: what follows ``$`` is run and must print the lines below it (``...`` stands for anything);
+``python``
+    in one namespace for all such blocks of a file;
+``pycon``
+    the same, as a doctest.
+
+Examples name the doors' default ports, as a reader would. Here each stands for a free one, in the example itself and in
+the settings that its hub takes from the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import DOORS, load
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^<!-- run -->\n```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+MARKER = "<!-- run -->"
+SECONDS = 60
+DEFAULT_PORTS = {
+    door: address.port for door in DOORS if (address := getattr(load(environ={}).listen, door)) is not None
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    language: str
+    code: str
+    line: int
+
+
+def examples(text: str) -> list[Example]:
+    found = [
+        Example(m["language"], m["code"], text.count("\n", 0, m.start()) + 3) for m in BLOCK.finditer(text)
+    ]
+    markers = sum(line == MARKER for line in text.splitlines())
+    assert len(found) == markers, "a run marker without a fenced block right after it"
+    return found
+
+
+PAGES = [
+    page
+    for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")])
+    if MARKER in page.read_text().splitlines()
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    ports = free_ports()
+    for door, port in DEFAULT_PORTS.items():
+        monkeypatch.setenv(f"HEADRACE_LISTEN__{door.upper()}", f"127.0.0.1:{ports[port]}")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for example in examples(elsewhere(page.read_text(), ports)):
+        where = f"{page.relative_to(ROOT)}:{example.line}"
+        match example.language:
+            case "sh" | "bash":
+                shell(example.code, where)
+            case "console":
+                console(example.code, where)
+            case "python":
+                exec(compile("\n" * (example.line - 1) + example.code, str(page), "exec"), namespace)
+            case "pycon":
+                doctests(example, namespace, page)
+            case other:
+                pytest.fail(f"{where}: no way to run {other}")
+
+
+def free_ports() -> dict[int, int]:
+    """A free port for each default one; held all at once, so that they differ."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for port in DEFAULT_PORTS.values():
+            sock = stack.enter_context(socket.socket())
+            sock.bind(("127.0.0.1", 0))
+            found[port] = sock.getsockname()[1]
+    return found
+
+
+def elsewhere(text: str, ports: dict[int, int]) -> str:
+    """The same text with the default ports of this machine replaced."""
+    return re.sub(r"(?<=127\.0\.0\.1:)\d+\b", lambda match: str(ports.get(int(match[0]), match[0])), text)
+
+
+def shell(script: str, where: str) -> str:
+    """Run a script; whatever it leaves in the background ends with it."""
+    process = subprocess.Popen(
+        ["sh", "-eu", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=SECONDS)
+    finally:
+        if process.poll() is None or _group_alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, f"{where}: exit status {process.returncode}\n{output}"
+    return output
+
+
+def console(session: str, where: str) -> None:
+    for step in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
+        command, _, expected = step.partition("\n")
+        got = shell(command, where)
+        same = doctest.OutputChecker().check_output(expected.strip(), got.strip(), doctest.ELLIPSIS)
+        assert same, f"{where}: $ {command}\nexpected:\n{expected}\ngot:\n{got}"
+
+
+def doctests(example: Example, namespace: dict[str, Any], page: Path) -> None:
+    test = doctest.DocTestParser().get_doctest(
+        example.code, namespace, page.name, str(page), example.line - 1
+    )
+    report: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=report.append, clear_globs=False)
+    namespace.update(test.globs)
+    assert test.examples, f"{page.name}:{example.line}: no prompt to run"
+    assert not runner.failures, "".join(report)
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_wrong_example_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="expected"):
+        console("$ echo one\ntwo\n", "here")
+    with pytest.raises(AssertionError, match="exit status 3"):
+        shell("exit 3", "here")
+    with pytest.raises(AssertionError, match="Expected"):
+        doctests(Example("pycon", ">>> 1 + 1\n3\n", 1), {}, Path("here.md"))
+
+
+def test_a_marker_needs_its_block() -> None:
+    with pytest.raises(AssertionError, match="marker"):
+        examples("<!-- run -->\n\n```sh\ntrue\n```\n")

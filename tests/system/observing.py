@@ -1,0 +1,71 @@
+"""A running hub from outside: its status, counters and memory, waiting for what must come, and the system's limits."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from tests.hubprocess import HubProcess
+
+PATIENCE_SECONDS = 30.0
+"""Far longer than anything takes that is waited for here, so that a busy machine fails no test."""
+
+FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""Environment in which the C library gives back what is freed: a process's memory is then what it holds, not held."""
+
+_POLL_SECONDS = 0.01
+
+
+def eventually(what: str, holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait until ``holds()`` is true; fail, saying ``what`` was waited for, when it does not become so in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:g} s in vain: {what}")
+        time.sleep(_POLL_SECONDS)
+
+
+def status(hub: HubProcess) -> dict[str, Any]:
+    """What ``/api/status`` says."""
+    with urllib.request.urlopen(f"http://{hub.doors['http']}/api/status", timeout=PATIENCE_SECONDS) as answer:
+        decoded: dict[str, Any] = json.load(answer)
+    return decoded
+
+
+def head(hub: HubProcess) -> int:
+    """The newest sequence number committed."""
+    newest: int = status(hub)["head"]
+    return newest
+
+
+def counter(hub: HubProcess, name: str, labels: str = "") -> int:
+    """One counter, or with ``labels`` (``value/value``) one of its parts; 0 if it has not been counted."""
+    found = status(hub)["counters"].get(name, 0)
+    if isinstance(found, dict):
+        return int(found.get(labels, 0)) if labels else sum(found.values())
+    return int(found)
+
+
+def memory(hub: HubProcess) -> int:
+    """Bytes that the hub's process holds for itself: what it maps of files is the page cache's, and not counted."""
+    used = psutil.Process(hub.pid).memory_info()
+    private: int = used.rss - used.shared
+    return private
+
+
+@contextmanager
+def soft_limit(kind: int, value: int) -> Iterator[None]:
+    """Give processes that are started meanwhile a lower limit of the system's."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
