@@ -76,7 +76,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 def flips(content: bytes) -> Iterator[tuple[int, bytes]]:
     """The content with one bit changed, and which byte that is in."""
     for offset in range(len(content)):
-        for bit in range(8) if SOAK else [offset * 5 % 8]:
+        for bit in range(8) if SOAK else (offset * 5 % 8, (offset * 5 + 3) % 8):
             changed = bytearray(content)
             changed[offset] ^= 1 << bit
             yield offset, bytes(changed)
@@ -177,7 +177,7 @@ class TestSealedSegment:
         whole = small.content[self.ARROW]
         entries = Index.read(small.damaged("unused", b"").with_name(self.INDEX)).entries
         before, after = small.messages[:6], small.messages[12:]
-        for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 7):
+        for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 2):
             path = small.damaged(self.ARROW, changed)
             hit = [e for e in entries if e["offset"] <= offset < e["offset"] + e["length"]]
             with opened(small.directory) as log:
@@ -199,7 +199,7 @@ class TestSealedSegment:
 
     def test_every_length(self, small: Small) -> None:
         whole = small.content[self.ARROW]
-        for size in range(0, len(whole), 1 if SOAK else 5):
+        for size in range(len(whole)):
             path = small.damaged(self.ARROW, whole[:size])
             error = refusal(small.directory)
             assert (error.path, error.offset, error.first, error.last) == (str(path), size, 7, 12)
