@@ -76,7 +76,7 @@ class TestDefaults:
         assert settings.log.segment_seconds == 60
         assert (settings.services.auto, settings.services.max) == (False, 100_000)
         assert (settings.fyrehose.subscriber_seconds, settings.fyrehose.request_limit) == (5, 1024)
-        assert settings.fyrehose.slow_seconds == 30
+        assert settings.limits.slow_seconds == 30
         assert (settings.auth.required, settings.auth.preauth, settings.auth.sha1) == (False, False, False)
         assert settings.matching.engine == "hub"
         assert settings.limits.connections_per_address >= 1024
@@ -486,7 +486,7 @@ class TestRefusals:
             ("logs.fsync_intervall", "did you mean log.fsync_interval?"),
             ("auth.client." + CLIENT, "did you mean auth.clients?"),
             ("auth.password", "auth has required, clients, preauth, sha1"),
-            ("fyrehose", "fyrehose has allow, coalesce, subscriber_seconds, request_limit, slow_seconds"),
+            ("fyrehose", "fyrehose has allow, coalesce, subscriber_seconds, request_limit"),
             ("matching.x.y.z", "matching has engine"),
             ("", "the sections are listen, log, services, fyrehose, auth, matching, node, cluster, limits"),
             (

@@ -631,7 +631,7 @@ class TestSlow:
         assert not reads
 
     async def test_it_is_cut_off_when_it_takes_no_byte(self, start: Start, dial: Dial) -> None:
-        server = await start("limits.queue_bytes=64KiB", "fyrehose.slow_seconds=0.3")
+        server = await start("limits.queue_bytes=64KiB", "limits.slow_seconds=0.3")
         narrow(server)
         slow, quick = await dial(server, receive_buffer=16 << 10), await dial(server)
         await slow.subscribe()
@@ -651,7 +651,7 @@ class TestSlow:
         assert await quick.deliver() == (self.MESSAGES + 1, b"alive")
 
     async def test_one_that_takes_a_little_now_and_then_is_not(self, start: Start, dial: Dial) -> None:
-        server = await start("limits.queue_bytes=64KiB", "fyrehose.slow_seconds=0.4")
+        server = await start("limits.queue_bytes=64KiB", "limits.slow_seconds=0.4")
         narrow(server)
         slow = await dial(server, receive_buffer=16 << 10)
         await slow.subscribe()
@@ -666,7 +666,7 @@ class TestSlow:
         assert refused(server, "slow") == 0
 
     async def test_one_that_leaves_a_packet_unfinished_is_cut_off(self, start: Start, dial: Dial) -> None:
-        server = await start("fyrehose.slow_seconds=0.3")
+        server = await start("limits.slow_seconds=0.3")
         halting, silent = await dial(server), await dial(server)
         await silent.send(push(b"whole"))
         await halting.send(push(b"whole") + b"\x02\x00\x05ha")
@@ -676,7 +676,7 @@ class TestSlow:
         await until(lambda: server.hub.log.head == 3)
 
     async def test_an_idle_subscriber_is_not_slow(self, start: Start, dial: Dial) -> None:
-        server = await start("fyrehose.slow_seconds=0.1")
+        server = await start("limits.slow_seconds=0.1")
         peer = await dial(server)
         await peer.subscribe()
         loop = asyncio.get_running_loop()
@@ -718,7 +718,7 @@ class TestSlow:
             assert await peer.deliver() == (seq, self.payload(seq))
 
     async def test_a_packet_that_comes_slowly_is_waited_for(self, start: Start, dial: Dial) -> None:
-        server = await start("fyrehose.slow_seconds=0.5")
+        server = await start("limits.slow_seconds=0.5")
         peer = await dial(server)
         for byte in push(b"slow but sure"):
             await peer.send(bytes([byte]))

@@ -365,7 +365,7 @@ class TestLagging:
         assert stream._transport.get_write_buffer_size() <= 3 << 20
 
     async def test_who_takes_nothing_is_cut_off(self, start: Start, dial: Dial) -> None:
-        server = await start("fyrehose.slow_seconds=0.3", "limits.queue_bytes=4KiB")
+        server = await start("limits.slow_seconds=0.3", "limits.queue_bytes=4KiB")
         peer = await dial(server, receive_buffer=4096)
         await peer.send(publish("a", bytes(6 << 20)) + subscribe("a"))
         assert await peer.packet() == offer("a")

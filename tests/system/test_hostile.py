@@ -45,7 +45,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     settings = (
         f"limits.connections_per_address={CONNECTIONS}",
         "limits.queue_bytes=64KiB",
-        "fyrehose.slow_seconds=1",
+        "limits.slow_seconds=1",
     )
     with HubProcess.start(tmp_path_factory.mktemp("hub"), *settings, environ=FREED_AT_ONCE) as running:
         with Publisher(running.address("fyrehose")) as publisher:

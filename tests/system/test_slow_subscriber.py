@@ -38,7 +38,7 @@ class Reader(Subscriber):
 def test_one_that_stops_reading_costs_the_others_nothing(tmp_path: Path) -> None:
     few, many, stalled = (48, 1024, 16) if SOAK else (48, 128, 3)
     # One segment, for sealing has a memory of its own.
-    settings = ("fyrehose.slow_seconds=600", "log.segment_bytes=8GiB")
+    settings = ("limits.slow_seconds=600", "log.segment_bytes=8GiB")
     with HubProcess.start(tmp_path, *settings, environ=FREED_AT_ONCE) as hub, ExitStack() as stack:
         address = hub.address("fyrehose")
         quick = [stack.enter_context(Reader(address)) for _ in range(2)]
@@ -69,7 +69,7 @@ def test_one_that_stops_reading_costs_the_others_nothing(tmp_path: Path) -> None
 
 
 def test_one_that_takes_nothing_is_cut_off_and_its_range_told(tmp_path: Path) -> None:
-    with HubProcess.start(tmp_path, "fyrehose.slow_seconds=0.5") as hub, ExitStack() as stack:
+    with HubProcess.start(tmp_path, "limits.slow_seconds=0.5") as hub, ExitStack() as stack:
         quick, deaf = (stack.enter_context(Reader(hub.address("fyrehose"))) for _ in range(2))
         assert quick.subscribed.wait(10)
         deaf.stop_taking()

@@ -138,11 +138,6 @@ class Fyrehose:
     )
     subscriber_seconds: float = setting(seconds(0.1), 5.0, "How long a KEEPALIVE subscribes for.")
     request_limit: int = setting(count(1), 1024, "The most messages one REQUEST over UDP is served.")
-    slow_seconds: float = setting(
-        seconds(0.1),
-        30.0,
-        "A TCP peer that takes no byte, or leaves a packet unfinished, for this long is cut off.",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +220,11 @@ class Limits:
         seconds(0.1),
         120.0,
         "How long a peer may be silent before it is cut off, where its protocol has heartbeats.",
+    )
+    slow_seconds: float = setting(
+        seconds(0.1),
+        30.0,
+        "A TCP peer that takes no byte, or leaves a packet unfinished, for this long is cut off.",
     )
     drain_seconds: float = setting(seconds(0), 10.0, "How long a stopping hub flushes what it holds.")
 

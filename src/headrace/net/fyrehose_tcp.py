@@ -262,7 +262,7 @@ class FyrehoseStream(asyncio.BufferedProtocol):
 
     def tick(self, now: float) -> None:
         """Let the subscription lapse; cut off a peer that has not taken a byte for too long."""
-        settings = self._door.settings.fyrehose
+        slow_seconds = self._door.settings.limits.slow_seconds
         # Who is not read cannot renew.
         if self in self._door.subscribers and now >= self._subscribed_until and not self.reading_paused:
             del self._door.subscribers[self]
@@ -274,18 +274,18 @@ class FyrehoseStream(asyncio.BufferedProtocol):
         taken = self._sent - waiting
         if taken != self._taken or not waiting:
             self._taken, self._taken_at = taken, now
-        elif now - self._taken_at >= settings.slow_seconds:
+        elif now - self._taken_at >= slow_seconds:
             unsent, head = self.feed.cursor, self._hub.log.head
             if unsent is not None and unsent <= head:
                 self._hub.counters.report(
                     "cut_off", unsent, head, f"not sent to {self.name}", door="fyrehose"
                 )
-            self._refuse("slow", f"took nothing for {settings.slow_seconds:g} s; {waiting} bytes are lost")
+            self._refuse("slow", f"took nothing for {slow_seconds:g} s; {waiting} bytes are lost")
             return
         if self._rest is not self._half or self.reading_paused:
             self._half, self._half_since = self._rest, now
-        elif self._half and now - self._half_since >= settings.slow_seconds:
-            self._refuse("stalled", f"left a packet unfinished for {settings.slow_seconds:g} s")
+        elif self._half and now - self._half_since >= slow_seconds:
+            self._refuse("stalled", f"left a packet unfinished for {slow_seconds:g} s")
 
     @property
     def buffered(self) -> int:

@@ -233,9 +233,9 @@ class SppStream(asyncio.BufferedProtocol):
         taken = self._sent - waiting
         if taken != self._taken or not waiting:
             self._taken, self._taken_at = taken, now
-        elif now - self._taken_at >= settings.fyrehose.slow_seconds:
+        elif now - self._taken_at >= settings.limits.slow_seconds:
             self._refuse(
-                "slow", f"took nothing for {settings.fyrehose.slow_seconds:g} s; {waiting} bytes are lost"
+                "slow", f"took nothing for {settings.limits.slow_seconds:g} s; {waiting} bytes are lost"
             )
 
     def pause_reading(self) -> None:
