@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import socket
 import statistics
+import struct
 import sys
 import tempfile
 import time
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import bench
 from bench._peers import (
@@ -34,10 +37,14 @@ from bench._peers import (
     receive_until,
     running,
 )
+from headrace.client.udp import MAX_SEGMENTS, UDP_SEGMENT, enable_segments, enlarge
+from headrace.message import Run
+from headrace.wire.fyrehose import MAX_DATAGRAM, deliver_packets
 
 PEERS: tuple[type[Peer], ...] = (Headrace, Nats, Redis)
 SIZES = (16, 128, 1024)
 CHUNK = 64 << 10
+_EVERY_128 = np.arange(513, dtype=np.int32) * 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ def measure(quick: bool) -> list[bench.Table]:
     peers = [peer for peer in PEERS if available(peer)]
     rounds = 1 if quick else 3
     tables = [delivered(peers, rounds, quick), latency(peers, rounds, quick), persisted(peers, rounds, quick)]
-    return [*tables, replayed(quick), ceilings(quick)]
+    return [*tables, replayed(quick), datagrams(quick), ceilings(quick)]
 
 
 def delivered(peers: list[type[Peer]], rounds: int, quick: bool) -> bench.Table:
@@ -152,6 +159,24 @@ def replayed(quick: bool) -> bench.Table:
                     rates.append(total / (time.perf_counter() - begin))
             rate = statistics.median(rates)
             table.add(name, rate, rate * 128 / 1e6)
+    return table
+
+
+def datagrams(quick: bool) -> bench.Table:
+    """Whether ``UDP_SEGMENT`` and ``UDP_GRO`` are worth having: the same DELIVERs with and without them."""
+    table = bench.Table(
+        "datagrams/s of one 128-byte DELIVER each, over loopback",
+        ("datagrams/s",),
+        note="in bursts that the receiver answers, so that none is lost",
+    )
+    bursts, rounds = (4, 1) if quick else (400, 3)
+    for name, sending, receiving in (
+        ("one datagram a call", False, False),
+        ("UDP_SEGMENT out", True, False),
+        ("UDP_SEGMENT out, UDP_GRO in", True, True),
+    ):
+        rates = [_bursts(bursts, segments=sending, joined=receiving) for _ in range(rounds)]
+        table.add(name, statistics.median(rates), base="one datagram a call" if sending else None)
     return table
 
 
@@ -310,6 +335,50 @@ def _windowed(
         answered += count(data) - count(tail)
         tail = data[-(overlap - 1) :] if overlap > 1 else b""
     return total / (time.perf_counter() - begin)
+
+
+_BURST = 512
+"""Datagrams between two answers: what any socket buffer holds."""
+
+
+def _bursts(bursts: int, *, segments: bool, joined: bool) -> float:
+    """Datagrams per second, sent as the door sends them and received as the client does."""
+    size = 9 + 128
+    packets, edges, _ = deliver_packets(Run(np.zeros(_BURST * 128, np.uint8), _EVERY_128), 1)
+    whole = memoryview(packets)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.settimeout(60)
+        receiver = _spawn.Process(target=_take_bursts, args=(sock.getsockname()[1], bursts, joined))
+        receiver.start()
+        _, to = sock.recvfrom(1)
+        per_call = min(MAX_SEGMENTS, MAX_DATAGRAM // size) if segments else 1
+        option = [(socket.SOL_UDP, UDP_SEGMENT, struct.pack("=H", size))] if segments else []
+        begin = time.perf_counter()
+        for _ in range(bursts):
+            for at in range(0, _BURST, per_call):
+                part = whole[int(edges[at]) : int(edges[min(at + per_call, _BURST)])]
+                sock.sendmsg([part], option, 0, to)
+            sock.recv(1)
+        rate = bursts * _BURST / (time.perf_counter() - begin)
+        receiver.join()
+    return rate
+
+
+def _take_bursts(port: int, bursts: int, joined: bool) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        enlarge(sock, socket.SO_RCVBUF, 8 << 20)
+        if joined:
+            enable_segments(sock)
+        sock.settimeout(60)
+        sock.connect(("127.0.0.1", port))
+        sock.send(b".")
+        buffer = bytearray(1 << 16)
+        for _ in range(bursts):
+            missing = _BURST * (9 + 128)
+            while missing > 0:
+                missing -= sock.recvmsg_into([buffer], 64)[0]
+            sock.send(b".")
 
 
 def _drain(port: int, total: int) -> None:

@@ -18,6 +18,7 @@ def test_it_measures_everything_once(tmp_path: Path) -> None:
         "latency",
         "persisted",
         "replay",
+        "datagrams/s",
         "ceilings",
     ]
     for table in tables:

@@ -196,6 +196,24 @@ class TestCommit:
         assert isinstance(outcome, Batch)
         assert (outcome.first, outcome.last) == (1, 2)
 
+    def test_failed_for_good(self, log: MemoryLog) -> None:
+        hub = Hub(log, 1, max_uncommitted=2, commit=lambda _tail: None)  # type: ignore[arg-type]
+        door = Door(log)
+        hub.doors.append(door)
+        relieved: list[bool] = []
+        hub.relieved = lambda: relieved.append(hub.congested)
+        outcomes: list[object] = []
+        hub.submit(batch(b"waits", b"too"), outcomes.append)
+        hub.turn(0)
+        assert hub.congested
+        error = StorageError("the disk failed")
+        hub.fail(error)
+        hub.submit(batch(b"later"), outcomes.append)
+        hub.turn(0)
+        assert outcomes == [error, error]
+        assert relieved == [False]
+        assert (log.head, log.tail, door.seen) == (0, 2, [])
+
     def test_by_a_rule(self, log: MemoryLog) -> None:
         tails: list[int] = []
         hub = Hub(log, 1, max_uncommitted=1000, commit=tails.append)  # type: ignore[arg-type]

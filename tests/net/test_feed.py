@@ -219,12 +219,24 @@ async def test_a_full_buffer_stops_it_and_room_goes_on(world: World) -> None:
     assert world.consumer.sent == [1, 2, 3, 4, 5]
 
 
-async def test_paused_while_the_log_is_read_it_sends_what_was_read_and_no_more(world: World) -> None:
+async def test_paused_while_the_log_is_read_it_keeps_one_chunk_and_sends_it_first(world: World) -> None:
     world.append(9)
     world.ask(1, 9)
     world.feed.pause()
     await world.settle()
+    assert world.consumer.sent == []
+    world.feed.resume()
+    await world.settle()
+    assert world.consumer.sent == list(range(1, 10))
+
+
+async def test_one_chunk_and_no_more_is_read_ahead_of_a_consumer_that_takes_nothing(world: World) -> None:
+    world.append(9)
+    world.consumer.room = 1
+    world.ask(1, 9)
+    await world.settle()
     assert world.consumer.sent == [1, 2, 3]
+    assert world.log.reads == [(1, 9), (4, 9)]
     world.feed.resume()
     await world.settle()
     assert world.consumer.sent == list(range(1, 10))

@@ -157,8 +157,9 @@ class TestGroupCommit:
             hub.submit(Batch(Run.of([b"a"]), origin="test"), outcomes.append)
             hub.turn(0)
             synced.let()
-            await until(lambda count=count: hub.counters.get("sync_failures") == count)
-        assert (hub.log.head, outcomes) == (0, [])
+            await until(lambda count=count: len(outcomes) == count)
+        assert (hub.log.head, outcomes) == (0, [synced.error, synced.error])
+        assert hub.counters.get("sync_failures") == 1
         assert "nothing more is acknowledged" in caplog.text
 
 
@@ -218,6 +219,12 @@ class TestFsyncAlways:
             await until(lambda: server.hub.counters.get("sync_failures") == 1)
             await subscriber.subscribe()
             assert server.hub.log.head == 0
+            # Neither what waited for the sync nor what comes later is left without an answer.
+            refused: list[object] = []
+            server.hub.submit(Batch(Run.of([b"later"])), refused.append)
+            await until(lambda: len(refused) == 1)
+            assert isinstance(refused[0], StorageError)
+            assert server.hub.counters.get("refused_messages", origin="fyrehose", reason="storage") == 1
             # Stopping cannot keep its promise and says so; everything is closed all the same.
             with pytest.raises(StorageError, match="may not be on the disk"):
                 await hub.__aexit__(None, None, None)

@@ -162,6 +162,32 @@ async def test_connections_are_bounded(
     assert any([await answered() for _ in range(100)])
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTT", b"GET /healthz HTTP/1.1\r\nHost: a\r\nX-Slow: "])
+async def test_a_connection_that_sends_no_request_is_closed(tmp_path: Path, sent: bytes) -> None:
+    async with running_hub(tmp_path, "limits.handshake_seconds=0.2", http=web.start) as server:
+        reader, writer = await asyncio.open_connection(*server.doors["http"].split(":"))
+        writer.write(sent)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        assert server.hub.counters.get("refused", door="http", reason="stalled") == 1
+        writer.close()
+
+
+async def test_a_connection_that_asked_in_time_stays(tmp_path: Path) -> None:
+    async with running_hub(tmp_path, "limits.handshake_seconds=0.2", http=web.start) as server:
+        reader, writer = await asyncio.open_connection(*server.doors["http"].split(":"))
+        asking = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+        writer.write(asking)
+        assert await reader.readuntil(b"}") != b""
+        loop = asyncio.get_running_loop()
+        passed = loop.time() + 0.4
+        await until(lambda: loop.time() > passed)
+        writer.write(asking)
+        assert await reader.readuntil(b"}") != b""
+        assert server.hub.counters.get("refused", door="http", reason="stalled") == 0
+        writer.close()
+
+
 async def test_a_failed_sync_is_not_ready(
     server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

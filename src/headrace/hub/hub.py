@@ -14,7 +14,7 @@ The hub owns no socket, thread or clock: ``now`` is an argument, and :attr:`Hub.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from headrace.errors import StorageError, UsageError
@@ -92,6 +92,8 @@ class Hub:
         self._submitted: list[Submission] = []
         self._waiting = 0
         self._appended: deque[Submission] = deque()
+        self.failed: StorageError | None = None
+        """Why nothing can be committed any more, if so."""
         self._uncommitted = 0
 
     def commit_by(self, rule: CommitRule) -> None:
@@ -128,7 +130,21 @@ class Hub:
         if submitted:
             self._append(submitted, now)
 
+    def fail(self, error: StorageError) -> None:
+        """Refuse whatever is not committed, and everything from now on: it can no longer be promised.
+
+        What was appended stays in the log; whether it is found there after a restart, nobody knows now.
+        """
+        self.failed = error
+        refused, self._appended = self._appended, deque()
+        self._uncommitted = 0
+        self._refuse(refused, error, "storage")
+        self.relieved()
+
     def _append(self, submitted: Sequence[Submission], now: int) -> None:
+        if self.failed is not None:
+            self._refuse(submitted, self.failed, "storage")
+            return
         # Time never decreases, whatever the machine's clock does.
         time = max(now, self.log.last_time)
         first = self.log.tail + 1
@@ -189,7 +205,7 @@ class Hub:
             if done is not None:
                 done(batch)
 
-    def _refuse(self, submitted: Sequence[Submission], error: StorageError, reason: str) -> None:
+    def _refuse(self, submitted: Iterable[Submission], error: StorageError, reason: str) -> None:
         for submission in submitted:
             batch = submission.batch
             self.counters.add("refused_messages", len(batch), origin=batch.origin, reason=reason)

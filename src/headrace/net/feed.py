@@ -3,7 +3,7 @@
 There is no "live" and no "catching up", only a cursor. What lies at the cursor is sent from the shared recent chunks
 if it is there and read from the log, off the event loop, if it is not; the cursor then stands behind it. So a consumer
 that falls behind and comes back has no seam at which a message could be missed or repeated, and its memory is its
-transport's buffer: nothing is queued for it anywhere else.
+transport's buffer and one chunk: while it takes what was read from the log, the next chunk is being read.
 
 Ranges asked for (repairs, replays) go first, in the order they were asked, by the same means.
 """
@@ -63,6 +63,8 @@ class Feed:
         self._readers = readers
         self._sink = sink
         self._reading = False
+        self._ahead: tuple[Range | None, Chunk] | None = None
+        """What was read from the log, and for which range, but not yet sent."""
         self._closed = False
 
     def pause(self) -> None:
@@ -77,13 +79,18 @@ class Feed:
     def close(self) -> None:
         """Stop for good."""
         self._closed = True
+        self._ahead = None
         self.ranges.clear()
         self.cursor = None
 
     def pump(self) -> None:
         """Send what there is until the consumer's buffer is full, all is sent, or the log must be read."""
         while not (self.paused or self._reading or self._closed):
-            if self.ranges:
+            if self._ahead is not None:
+                wanted, chunk = self._ahead
+                self._ahead = None
+                self._advance(wanted, chunk)
+            elif self.ranges:
                 wanted = self.ranges[0]
                 if wanted.first > wanted.last:
                     self.ranges.popleft()
@@ -91,15 +98,15 @@ class Feed:
                     continue
                 self._read(wanted.first, wanted.last, wanted)
             elif self.cursor is not None and self.cursor <= self._log.head:
-                chunk = self._recent.find(self.cursor)
-                if chunk is None:
+                chunk_here = self._recent.find(self.cursor)
+                if chunk_here is None:
                     self._read(self.cursor, self._log.head)
-                elif chunk.first == self.cursor:
-                    self.cursor = chunk.last + 1
-                    self._sink.send(chunk.data, chunk.last - chunk.first + 1)
+                elif chunk_here.first == self.cursor:
+                    self.cursor = chunk_here.last + 1
+                    self._sink.send(chunk_here.data, chunk_here.last - chunk_here.first + 1)
                 else:
                     # In the middle of a chunk: the rest of it from the log, then chunk by chunk again.
-                    self._read(self.cursor, chunk.last)
+                    self._read(self.cursor, chunk_here.last)
             else:
                 return
 
@@ -116,7 +123,7 @@ class Feed:
             return
         error = done.exception()
         if error is None:
-            self._advance(wanted, done.result())
+            self._ahead = wanted, done.result()
         elif wanted is not None and isinstance(error, TrimmedError):
             gone = min(last, error.oldest - 1)
             wanted.first = gone + 1
@@ -129,10 +136,16 @@ class Feed:
         self.pump()
 
     def _advance(self, wanted: Range | None, chunk: Chunk) -> None:
+        """Send what was read, and begin to read what follows it before the consumer has taken it."""
+        following = chunk.last + 1
         if wanted is not None:
-            wanted.first = chunk.last + 1
+            wanted.first = following
+            if following <= wanted.last:
+                self._read(following, wanted.last, wanted)
         elif self.cursor == chunk.first:
-            self.cursor = chunk.last + 1
+            self.cursor = following
+            if not self.ranges and following <= self._log.head and self._recent.find(following) is None:
+                self._read(following, self._log.head)
         else:
             return  # No longer wanted: the subscription lapsed or began anew meanwhile.
         self._sink.send(chunk.data, chunk.last - chunk.first + 1)

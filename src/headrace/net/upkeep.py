@@ -63,6 +63,7 @@ class GroupCommit:
             # After a failed sync nobody knows what is on the disk: acknowledge nothing more.
             logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
             self._hub.counters.add("sync_failures")
+            self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
         self._hub.committed(done.result())
         if self._hub.log.tail > self._hub.log.head:

@@ -46,15 +46,16 @@ class HttpDoor:
 
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
+    deadlines = _Deadlines(server)
     runner = web.AppRunner(
-        application(server),
+        application(server, deadlines),
         access_log=None,
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=KEEPALIVE_SECONDS,
     )
     await runner.setup()
     listening = await asyncio.get_running_loop().create_server(
-        lambda: _Gate(server, runner), sock=sock, backlog=128
+        lambda: _Gate(server, runner, deadlines), sock=sock, backlog=128
     )
     return HttpDoor(runner, listening)
 
@@ -62,9 +63,10 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
 class _Gate(asyncio.Protocol):
     """Lets a connection in while there are not too many: the log needs open files more than a dashboard does."""
 
-    def __init__(self, server: Server, runner: web.AppRunner) -> None:
+    def __init__(self, server: Server, runner: web.AppRunner, deadlines: _Deadlines) -> None:
         self._server = server
         self._runner = runner
+        self._deadlines = deadlines
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand the connection to the http protocol, or close it."""
@@ -78,9 +80,39 @@ class _Gate(asyncio.Protocol):
         handler = serving()
         stream.set_protocol(handler)
         handler.connection_made(stream)
+        self._deadlines.set(handler, stream)
 
 
-def application(server: Server) -> web.Application:
+class _Deadlines:
+    """When each new connection must have sent its first request; aiohttp has deadlines for the later ones only."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._timers: dict[object, asyncio.TimerHandle] = {}
+
+    def set(self, handler: object, transport: asyncio.Transport) -> None:
+        """Give a new connection its time."""
+        seconds = self._server.settings.limits.handshake_seconds
+        loop = asyncio.get_running_loop()
+        self._timers[handler] = loop.call_later(seconds, self._passed, handler, transport)
+
+    @web.middleware
+    async def met(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A request has come whole."""
+        if (timer := self._timers.pop(request.protocol, None)) is not None:
+            timer.cancel()
+        return await handler(request)
+
+    def _passed(self, handler: object, transport: asyncio.Transport) -> None:
+        del self._timers[handler]
+        if not transport.is_closing():
+            peer = transport.get_extra_info("peername")
+            seconds = self._server.settings.limits.handshake_seconds
+            self._server.hub.counters.refuse("http", "stalled", str(peer), f"no request in {seconds:g} s")
+            transport.abort()
+
+
+def application(server: Server, deadlines: _Deadlines) -> web.Application:
     """The routes of one hub."""
 
     async def status(_: web.Request) -> web.Response:
@@ -112,7 +144,7 @@ def application(server: Server) -> web.Application:
     async def front(_: web.Request) -> web.Response:
         return web.Response(text=_FRONT, content_type="text/html")
 
-    app = web.Application(client_max_size=1 << 20)
+    app = web.Application(client_max_size=1 << 20, middlewares=[deadlines.met])
     app.add_routes(
         [
             web.get("/", front),
