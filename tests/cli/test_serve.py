@@ -136,6 +136,22 @@ def test_two_hubs_do_not_share_a_log(hub: HubProcess, command: Command) -> None:
     assert f"is in use by process {hub.pid}" in done.stderr.decode()
 
 
+def test_a_second_hub_leaves_the_ready_file_of_a_running_one_alone(
+    hub: HubProcess, command: Command, tmp_path: Path
+) -> None:
+    before = hub.ready_file.read_bytes()
+    done = command("serve", "--data", str(hub.data), "--ready-file", str(hub.ready_file))
+    assert done.returncode != 0
+    assert hub.ready_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}', b'{"pid": 4194304999}', b"[1]"])
+def test_a_ready_file_that_nobody_stands_behind_is_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "ready.json").write_bytes(content)
+    with HubProcess.start(tmp_path) as hub:
+        assert json.loads(hub.ready_file.read_bytes())["pid"] == hub.pid
+
+
 def test_json_lines(tmp_path: Path) -> None:
     arguments = ["--data", str(tmp_path), "--log-format", "json"]
     arguments += [part for setting in FREE_DOORS for part in ("--set", setting)]

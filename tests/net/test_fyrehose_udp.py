@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import struct
 from collections import deque
 from random import Random
 
@@ -28,6 +29,7 @@ from tests.net.raw import (
     until,
 )
 
+from headrace.client.udp import UDP_GRO, UDP_SEGMENT
 from headrace.errors import DamagedError
 from headrace.hub.backbone import SendForward
 from headrace.hub.holds import hold
@@ -442,6 +444,34 @@ class TestSocket:
         assert await peer.fence() == []
         assert server.hub.counters.get("socket_errors", door="fyrehose", error="ECONNREFUSED") == 2
         monkeypatch.undo()
+
+
+class TestJoined:
+    """Datagrams that the kernel joined on their way in (``UDP_GRO``) are judged one by one."""
+
+    @staticmethod
+    def told(size: int) -> list[tuple[int, int, bytes]]:
+        return [(socket.SOL_UDP, UDP_GRO, struct.pack("=i", size))]
+
+    def test_cut_where_they_were_joined(self) -> None:
+        buffer = bytearray(b"aaabbbcc-what an earlier read left")
+        assert fyrehose_udp._cut(buffer, 8, self.told(3)) == [b"aaa", b"bbb", b"cc"]
+        assert fyrehose_udp._cut(buffer, 6, self.told(3)) == [b"aaa", b"bbb"]
+        assert fyrehose_udp._cut(buffer, 3, []) == [b"aaa"]
+        assert fyrehose_udp._cut(buffer, 0, []) == [b""]
+
+    async def test_a_bad_one_takes_no_other_with_it(
+        self, server: Server, bind: Bind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        udp, peer = door(server), bind(server)
+        if not udp._segments:
+            pytest.fail("this kernel joins no datagrams: nothing was tried")
+        packets = [push(b"1"), b"\xff___", push(b"2"), push(b"3")]
+        option = [(socket.SOL_UDP, UDP_SEGMENT, struct.pack("=H", 4))]
+        peer.sock.sendmsg([b"".join(packets)], option, 0, address_of(server))
+        await until(lambda: server.hub.log.head == 3)
+        assert logged(server) == [b"1", b"2", b"3"]
+        assert refused(server, "unknown") + refused(server, "malformed") == 1
 
 
 class TestCoalescing:

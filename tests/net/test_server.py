@@ -34,7 +34,7 @@ from headrace.config import DOORS, load
 from headrace.errors import ConfigError, LockedError
 from headrace.hub.hub import TURN_BYTES
 from headrace.log import Log
-from headrace.message import node_id
+from headrace.message import Batch, Run, node_id
 from headrace.net.server import Server
 
 
@@ -232,7 +232,40 @@ class TestStatus:
             assert server.status()["log"] == uuid
 
 
+class TestBackground:
+    async def test_a_loop_that_fails_is_seen(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def fails(_self: Server) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(Server, "_tick", fails)
+        async with running_hub(tmp_path) as server:
+            await until(lambda: server.hub.counters.get("background_failures") == 1)
+            assert not server.ready
+        assert "restart the hub" in caplog.text
+
+    async def test_one_that_is_told_to_stop_is_no_failure(self, tmp_path: Path) -> None:
+        async with running_hub(tmp_path) as server:
+            counters = server.hub.counters
+        assert counters.get("background_failures") == 0
+
+
 class TestDrain:
+    async def test_a_disk_that_never_answers_is_not_waited_for_longer_than_the_setting(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hub = running_hub(tmp_path, "limits.drain_seconds=0.5", "log.fsync=always")
+        server = await hub.__aenter__()
+        answers = threading.Event()
+        monkeypatch.setattr(server.hub.log, "sync", lambda: answers.wait(60) and 0)
+        server.hub.submit(Batch(Run.of([b"waits"])))
+        async with asyncio.timeout(30):
+            await hub.__aexit__(None, None, None)
+        assert "the disk is slow" in caplog.text
+        assert "too slow to wait for" in caplog.text
+        answers.set()
+
     async def test_what_was_taken_is_kept_and_sent(self, tmp_path: Path) -> None:
         async with running_hub(tmp_path) as server:
             subscriber, publisher = await TcpPeer.connect(server), await TcpPeer.connect(server)
