@@ -109,6 +109,23 @@ class LogMachine(RuleBasedStateMachine):
         with pytest.raises(UsageError):
             self.log.commit(len(self.messages) + 1)
 
+    @rule(data=st.data())
+    def cut_back(self, data: st.DataObject) -> None:
+        last = data.draw(st.integers(self.head, len(self.messages)))
+        before = len(self.messages)
+        self.log.cut_back(last)
+        del self.messages[last:]
+        self.appends = {end for end in self.appends if end < last} | {last}
+        self.now = self.messages[-1].time if self.messages else 0
+        if last < before:
+            self.settle()
+
+    @rule()
+    def cut_back_too_far(self) -> None:
+        if self.head:
+            with pytest.raises(UsageError):
+                self.log.cut_back(self.head - 1)
+
     @rule()
     def sync(self) -> None:
         assert self.log.sync() == len(self.messages)

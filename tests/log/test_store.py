@@ -619,3 +619,40 @@ class TestFailures:
         append(log, b"y")
         assert len(flat(log.scan(1))) == 2
         log.close()
+
+
+class TestReach:
+    @pytest.mark.parametrize("sealed", [0, 1, 3])
+    def test_so_many_bytes_reach_so_far(self, tmp_path: Path, sealed: int) -> None:
+        """Whole frames or record batches of about the bytes asked for, whatever segments they lie in."""
+        log = Log.open(tmp_path)
+        for _ in range(3):
+            for _ in range(10):
+                append(log, *[bytes(100)] * 10)
+            log.rotate()
+        for _ in range(sealed):
+            assert log.seal_next() is not None
+        assert log.reach(1, log.size) == log.head == 300
+        for first in (1, 5, 101, 250, 300):
+            reached = [log.reach(first, size) for size in (1, 1500, 6000, 1 << 40)]
+            assert reached == sorted(reached)
+            assert reached[0] >= first
+            assert reached[-1] == 300
+        at, steps = 1, []
+        while at <= 300:
+            last = log.reach(at, 2500)
+            steps.append(last - at + 1)
+            at = last + 1
+        assert sum(steps) == 300
+        if not sealed:
+            # A frame of ten has a little more than 1,000 bytes.
+            assert set(steps) == {20}
+        log.close()
+
+    def test_it_does_not_reach_past_the_head(self, tmp_path: Path) -> None:
+        log = Log.open(tmp_path)
+        log.append([batch(1, b"a"), batch(2, b"b"), batch(3, b"c")])
+        log.commit(2)
+        assert log.reach(1, 1 << 20) == 2
+        assert log.reach(3, 1 << 20) == 2
+        log.close()

@@ -202,7 +202,11 @@ def check(window: bytes, at: int, salt: int) -> int:
         raise BadFrame(f"a frame of {length} bytes cannot be")
     if length > len(window) - at:
         raise BadFrame("a frame is cut short")
-    if crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt) != crc:
+    if length <= _JOINED:
+        found = crc32c(window[at + 8 : at + length], salt)
+    else:
+        found = crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt)
+    if found != crc:
         raise BadFrame("a frame's checksum is wrong")
     return int(length)
 
@@ -221,12 +225,16 @@ def decode(window: bytes, at: int) -> Batch:
     head = HEADER.unpack_from(window, at)
     _, _, length, count, first, time, number, payload, columns, node, flags, origin, publisher, topic = head
     place = at + HEADER.size
-    edges = np.frombuffer(window, np.int32, count + 1, place)
     place += 4 * count + 4
     from_publisher, from_topic = place + origin, place + origin + publisher
     content = from_topic + topic
+    if count == 1 and payload <= _JOINED:
+        run = Run.one(window[content : content + payload])
+    else:
+        edges = np.frombuffer(window, np.int32, count + 1, at + HEADER.size)
+        run = Run(np.frombuffer(window, np.uint8, payload, content), edges)
     return Batch(
-        Run(np.frombuffer(window, np.uint8, payload, content), edges),
+        run,
         first=first,
         time=time,
         origin=window[place:from_publisher].decode(),
@@ -242,6 +250,12 @@ def extent(window: bytes, at: int) -> tuple[int, int]:
     """How many messages, and how many bytes of payloads, a checked frame has."""
     count, payload = _EXTENT.unpack_from(window, at)
     return count, payload
+
+
+def extents(window: bytes, at: int) -> tuple[int, int, int, tuple[int, int, int]]:
+    """What a frame's header says of its parts: messages, bytes of payloads, of columns, and of the three texts."""
+    head = HEADER.unpack_from(window, at)
+    return head[3], head[7], head[8], head[11:]
 
 
 def _misfit(batch: Batch) -> str:

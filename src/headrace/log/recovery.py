@@ -13,6 +13,7 @@ the last tail has no header yet        its rotation was interrupted, remove it
 ``N.open`` beside a bad ``N.arrow``    sealing was not done, remove the segment and seal again
 ``N.index`` alone                      sealing or trimming was interrupted, remove it
 ``*.making``                           remove it
+``installing``                         a snapshot takes the log's place: finish that first
 =====================================  ==========================================================
 
 Everything else that does not add up (a frame, an index or a header that is not what was written, a hole between
@@ -33,6 +34,7 @@ from uuid import UUID, uuid4
 from headrace.errors import DamagedError, UsageError
 from headrace.log import snapshot as snapshots
 from headrace.log.files import MAKING, sync_directory
+from headrace.log.installing import INSTALLING, finish
 from headrace.log.sealed import SealedSegment
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
 
@@ -58,8 +60,12 @@ class Recovered:
     damaged_snapshots: list[DamagedError] = field(default_factory=list)
 
 
-def recover(directory: Path, *, sync: bool) -> Recovered:
-    """Read a directory for writing: mend what a crash left, refuse damage, begin a log where there is none."""
+def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recovered:
+    """Read a directory for writing: mend what a crash left, refuse damage, begin a log where there is none.
+
+    ``uuid`` is that of a log that is begun.
+    """
+    finish(directory)
     segments, torn, litter = _read_segments(directory, writable=True)
     if segments:
         recovered = _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))
@@ -68,7 +74,7 @@ def recover(directory: Path, *, sync: bool) -> Recovered:
             str(left[-1]), 0, 1, int(left[-1].stem), "there are traces of a log, but no messages"
         )
     else:
-        recovered = Recovered(uuid4(), segments)
+        recovered = Recovered(uuid or uuid4(), segments)
     if torn is not None and torn.offset:
         _cut(segments[-1], torn)
     litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
@@ -79,6 +85,10 @@ def recover(directory: Path, *, sync: bool) -> Recovered:
         path = directory / f"{following:016d}.open"
         segments.append(TailFile.create(path, recovered.uuid, following, time, sync=sync))
     if sync:
+        # A killed hub leaves writes that no sync has covered: whoever relies on them now must find them later.
+        for segment in segments:
+            if isinstance(segment, TailFile):
+                os.fdatasync(segment.fd)
         sync_directory(directory)
     return recovered
 
@@ -103,6 +113,10 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
     """The segments in order, the torn end of the last, and what is to be removed."""
     if (directory / REPAIRING).exists():
         raise DamagedError(str(directory), 0, 1, None, "a repair was interrupted: run it again")
+    if (directory / INSTALLING).exists():
+        raise DamagedError(
+            str(directory), 0, 1, None, "a snapshot is being installed: start the hub to finish it"
+        )
     found: dict[int, set[str]] = {}
     for path in directory.iterdir():
         if match := _NAME.fullmatch(path.name):

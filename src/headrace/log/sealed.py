@@ -194,6 +194,14 @@ class SealedSegment:
             return None
         return int(self._firsts[number]) + int(np.searchsorted(times(self.rows(number)), time))
 
+    def reach(self, first: int, size: int) -> tuple[int, int]:
+        """How far record batches from ``first`` on reach within ``size`` bytes, one at least, and what they take."""
+        number = int(np.searchsorted(self._firsts, first, side="right")) - 1
+        taken = np.cumsum(self.index.entries["length"][number:])
+        fit = max(int(np.searchsorted(taken, size, side="right")), 1)
+        entry = self.index.entries[number + fit - 1]
+        return int(entry["first"]) + int(entry["count"]) - 1, int(taken[fit - 1])
+
     def faults(self) -> Iterator[tuple[int | None, DamagedError]]:
         """Check every byte of the file and every number and time in it; tell all that is wrong.
 

@@ -19,7 +19,7 @@ from typing import Final, Literal
 from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
-from headrace.log import recovery, retention, snapshot
+from headrace.log import cutting, recovery, retention, snapshot
 from headrace.log.files import sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
 from headrace.log.lock import WriterLock
@@ -54,6 +54,7 @@ class Log:
         *,
         fsync: Fsync,
         segment_bytes: int,
+        committed: int | None = None,
     ) -> None:
         self.directory = directory
         self.uuid: UUID = recovered.uuid
@@ -72,7 +73,7 @@ class Log:
         """A failed append left bytes behind that could not be cut off yet."""
         self._sync_failure: str | None = None
         last = self._segments[-1]
-        self.head = last.last
+        self.head = last.last if committed is None else min(max(committed, self._safe), last.last)
         self._last_time = max(segment.last_time for segment in self._segments)
         self._synced = last.last
         self._dirty_directory = False
@@ -84,9 +85,15 @@ class Log:
         *,
         fsync: Fsync = "interval",
         segment_bytes: int = 256 << 20,
+        committed: int | None = None,
+        uuid: UUID | None = None,
         read_only: bool = False,
     ) -> Log:
         """Open the log in ``directory``, making it if there is none; recover from a crash if there was one.
+
+        ``committed`` is how much a node of a cluster knows to be committed; without it, everything there is. What was
+        sealed, or is in a snapshot, was committed in any case. ``uuid`` is for a log that is begun here: that of its
+        cluster.
 
         ``read_only`` takes no lock and changes nothing, so that a running hub's log can be looked at.
         """
@@ -97,11 +104,11 @@ class Log:
             directory.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(directory / "lock")
             try:
-                recovered = recovery.recover(directory, sync=fsync != "never")
+                recovered = recovery.recover(directory, sync=fsync != "never", uuid=uuid)
             except BaseException:
                 lock.release()
                 raise
-        return cls(directory, recovered, lock, fsync=fsync, segment_bytes=segment_bytes)
+        return cls(directory, recovered, lock, fsync=fsync, segment_bytes=segment_bytes, committed=committed)
 
     @property
     def first(self) -> int:
@@ -167,6 +174,36 @@ class Log:
             raise UsageError(f"cannot commit {seq}: the tail is {self.tail}")
         self.head = max(self.head, seq)
 
+    def adopt(self, uuid: UUID) -> None:
+        """Be the log ``uuid`` from now on; only a log that has never had a message can."""
+        file = self._tail_file
+        if self.tail or len(self._segments) > 1:
+            raise UsageError(f"the log {self.uuid} has messages: it cannot become the log {uuid}")
+        sync = self.fsync != "never"
+        with self._syncing, self._changing, translating(file.path):
+            fresh = TailFile.create(file.path, uuid, file.first, sync=sync)
+            if sync:
+                sync_directory(self.directory)
+            self._segments = (fresh,)
+        self.uuid = uuid
+
+    def cut_back(self, last: int) -> None:
+        """Remove every message after ``last``, for good; none of them may be committed.
+
+        Called by the thread that appends. It takes as long as the disk does.
+        """
+        self._check_writable()
+        if last < self.head:
+            raise UsageError(f"cannot cut back to {last}: {self.head} is committed")
+        if last >= self.tail:
+            return
+        # A sync under way could say of what is appended next that it is on the disk.
+        with self._syncing, self._changing, translating(self.directory):
+            self._segments = cutting.cut_back(self.directory, self._segments, last)
+            self._synced = min(self._synced, last)
+            self._leftover = False
+        self._last_time = self._tail_file.last_time
+
     def sync(self) -> int:
         """Bring everything appended before the call to the disk; return the last sequence number this covers.
 
@@ -199,13 +236,17 @@ class Log:
         """Why the log can no longer promise anything, if so: a sync has failed."""
         return self._sync_failure
 
-    def read(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> list[Batch]:
+    def read(
+        self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
+    ) -> list[Batch]:
         """Some committed batches from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
 
-        At least one message comes back unless ``first`` is past the head. Call again behind the last one.
+        At least one message comes back unless ``first`` is past the head. Call again behind the last one. Only
+        nodes of a cluster read on to the tail, for each other (``uncommitted``).
         """
         # The head first: whatever it covers is in the segments that are looked at after it.
-        last = self.head if last is None else min(last, self.head)
+        end = self.tail if uncommitted else self.head
+        last = end if last is None else min(last, end)
         segments = self._kept
         if first > last:
             return []
@@ -238,6 +279,23 @@ class Log:
             if found is not None:
                 return min(found, self.head + 1)
         return self.head + 1
+
+    def reach(self, first: int, size: int) -> int:
+        """The last committed number so that ``first`` to it takes about ``size`` bytes in the log's files.
+
+        It is a count of whole frames or record batches, and of one at least.
+        """
+        last = first - 1
+        for segment in self._kept:
+            if segment.last < first or segment.last < segment.first:
+                continue
+            found, used = segment.reach(max(first, segment.first), size)
+            if used > size and last >= first:
+                break
+            last, size = found, size - used
+            if last < segment.last:
+                break
+        return min(last, self.head)
 
     def first_time(self) -> int | None:
         """The time of the oldest message kept."""
@@ -316,6 +374,12 @@ class Log:
                 if self.lock is not None:
                     self.lock.release()
                     self.lock = None
+
+    @property
+    def _safe(self) -> int:
+        """What is committed beyond doubt: nothing else is sealed, or in a snapshot."""
+        sealed = [segment.last for segment in self._segments if isinstance(segment, SealedSegment)]
+        return max([0 if self.snapshot is None else self.snapshot.seq, *sealed])
 
     @property
     def _kept(self) -> tuple[Segment, ...]:

@@ -33,7 +33,7 @@ import numpy as np
 from headrace.errors import DamagedError
 from headrace.log import frame
 from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, write_whole
+from headrace.log.files import Descriptor, making, sync_directory, write_whole
 from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
@@ -193,9 +193,64 @@ class TailFile:
         [batch] = self.read(first, self._last_of(index), 0)
         return first + int(np.searchsorted(frame.times(batch.columns), time))
 
+    def reach(self, first: int, size: int) -> tuple[int, int]:
+        """How far whole frames from ``first`` on reach within ``size`` bytes, one at least, and what they take."""
+        known = len(self._offsets)
+        begin = bisect_right(self._firsts, first, 0, known) - 1
+        start = self._offsets[begin]
+        # A frame ends where the next begins.
+        end = bisect_right(self._offsets, start + size, begin + 1, known)
+        if end == known and self.size <= start + size:
+            return self.last, self.size - start
+        end = max(end - 1, begin + 1)
+        stop = self._offsets[end] if end < known else self.size
+        return self._last_of(end - 1), stop - start
+
     def first_time(self) -> int | None:
         """The time of the first message."""
         return self._times[0] if self._times else None
+
+    def cut_back(self, last: int) -> TailFile:
+        """This tail without what follows ``last``, for good: itself made shorter, or another file in its place.
+
+        Where ``last`` ends an append the file is cut there. Elsewhere what is kept of that append is written
+        anew, and the new file takes the old one's place in one step: at no moment is less there than what is to
+        be kept.
+        """
+        whole = bisect_right(self._firsts, last)
+        if whole and self._last_of(whole - 1) > last:
+            return self._rewritten(whole - 1, last)
+        if whole and self._is_continued(whole - 1):
+            return self._rewritten(whole - 1, last)
+        if whole < len(self._offsets):
+            os.ftruncate(self.fd, self._offsets[whole])
+            self._forget_from(whole)
+            os.fsync(self.fd)
+        return self
+
+    def _rewritten(self, index: int, last: int) -> TailFile:
+        """A new file that ends within the append that the frame at ``index`` belongs to."""
+        while index and self._is_continued(index - 1):
+            index -= 1
+        kept = self.read(self._firsts[index], last, self.size)
+        with making(self.path) as unfinished:
+            with unfinished.open("wb") as file:
+                for begin in range(0, self._offsets[index], READ_BYTES):
+                    file.write(os.pread(self.fd, min(READ_BYTES, self._offsets[index] - begin), begin))
+                for place, batch in enumerate(kept, 1):
+                    time, _ = frame.time_span(batch)
+                    file.writelines(self.encode(batch, time, continued=place < len(kept))[0])
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(self.path)
+        sync_directory(self.path.parent)
+        rewritten, _ = TailFile.open(self.path, writable=True)
+        return rewritten
+
+    def _is_continued(self, index: int) -> bool:
+        """Whether a frame's append goes on in the next frame."""
+        header = frame.HEADER.unpack(os.pread(self.fd, frame.HEADER.size, self._offsets[index]))
+        return bool(header[10] & frame.CONTINUED)
 
     def _last_of(self, index: int) -> int:
         """The last sequence number of a frame."""

@@ -1,0 +1,94 @@
+"""Batches as bytes from node to node: a log's uuid, and the frames of its open tail side by side.
+
+What a node sends is what it has appended, in the same framing (:mod:`~headrace.log.frame`), under a salt that
+everyone knows. A frame that comes from the disk is trusted by its checksum; one that comes from a peer is not:
+whatever could lead out of its bytes is checked before anything is made of it, and whatever would not fit the log is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import MalformedError, UsageError
+from headrace.log import frame
+from headrace.message import SCHEMA, Batch
+
+SALT: Final = 0x48524D53
+_UUID_BYTES: Final = 16
+
+
+def pack(uuid: UUID, batches: Sequence[Batch]) -> bytes:
+    """Numbered batches that follow one another, as bytes."""
+    pieces: list[frame.Piece] = [uuid.bytes]
+    for batch in batches:
+        first_time, _ = frame.time_span(batch)
+        pieces += frame.encode(batch, SALT, time=first_time)[0]
+    return b"".join(pieces)
+
+
+def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
+    """The log's uuid and its messages ``first`` to ``last``; whatever is not just those raises."""
+    if len(data) < _UUID_BYTES:
+        raise _malformed(data, "must begin with a log's uuid")
+    # Frames lie at multiples of 8 in the window, as numpy and Arrow like them.
+    window = data[_UUID_BYTES:]
+    batches: list[Batch] = []
+    at, following, time = 0, first, -(1 << 63)
+    while at < len(window):
+        try:
+            length = frame.check(window, at, SALT)
+        except frame.BadFrame as bad:
+            raise _malformed(window[at:], str(bad)) from None
+        batch = _checked(window, at, length)
+        try:
+            first_time, last_time = frame.time_span(batch)
+        except UsageError as error:
+            raise _malformed(window[at:], str(error)) from None
+        if batch.first != following or first_time < time:
+            raise _malformed(batch.first, f"message {following} must follow, not before {time}")
+        batches.append(batch)
+        at, following, time = at + length, batch.last + 1, last_time
+    if following != last + 1:
+        raise _malformed(following - 1, f"must end with message {last}")
+    return UUID(bytes=data[:_UUID_BYTES]), batches
+
+
+def _checked(window: bytes, at: int, length: int) -> Batch:
+    """The batch of a frame whose bytes are as they were sent, whoever sent them."""
+    count, payload, columns, widths = frame.extents(window, at)
+    text = sum(widths)
+    bare = frame.HEADER.size + 4 * (count + 1) + text + payload
+    if not count or ((bare + 7) & ~7) + columns != length:
+        raise _malformed(length, "must be what its parts take")
+    edges = np.frombuffer(window, np.int32, count + 1, at + frame.HEADER.size)
+    if edges[0] != 0 or edges[-1] != payload or bool(np.any(edges[1:] < edges[:-1])):
+        raise _malformed(payload, "must be what the offsets say")
+    try:
+        batch = frame.decode(window, at)
+        if batch.columns is not None:
+            _check_columns(batch)
+    except UnicodeDecodeError:
+        raise _malformed(window[at : at + length], "must be texts in UTF-8") from None
+    except (pa.ArrowException, StopIteration, OSError, ValueError) as error:
+        raise _malformed(columns, f"must be columns of the envelope ({error})") from None
+    return batch
+
+
+def _check_columns(batch: Batch) -> None:
+    columns = batch.columns
+    if columns is None or columns.num_rows != len(batch):
+        raise _malformed(columns and columns.num_rows, f"must be columns of {len(batch)} rows")
+    for field, column in zip(columns.schema, columns.columns, strict=True):
+        if field.type != SCHEMA.field(field.name).type or (column.null_count and field.name != "number"):
+            raise _malformed(str(field), "must be a column of the envelope")
+        column.validate(full=True)
+
+
+def _malformed(value: object, rule: str) -> MalformedError:
+    return MalformedError("parcel", "batch", value, rule)
