@@ -25,6 +25,7 @@ from headrace.wire.link import (
     parse,
     rows_of,
     serialize,
+    serialize_aligned,
 )
 from headrace.wire.link_requests import (
     MAX_ID,
@@ -33,8 +34,10 @@ from headrace.wire.link_requests import (
     Head,
     Hello,
     More,
+    Pass,
     Publish,
     Read,
+    Services,
     parse_request,
     parse_where,
     serialize_request,
@@ -66,9 +69,42 @@ GOLDEN = [
         " 68 72 65 70 65 61 74 65 64 00",
     ),
     Golden(
+        "pass, without its body",
+        Pass(id=4, frontend="f00d", number=1),
+        "a4 62 6f 70 64 70 61 73 73 62 69 64 04 68 66 72 6f 6e 74 65 6e 64 64 66 30 30 64 66 6e 75 6d 62 65 72 01",
+    ),
+    Golden(
+        "pass's answer",
+        {"id": 4, "ok": True, "first": 7, "last": 9, "repeated": False},
+        "a5 62 69 64 04 62 6f 6b f5 65 66 69 72 73 74 07 64 6c 61 73 74 09 68 72 65 70 65 61 74 65 64 f4",
+    ),
+    Golden(
         "a refusal",
         {"id": 3, "error": "missing", "reason": "no hold"},
         "a3 62 69 64 03 65 65 72 72 6f 72 67 6d 69 73 73 69 6e 67 66 72 65 61 73 6f 6e 67 6e 6f 20 68 6f 6c 64",
+    ),
+    Golden(
+        "hello, of a version that is not spoken",
+        {"id": 0, "error": "version", "reason": "too old", "versions": [1]},
+        "a4 62 69 64 00 65 65 72 72 6f 72 67 76 65 72 73 69 6f 6e 66 72 65 61 73 6f 6e 67 74 6f 6f 20 6f 6c 64"
+        " 68 76 65 72 73 69 6f 6e 73 81 01",
+    ),
+    Golden(
+        "services, creating one",
+        Services(id=4, service="fleet/42", action="create", kind="last"),
+        "a5 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 04 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
+        " 66 61 63 74 69 6f 6e 66 63 72 65 61 74 65 64 6b 69 6e 64 64 6c 61 73 74",
+    ),
+    Golden(
+        "services, removing one",
+        Services(id=5, service="fleet/42", action="remove"),
+        "a4 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 05 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
+        " 66 61 63 74 69 6f 6e 66 72 65 6d 6f 76 65",
+    ),
+    Golden(
+        "its answer",
+        {"id": 5, "ok": True, "removed": True},
+        "a3 62 69 64 05 62 6f 6b f5 67 72 65 6d 6f 76 65 64 f5",
     ),
 ]
 
@@ -97,6 +133,14 @@ def sample(count: int = 3) -> pa.RecordBatch:
 )
 def test_any_head_and_body_come_apart_as_they_were_put_together(head: dict[str, Any], body: bytes) -> None:
     assert parse(serialize(head) + body) == LinkMessage(head, memoryview(body))
+
+
+@given(st.dictionaries(st.text(max_size=8), st.integers(-9, 9) | st.text(max_size=99), max_size=30))
+def test_an_aligned_head_says_the_same(head: dict[str, Any]) -> None:
+    head.pop("pad", None)
+    data = serialize_aligned(head)
+    assert len(data) % 8 == 0
+    assert {**parse(data).head, "pad": ""} == {**head, "pad": ""}
 
 
 @given(st.binary(max_size=200))

@@ -69,6 +69,7 @@ class PushItem(IntEnum):
     TIMESTAMP = 4
     NODE_ID = 5
     CONNECTOR_ID = 6
+    RELYING = 7
 
 
 class StatusItem(IntEnum):
@@ -127,20 +128,31 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """Dispatcher to connector, and the connector's answer: the sender's own id."""
+    """Dispatcher to connector, and the connector's answer: the sender's own id.
+
+    Our extension: a connector that is ``relying`` wants to be told how far matchers are, by pushes to nobody. Who
+    does not know that item skips it.
+    """
 
     COMMAND: ClassVar[int] = 1
 
     node: bytes
+    relying: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """At the dispatcher and router doors: the sender lives; ``timestamp`` is in seconds."""
+    """At the dispatcher and router doors: the sender lives; ``timestamp`` is in seconds.
+
+    Our extension: a dispatcher also says which ``connectors`` it has, as ids side by side, and which of them are
+    ``relying`` on pushes to nobody. Who does not know these items skips them.
+    """
 
     COMMAND: ClassVar[int] = 2
 
     timestamp: int
+    connectors: bytes = b""
+    relying: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +196,19 @@ def serialize(message: Message) -> bytes:
     match message:
         case MatcherPush() | DispatcherPush() | Push():
             return serialize_message(message.COMMAND, message.extra, _push_items(message))
-        case Handshake(node):
+        case Handshake(node, relying):
             item = {PushItem.NODE_ID: _node_id("node", node)}
+            if relying:
+                item[PushItem.RELYING] = node
             return serialize_message(message.COMMAND, Extra.SINGLE, item)
-        case Heartbeat(timestamp):
+        case Heartbeat(timestamp, connectors, relying):
             if not 0 <= timestamp < 1 << 64:
                 raise LimitError("attribute", "timestamp", timestamp, "64 bits unsigned")
             item = {PushItem.TIMESTAMP: _TIMESTAMP.pack(timestamp)}
+            if connectors:
+                item[PushItem.CONNECTOR_ID] = _node_ids("connectors", connectors)
+            if relying:
+                item[PushItem.RELYING] = _node_ids("relying", relying)
             return serialize_message(message.COMMAND, Extra.SINGLE, item)
         case NodeInfo(hostname, bind_addr, rpc_addr, start_hash, node):
             items = {
@@ -229,9 +247,19 @@ def parse_msg_id(value: bytes) -> tuple[int, int]:
     >>> parse_msg_id(msg_id(1000, 60396))
     (1000, 60396)
     """
-    if len(value) != MSG_ID_BYTES or any(value[8:]):
+    if not is_msg_id(value):
         raise MalformedError("attribute", "MsgId", value, "seq (6 bytes), node (2), four zero bytes")
     return int.from_bytes(value[:6]), int.from_bytes(value[6:8])
+
+
+def is_msg_id(value: bytes) -> bool:
+    """Whether a MsgId is of our form. Others are passed on as they are, whatever they mean to their sender."""
+    return len(value) == MSG_ID_BYTES and not any(value[8:])
+
+
+def seq_of(value: bytes) -> int:
+    """The sequence number in a MsgId or, in one that is not of our form, the number that stands in its place."""
+    return int.from_bytes(value[:6])
 
 
 def pack_routes(routes: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -315,13 +343,16 @@ def _parse_push(extra: int, items: Items) -> Push:
 
 def _parse_handshake(extra: int, items: Items) -> Handshake:
     _whole(extra)
-    return Handshake(_node_id("node", required(items, PushItem.NODE_ID)))
+    node = _node_id("node", required(items, PushItem.NODE_ID))
+    return Handshake(node, items.get(PushItem.RELYING) == node)
 
 
 def _parse_heartbeat(extra: int, items: Items) -> Heartbeat:
     _whole(extra)
     timestamp = sized("timestamp", required(items, PushItem.TIMESTAMP), _TIMESTAMP.size)
-    return Heartbeat(int.from_bytes(timestamp))
+    connectors = _node_ids("connectors", items.get(PushItem.CONNECTOR_ID, b""))
+    relying = _node_ids("relying", items.get(PushItem.RELYING, b""))
+    return Heartbeat(int.from_bytes(timestamp), connectors, relying)
 
 
 def _parse_node_info(_extra: int, items: Items) -> NodeInfo:
@@ -378,6 +409,12 @@ def _msg_id(items: Items) -> bytes:
 
 def _node_id(field: str, content: bytes) -> bytes:
     if not sized(field, content, NODE_ID_BYTES).isascii():
+        raise MalformedError("attribute", field, content, "ASCII")
+    return content
+
+
+def _node_ids(field: str, content: bytes) -> bytes:
+    if not entries(field, content, NODE_ID_BYTES).isascii():
         raise MalformedError("attribute", field, content, "ASCII")
     return content
 

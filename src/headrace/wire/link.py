@@ -23,7 +23,9 @@ import pyarrow as pa
 from headrace.errors import LimitError, MalformedError
 from headrace.message import SCHEMA
 
-VERSION: Final = 1
+VERSIONS: Final = (1,)
+"""The versions of the link that are spoken here, in ascending order."""
+VERSION: Final = VERSIONS[-1]
 MAX_MESSAGE: Final = 8 << 20
 """The longest message a client sends: a tube carries one at a time, so none may hold the others up for long."""
 MAX_ANSWER: Final = 2 * MAX_MESSAGE
@@ -37,6 +39,22 @@ MAX_DEPTH: Final = 8
 
 PUBLISHED: Final = pa.schema([SCHEMA.field(name) for name in ("topic", "attributes", "numbers", "payload")])
 """The schema of rows to be published: the rest of the envelope is the hub's to fill in."""
+
+PASSED: Final = pa.schema(
+    [SCHEMA.field(name) for name in SCHEMA.names if name not in ("seq", "time", "node")]
+)
+"""The schema of rows that a frontend passes on: the whole envelope but for what the numbering hub stamps."""
+
+SUBSCRIPTIONS: Final = pa.schema(
+    [
+        pa.field("client", pa.string(), nullable=False),
+        pa.field("connector", pa.string(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("fields", pa.map_(pa.string(), pa.string()), nullable=False),
+    ]
+)
+"""The schema of the matcher's table: a client's id in hex, the connector it is at, the log entry that says so, and the
+field JSON of each attribute that the subscription names."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -55,6 +73,16 @@ def serialize(head: Mapping[str, Any]) -> bytes:
     if len(data) > MAX_HEAD:
         raise LimitError("link", "head", len(data), MAX_HEAD)
     return data
+
+
+def serialize_aligned(head: Mapping[str, Any]) -> bytes:
+    """A head of a length that is a multiple of 8: rows behind it can then be read where they lie.
+
+    >>> len(serialize_aligned({"id": 1, "event": "rows", "first": 1, "last": 300})) % 8
+    0
+    """
+    padding = -len(serialize({**head, "pad": ""})) % _ALIGNED
+    return serialize({**head, "pad": "-" * padding})
 
 
 def parse(message: Buffer) -> LinkMessage:

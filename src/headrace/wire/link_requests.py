@@ -44,13 +44,16 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 class Hello(_Request, frozen=True, kw_only=True):
     """Open the link."""
 
-    version: Annotated[int, Meta(ge=1)]
+    version: Annotated[int, Meta(ge=0)]
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     auth: dict[str, Any] | None = None
 
 
 class Head(_Request, frozen=True, kw_only=True):
-    """How far the log reaches."""
+    """How far the log reaches; from ``first`` on, how far within so many ``bytes``."""
+
+    first: Seq | None = None
+    bytes: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
 
 
 class Status(_Request, frozen=True, kw_only=True):
@@ -101,6 +104,13 @@ class Publish(_Request, frozen=True, kw_only=True):
     origin: Name = "tube"
 
 
+class Pass(_Request, frozen=True, kw_only=True):
+    """Append rows that another hub took in, once."""
+
+    frontend: Name
+    number: Number
+
+
 class Publisher(_Request, frozen=True, kw_only=True):
     """How far a publisher has come."""
 
@@ -122,6 +132,7 @@ class Commit(_Request, frozen=True, kw_only=True):
     batch: Number
     stages: Annotated[list[Name], Meta(max_length=MAX_STAGES)]
     origin: Name = "spark"
+    services: bool = False
 
 
 class Abort(_Request, frozen=True, kw_only=True):
@@ -145,14 +156,18 @@ class Snapshot(_Request, frozen=True, kw_only=True):
 
 
 class Services(_Request, frozen=True, kw_only=True):
-    """The services there are, or one with its value."""
+    """The services there are, or one with its value; create one, or remove it."""
 
     service: str | None = None
     after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    action: Literal["list", "create", "remove"] = "list"
+    kind: Literal["json", "last"] = "json"
 
 
 class Subscriptions(_Request, frozen=True, kw_only=True):
     """The matcher's table."""
+
+    credit: Credit = DEFAULT_CREDIT
 
 
 class Consumers(_Request, frozen=True, kw_only=True):
@@ -172,9 +187,16 @@ class Ack(_Request, frozen=True, kw_only=True):
     nack: bool = False
 
 
+class Report(_Request, frozen=True, kw_only=True):
+    """Say what a program beside the hub is doing, for its status."""
+
+    name: Name
+    facts: dict[str, Any]
+
+
 Request: TypeAlias = (
-    Hello | Head | Status | Read | Follow | More | Cancel | Publish | Publisher | Stage | Commit | Abort | Holds
-    | Snapshot | Services | Subscriptions | Consumers | Ack
+    Hello | Head | Status | Read | Follow | More | Cancel | Publish | Pass | Publisher | Stage | Commit | Abort | Holds
+    | Snapshot | Services | Subscriptions | Consumers | Ack | Report
 )  # fmt: skip
 
 OPERATIONS: Final[dict[str, type[Request]]] = {kind.__name__.lower(): kind for kind in get_args(Request)}

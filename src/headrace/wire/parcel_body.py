@@ -170,9 +170,13 @@ class Publish(_Body):
 
 @dataclass(frozen=True, slots=True)
 class Ack(_Body):
-    """The primary: the batch of ``request`` is committed, as sequence numbers ``first`` to ``last``."""
+    """The primary: the batch of ``request`` is committed, as sequence numbers ``first`` to ``last``.
+
+    The bulk tells what numbers cannot: that they are not known any more, or why the batch was not taken.
+    """
 
     is_response = True
+    carries_batch = True
     view: U64
     request: U64
     first: U64
@@ -201,22 +205,26 @@ class PrepareOk(_Body):
 
 @dataclass(frozen=True, slots=True)
 class Commit(_Body):
-    """The primary, when there is nothing to prepare: all up to ``commit`` is committed."""
+    """The primary, when there is nothing to prepare: its log ends at ``last``, all up to ``commit`` is committed."""
 
     view: U64
+    last: U64
     commit: U64
 
 
 @dataclass(frozen=True, slots=True)
 class StartViewChange(_Body):
-    """The sender wants to move to ``view``."""
+    """The sender wants to move from the view before to ``view``."""
 
     view: U64
 
 
 @dataclass(frozen=True, slots=True)
 class DoViewChange(_Body):
-    """To the primary of ``view``: how far the sender's log goes, and in which view it was last normal."""
+    """To the primary of ``view``: how far the sender's log goes, and in which view it was last normal.
+
+    Its bulk, like that of StartView and RecoveryResponse, tells which view wrote which part of the sender's log.
+    """
 
     carries_batch = True
     view: U64
@@ -227,7 +235,7 @@ class DoViewChange(_Body):
 
 @dataclass(frozen=True, slots=True)
 class StartView(_Body):
-    """The primary of ``view``: the log that the view starts from."""
+    """The primary of ``view``: the log that the view starts from ends at ``last``."""
 
     carries_batch = True
     view: U64
@@ -237,14 +245,18 @@ class StartView(_Body):
 
 @dataclass(frozen=True, slots=True)
 class Recovery(_Body):
-    """A node that has lost its memory asks for the state; ``nonce`` tells its answers from older ones."""
+    """A node that has lost its memory asks for the state; ``nonce`` tells its answers from older ones.
+
+    ``incarnation`` numbers its lives: votes from an earlier one do not count any more.
+    """
 
     nonce: U64
+    incarnation: U64
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryResponse(_Body):
-    """The answer to Recovery; only that of the view's primary settles ``last`` and ``commit``."""
+    """The answer to Recovery: where the sender stands. Only the log of the view's primary counts."""
 
     is_response = True
     carries_batch = True
@@ -256,7 +268,7 @@ class RecoveryResponse(_Body):
 
 @dataclass(frozen=True, slots=True)
 class GetState(_Body):
-    """A node that lags behind its view asks for what follows ``last``."""
+    """A node asks for what follows ``last`` in the log of ``view``."""
 
     view: U64
     last: U64
@@ -264,7 +276,10 @@ class GetState(_Body):
 
 @dataclass(frozen=True, slots=True)
 class NewState(_Body):
-    """The answer to GetState: the batch (the bulk) of ``first`` to ``last``."""
+    """The answer to GetState: the batch (the bulk) of ``first`` to ``last``; without bulk, there is no more.
+
+    A ``first`` beyond what was asked for is the oldest message that the sender still has.
+    """
 
     is_response = True
     carries_batch = True
@@ -274,10 +289,31 @@ class NewState(_Body):
     commit: U64
 
 
+@dataclass(frozen=True, slots=True)
+class GetSnapshot(_Body):
+    """A node asks for a piece of a snapshot that reaches past ``after``; ``token`` numbers the sender's own."""
+
+    token: U64
+    after: U64
+    offset: U64
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart(_Body):
+    """The answer to GetSnapshot: a piece (the bulk) of the snapshot at ``seq``, which has ``size`` bytes in all."""
+
+    is_response = True
+    carries_batch = True
+    token: U64
+    seq: U64
+    offset: U64
+    size: U64
+
+
 Discovery: TypeAlias = DscReq | DscRes | SeqReq | SeqRes | ProtoError | StateChange | Ping | Pong
 Replication: TypeAlias = (
     Publish | Ack | Prepare | PrepareOk | Commit | StartViewChange | DoViewChange | StartView
-    | Recovery | RecoveryResponse | GetState | NewState
+    | Recovery | RecoveryResponse | GetState | NewState | GetSnapshot | SnapshotPart
 )  # fmt: skip
 Body: TypeAlias = Discovery | Replication
 

@@ -1,0 +1,93 @@
+"""Captures: the bytes of a connection as they came and went, to be decoded later.
+
+A capture is one file for one connection, or for all datagrams of a door: a line of JSON that says what it is, then
+chunks. A chunk is a byte for its direction (0: to the hub, 1: from it), its time in µs (8 bytes), its length
+(4 bytes), all big-endian, and the bytes. A stream's chunks follow one another; each datagram is a chunk of its own.
+
+    {"headrace":"capture","version":1,"door":"spp","peer":"127.0.0.1:40312","datagrams":false}
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from headrace.errors import LimitError, MalformedError
+from headrace.wire.inbox import Decoder
+
+MAX_LINE: Final = 4096
+MAX_CHUNK: Final = 16 << 20
+
+_CHUNK: Final = struct.Struct(">BQI")
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """What a capture is of."""
+
+    door: str
+    peer: str
+    datagrams: bool = False
+    headrace: str = "capture"
+    version: int = 1
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Bytes that went one way at one time."""
+
+    outgoing: bool
+    time: int
+    data: bytes
+
+
+def serialize(item: Capture | Chunk) -> bytes:
+    """A part of a capture's file.
+
+    >>> serialize(Chunk(False, 1, b"hi")).hex(" ")
+    '00 00 00 00 00 00 00 00 01 00 00 00 02 68 69'
+    """
+    if isinstance(item, Capture):
+        return msgspec.json.encode(item) + b"\n"
+    return _CHUNK.pack(item.outgoing, item.time, len(item.data)) + item.data
+
+
+class CaptureDecoder(Decoder[Capture | Chunk]):
+    """A capture's file, in any pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = False
+
+    def _next(self) -> Capture | Chunk | None:
+        if not self._begun:
+            return self._first()
+        head = self.inbox.peek(_CHUNK.size)
+        if len(head) < _CHUNK.size:
+            return None
+        direction, time, length = _CHUNK.unpack(head)
+        if direction > 1:
+            raise MalformedError("capture", "direction", direction, "0 or 1", offset=self.inbox.position)
+        if length > MAX_CHUNK:
+            raise LimitError("capture", "length", length, MAX_CHUNK, offset=self.inbox.position)
+        if len(self.inbox) < _CHUNK.size + length:
+            return None
+        self.inbox.skip(_CHUNK.size)
+        return Chunk(bool(direction), time, self.inbox.take(length))
+
+    def _first(self) -> Capture | None:
+        end = self.inbox.find(b"\n", MAX_LINE)
+        if end < 0:
+            if len(self.inbox) >= MAX_LINE:
+                raise LimitError("capture", "first line", len(self.inbox), MAX_LINE, offset=0)
+            return None
+        line = self.inbox.peek(end)
+        try:
+            capture = msgspec.json.decode(line, type=Capture)
+        except (msgspec.DecodeError, RecursionError):
+            raise MalformedError("capture", "first line", line, "what a capture is of", offset=0) from None
+        if (capture.headrace, capture.version) != ("capture", 1):
+            raise MalformedError("capture", "first line", line, "a capture of version 1", offset=0)
+        self.inbox.skip(end + 1)
+        self._begun = True
+        return capture
