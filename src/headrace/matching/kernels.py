@@ -1,0 +1,388 @@
+"""The inner loops of matching, compiled: a batch of messages against a segment in one call.
+
+``match`` finds the rows of a segment, ``collect`` gathers their clients.
+
+``match`` takes some messages at a time, a *chunk*: first it makes points of them, then it finds which groups each must
+visit (:mod:`headrace.matching.visiting`), then it pays the visits.
+
+Invariants:
+
+- Nothing is written past the arrays given: ``match`` stops before the first message whose rows would not fit.
+- Messages are data from outside: every read of their bytes is between offsets of a valid Arrow array.
+- ``died`` may change while ``match`` runs. A change made after ``version`` is later than ``version`` and not seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from headrace.matching.hashing import (
+    BYTES,
+    CLIENTS,
+    FLOATS,
+    INDEX,
+    INTS,
+    INTS_2,
+    NEAR,
+    SEED,
+    WIDE,
+    inline,
+    kernel,
+    types,
+)
+from headrace.matching.reading import FACTS, Facts
+from headrace.matching.segment import Bytes, Clients, Ints, Segment, Wide
+from headrace.matching.visiting import Matrix, points, visits_of
+
+LEAF: Final = 16
+"""Entries to a leaf of a tree, and nodes to a node."""
+
+MAX_STACK: Final = 256
+"""Nodes that wait while a tree is walked: fewer than LEAF for each of its levels, of which 2^31 entries have 8."""
+
+CANDIDATES: Final = 1024
+"""Entries that passed the first look and are checked together."""
+
+CHUNK: Final = 256
+"""Messages that are matched together, at most."""
+
+POINTS: Final = 1 << 16
+"""Messages of a chunk times attributes, at most: that bounds what a chunk's points take."""
+
+# The operations of programs, and the types of their values.
+IN, PREFIX, EXISTS, ABSENT, NOT, NONE, OR = range(1, 8)
+TEXT, NUMBER = 0, 1
+HEAD: Final = 2
+
+SEGMENT: Any = types.NamedTuple(
+    [
+        *(CLIENTS, WIDE, INTS, INTS),
+        *(INTS, FLOATS, FLOATS, WIDE),
+        *(INTS, INTS, INTS_2, INTS, BYTES, INTS, NEAR, INTS_2, NEAR, INTS),
+        *(INTS, WIDE, INTS, INTS, BYTES, INTS, INTS),
+        *(BYTES, WIDE, INTS, BYTES, WIDE, INTS),
+    ],
+    Segment,
+)
+
+
+@inline
+def _runs(
+    pool: Wide,
+    at: int,
+    message: int,
+    x: Matrix,
+    fact_of: Ints,
+    bits: Wide,
+    text_begin: Wide,
+    text_end: Wide,
+    text: Bytes,
+    words: Bytes,
+    begins: Wide,
+) -> bool:
+    """Whether the program at ``at`` holds for a message."""
+    end = at + pool[at]
+    attribute = pool[at + 1]
+    fact = fact_of[message, attribute]
+    # Nothing is said, or a string, or a number.
+    kind = 0 if fact < 0 else 2 if np.isnan(x[message, 2 * attribute + 1]) else 1
+    at += HEAD
+    stack = 0
+    while at < end:
+        operation = pool[at]
+        at += 1
+        if operation == IN:
+            count = pool[at]
+            holds = 0
+            for index in range(count):
+                value = pool[at + 2 + 2 * index]
+                if pool[at + 1 + 2 * index] == TEXT:
+                    if kind == 1 and x[message, 2 * attribute + 1] == value:
+                        holds = 1
+                        break
+                elif kind == 2 and bits[fact] == value:
+                    holds = 1
+                    break
+            at += 1 + 2 * count
+            stack = (stack << 1) | holds
+        elif operation == PREFIX:
+            holds = 0
+            if kind == 1:
+                begin, size = begins[pool[at]], begins[pool[at] + 1] - begins[pool[at]]
+                if text_end[fact] - text_begin[fact] >= size:
+                    holds = 1
+                    for offset in range(size):
+                        if words[begin + offset] != text[text_begin[fact] + offset]:
+                            holds = 0
+                            break
+            at += 1
+            stack = (stack << 1) | holds
+        elif operation == EXISTS:
+            stack = (stack << 1) | (1 if kind != 0 else 0)
+        elif operation == ABSENT:
+            stack = (stack << 1) | (1 if kind == 0 else 0)
+        elif operation == NOT:
+            stack ^= 1
+        elif operation == NONE:
+            stack <<= 1
+        else:
+            holds = stack & 1
+            stack = (stack >> 1) | holds
+    return stack & 1 == 1
+
+
+@inline
+def _check(
+    segment: Segment,
+    facts: Facts,
+    version: int,
+    x: Matrix,
+    fact_of: Ints,
+    candidates: Ints,
+    count: int,
+    found: Ints,
+    used: int,
+) -> int:
+    """Write those candidates (message, entry, predicates settled) that really match behind what is found already.
+
+    They are checked many together because each is somewhere else in memory: a processor waits for several at once.
+    """
+    died, start, dim, lo, hi, pool = (
+        segment.died,
+        segment.start,
+        segment.dim,
+        segment.lo,
+        segment.hi,
+        segment.pool,
+    )
+    entry, word_data, word_begin = segment.entry, segment.word_data, segment.word_begin
+    bits, text_begin, text_end, text = facts.bits, facts.begin, facts.end, facts.data
+    for candidate in range(count):
+        message = candidates[candidate, 0]
+        row = entry[candidates[candidate, 1]]
+        holds = died[row] > version
+        for predicate in range(start[row] + candidates[candidate, 2], start[row + 1]):
+            if dim[predicate] >= 0:
+                point = x[message, dim[predicate] + 1]
+                holds &= (lo[predicate] <= point) & (point <= hi[predicate])
+            elif holds:
+                holds = _runs(
+                    pool,
+                    int(lo[predicate]),
+                    message,
+                    x,
+                    fact_of,
+                    bits,
+                    text_begin,
+                    text_end,
+                    text,
+                    word_data,
+                    word_begin,
+                )
+        if holds:
+            if used == len(found):
+                return -1
+            found[used, 0] = message
+            found[used, 1] = row
+            used += 1
+    return used
+
+
+@inline
+def _pay(
+    segment: Segment,
+    facts: Facts,
+    version: int,
+    x: Matrix,
+    fact_of: Ints,
+    visits: Ints,
+    count: int,
+    found: Ints,
+) -> int:
+    """Write what visits find, message and row, into ``found``; how much it is, or -1 if it does not fit.
+
+    Bounds are compared LEAF at a time, always so many (there are as many behind the last), by unsigned places and
+    without a branch between: then a few instructions do it, and no processor has to guess which entry passes.
+    """
+    near, near_dims, group_second = segment.near, segment.near_dims, segment.group_second
+    group_begin, group_dims, group_settled = segment.group_begin, segment.group_dims, segment.group_settled
+    group_node, boxes = segment.group_node, segment.boxes
+    stack = np.empty(MAX_STACK, np.int64)
+    passed = np.empty(LEAF, np.int64)
+    good = np.empty(LEAF, np.uint8)
+    good_words = good.view(np.uint64)
+    candidates = np.empty((CANDIDATES, 3), np.int32)
+    asking = 0
+    level_at = np.empty(9, np.int64)
+    level_size = np.empty(9, np.int64)
+    used = 0
+    for visit in range(count):
+        message, group = visits[visit, 0], visits[visit, 1]
+        begin, end = np.int64(group_begin[group]), np.int64(group_begin[group + 1])
+        settled = group_settled[group]
+        first, second = group_dims[group, 0], group_dims[group, 1]
+        dims = (1 if first >= 0 else 0) + (1 if second >= 0 else 0)
+        x1, x2 = x[message, first + 1], x[message, second + 1]
+        leaf = end - begin
+        waiting = 0
+        if dims > 0 and leaf > LEAF:
+            # Levels of the tree, leaves first; the last has at most LEAF nodes.
+            leaf = np.int64(LEAF)
+            level = np.int64(0)
+            level_at[0] = group_node[group]
+            level_size[0] = (end - begin + LEAF - 1) // LEAF
+            while level_size[level] > LEAF:
+                level_size[level + 1] = (level_size[level] + LEAF - 1) // LEAF
+                # A level is filled up to whole nodes, with boxes that hold nothing.
+                level_at[level + 1] = level_at[level] + LEAF * level_size[level + 1]
+                level += 1
+            # All of them are the children of a root that has no box.
+            stack[0] = level + 1
+        else:
+            stack[0] = 0
+        waiting = 1
+        while waiting > 0:
+            waiting -= 1
+            level = stack[waiting] & 15
+            node = stack[waiting] >> 4
+            if level > 0:
+                level -= 1
+                base = level_at[level]
+                box = np.uint64(base + node * LEAF)
+                for child in range(LEAF):
+                    at = box + np.uint64(child)
+                    good[child] = (
+                        (boxes[0, at] <= x1)
+                        & (x1 <= boxes[1, at])
+                        & (boxes[2, at] <= x2)
+                        & (x2 <= boxes[3, at])
+                    )
+                if good_words[0] | good_words[1]:
+                    for child in range(LEAF):
+                        stack[waiting] = ((node * LEAF + child) << 4) | level
+                        waiting += good[child]
+                continue
+            stop = min(begin + node * leaf + leaf, end)
+            for block in range(begin + node * leaf, stop, LEAF):
+                place = np.uint64(block)
+                if dims == 2:
+                    for index in range(LEAF):
+                        at = place + np.uint64(index)
+                        good[index] = (
+                            (near[0, at] <= x1)
+                            & (x1 <= near[1, at])
+                            & (near[2, at] <= x2)
+                            & (x2 <= near[3, at])
+                        )
+                elif dims == 1:
+                    for index in range(LEAF):
+                        at = place + np.uint64(index)
+                        good[index] = (near[0, at] <= x1) & (x1 <= near[1, at])
+                else:
+                    for index in range(LEAF):
+                        at = place + np.uint64(index)
+                        point = x[message, near_dims[0, at] + 1]
+                        good[index] = (near[0, at] <= point) & (point <= near[1, at])
+                if good_words[0] | good_words[1] == 0:
+                    continue
+                passing = 0
+                for index in range(min(LEAF, stop - block)):
+                    passed[passing] = block + index
+                    passing += good[index]
+                if dims < 2 and group_second[group]:
+                    kept = 0
+                    for index in range(passing):
+                        at = np.uint64(passed[index])
+                        point = x[message, near_dims[1, at] + 1]
+                        passed[kept] = passed[index]
+                        kept += (near[2, at] <= point) & (point <= near[3, at])
+                    passing = kept
+                for index in range(passing):
+                    candidates[asking, 0] = message
+                    candidates[asking, 1] = passed[index]
+                    candidates[asking, 2] = settled
+                    asking += 1
+                if asking > CANDIDATES - LEAF:
+                    used = _check(segment, facts, version, x, fact_of, candidates, asking, found, used)
+                    asking = 0
+                    if used < 0:
+                        return -1
+    return _check(segment, facts, version, x, fact_of, candidates, asking, found, used)
+
+
+@kernel(types.UniTuple(INDEX, 2)(SEGMENT, FACTS, INTS, SEED, types.int64, INDEX, INDEX, INTS, INTS))
+def match(
+    segment: Segment,
+    facts: Facts,
+    attribute_of: Ints,
+    seed: np.uint64,
+    version: int,
+    begin: int,
+    end: int,
+    rows: Ints,
+    counts: Ints,
+) -> tuple[int, int]:
+    """Match messages ``begin`` to ``end``: the rows of message ``i``, ``counts[i]`` of them, behind those of the ones
+    before. Returns the message before which it stopped for want of room, or ``end``; and how many rows it wrote.
+
+    ``attribute_of`` has the segment's attribute for each of the batch's names, or -1.
+    """
+    attributes = len(segment.attribute_keys)
+    most = max(1, min(CHUNK, POINTS // max(attributes, 1), end - begin))
+    x = np.full((most, 2 * attributes + 1), np.nan)
+    x[:, 0] = 0.0
+    fact_of = np.full((most, attributes), np.int32(-1))
+    touched = np.empty((most, attributes), np.int32)
+    touching = np.zeros(most, np.int32)
+    visits = np.empty((most * 16, 2), np.int32)
+    found = np.empty((len(rows), 2), np.int32)
+    at = np.empty(most, np.int64)
+    used = 0
+    message = begin
+    while message < end:
+        stop = min(end, message + most)
+        points(segment, facts, attribute_of, message, stop, x, fact_of, touched, touching)
+        pairs = -1
+        while pairs < 0:
+            visits, count = visits_of(
+                segment, facts, seed, message, stop, x, fact_of, touched, touching, visits
+            )
+            pairs = _pay(segment, facts, version, x, fact_of, visits, count, found[used:])
+            if pairs < 0:
+                if used > 0 or stop - message == 1:
+                    return message, used
+                # Fewer messages may fit.
+                stop = message + (stop - message) // 2
+        # What was found group by group, message by message.
+        for each in range(message, stop):
+            counts[each] = 0
+        for pair in range(used, used + pairs):
+            counts[message + found[pair, 0]] += 1
+        place = used
+        for each in range(message, stop):
+            at[each - message] = place
+            place += counts[each]
+        for pair in range(used, used + pairs):
+            each = found[pair, 0]
+            rows[at[each]] = found[pair, 1]
+            at[each] += 1
+        used += pairs
+        message = stop
+    return end, used
+
+
+@kernel(types.void(CLIENTS, INTS, INTS, INDEX, INDEX, WIDE, CLIENTS))
+def collect(clients: Clients, rows: Ints, counts: Ints, begin: int, end: int, at: Wide, out: Clients) -> None:
+    """Copy the clients of messages ``begin`` to ``end`` behind those that each message has already: ``at`` moves on."""
+    row = 0
+    for message in range(begin, end):
+        place = at[message - begin]
+        for _ in range(counts[message]):
+            out[place, 0] = clients[rows[row], 0]
+            out[place, 1] = clients[rows[row], 1]
+            out[place, 2] = clients[rows[row], 2]
+            place += 1
+            row += 1
+        at[message - begin] = place

@@ -1,0 +1,400 @@
+"""The matcher: which clients a message is for.
+
+Subscriptions are kept in immutable, indexed segments (:mod:`headrace.matching.segment`), oldest and largest first, and
+a small tail of the newest (:mod:`headrace.matching.tail`). A full tail is indexed where it stands, which takes about a
+millisecond; merging segments into larger ones is left to :meth:`Matcher.rebuild`, for a thread of its own.
+
+Invariants:
+
+- A client has one living row at most. Rows are never changed: a subscription that is replaced or withdrawn *dies* at a
+  version, and its successor is another row.
+- All that matching needs is in one ``_View``, replaced by one assignment. A match takes the view of its moment and sees
+  the subscriptions of exactly that version, whatever changes come meanwhile: none twice, none missing. So it needs no
+  lock and never waits.
+- Changes hold a lock, for microseconds. A rebuild holds it only to swap its result in.
+- Without subscriptions nothing is compiled or loaded: numba comes with the first one, or with :func:`warm`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import LimitError, UsageError
+from headrace.matching.matches import CLIENT_BYTES, Matches, Memory, nobody
+from headrace.matching.programs import predicates_of
+from headrace.matching.segment import ALIVE, Ints, Segment
+from headrace.message import SCHEMA, Batch, Run
+from headrace.wire.predicate import Between, Equals, Predicate, parse_field, serialize_field
+
+if TYPE_CHECKING:
+    from headrace.matching.tail import Tail
+
+PIECE: Final = 1 << 20
+"""Clients that one piece of a batch's matches has at most, unless a single message has more."""
+
+SMALL: Final = 1 << 15
+"""Segments of up to this many rows together are merged where they stand when nobody has rebuilt for long."""
+
+MANY: Final = 8
+"""Segments of about one size that are too many."""
+
+TABLE = pa.schema([("client", pa.binary(CLIENT_BYTES)), ("predicates", pa.map_(pa.string(), pa.string()))])
+"""What :meth:`Matcher.table` has."""
+
+
+class _View(NamedTuple):
+    segments: tuple[Segment, ...]
+    tail: Tail | None
+    rows: int
+    """Rows of the tail that belong to this version."""
+    version: int
+
+
+class Matcher:
+    """Subscriptions by client, and the clients whose subscriptions a message satisfies.
+
+    Any thread may match while another changes subscriptions.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_subscriptions: int = 2_000_000,
+        max_predicates: int = 64,
+        json_attributes: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self._max_subscriptions = max_subscriptions
+        self._max_predicates = max_predicates
+        self._json_attributes = json_attributes
+        # Not for what is found, only for where it is filed: as Python's own seed of hashes.
+        self._seed = np.uint64(secrets.randbits(64) if seed is None else seed)
+        self._changing = threading.Lock()
+        self._rebuilding = threading.Lock()
+        self._count = 0
+        self._view = _View((), None, 0, 0)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, bytes) and self._place(client) is not None
+
+    def subscribe(self, client: bytes, predicates: Mapping[str, Predicate]) -> None:
+        """From now on a message is for this client when it satisfies every one of these predicates.
+
+        They replace those that the client had; none at all withdraws its subscription.
+        """
+        if not predicates:
+            self.withdraw(client)
+            return
+        _check_client(client)
+        if len(predicates) > self._max_predicates:
+            raise LimitError("sdk", "attributes of a subscription", len(predicates), self._max_predicates)
+        for name, predicate in predicates.items():
+            _check(name, predicate)
+        with self._changing:
+            old = self._place(client)
+            if old is None and self._count >= self._max_subscriptions:
+                raise LimitError("sdk", "subscriptions", self._count + 1, self._max_subscriptions)
+            tail = self._view.tail
+            if tail is None or tail.full:
+                tail = self._new_tail()
+                old = self._place(client)
+            segments, _, _, version = self._view
+            tail.append(client, predicates)
+            if old is None:
+                self._count += 1
+            else:
+                _bury(old, version + 1)
+            self._view = _View(segments, tail, tail.count, version + 1)
+
+    def withdraw(self, client: bytes) -> bool:
+        """Forget a client's subscription; whether it had one."""
+        _check_client(client)
+        with self._changing:
+            old = self._place(client)
+            if old is None:
+                return False
+            segments, tail, count, version = self._view
+            _bury(old, version + 1)
+            self._count -= 1
+            self._view = _View(segments, tail, count, version + 1)
+            return True
+
+    def predicates(self, client: bytes) -> Mapping[str, Predicate] | None:
+        """What a client asks for."""
+        place = self._place(client)
+        return None if place is None else predicates_of(_segment(place[0]), place[1])
+
+    def match(self, batch: Batch) -> Matches:
+        """The clients of each message of a batch.
+
+        A message may be for very many: where memory is to be bounded, take :meth:`pieces`.
+        """
+        pieces = [matches for _, matches in self.pieces(batch)]
+        if len(pieces) == 1:
+            return pieces[0]
+        counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(piece.offsets) for piece in pieces)])
+        clients = [piece.clients for piece in pieces]
+        return Matches(np.cumsum(counts), np.concatenate([np.empty((0, CLIENT_BYTES), np.uint8), *clients]))
+
+    def match_rows(self, rows: pa.RecordBatch) -> Matches:
+        """The clients of each row of a record batch in :data:`headrace.message.SCHEMA`."""
+        if rows.schema != SCHEMA:
+            rows = rows.cast(SCHEMA)
+        if not rows.num_rows:
+            return nobody(0)
+        return self.match(Batch.over(rows))
+
+    def pieces(self, batch: Batch, most: int = PIECE) -> Iterator[tuple[int, Matches]]:
+        """The same, some messages at a time: the place of the first in the batch, and their clients.
+
+        A piece has at most ``most`` clients, or one message. All pieces are of one version of the subscriptions.
+        """
+        view = self._view
+        segments = list(view.segments)
+        if view.tail is not None and view.rows:
+            segments.append(view.tail.segment(view.rows))
+        if not segments or not len(batch):
+            yield 0, nobody(len(batch))
+            return
+        from headrace.matching import facts, walking
+
+        said, attributes = facts.read(batch, segments, self._seed, json_attributes=self._json_attributes)
+        walk = walking.Walk(segments, said, attributes, self._seed, view.version)
+        begin = 0
+        while begin < len(batch):
+            offsets, clients = walk.piece(begin, len(batch), most)
+            yield begin, Matches(offsets, clients)
+            begin += len(offsets) - 1
+
+    def matches(self, client: bytes, batch: Batch) -> npt.NDArray[np.bool_]:
+        """Which messages of a batch are for one client, who has a subscription: without it, none."""
+        predicates = self.predicates(client)
+        if predicates is None or not len(batch):
+            return np.zeros(len(batch), np.bool_)
+        from headrace.matching import facts, walking
+        from headrace.matching.tail import Tail
+
+        lone = Tail(self._seed, 1)
+        lone.append(client, predicates)
+        segments = [lone.segment()]
+        said, attributes = facts.read(batch, segments, self._seed, json_attributes=self._json_attributes)
+        offsets, _ = walking.Walk(segments, said, attributes, self._seed, 0).piece(0, len(batch), len(batch))
+        return np.diff(offsets) > 0
+
+    @property
+    def rebuild_due(self) -> bool:
+        """Whether :meth:`rebuild` has enough to do."""
+        return not self._rebuilding.locked() and self._mergeable() is not None
+
+    def rebuild(self, *, everything: bool = False) -> bool:
+        """Merge segments, in the calling thread; others match and change meanwhile. Whether there was anything to do.
+
+        By default it merges what is due; ``everything`` makes one segment of all subscriptions.
+        """
+        if not self._rebuilding.acquire(blocking=False):
+            return False
+        try:
+            with self._changing:
+                if everything and self._view.rows:
+                    self._index_tail()
+                first = 0 if everything else self._mergeable()
+                if first is None:
+                    return False
+                before = self._view.segments
+                sources = before[first:]
+            from headrace.matching.building import build
+            from headrace.matching.merging import living
+
+            rows = [living(segment) for segment in sources]
+            merged = build(sources, rows, self._seed)
+            with self._changing:
+                # Only those at the end are new: while this runs, nobody else merges.
+                after = self._view.segments[len(before) :]
+                _bury_since(sources, rows, merged, self._seed)
+                kept = (merged,) if merged.rows else ()
+                self._view = self._view._replace(segments=(*before[:first], *kept, *after))
+            return True
+        finally:
+            self._rebuilding.release()
+
+    def memory(self) -> Memory:
+        """The bytes of all that is kept, and how many a subscription takes."""
+        view = self._view
+        total = sum(segment.nbytes for segment in view.segments)
+        if view.tail is not None:
+            total += view.tail.nbytes
+        return Memory(total, total / max(self._count, 1))
+
+    def table(self) -> pa.Table:
+        """Every subscription: ``client``, and ``predicates``, each attribute's field JSON by name."""
+        view = self._view
+        clients: list[bytes] = []
+        fields: list[list[tuple[str, str]]] = []
+        newest = () if view.tail is None else (view.tail.segment(view.rows),)
+        for segment in (*view.segments, *newest):
+            for row in np.flatnonzero(segment.died > view.version).tolist():
+                clients.append(segment.clients[row].tobytes())
+                asked = predicates_of(segment, row)
+                fields.append([(name, serialize_field(each).decode()) for name, each in asked.items()])
+        return pa.table(
+            {
+                "client": pa.array(clients, TABLE.field(0).type),
+                "predicates": pa.array(fields, TABLE.field(1).type),
+            }
+        )
+
+    def load(self, table: pa.Table) -> None:
+        """Subscribe every client of a :meth:`table`."""
+        for batch in table.to_batches():
+            columns = zip(
+                batch.column("client").to_pylist(), batch.column("predicates").to_pylist(), strict=True
+            )
+            for client, fields in columns:
+                self.subscribe(client, {name: parse_field(field.encode()) for name, field in fields})
+
+    def _place(self, client: bytes) -> tuple[Segment | Tail, int] | None:
+        """Where a client's living row is."""
+        segments, tail, rows, _ = self._view
+        if tail is None or len(client) != CLIENT_BYTES:
+            return None
+        row = tail.find(client)
+        if row is not None and row < rows:
+            return (tail, row) if tail.alive(row) else None
+        if segments:
+            first, second, third = _WORDS.unpack(client)
+            for segment in reversed(segments):
+                found = tail.find_client(
+                    segment.clients, segment.client_slots, first, second, third, self._seed
+                )
+                if found >= 0 and segment.died[found] == ALIVE:
+                    return segment, found
+        return None
+
+    def _new_tail(self) -> Tail:
+        """Index the tail that there is, and begin another. The caller holds the lock."""
+        from headrace.matching.tail import Tail
+
+        if self._view.rows:
+            self._index_tail()
+            segments = self._view.segments
+            small, rows = len(segments), 0
+            while small and rows + segments[small - 1].rows <= SMALL:
+                small -= 1
+                rows += segments[small].rows
+            if len(segments) - small > MANY and self._rebuilding.acquire(blocking=False):
+                try:
+                    self._merge(small)
+                finally:
+                    self._rebuilding.release()
+        tail = Tail(self._seed)
+        self._view = self._view._replace(tail=tail, rows=0)
+        return tail
+
+    def _index_tail(self) -> None:
+        """Make a segment of the tail. The caller holds the lock."""
+        from headrace.matching.tail import Tail
+
+        segments, tail, rows, version = self._view
+        if tail is not None and rows:
+            indexed = self._merged([tail.segment()])
+            self._view = _View((*segments, *indexed), Tail(self._seed), 0, version)
+
+    def _merge(self, first: int) -> None:
+        """Merge the segments from ``first`` on, here and now. The caller holds both locks."""
+        segments = self._view.segments
+        self._view = self._view._replace(segments=(*segments[:first], *self._merged(segments[first:])))
+
+    def _merged(self, sources: Sequence[Segment]) -> tuple[Segment, ...]:
+        """One segment of what lives in several, or none if nothing does."""
+        from headrace.matching.building import build
+        from headrace.matching.merging import living
+
+        merged = build(sources, [living(segment) for segment in sources], self._seed)
+        return (merged,) if merged.rows else ()
+
+    def _mergeable(self) -> int | None:
+        """The first of the segments that are due to become one with those behind it."""
+        segments = self._view.segments
+        rows = sum(segment.rows for segment in segments)
+        if rows + self._view.rows - self._count > max(rows // 4, 1024) and segments:
+            return 0
+        first, behind = len(segments), 0
+        while first and segments[first - 1].rows <= 2 * behind + 1024:
+            first -= 1
+            behind += segments[first].rows
+        return first if len(segments) - first >= MANY // 2 else None
+
+
+def warm() -> None:
+    """Load every kernel, and compile those that numba's cache has not: for a thread, before there are subscriptions."""
+    matcher = Matcher()
+    matcher.subscribe(bytes(CLIENT_BYTES), {"a": Equals("a"), "b": Between(0, 1)})
+    matcher.rebuild(everything=True)
+    matcher.match(Batch(Run.one(b"")))
+
+
+_WORDS = struct.Struct("=III")
+
+
+def _bury(place: tuple[Segment | Tail, int], version: int) -> None:
+    where, row = place
+    if isinstance(where, Segment):
+        where.died[row] = version
+    else:
+        where.bury(row, version)
+
+
+def _bury_since(sources: Sequence[Segment], rows: Sequence[Ints], merged: Segment, seed: np.uint64) -> None:
+    """What has died in the sources since their ``rows`` were copied dies in the merged segment too."""
+    from headrace.matching import hashing
+
+    for segment, some in zip(sources, rows, strict=True):
+        died = segment.died[some]
+        for row in some[died != ALIVE].tolist():
+            first, second, third = segment.clients[row].tolist()
+            found = hashing.find_client(merged.clients, merged.client_slots, first, second, third, seed)
+            merged.died[found] = segment.died[row]
+
+
+def _segment(where: Segment | Tail) -> Segment:
+    return where if isinstance(where, Segment) else where.segment()
+
+
+def _check_client(client: bytes) -> None:
+    if len(client) != CLIENT_BYTES:
+        raise UsageError(f"a client id of {len(client)} bytes: it has {CLIENT_BYTES}")
+
+
+def _check(name: str, predicate: Predicate) -> None:
+    """Refuse what would not be parsed from a client's command."""
+    if type(predicate) is Equals:
+        text = name + predicate.value
+        if not text.isascii():
+            _encodable(text)
+        return
+    if (
+        type(predicate) is not Between
+        or not predicate.low <= predicate.high
+        or predicate.high - predicate.low == np.inf
+    ):
+        serialize_field(predicate)
+    if not name.isascii():
+        _encodable(name)
+
+
+def _encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} cannot be written as UTF-8") from None

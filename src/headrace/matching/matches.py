@@ -1,0 +1,41 @@
+"""What matching gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+CLIENT_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The clients of message ``i`` are ``clients[offsets[i]:offsets[i + 1]]``, 12 bytes each, no order, none twice."""
+
+    offsets: npt.NDArray[np.int64]
+    clients: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> list[bytes]:
+        """The clients of a message: for people, and for tests."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        some = self.clients[self.offsets[index] : self.offsets[index + 1]]
+        return [row.tobytes() for row in some]
+
+
+class Memory(NamedTuple):
+    """What subscriptions cost."""
+
+    total: int
+    per_subscription: float
+
+
+def nobody(count: int) -> Matches:
+    """Messages that are for no client."""
+    return Matches(np.zeros(count + 1, np.int64), np.empty((0, CLIENT_BYTES), np.uint8))

@@ -1,0 +1,68 @@
+"""A kernel that is not compiled is plain Python, and finds the same."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from tests.matching.drawn import batch_of
+from tests.matching.test_index import NUMBERS, TEXTS, everything
+
+from headrace.matching import facts, kernels
+from headrace.matching.building import build
+from headrace.matching.merging import living
+from headrace.matching.segment import Segment
+from headrace.matching.tail import Tail
+
+SEED = np.uint64(12)
+
+
+def _segment(rows: int) -> Segment:
+    draw = random.Random("kernels")
+    tail = Tail(SEED, rows)
+    for number in range(rows):
+        tail.append(number.to_bytes(12), everything(draw))
+    return build([tail.segment()], [living(tail.segment())], SEED)
+
+
+def test_match_in_plain_python() -> None:
+    segment = _segment(400)
+    segment.died[7] = 3
+    draw = random.Random("messages")
+    said = [
+        (
+            {name: draw.choice(["v1", "v5", f"v{draw.randrange(60)}"]) for name in TEXTS},
+            {name: draw.choice([7.0, draw.uniform(0, 1000)]) for name in NUMBERS},
+            b"",
+            ("", "", ""),
+        )
+        for _ in range(12)
+    ]
+    read, attributes = facts.read(batch_of(said), [segment], SEED, json_attributes=False)
+    results = []
+    for match in (kernels.match, kernels.match.py_func):  # type: ignore[attr-defined]
+        rows, counts = np.empty(10_000, np.int32), np.empty(len(said), np.int32)
+        with np.errstate(over="ignore"):
+            end, used = match(segment, read, attributes[0], SEED, 5, 0, len(said), rows, counts)
+        assert end == len(said)
+        results.append((counts.tolist(), rows[:used].tolist()))
+    assert results[0] == results[1]
+    assert sum(results[0][0]) > 10
+
+
+def test_match_stops_before_what_does_not_fit() -> None:
+    segment = _segment(400)
+    said = [({"t0": "v1"}, dict.fromkeys(NUMBERS, 7.0), b"", ("", "", ""))] * 9
+    read, attributes = facts.read(batch_of(said), [segment], SEED, json_attributes=False)
+    counts = np.empty(9, np.int32)
+    rows = np.empty(10_000, np.int32)
+    _, whole = kernels.match(segment, read, attributes[0], SEED, 5, 0, 9, rows, counts)
+    each = whole // 9
+    assert each > 1
+    for room, stopped in ((0, 0), (each - 1, 0), (each, 1), (4 * each, 4), (4 * each + 1, 4), (9 * each, 9)):
+        end, used = kernels.match(
+            segment, read, attributes[0], SEED, 5, 0, 9, np.empty(room, np.int32), counts
+        )
+        assert end <= stopped
+        assert used == end * each
+        assert end > 0 or stopped == 0
