@@ -1,5 +1,7 @@
 """A network that drops, repeats, delays and reorders datagrams, the same way each time for the same seed.
 
+What a datagram is (bytes, or a parcel with its content) is its sender's and receiver's business.
+
 Time is a number that jumps from one event to the next; nothing sleeps and nothing runs at the same time as
 anything else. A node is told of datagrams and of its own timers, exactly as a driver would tell it.
 """
@@ -11,7 +13,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 Endpoint = tuple[str, int]
 
@@ -20,7 +22,7 @@ _BUSY = 1_000
 
 
 class Node(Protocol):
-    def receive(self, datagram: bytes, source: Endpoint, now: float) -> None: ...
+    def receive(self, datagram: Any, source: Endpoint, now: float) -> None: ...
 
     def tick(self, now: float) -> None: ...
 
@@ -59,12 +61,20 @@ class Network:
         self._wakes: dict[Endpoint, float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self.cut: set[tuple[Endpoint, Endpoint]] = set()
+        """The ways, each in its direction, on which nothing arrives."""
         self._ticks: tuple[Endpoint | None, float, int] = (None, 0.0, 0)
+
+    def calm(self) -> None:
+        """From now on every datagram arrives, once and soon."""
+        self.cut.clear()
+        self._weather.clear()
+        self._worst = 0.0
 
     def attach(self, endpoint: Endpoint, node: Node) -> None:
         self._nodes[endpoint] = node
         self._wakes.pop(endpoint, None)
-        self._arm(endpoint)
+        self.arm(endpoint)
 
     def detach(self, endpoint: Endpoint) -> None:
         del self._nodes[endpoint]
@@ -75,7 +85,7 @@ class Network:
     def at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), action))
 
-    def send(self, datagram: bytes, source: Endpoint, to: Endpoint) -> None:
+    def send(self, datagram: Any, source: Endpoint, to: Endpoint) -> None:
         self.sent += 1
         weather = self._weather.get((source, to))
         if weather is None:
@@ -97,13 +107,14 @@ class Network:
             action()
         return True
 
-    def _arrive(self, datagram: bytes, source: Endpoint, to: Endpoint) -> None:
-        if (node := self._nodes.get(to)) is not None:
+    def _arrive(self, datagram: Any, source: Endpoint, to: Endpoint) -> None:
+        if (node := self._nodes.get(to)) is not None and (source, to) not in self.cut:
             node.receive(datagram, source, self.now)
-            self._arm(to)
+            self.arm(to)
 
-    def _arm(self, endpoint: Endpoint) -> None:
-        timer = self._nodes[endpoint].next_timer()
+    def arm(self, endpoint: Endpoint) -> None:
+        """Wake a node, if it is there, when it next wants to be."""
+        timer = self._nodes[endpoint].next_timer() if endpoint in self._nodes else None
         if timer is None:
             return
         wake = max(timer, self.now)
@@ -123,4 +134,4 @@ class Network:
             assert count < _BUSY, f"{endpoint} asks to be woken over and over at {self.now}"
             self._ticks = (endpoint, self.now, count)
             node.tick(self.now)
-        self._arm(endpoint)
+        self.arm(endpoint)

@@ -1,0 +1,220 @@
+"""Getting messages that others have: the rest of a view's log, or another node's whole log.
+
+A node in normal order that misses messages asks for them (GetState) and appends the answers (NewState), one at a
+time: whatever is lost on the way is asked for again. Any node that is in normal order in the same view can
+answer, since its log is a part of the same one; the primary is asked first, the others in turn when it is silent.
+
+To *adopt* a log is to make this one the same: cut back to where the two agree, by their histories, and fetch the
+rest. The three reasons to do so (starting a view as its primary, entering it as a backup, recovering) differ only
+in what follows when it is done.
+
+Order matters. The cut lasts before the new history is stored, and that before anything is appended: at whatever
+moment the power fails, the stored history describes the log. A node keeps its old ``last_normal`` until it has all
+of the adopted log, on the disk where that counts, so a half-fetched log never looks like a whole one.
+
+A source that has trimmed what is asked says so, and a snapshot is fetched instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.cluster.effects import FetchSnapshot, Serve, Status
+from headrace.cluster.history import History
+from headrace.cluster.standing import Standing
+from headrace.wire.parcel_body import GetState, NewState
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A log that is being adopted: that of ``source``, up to ``last``."""
+
+    view: int
+    source: int
+    last: int
+    lone: bool
+    """Whether nobody but ``source`` has it."""
+    done: Callable[[], None]
+
+
+class CatchUp:
+    """What a replica is fetching, if anything."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self.target: Target | None = None
+        self.progressed = 0.0
+        """When something last came."""
+        self._wanted = 0
+        self._source: int | None = None
+        self._asked: int | None = None
+        """The tail when the source was asked, until it has answered: a repeated answer asks nothing anew."""
+        self._ask_again = 0.0
+        self._known_commit = 0
+        """The highest commit number heard from sources in this view: a snapshot further than that is of another."""
+        self._snapshot: int | None = None
+        self._tokens = 0
+
+    def cancel(self) -> None:
+        """Want nothing any more."""
+        self.target = None
+        self._source = self._asked = None
+        self._wanted = 0
+        self._known_commit = 0
+        self._snapshot = None
+
+    def adopt(self, target: Target, history: History, *, commit: int) -> bool:
+        """Make this log the same as another; False if the histories do not go back to where they part."""
+        standing = self._standing
+        self.cancel()
+        agreed = standing.history.upto(standing.tail).agreement(standing.tail, history, target.last)
+        if agreed is None:
+            if standing.voter:
+                return False
+            # Without a vote nobody relies on what is cut off here; what is committed is the same everywhere.
+            agreed = standing.commit
+        if agreed < standing.commit:
+            standing.halt(
+                f"message {agreed + 1} is committed here and another one in the cluster: this log is of another "
+                "history. Replace the node to let it take the cluster's"
+            )
+            return True
+        standing.cut_back(agreed)
+        standing.history = history
+        standing.persist()
+        self.target = target
+        self._wanted = target.last
+        self._known_commit = commit
+        self.progressed = standing.now
+        standing.advance(min(commit, agreed))
+        if not self.settle():
+            self._ask(target.source)
+        return True
+
+    def hold(self, target: Target) -> None:
+        """Keep this log as it is, once it is on the disk where that counts."""
+        self.cancel()
+        self.target = target
+        self.progressed = self._standing.now
+        self.settle()
+
+    def lag(self, last: int) -> None:
+        """The view's log goes up to ``last`` at least."""
+        standing = self._standing
+        self._wanted = max(self._wanted, last)
+        if self._source is None and standing.tail < self._wanted and standing.primary is not None:
+            self._ask(standing.primary)
+
+    def inquire(self) -> None:
+        """Ask the others in turn for news, as nothing is heard from the primary."""
+        if self._source is None:
+            self._ask(self._after(self._standing.primary))
+
+    def settle(self) -> bool:
+        """Whether nothing (more) is being adopted, now that the log has grown or was synced."""
+        standing, target = self._standing, self.target
+        if target is None:
+            return True
+        if standing.durable < target.last:
+            return False
+        self.cancel()
+        target.done()
+        return True
+
+    def get_state(self, sender: int, body: GetState) -> None:
+        """Somebody wants what follows a number: a node of the same view, or before a view starts, its primary."""
+        standing = self._standing
+        if body.view != standing.view:
+            return
+        frozen = standing.status is Status.VIEW_CHANGE and sender == standing.primary and self.target is None
+        if (standing.status is Status.NORMAL or frozen) and body.last <= standing.tail:
+            standing.note(Serve(sender, body.view, body.last + 1, standing.tail, standing.commit))
+
+    def new_state(self, sender: int, body: NewState) -> None:
+        """What was asked for."""
+        standing, target = self._standing, self.target
+        if sender != self._source or body.view != (standing.view if target is None else target.view):
+            return
+        if self._asked is None or body.first <= self._asked:
+            return
+        self._asked = None
+        self._known_commit = max(self._known_commit, body.commit)
+        if body.first > standing.tail + 1:
+            self._fetch_snapshot(sender)
+            return
+        last = body.last if target is None else min(body.last, target.last)
+        news = last > standing.tail
+        if news:
+            standing.append(last)
+            self.progressed = standing.now
+        standing.advance(body.commit)
+        self._go_on(sender if news else None)
+
+    def fetched(self, token: int, seq: int | None) -> None:
+        """A snapshot is here, and installed if it still is of use; or it cannot be had."""
+        standing = self._standing
+        if token != self._snapshot:
+            return
+        self._snapshot = None
+        self._ask_again = standing.now + standing.timing.beat
+        if seq is not None and standing.tail < seq <= self._known_commit:
+            standing.install(token, seq)
+            self.progressed = standing.now
+            self._go_on(self._source)
+        else:
+            self._go_on(None)
+
+    def tick(self) -> None:
+        """Ask again, and somebody else, if no answer came."""
+        standing = self._standing
+        if self._source is None or standing.now < self._ask_again:
+            return
+        self._snapshot = None
+        lone = self.target is not None and self.target.lone
+        if self.target is None and standing.tail >= self._wanted:
+            self._source = None
+        else:
+            self._ask(self._source if lone else self._after(self._source))
+
+    def next_timer(self) -> float | None:
+        """When :meth:`tick` has something to do."""
+        return None if self._source is None else self._ask_again
+
+    def _go_on(self, source: int | None) -> None:
+        """Ask ``source`` for more, if more is wanted; without one, the next in turn when the time comes."""
+        self.settle()
+        if self._source is None:
+            return
+        if self._standing.tail < self._wanted:
+            if source is not None:
+                self._ask(source)
+        elif self.target is None:
+            self._source = None
+
+    def _ask(self, source: int | None) -> None:
+        standing = self._standing
+        self._source = source
+        if source is None:
+            return
+        view = standing.view if self.target is None else self.target.view
+        self._asked = standing.tail
+        standing.send(source, GetState(view, standing.tail))
+        self._ask_again = standing.now + standing.timing.beat
+
+    def _fetch_snapshot(self, source: int) -> None:
+        if self._snapshot is None:
+            standing = self._standing
+            self._tokens += 1
+            self._snapshot = self._tokens
+            self._ask_again = standing.now + standing.timing.snapshot
+            standing.note(FetchSnapshot(self._snapshot, source, standing.tail))
+
+    def _after(self, node: int | None) -> int | None:
+        """The next node in turn that is not this one."""
+        others = [other for other in self._standing.nodes if other != self._standing.me]
+        if not others:
+            return None
+        if node is None:
+            return others[0]
+        return next((other for other in others if other > node), others[0])

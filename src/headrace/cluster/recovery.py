@@ -1,0 +1,215 @@
+"""Recovery: a node that has lost its memory, or part of its log, learns where the cluster is before it votes.
+
+Such a node may have voted for what it no longer knows. It asks all others (Recovery), takes no part in anything,
+and waits for answers (RecoveryResponse) from so many nodes in normal order that every majority it can have been
+part of has one of them; in a cluster of an odd number that is a majority. The primary of the latest view among
+them must be one. Everything it can have vouched for is then in that primary's
+log, which it adopts.
+
+The same question starts a new cluster. Nodes without any memory answer that they have none; when *all* the
+configured nodes say so, or say that nothing has ever been written, there is nothing to lose, and each begins in
+view 0. One node that is away keeps a new cluster from starting: it could be the one that remembers.
+
+Votes that a node cast before it lost its memory may still be under way, or kept by somebody who waits for more.
+So each life of a node is numbered, its *incarnation*: who answers stores the number first and testifies it in
+later view changes, where reports from an earlier life are then known. An emptied node cannot know how often it
+was emptied: if its number is too low an answer says so, and it asks anew with a higher one.
+
+If a majority has lost something at once, nobody can answer. Then only a person can decide that what is left is the
+cluster's log: :meth:`Recovering.vouch`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headrace.cluster.catchup import CatchUp, Target
+from headrace.cluster.effects import Status
+from headrace.cluster.history import History
+from headrace.cluster.normal import Normal
+from headrace.cluster.standing import Standing
+from headrace.cluster.state import Testimony, hear, tell
+from headrace.cluster.views import Views
+from headrace.errors import MalformedError, UsageError
+from headrace.wire.parcel_body import Recovery, RecoveryResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One node's RecoveryResponse."""
+
+    view: int
+    last: int
+    commit: int
+    testimony: Testimony
+
+    @property
+    def pristine(self) -> bool:
+        """Whether the node has nothing that could be lost: no memory, or nothing in it."""
+        return not self.last and not self.view
+
+
+class Recovering:
+    """Both sides of recovery."""
+
+    def __init__(self, standing: Standing, catchup: CatchUp, normal: Normal, views: Views) -> None:
+        self._standing = standing
+        self._catchup = catchup
+        self._normal = normal
+        self._views = views
+        self._nonce: int | None = None
+        self._answers: dict[int, Answer] = {}
+        self._beat = 0.0
+        self._adopting: Answer | None = None
+        self._asked: dict[int, tuple[int, int]] = {}
+        """The incarnation and nonce of each node that asked last."""
+
+    @property
+    def enough(self) -> int:
+        """So many nodes that every majority of the cluster has one of them, or the one that recovers."""
+        return self._standing.size - self._standing.majority + 1
+
+    def begin(self) -> None:
+        """Ask, as if for the first time."""
+        standing = self._standing
+        self._catchup.cancel()
+        standing.voter = False
+        standing.incarnations[standing.me] = standing.incarnations.get(standing.me, 0) + 1
+        standing.become(Status.RECOVERING)
+        standing.persist()
+        self._nonce = standing.random.getrandbits(64)
+        self._answers = {}
+        self._adopting = None
+        self._ask()
+
+    def vouch(self) -> None:
+        """A person says that this node's disk is to be trusted as it is; do so on a majority of nodes."""
+        standing = self._standing
+        if standing.status is not Status.RECOVERING:
+            raise UsageError("only a node that recovers can be vouched for")
+        if not standing.nodes:
+            self._meet()
+        self._nonce = None
+        self._adopting = None
+        standing.voter = True
+        self._views.move_to(standing.view + 1)
+
+    def recovery(self, sender: int, body: Recovery) -> None:
+        """Another node asks."""
+        standing = self._standing
+        if standing.status not in (Status.NORMAL, Status.RECOVERING):
+            return
+        known = standing.incarnations.get(sender, 0)
+        if body.incarnation > known:
+            standing.incarnations[sender] = body.incarnation
+            self._asked[sender] = (body.incarnation, body.nonce)
+            standing.persist()
+        response = RecoveryResponse(standing.view, body.nonce, standing.tail, standing.commit)
+        if self._asked.get(sender) == (body.incarnation, body.nonce):
+            standing.send(sender, response, standing.testimony())
+        else:
+            # An earlier life had that number, or a higher one: the answer only tells that it is taken.
+            state = replace(standing.state(), incarnations={sender: known + 1})
+            standing.send(sender, response, tell(state, History()))
+
+    def recovery_response(self, sender: int, body: RecoveryResponse, bulk: bytes) -> None:
+        """An answer."""
+        standing = self._standing
+        if (
+            standing.status is not Status.RECOVERING
+            or body.nonce != self._nonce
+            or self._adopting is not None
+        ):
+            return
+        heard = hear(bulk)
+        if heard.voter and (len(heard.nodes) != standing.size or standing.me not in heard.nodes):
+            rule = f"must be {standing.size} nodes, {standing.me} among them: check cluster.peers on both"
+            raise MalformedError("parcel", "nodes", heard.nodes, rule)
+        mine = standing.incarnations[standing.me]
+        if heard.incarnations.get(standing.me, 0) > mine:
+            standing.incarnations[standing.me] = heard.incarnations[standing.me]
+            self.begin()
+            return
+        self._answers[sender] = Answer(body.view, body.last, body.commit, heard)
+        self._weigh_answers()
+
+    def tick(self) -> None:
+        """Ask again; begin anew if what was being adopted does not come."""
+        standing = self._standing
+        if standing.now < self._beat:
+            return
+        if self._nonce is None:
+            self.begin()
+        elif self._adopting is None:
+            self._ask()
+        else:
+            self._beat = standing.now + standing.timing.beat
+            if standing.now >= self._catchup.progressed + standing.timing.patience:
+                self.begin()
+
+    def next_timer(self) -> float:
+        """When :meth:`tick` has something to do."""
+        return self._beat
+
+    def _ask(self) -> None:
+        standing = self._standing
+        self._beat = standing.now + standing.timing.beat
+        if self._nonce is not None:
+            standing.broadcast(Recovery(self._nonce, standing.incarnations[standing.me]))
+
+    def _weigh_answers(self) -> None:
+        standing = self._standing
+        voters = {node: answer for node, answer in self._answers.items() if answer.testimony.voter}
+        if len(voters) >= self.enough:
+            view = max(answer.view for answer in voters.values())
+            for node, answer in voters.items():
+                nodes = answer.testimony.nodes
+                if answer.view == view and view and nodes[view % len(nodes)] == node:
+                    self._adopt(node, answer)
+                    return
+        pristine = not standing.tail and not standing.view
+        if pristine and self._all_answered and all(each.pristine for each in self._answers.values()):
+            self._found()
+
+    def _adopt(self, primary: int, answer: Answer) -> None:
+        standing = self._standing
+        standing.nodes = answer.testimony.nodes
+        for each in self._answers.values():
+            standing.merge(each.testimony.incarnations)
+        self._adopting = answer
+        target = Target(answer.view, primary, answer.last, False, self._recovered)
+        self._catchup.adopt(target, answer.testimony.history, commit=answer.commit)
+
+    def _recovered(self) -> None:
+        standing = self._standing
+        answer, self._adopting, self._nonce = self._adopting, None, None
+        if answer is None:
+            raise UsageError("nothing was being recovered")
+        standing.view = standing.last_normal = answer.view
+        standing.voter = True
+        standing.persist()
+        self._normal.begin()
+
+    @property
+    def _all_answered(self) -> bool:
+        return len(self._answers) == self._standing.size - 1
+
+    def _found(self) -> None:
+        """Begin a new cluster together with all the others."""
+        standing = self._standing
+        self._meet()
+        self._nonce = None
+        standing.voter = True
+        standing.persist()
+        self._normal.begin()
+
+    def _meet(self) -> None:
+        """Learn from the answers who the cluster is."""
+        standing = self._standing
+        if not self._all_answered:
+            missing = standing.size - 1 - len(self._answers)
+            raise UsageError(f"{missing} nodes of the cluster have not been heard from yet")
+        for each in self._answers.values():
+            standing.merge(each.testimony.incarnations)
+        standing.nodes = tuple(sorted([standing.me, *self._answers]))
+        standing.history = History([(0, 1)])

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.cluster import Membership, Status
+from headrace.cluster.membership import (
+    MAX_STRANGERS,
+    MODES,
+    Answer,
+    Ask,
+    Beat,
+    Changed,
+    Effect,
+    Event,
+    Joined,
+    Recover,
+    Refuse,
+    Removed,
+)
+from headrace.wire.parcel import Parcel, serialize
+from headrace.wire.parcel_body import DscRes, Fault, Mode, NodeInfo, Ping, Prepare, SeqReq, SeqRes
+
+A = NodeInfo(1, Mode.DSC, "a", "10.0.0.1")
+B = NodeInfo(2, Mode.DSC, "b", "10.0.0.2:7001")
+C = NodeInfo(3, Mode.WRK, "c", "10.0.0.3")
+STRANGER = NodeInfo(9, Mode.DSC, "s", "10.0.0.9")
+
+HOST_B, HOST_C = "10.0.0.2:7001", "10.0.0.3:7878"
+
+
+def trio(**options: tuple[int, ...]) -> Membership:
+    membership = Membership(A, [HOST_B, "10.0.0.3"], **options)
+    assert membership.start(0.0) == [Ask(HOST_B), Ask(HOST_C)]
+    return membership
+
+
+def met(now: float = 0.0, **options: tuple[int, ...]) -> Membership:
+    """Both peers have answered."""
+    membership = trio(**options)
+    membership.answered(HOST_B, DscRes((B,)), now)
+    membership.answered(HOST_C, DscRes((C,)), now)
+    return membership
+
+
+def kinds(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+class TestModes:
+    def test_alone_goes_straight_to_work(self) -> None:
+        membership = Membership(A, [])
+        assert membership.start(0.0) == [Changed(Mode.WRK)]
+        assert membership.tick(100.0) == []
+        assert membership.mode is Mode.WRK
+        assert membership.size == 1
+
+    def test_work_begins_when_the_log_is_there_and_a_majority_is_heard(self) -> None:
+        membership = trio()
+        assert membership.replica_is(Status.NORMAL, 0.0) == []
+        effects = membership.answered(HOST_B, DscRes((B,)), 1.0)
+        assert Changed(Mode.WRK) in effects
+        assert membership.me == replace(A, mode=Mode.WRK)
+
+    def test_a_view_change_is_no_work(self) -> None:
+        membership = met()
+        membership.replica_is(Status.NORMAL, 0.0)
+        assert membership.replica_is(Status.VIEW_CHANGE, 1.0) == [Changed(Mode.DSC)]
+        assert membership.replica_is(Status.NORMAL, 2.0) == [Changed(Mode.WRK)]
+
+    def test_a_node_that_hears_no_majority_is_in_error_until_it_does(self) -> None:
+        membership = met()
+        membership.replica_is(Status.NORMAL, 0.0)
+        assert membership.mode is Mode.WRK
+        membership.heard(2, 3.0)
+        assert not kinds(membership.tick(6.0), Changed)
+        assert membership.sees_majority(7.9)
+        assert kinds(membership.tick(8.0), Changed) == [Changed(Mode.ERR)]
+        effects = membership.answered(HOST_C, DscRes((C,)), 9.0)
+        assert kinds(effects, Changed) == [Changed(Mode.DSC), Changed(Mode.WRK)]
+
+    def test_a_node_that_never_hears_one_is_in_error_after_a_while(self) -> None:
+        membership = trio()
+        assert not kinds(membership.tick(4.9), Changed)
+        assert kinds(membership.tick(5.0), Changed) == [Changed(Mode.ERR)]
+
+    def test_strangers_are_no_majority(self) -> None:
+        membership = trio()
+        membership.replica_is(Status.NORMAL, 0.0)
+        for number in range(10, 20):
+            membership.asked(NodeInfo(number, Mode.WRK, f"n{number}", f"10.0.1.{number}"), 1.0)
+        assert not membership.sees_majority(1.0)
+        assert membership.mode is Mode.DSC
+
+    def test_a_fault_stays(self) -> None:
+        membership = met()
+        assert membership.failed("its log is of another history") == [Changed(Mode.ERR)]
+        membership.replica_is(Status.NORMAL, 1.0)
+        membership.heard(2, 1.0)
+        membership.tick(2.0)
+        assert membership.mode is Mode.ERR
+        assert membership.fault == "its log is of another history"
+
+    @pytest.mark.parametrize(("size", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2), (7, 3)])
+    def test_what_a_majority_is(self, size: int, needed: int) -> None:
+        hosts = [f"10.0.0.{number}:7878" for number in range(2, size + 1)]
+        membership = Membership(A, hosts)
+        membership.start(0.0)
+        for count, host in enumerate(hosts, 1):
+            membership.answered(host, DscRes((NodeInfo(10 + count, Mode.WRK, host, host),)), 0.0)
+            assert membership.sees_majority(0.0) == (count >= needed)
+
+    def test_every_mode_can_be_left_and_every_event_matters(self) -> None:
+        assert {mode for mode, _ in MODES} == set(Mode)
+        assert {event for _, event in MODES} == set(Event)
+
+
+class TestDiscovery:
+    def test_a_request_is_answered_with_whom_one_knows(self) -> None:
+        membership = met()
+        membership.heard(3, 1.0)
+        effects = membership.asked(STRANGER, 2.0)
+        assert effects[0] == Joined(STRANGER, member=False)
+        [answer] = kinds(effects, Answer)
+        assert isinstance(answer, Answer)
+        assert answer.parcel == Parcel(1, DscRes((A, C, B)))
+        again = membership.asked(STRANGER, 3.0)
+        assert not kinds(again, Joined)
+
+    def test_an_answer_fits_however_many_there_are(self) -> None:
+        membership = trio()
+        for number in range(10, 60):
+            effects = membership.asked(NodeInfo(number, Mode.WRK, f"node {number}", f"10.0.1.{number}"), 1.0)
+            [answer] = kinds(effects, Answer)
+            assert isinstance(answer, Answer)
+            assert len(serialize(answer.parcel)) <= 256
+
+    def test_the_neighbours_of_a_neighbour_are_asked_not_believed(self) -> None:
+        membership = trio()
+        effects = membership.answered(HOST_B, DscRes((B, A, STRANGER, replace(STRANGER, id=8))), 1.0)
+        assert effects == [Joined(B, member=True), Recover(2), Ask("10.0.0.9")]
+        assert membership.neighbours == (B,)
+
+    def test_an_answer_that_lists_nobody_is_refused(self) -> None:
+        [refused] = trio().answered(HOST_B, DscRes(()), 1.0)
+        assert refused == Refuse(Fault.BAD_RES, "a DscRes lists its sender first")
+
+    def test_whoever_is_missing_is_asked_each_second(self) -> None:
+        membership = trio()
+        membership.answered(HOST_B, DscRes((B,)), 0.5)
+        assert membership.tick(0.9) == []
+        assert membership.tick(1.0) == [Beat((2,)), Ask(HOST_C)]
+        assert membership.next_timer() == 2.0
+
+    def test_sequence_recovery(self) -> None:
+        membership = met()
+        assert membership.sequence_asked(2, 1000, 1.0)[-1] == Answer(Parcel(1, SeqRes(1000)))
+        assert next(node for node in membership.neighbours if node.id == 2).mode is Mode.WRK
+        assert membership.sequence_asked(77, 1000, 1.0)[-1] == Answer(Parcel(1, SeqRes(1000)))
+        assert len(membership.neighbours) == 2
+
+
+class TestSilence:
+    def test_who_is_silent_for_more_than_five_seconds_is_removed(self) -> None:
+        membership = met()
+        membership.heard(3, 4.0)
+        assert membership.next_timer() == 1.0
+        assert not kinds(membership.tick(4.9), Removed)
+        assert kinds(membership.tick(5.0), Removed) == [Removed(B)]
+        assert membership.neighbours == (C,)
+
+    def test_removal_leaves_the_cluster_as_large_as_it_was(self) -> None:
+        membership = met()
+        membership.tick(50.0)
+        assert membership.neighbours == ()
+        assert membership.members == {2, 3}
+        assert membership.size == 3
+
+    def test_heartbeats_go_to_everyone_in_every_mode(self) -> None:
+        membership = met()
+        membership.asked(STRANGER, 0.0)
+        for now, mode in [(1.0, Mode.DSC), (2.0, Mode.WRK)]:
+            if mode is Mode.WRK:
+                membership.replica_is(Status.NORMAL, now)
+            assert membership.mode is mode
+            [beat] = kinds(membership.tick(now), Beat)
+            assert isinstance(beat, Beat)
+            assert set(beat.to) == {2, 3, 9}
+        membership.failed("broken")
+        [beat] = kinds(membership.tick(3.0), Beat)
+
+
+class TestClaims:
+    def test_nobody_takes_this_nodes_id(self) -> None:
+        [refused] = trio().asked(replace(B, id=1), 0.0)
+        assert isinstance(refused, Refuse)
+        assert "taken by a" in refused.reason
+
+    @pytest.mark.parametrize("second", [replace(B, name="x"), replace(B, host="10.0.0.77")])
+    def test_a_second_claimant_is_refused_while_the_first_is_there(self, second: NodeInfo) -> None:
+        membership = met()
+        assert membership.asked(second, 1.0) == [Refuse(Fault.BAD_REQ, "id 2 is taken by b at 10.0.0.2:7001")]
+        membership.tick(6.0)
+        assert not kinds(membership.asked(second, 6.0), Refuse)
+
+    def test_a_node_that_restarts_is_the_same(self) -> None:
+        membership = met()
+        assert not kinds(membership.asked(replace(B, mode=Mode.ERR), 1.0), Refuse)
+
+    def test_one_node_at_two_configured_addresses(self) -> None:
+        membership = trio()
+        membership.answered(HOST_B, DscRes((B,)), 0.0)
+        [refused] = membership.answered(HOST_C, DscRes((B,)), 0.0)
+        assert isinstance(refused, Refuse)
+        assert "two addresses" in refused.reason
+
+    def test_another_node_at_a_configured_address_of_a_cluster_that_has_begun(self) -> None:
+        membership = trio(nodes=(1, 2, 3))
+        [refused] = membership.answered(HOST_C, DscRes((STRANGER,)), 0.0)
+        assert isinstance(refused, Refuse)
+        assert "not of this cluster" in refused.reason
+        assert membership.members == {2, 3}
+
+    def test_strangers_are_bounded_members_are_not_kept_out(self) -> None:
+        membership = trio(nodes=(1, 2, 3))
+        for number in range(MAX_STRANGERS):
+            stranger = NodeInfo(100 + number, Mode.WRK, f"n{number}", f"10.0.1.{number}")
+            assert not kinds(membership.asked(stranger, 0.0), Refuse)
+        assert kinds(membership.asked(STRANGER, 0.0), Refuse)
+        assert not kinds(membership.asked(B, 0.0), Refuse)
+        assert len(membership.neighbours) == MAX_STRANGERS + 1
+
+    def test_what_an_answer_makes_one_ask_is_bounded(self) -> None:
+        listed = [NodeInfo(1000 + n, Mode.WRK, f"n{n}", f"10.1.{n >> 8}.{n & 255}") for n in range(500)]
+        effects = trio().answered(HOST_B, DscRes((B, *listed)), 0.0)
+        assert len(kinds(effects, Ask)) <= MAX_STRANGERS + 3
+
+
+class TestRefusals:
+    def test_who_may_send_what(self) -> None:
+        membership = met()
+        membership.asked(STRANGER, 0.0)
+        prepare = Prepare(1, 1, 1, 0)
+        assert membership.refusal(2, prepare) is None
+        assert membership.refusal(9, Ping()) is None
+        assert membership.refusal(9, prepare) == "id 9 is not of this cluster"
+        assert membership.refusal(77, Ping()) == "id 77 has not introduced itself by DscReq"
+        assert membership.refusal(77, SeqReq()) is None
+        assert membership.refusal(1, prepare) == "id 1 is this node's own"
+
+    def test_the_members_are_known_once_the_cluster_has_begun(self) -> None:
+        membership = trio()
+        membership.asked(B, 0.0)
+        assert membership.refusal(2, Prepare(1, 1, 1, 0)) is not None
+        membership.began((1, 2, 3))
+        assert membership.refusal(2, Prepare(1, 1, 1, 0)) is None

@@ -1,0 +1,562 @@
+"""A cluster on a simulated network, with disks that lose what was not synced, and what must be true of it.
+
+The rules and the testimonies' bytes are the real ones; sockets, clocks and disks are played. :func:`simulate` builds a
+world from a seed, lets it suffer, heals it, and raises :class:`BrokenPromiseError` as soon as
+
+- two nodes have different messages under one number that both hold to be committed,
+- something is committed, and so acknowledged, that a majority has never had,
+- a view starts without something that was committed, or a node cuts off what it had committed,
+- a node gives up,
+
+or if the healed cluster does not agree, and go on, within :data:`SETTLE_SECONDS`.
+
+A message is played by a text of its own. A node can be ended between any two effects, in three ways: killed (what was
+written stays), without power (any part of what was not synced is gone), or with its disk emptied. What counts as
+a loss happens to fewer nodes than a majority at a time, as the promise has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from tests.simulation.network import Endpoint, Network
+
+from headrace.cluster import (
+    Advance,
+    Append,
+    Become,
+    Broadcast,
+    CutBack,
+    Effect,
+    FetchSnapshot,
+    Halt,
+    History,
+    Install,
+    Persist,
+    Replica,
+    Send,
+    Serve,
+    State,
+    Status,
+    Sync,
+    Timing,
+)
+from headrace.errors import HeadraceError
+from headrace.wire.parcel_body import DoViewChange, NewState, Prepare, Replication, StartView
+
+SETTLE_SECONDS = 30.0
+"""How long after everything is healed all nodes must agree and have a new message. It is a dozen of patience."""
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise was not kept."""
+
+
+class EndedError(Exception):
+    """A node was ended in the middle of its work."""
+
+
+@dataclass
+class Parcel:
+    """What goes from node to node."""
+
+    body: Replication
+    bulk: bytes
+    messages: tuple[str, ...]
+    first: int
+
+
+@dataclass
+class Disk:
+    """What is left of a node when it ends."""
+
+    messages: list[str] = field(default_factory=list)
+    """All that the log has had from 1 on, also what was trimmed, to compare it."""
+    first: int = 1
+    synced: int = 0
+    cuts: int = 0
+    state: State | None = None
+    lossless: bool = True
+    """Whether nothing that should be here has been lost."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a seed chooses."""
+
+    size: int
+    synced_only: bool
+    founded: bool
+    worst: float
+    seconds: float
+    publishes: int
+    ends: int
+    ends_within: float
+    partitions: int
+    trims: int
+    skew: float
+    pause: float
+    """How long a node stays down, on average."""
+    timing: Timing
+
+    disk: float
+    """How long a sync takes at most."""
+    ambushes: float
+    """How likely a node is to end just after it has reported to a new primary."""
+    held: float
+    """How likely a parcel of a view change is to be held up for long."""
+
+    @classmethod
+    def of(cls, random: Random) -> Scenario:
+        hasty = random.random() < 0.7
+        return cls(
+            size=random.choice([1, 2, 3, 3, 3, 3, 3, 4, 5, 5]),
+            synced_only=random.random() < 0.5,
+            founded=random.random() < 0.8,
+            worst=random.choice([0.0, 0.05, 0.2, 0.4]),
+            seconds=random.choice([3.0, 6.0]) if hasty else random.choice([10.0, 20.0]),
+            publishes=random.choice([20, 60, 120]),
+            ends=random.choice([0, 3, 6, 12]),
+            ends_within=random.choice([0.0, 0.0, 0.002, 0.01]),
+            partitions=random.choice([0, 3, 6, 12]),
+            trims=random.choice([0, 0, 3, 8]),
+            skew=random.choice([0.0, 0.0, 0.2]),
+            pause=random.choice([0.05, 0.3, 2.0]),
+            # In haste, views change all the time, and what was sent in one arrives in the next but one.
+            timing=Timing(beat=0.05, patience=random.choice([0.15, 0.3])) if hasty else Timing(),
+            disk=random.choice([0.01, 0.01, 0.2]),
+            ambushes=random.choice([0.0, 0.0, 0.3]),
+            held=random.choice([0.0, 0.0, 0.3]),
+        )
+
+
+class Node:
+    """What a driver does: hand inputs to the replica, and do as it says, in order."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.id = number
+        self.endpoint: Endpoint = ("node", number)
+        self.disk = Disk()
+        self.replica: Replica | None = None
+        self.numbered: dict[int, str] = {}
+        """What this node has numbered and not acknowledged yet."""
+        self.commit = 0
+        self._received: Parcel | None = None
+        self._snapshots: dict[int, list[str]] = {}
+        self._rate = 1 + world.random.uniform(-1, 1) * world.scenario.skew
+        self._offset = world.random.uniform(0, 1_000)
+        self._life = 0
+
+    def start(self) -> None:
+        scenario, disk = self.world.scenario, self.disk
+        self._life += 1
+        intact = disk.lossless or scenario.synced_only
+        self.replica = self.world.rules(
+            self.id,
+            scenario.size,
+            state=disk.state,
+            commit=disk.first - 1,
+            tail=len(disk.messages),
+            intact=intact and disk.state is not None,
+            synced_only=scenario.synced_only,
+            random=Random(self.world.random.random()),
+            timing=scenario.timing,
+        )
+        begin, disk.synced = disk.synced + 1, len(disk.messages)  # opening a log syncs it
+        self.world.hold(self, begin)
+        self.commit = self.replica.commit
+        self.world.check_prefix(self, self.commit)
+        self.world.network.attach(self.endpoint, self)
+        self._run(lambda replica: replica.start(self._local(self.world.network.now)))
+
+    def receive(self, datagram: Parcel, source: Endpoint, now: float) -> None:
+        self._received = datagram
+        self._run(lambda replica: replica.receive(source[1], datagram.body, datagram.bulk, self._local(now)))
+        self._received = None
+
+    def tick(self, now: float) -> None:
+        self._run(lambda replica: replica.tick(self._local(now)))
+
+    def next_timer(self) -> float | None:
+        timer = None if self.replica is None else self.replica.next_timer()
+        return None if timer is None else (timer - self._offset) / self._rate + 1e-9
+
+    def publish(self, messages: list[str]) -> bool:
+        disk = self.disk
+        if not self.accepting:
+            return False
+        first = len(disk.messages) + 1
+        for seq, message in enumerate(messages, first):
+            disk.messages.append(message)
+            self.numbered[seq] = message
+        if not self.world.scenario.synced_only:
+            self.world.hold(self, first)
+        now = self._local(self.world.network.now)
+        self._run(lambda replica: replica.appended(first, len(disk.messages), now))
+        return True
+
+    def vouch(self) -> None:
+        now = self._local(self.world.network.now)
+        self._run(lambda replica: replica.vouch(now))
+        self.world.network.arm(self.endpoint)
+
+    def end(self, kind: str) -> None:
+        """Killed, without power, or emptied."""
+        disk, random = self.disk, self.world.random
+        self.world.happened[kind] += 1
+        if self.replica is not None:
+            self.replica = None
+            self.numbered.clear()
+            self._snapshots.clear()
+            self.world.network.detach(self.endpoint)
+        if kind == "emptied":
+            self.disk = Disk(lossless=False)
+        elif kind == "without power":
+            kept = random.randint(disk.synced, len(disk.messages))
+            del disk.messages[kept:]
+            disk.lossless = False
+
+    @property
+    def accepting(self) -> bool:
+        return self.replica is not None and self.replica.accepting(self._local(self.world.network.now))
+
+    @property
+    def voting(self) -> bool:
+        """Whether this node has lost nothing that it has not recovered."""
+        if self.replica is not None:
+            return self.replica.voter
+        trusted = self.disk.lossless or self.world.scenario.synced_only
+        return self.disk.state is not None and self.disk.state.voter and trusted
+
+    def _run(self, action: Callable[[Replica], list[Effect]]) -> None:
+        if self.replica is None:
+            return
+        world = self.world
+        try:
+            for effect in action(self.replica):
+                if world.suffering and world.random.random() < world.scenario.ends_within:
+                    raise EndedError
+                world.happened[type(effect).__name__] += 1
+                self._do(effect)
+        except EndedError:
+            world.end(self)
+
+    def _do(self, effect: Effect) -> None:
+        world, disk = self.world, self.disk
+        match effect:
+            case Send(to, body, bulk):
+                self._send(to, body, bulk)
+            case Broadcast(body):
+                messages: tuple[str, ...] = ()
+                if isinstance(body, Prepare):
+                    messages = tuple(disk.messages[body.first - 1 : body.last])
+                for node in world.nodes:
+                    if node is not self:
+                        self._send(node.id, body, b"", messages, getattr(body, "first", 0))
+            case Append(first, last):
+                received = self._received
+                assert received is not None
+                assert first == len(disk.messages) + 1, "appended with a hole"
+                begin = first - received.first
+                assert begin >= 0, "appended what has not come"
+                disk.messages += received.messages[begin : last - received.first + 1]
+                assert len(disk.messages) == last, "appended what has not come"
+                if not world.scenario.synced_only:
+                    world.hold(self, first)
+            case CutBack(last):
+                if last < self.commit:
+                    raise BrokenPromiseError(
+                        f"{self.id} cuts back to {last}, but has committed {self.commit}"
+                    )
+                del disk.messages[last:]
+                disk.synced = min(disk.synced, last)
+                disk.cuts += 1
+            case Sync(token):
+                self._sync(token)
+            case Persist(state):
+                disk.state = state
+                if state.voter:
+                    disk.lossless = True
+            case Advance(commit):
+                self._advance(commit)
+            case Serve():
+                self._later(0.01, lambda: self._serve(effect))
+            case FetchSnapshot(token, source):
+                self._later(0.5, lambda: self._fetch(token, world.node(source)))
+            case Install(token, last):
+                disk.messages = self._snapshots.pop(token)[:last]
+                disk.first = last + 1
+                disk.synced = last
+                disk.cuts += 1
+            case Become(status, _, primary):
+                if status is Status.NORMAL and primary == self.id:
+                    world.check_start(self)
+                else:
+                    self.numbered.clear()
+            case Halt(reason):
+                raise BrokenPromiseError(f"{self.id} gives up: {reason}")
+
+    def _advance(self, commit: int) -> None:
+        if not self.commit < commit <= len(self.disk.messages):
+            raise BrokenPromiseError(f"{self.id} goes from {self.commit} to {commit}")
+        for seq in range(self.commit + 1, commit + 1):
+            message = self.disk.messages[seq - 1]
+            self.world.committed(self, seq, message)
+            if self.numbered.pop(seq, None) is not None:
+                self.world.acknowledged[message] = seq
+        self.commit = commit
+
+    def _sync(self, token: int) -> None:
+        disk, upto = self.disk, len(self.disk.messages)
+        cuts = disk.cuts
+
+        def done() -> None:
+            if disk.cuts == cuts:
+                begin, disk.synced = disk.synced + 1, max(disk.synced, upto)
+                self.world.hold(self, begin)
+            now = self._local(self.world.network.now)
+            self._run(lambda replica: replica.synced(token, upto, now))
+
+        self._later(self.world.scenario.disk, done)
+
+    def _serve(self, effect: Serve) -> None:
+        replica, disk = self.replica, self.disk
+        if replica is None or replica.view != effect.view:
+            return
+        if effect.first < disk.first:
+            body = NewState(effect.view, disk.first, disk.first - 1, effect.commit)
+            self._send(effect.to, body, b"")
+            return
+        last = min(effect.last, effect.first - 1 + self.world.random.randint(1, 8))
+        body = NewState(effect.view, effect.first, last, effect.commit)
+        self._send(effect.to, body, b"", tuple(disk.messages[effect.first - 1 : last]), effect.first)
+
+    def _fetch(self, token: int, source: Node) -> None:
+        seq = None
+        if source.replica is not None and (source.endpoint, self.endpoint) not in self.world.network.cut:
+            seq = self.world.random.randint(source.disk.first - 1, source.commit)
+            self._snapshots[token] = source.disk.messages[:seq]
+        now = self._local(self.world.network.now)
+        self._run(lambda replica: replica.fetched(token, seq, now))
+
+    def _send(
+        self, to: int, body: Replication, bulk: bytes, messages: tuple[str, ...] = (), first: int = 0
+    ) -> None:
+        world, network = self.world, self.world.network
+        world.happened[type(body).__name__] += 1
+        parcel, to_endpoint = Parcel(body, bulk, messages, first), ("node", to)
+        crucial = world.suffering and isinstance(body, DoViewChange | StartView)
+        if crucial and world.random.random() < world.scenario.held:
+            late = network.now + world.random.uniform(0, 10) * world.scenario.timing.patience
+            network.at(late, lambda: network.send(parcel, self.endpoint, to_endpoint))
+        else:
+            network.send(parcel, self.endpoint, to_endpoint)
+        if crucial and isinstance(body, DoViewChange) and world.random.random() < world.scenario.ambushes:
+            raise EndedError
+
+    def _later(self, most: float, action: Callable[[], None]) -> None:
+        """Something that takes time, unless the node ends meanwhile."""
+        life, network = self._life, self.world.network
+
+        def act() -> None:
+            if self._life == life and self.replica is not None:
+                action()
+                network.arm(self.endpoint)
+
+        network.at(network.now + self.world.random.uniform(0, most), act)
+
+    def _local(self, now: float) -> float:
+        return now * self._rate + self._offset
+
+
+class World:
+    """One seed's cluster."""
+
+    def __init__(self, seed: int, rules: type[Replica], **chosen: Any) -> None:
+        self.random = random = Random(seed)
+        self.rules = rules
+        self.scenario = scenario = replace(Scenario.of(random), **chosen)
+        self.network = Network(Random(random.random()), scenario.worst)
+        self.happened: Counter[str] = Counter()
+        self.suffering = True
+        self.chosen: dict[int, str] = {}
+        """What was committed under each number, as the first node to commit it had it."""
+        self._chosen_in: dict[int, int] = {}
+        """In which view it was, at the latest."""
+        self.acknowledged: dict[str, int] = {}
+        self._holders: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
+        self._published = 0
+        self.nodes = [Node(self, 10 * index + 7) for index in range(scenario.size)]
+        ids = tuple(node.id for node in self.nodes)
+        for node in self.nodes:
+            if scenario.founded:
+                node.disk.state = State(voter=True, nodes=ids, history=History([(0, 1)]))
+            self.network.at(
+                random.uniform(0, 0 if scenario.founded else 3), lambda node=node: self._start(node)
+            )
+        for _ in range(scenario.publishes):
+            self.network.at(self._moment(), self._publish)
+        for _ in range(scenario.ends):
+            self.network.at(self._moment(), lambda: self.end(random.choice(self.nodes)))
+        for _ in range(scenario.partitions):
+            self.network.at(self._moment(), self._partition)
+        for _ in range(scenario.trims):
+            self.network.at(self._moment(), self._trim)
+
+    def run(self) -> None:
+        self.network.run(lambda: False, self.scenario.seconds)
+        self.suffering = False
+        self.network.calm()
+        for node in self.nodes:
+            self._start(node)
+        self.network.at(self.scenario.seconds + 1, self._publish_at_last)
+        if not self.network.run(self._settled, self.scenario.seconds + SETTLE_SECONDS):
+            raise BrokenPromiseError(f"no agreement: {self._where()}")
+        for node in self.nodes:
+            self.check_prefix(node, len(self.chosen))
+        for message, seq in self.acknowledged.items():
+            if self.chosen.get(seq) != message:
+                raise BrokenPromiseError(
+                    f"{message} was acknowledged as {seq}, which is {self.chosen.get(seq)}"
+                )
+
+    def goes_on(self, within: float) -> bool:
+        """Whether a message that is published from now on is acknowledged in time."""
+        until, before = self.network.now + within, len(self.acknowledged)
+        for step in range(int(within / 0.1)):
+            self.network.at(self.network.now + 0.1 * step, self._publish)
+        return self.network.run(lambda: len(self.acknowledged) > before, until)
+
+    def node(self, number: int) -> Node:
+        return next(node for node in self.nodes if node.id == number)
+
+    def hold(self, node: Node, first: int) -> None:
+        """A node has what counts as appended, from ``first`` on."""
+        upto = node.disk.synced if self.scenario.synced_only else len(node.disk.messages)
+        for seq in range(first, upto + 1):
+            self._holders[seq, node.disk.messages[seq - 1]].add(node.id)
+
+    def committed(self, node: Node, seq: int, message: str) -> None:
+        """A node holds a message to be committed."""
+        if seq in self.chosen:
+            if self.chosen[seq] != message:
+                raise BrokenPromiseError(f"{node.id} has {message} as {seq}, others {self.chosen[seq]}")
+            return
+        if len(self._holders[seq, message]) <= self.scenario.size // 2:
+            raise BrokenPromiseError(f"{node.id} commits {seq}, which only {self._holders[seq, message]} had")
+        self.chosen[seq] = message
+        self._chosen_in[seq] = node.replica.view if node.replica is not None else 0
+
+    def check_start(self, node: Node) -> None:
+        """A new primary has everything that was committed in views before its own.
+
+        One whose view starts late, after others have gone on, does no harm: nobody follows it.
+        """
+        assert node.replica is not None
+        for seq, message in self.chosen.items():
+            earlier = self._chosen_in.get(seq, 0) < node.replica.view
+            if earlier and node.disk.messages[seq - 1 : seq] != [message]:
+                raise BrokenPromiseError(f"{node.id} starts a view without {seq}")
+
+    def check_prefix(self, node: Node, upto: int) -> None:
+        for seq in range(1, upto + 1):
+            if node.disk.messages[seq - 1] != self.chosen[seq]:
+                raise BrokenPromiseError(f"{node.id} has another {seq} than was committed")
+
+    def end(self, node: Node) -> None:
+        """End a node in some way that the promise allows for, and start it again after a while."""
+        if not self.suffering:
+            return
+        kinds = ["killed"]
+        others_down = sum(not other.voting for other in self.nodes if other is not node)
+        losable = others_down < self.scenario.size - self.scenario.size // 2 - 1
+        if self.scenario.synced_only or losable:
+            kinds += ["without power", "without power"]
+        if losable:
+            kinds.append("emptied")
+        node.end(self.random.choice(kinds))
+        self.network.at(
+            self.network.now + self.random.expovariate(1 / self.scenario.pause), lambda: self._start(node)
+        )
+
+    def _start(self, node: Node) -> None:
+        if node.replica is None:
+            node.start()
+
+    def _moment(self) -> float:
+        return self.random.uniform(0, self.scenario.seconds)
+
+    def _publish(self) -> None:
+        """Offer messages of its own to each node: more than one may think that it is the primary."""
+        for node in self.nodes:
+            messages = [f"m{self._published + index}" for index in range(self.random.randint(1, 3))]
+            self._published += len(messages)
+            self.happened["accepted" if node.publish(messages) else "not accepted"] += 1
+
+    def _publish_at_last(self) -> None:
+        """Publish one more message, again until it is acknowledged."""
+        if not any(message.startswith("last") for message in self.acknowledged):
+            any(node.publish([f"last from {node.id} at {self.network.now}"]) for node in self.nodes)
+            self.network.at(self.network.now + 1, self._publish_at_last)
+
+    def _settled(self) -> bool:
+        replicas = [node.replica for node in self.nodes if node.replica is not None]
+        return (
+            len(replicas) == len(self.nodes)
+            and any(message.startswith("last") for message in self.acknowledged)
+            and len({(replica.view, replica.commit, replica.tail) for replica in replicas}) == 1
+            and all(replica.status is Status.NORMAL for replica in replicas)
+        )
+
+    def _partition(self) -> None:
+        """Cut some ways for a while; every shape comes about, also one-way."""
+        random, ends = self.random, [node.endpoint for node in self.nodes]
+        ways = [(a, b) for a in ends for b in ends if a != b]
+        one = random.choice(ends)
+        shapes: list[Callable[[], Iterator[tuple[Endpoint, Endpoint]]]] = [
+            lambda: (way for way in ways if one in way),
+            lambda: (way for way in ways if way[0] == one),
+            lambda: (way for way in ways if way[1] == one),
+            lambda: (way for way in ways if random.random() < 0.4),
+            lambda: (way for way in ways if (way[0] in group) != (way[1] in group)),
+            lambda: (way for way in ways if one not in way and (way[0] in group) != (way[1] in group)),
+        ]
+        group = set(random.sample(ends, random.randint(0, len(ends))))
+        cut = set(random.choice(shapes)())
+        self.network.cut |= cut
+        most = self.scenario.seconds / 3
+        self.network.at(
+            self.network.now + random.uniform(0, most), lambda: self.network.cut.difference_update(cut)
+        )
+
+    def _trim(self) -> None:
+        node = self.random.choice(self.nodes)
+        if node.replica is not None:
+            disk = node.disk
+            disk.first = max(disk.first, self.random.randint(0, node.commit) + 1)
+            # Nothing is trimmed before it is in a snapshot, and a snapshot syncs the log that it is of.
+            begin, disk.synced = disk.synced + 1, max(disk.synced, disk.first - 1)
+            self.hold(node, begin)
+
+    def _where(self) -> str:
+        return "; ".join(
+            f"{node.id} is down"
+            if (replica := node.replica) is None
+            else f"{node.id} {replica.status.value} in {replica.view} at {replica.commit}/{replica.tail}"
+            for node in self.nodes
+        )
+
+
+def simulate(seed: int, rules: type[Replica] = Replica, **chosen: Any) -> World:
+    """Let a seed's world run, with what is ``chosen`` in place of what the seed chooses."""
+    world = World(seed, rules, **chosen)
+    try:
+        world.run()
+    except (AssertionError, HeadraceError) as broken:
+        raise BrokenPromiseError(f"seed {seed} at {world.network.now:.3f} s: {broken}") from broken
+    return world
