@@ -21,6 +21,10 @@ from headrace.config.settings import host_name
 from headrace.config.sources import variable_of
 from headrace.errors import ConfigError, UsageError
 
+SECTIONS = (
+    "the sections are listen, log, services, fyrehose, auth, matching, dispatcher, pipeline, node, cluster,"
+    " limits"
+)
 DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
 CLIENT = "0123456789abcdef01234567"
 OTHER = "ffffffffffffffffffffffff"
@@ -487,12 +491,9 @@ class TestRefusals:
             ("auth.client." + CLIENT, "did you mean auth.clients?"),
             ("auth.password", "auth has required, clients, preauth, sha1"),
             ("fyrehose", "fyrehose has allow, coalesce, subscriber_seconds, request_limit"),
-            ("matching.x.y.z", "matching has engine"),
-            ("", "the sections are listen, log, services, fyrehose, auth, matching, node, cluster, limits"),
-            (
-                "zzz.qqq",
-                "the sections are listen, log, services, fyrehose, auth, matching, node, cluster, limits",
-            ),
+            ("dispatcher.x.y.z", "dispatcher has connectors, peers, queue_bytes"),
+            ("", SECTIONS),
+            ("zzz.qqq", SECTIONS),
         ],
     )
     def test_a_wrong_key(self, key: str, hint: str) -> None:
@@ -681,3 +682,30 @@ class TestDocumentation:
     def test_its_refusals_are_right(self) -> None:
         (block,) = re.findall(r"```text\n(.*?)```", DOCS.read_text(), re.DOTALL)
         assert block.splitlines() == [refusal(HEADRACE_LOG__FSYNC="sometimes"), refusal("log.fsnyc=1")]
+
+
+class TestUpstream:
+    @pytest.mark.parametrize(
+        ("given", "read"),
+        [
+            ("tube://a", ("tube://a:8081",)),
+            ("tube://a:1,b:2", ("tube://a:1", "tube://b:2")),
+            ("tube://a:1, tube://[::1]:2/", ("tube://a:1", "tube://[::1]:2")),
+            ('["FYREHOSE://a"]', ("fyrehose://a:2323",)),
+            ("fyrehose+udp://a,a:2323", ("fyrehose+udp://a:2323",)),
+            ("", ()),
+        ],
+    )
+    def test_hubs_are_urls_of_one_scheme(self, given: str, read: tuple[str, ...]) -> None:
+        settings = load(environ={}, sets=[f"node.upstream={given}"])
+        assert settings.node.upstream == read
+        again = settings.override({"node.upstream": list(read)}, source="here")
+        assert again.node.upstream == read
+
+    @pytest.mark.parametrize(
+        "given",
+        ["a:8081", "spp://a", "tube://a,fyrehose://b", "tube://", "tube://a:0", "tube://a:70000", "5"],
+    )
+    def test_other_things_are_none(self, given: str) -> None:
+        with pytest.raises(ConfigError, match="tube://host:port"):
+            load(environ={}, sets=[f"node.upstream={given}"])

@@ -26,6 +26,7 @@ from headrace.errors import (
     RefusedError,
     StorageError,
     TrimmedError,
+    UnavailableError,
     UnexpectedError,
     UnreachableError,
     UsageError,
@@ -109,6 +110,11 @@ EXAMPLES: list[tuple[HeadraceError, str, dict[str, object]]] = [
         FullError("headrace-data", "no space left on device"),
         "headrace-data: no space left on device; free space or lower log.retain_bytes",
         {"path": "headrace-data", "reason": "no space left on device"},
+    ),
+    (
+        UnavailableError("the upstream hub has not answered for 10 s"),
+        "the upstream hub has not answered for 10 s",
+        {},
     ),
     (
         TrimmedError(1, 5, 100),

@@ -18,7 +18,8 @@
         ├── DamagedError          a file that is not what was written: file, offset, sequence range
         ├── LockedError           another process writes this log
         ├── FullError             no room to append
-        └── TrimmedError          sequence numbers that retention has removed
+        ├── TrimmedError          sequence numbers that retention has removed
+        └── UnavailableError      the hub that numbers messages cannot be asked, or does not take them
 
 Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they
 arise, so a caller who catches one branch catches all of it. Each error carries its facts as fields and
@@ -31,7 +32,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any, Literal
 
-Protocol = Literal["fyrehose", "spp", "parcel", "attribute", "sdk", "tube", "link", "log"]
+Protocol = Literal["fyrehose", "spp", "parcel", "attribute", "sdk", "tube", "link", "log", "capture"]
 
 _SHOWN = 64
 """How much of a peer's value an error repeats: enough to recognise it, never enough to flood a log."""
@@ -194,6 +195,10 @@ class TrimmedError(StorageError):
         self.last = last
         self.oldest = oldest
         super().__init__(f"messages {first} to {last} are no longer kept; the oldest is {oldest}")
+
+
+class UnavailableError(StorageError):
+    """Whoever numbers messages cannot be asked, or did not take them: nothing is acknowledged; try again later."""
 
 
 def shorten(value: object) -> str:

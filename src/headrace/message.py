@@ -311,7 +311,8 @@ class Batch:
     def from_arrow(cls, rows: pa.RecordBatch) -> Batch:
         """The compact form of rows in :data:`SCHEMA` whose sequence numbers follow one another.
 
-        A column that is the same in every row becomes a shared value; the others are kept as they are.
+        A column that is the same in every row becomes a shared value; the others are kept as they are. Rows that are
+        not numbered yet have neither ``seq`` nor ``time``.
         """
         if rows.num_rows == 0:
             raise UsageError("an empty record batch has no first sequence number")
@@ -329,8 +330,10 @@ class Batch:
         if differing:
             schema = pa.schema([SCHEMA.field(name) for name in differing])
             columns = pa.RecordBatch.from_arrays(list(differing.values()), schema=schema)
-        first = rows.column("seq")[0].as_py()
-        shared["time"] = rows.column("time")[0].value
+        first = 0
+        if "seq" in rows.schema.names:
+            first = rows.column("seq")[0].as_py()
+            shared["time"] = rows.column("time")[0].value
         return cls(Run.from_arrow(rows.column("payload")), first=first, columns=columns, **shared)
 
 

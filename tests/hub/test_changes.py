@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from headrace.errors import FullError, StorageError
-from headrace.hub.changes import Change, Changes
+from headrace.errors import FullError, RefusedError, StorageError, UsageError
+from headrace.hub.changes import Change, Changes, Use, uses
 from headrace.hub.hub import Hub
 from headrace.hub.services import Kind, Policy, Services, create, obey, remove
 from headrace.hub.state import State
@@ -146,3 +147,39 @@ def test_nothing_is_remembered_of_a_creation_that_failed(
     assert house.publish(("a", b"1")) == []
     house.hub.turn(2)
     assert house.shown() == {"a": (Kind.LAST, b"1")}
+
+
+def used(*changes: tuple[str, bytes]) -> dict[str, Use]:
+    topics, payloads = zip(*changes, strict=True)
+    columns = [pa.array(topics, pa.string()), pa.array(payloads, pa.binary())]
+    return uses([pa.record_batch(columns, names=["topic", "payload"])])
+
+
+def test_how_changes_use_services() -> None:
+    got = used(("a", b"{}"), ("b", b"x"), ("a", b"odd"), ("a", b"odder"), ("c", b'{"y":1}'), ("c", b"{}"))
+    assert got == {"a": Use(Kind.JSON, b"odd"), "b": Use(Kind.LAST, b"x"), "c": Use(Kind.JSON, None)}
+    assert list(got) == ["a", "b", "c"]
+
+
+def test_room_is_made_for_all_or_for_none(house: House) -> None:
+    house.changes.make_room(used(("a", b"{}"), ("b", b"x")))
+    house.hub.turn(1)
+    assert house.shown() == {"a": (Kind.JSON, b"{}"), "b": (Kind.LAST, b"")}
+    for bad, code in (
+        ([("c", b"{}"), ("a", b"no object")], "malformed"),
+        ([("c", b"{}"), ("c", b"no object")], "malformed"),
+    ):
+        with pytest.raises(RefusedError) as refused:
+            house.changes.make_room(used(*bad))
+        assert refused.value.code == code
+    with pytest.raises(UsageError):
+        house.changes.make_room(used(("c", b"{}"), ("", b"x")))
+    house.hub.submit(obey(Policy(max=3)))
+    house.hub.turn(2)
+    with pytest.raises(RefusedError, match=r"services\.max"):
+        house.changes.make_room(used(("c", b"{}"), ("d", b"{}")))
+    house.hub.turn(3)
+    assert set(house.shown()) == {"a", "b"}
+    house.changes.make_room(used(("a", b"{}"), ("c", b"{}")))
+    house.hub.turn(4)
+    assert set(house.shown()) == {"a", "b", "c"}

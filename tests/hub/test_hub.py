@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace.errors import FullError, StorageError, UsageError
 from headrace.hub.holds import hold
 from headrace.hub.hub import TURN_BYTES, Hub
+from headrace.hub.sequencer import Done, Submission
 from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.message import MAX_SEQUENCE, Batch, Run
@@ -433,3 +434,85 @@ def test_whatever_happens_every_door_sees_the_same_whole_sequence(script: list[t
     assert sorted(ended) == list(range(submitted))
     assert len(doors[0].seen) == log.head == log.tail
     assert hub._uncommitted == 0
+
+
+class Elsewhere:
+    """A sequencer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.congested = False
+        self.ordered: list[list[Batch]] = []
+        self.heads: list[int] = []
+
+    def order(self, submitted: Sequence[Submission]) -> None:
+        self.ordered.append([each.batch for each in submitted])
+
+    def committed(self, head: int) -> None:
+        self.heads.append(head)
+
+
+class TestSequencer:
+    """Another hub numbers."""
+
+    def test_a_turn_goes_there_and_not_into_the_log(self, hub: Hub, log: MemoryLog) -> None:
+        elsewhere = Elsewhere()
+        hub.sequencer = elsewhere  # type: ignore[assignment]
+        hub.submit(batch(b"a"))
+        hub.submit(batch(b"b"))
+        hub.turn(5)
+        hub.turn(6)
+        assert [[list(each.run) for each in turn] for turn in elsewhere.ordered] == [[[b"a"], [b"b"]]]
+        assert log.tail == 0
+
+    def test_what_comes_from_there_is_kept_as_it_is(self, hub: Hub, log: MemoryLog) -> None:
+        elsewhere, door = Elsewhere(), Door(log)
+        hub.sequencer = elsewhere  # type: ignore[assignment]
+        hub.doors.append(door)
+        numbered = [batch(b"a", b"b").numbered(1, 70, 3), batch(b"c").numbered(3, 71, 4)]
+        hub.follow(numbered)
+        assert log.appended == [numbered]
+        assert door.calls == [(1, 3, 3)]
+        assert (hub.state.seq, elsewhere.heads) == (3, [3])
+        assert hub.counters.as_dict()["followed"] == 3
+        assert "received" not in hub.counters.as_dict()
+
+    def test_the_commit_rule_holds_there_too(self, log: MemoryLog) -> None:
+        hub, elsewhere = make(log), Elsewhere()
+        hub.sequencer = elsewhere  # type: ignore[assignment]
+        hub.commit_by(lambda _tail: None)
+        hub.follow([batch(b"a").numbered(1, 70, 3)])
+        assert (log.tail, log.head, elsewhere.heads) == (1, 0, [])
+        hub.committed(1)
+        assert (log.head, elsewhere.heads) == (1, [1])
+
+    def test_an_error_of_the_disk_is_the_callers(self, hub: Hub, log: MemoryLog) -> None:
+        log.error = FullError("log", "no space")
+        with pytest.raises(FullError):
+            hub.follow([batch(b"a").numbered(1, 70, 3)])
+        assert hub.state.seq == 0
+
+    def test_its_congestion_is_the_hubs(self, hub: Hub) -> None:
+        elsewhere = Elsewhere()
+        hub.sequencer = elsewhere  # type: ignore[assignment]
+        assert not hub.congested
+        elsewhere.congested = True
+        assert (hub.congested, hub.crowded) == (True, False)
+
+
+def test_what_is_tied_together_is_refused_together(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, fsync="never")
+    hub = Hub(log, 77, max_uncommitted=1000)
+    ended: list[tuple[str, bool]] = []
+
+    def told(name: str) -> Done:
+        return lambda result: ended.append((name, isinstance(result, Batch)))
+
+    unfit = Batch(Run.of([b"x"]), origin="spp", topic="t" * 70_000)
+    hub.submit(batch(b"before"), told("before"))
+    hub.submit(unfit, told("unfit"), tied=True)
+    hub.submit(batch(b"behind it"), told("behind it"))
+    hub.submit(batch(b"after"), told("after"))
+    hub.turn(5)
+    assert ended == [("before", True), ("unfit", False), ("behind it", False), ("after", True)]
+    assert [payload for each in log.scan(1) for payload in each.run] == [b"before", b"after"]
+    log.close()

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import RefusedError, StorageError
+from headrace.hub import staging as staging_module
 from headrace.hub.hub import Hub
 from headrace.hub.publishing import published
 from headrace.hub.staging import (
@@ -77,6 +78,17 @@ def test_a_commit_names_its_own_stages_once_each(tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as conflict:
             staging.pick(query, batch, names)
         assert conflict.value.code == "conflict"
+
+
+def test_only_so_many_queries_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_module, "MAX_QUERIES", 3)
+    queries = Queries()
+    for seq, name in enumerate(["a", "b", "c", "a", "d"], 2):
+        queries.apply(name, b'{"batch":1,"rows":1}', seq)
+    assert list(queries) == ["c", "a", "d"]  # the one not heard of for longest is forgotten
+    loaded_queries = Queries()
+    loaded_queries.load(queries.dump())
+    assert list(loaded_queries) == ["c", "a", "d"]
 
 
 def test_files_of_an_earlier_run_are_swept(tmp_path: Path) -> None:

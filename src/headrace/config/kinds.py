@@ -237,6 +237,29 @@ def list_of(each: Kind[T]) -> Kind[tuple[T, ...]]:
     return Kind(f"a list; each {each.expected}", read, literals=(list, str))
 
 
+def hubs(default_ports: Mapping[str, int]) -> Kind[tuple[str, ...]]:
+    """Where other hubs are: URLs of one scheme, which the first may say for all."""
+
+    def read(value: object) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        scheme, urls = "", []
+        for member in _of(list, value):
+            said, separator, rest = _of(str, member).rpartition("://")
+            if (separator or not scheme) and said.lower() not in default_ports:
+                raise ValueError(member)
+            if scheme and separator and said.lower() != scheme:
+                raise ValueError(member)
+            scheme = scheme or said.lower()
+            host, port = _host_and_port(rest.removesuffix("/"), default_ports[scheme])
+            _within(port, 1, 0xFFFF)
+            urls.append(f"{scheme}://{Address(host, port)}")
+        return tuple(dict.fromkeys(urls))
+
+    schemes = " or ".join(f"{scheme}://host:port" for scheme in default_ports)
+    return Kind(f"{schemes}, further hosts behind commas", read, literals=(list, str))
+
+
 def table_of(each: Kind[Any], entry: Callable[[str], str]) -> Kind[Any]:
     """A TOML table whose keys are names that ``entry`` reads."""
     return Kind(each.expected, each.read, literals=(dict, str), secret=each.secret, entry=entry)

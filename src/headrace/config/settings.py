@@ -22,6 +22,7 @@ from headrace.config.kinds import (
     client_id,
     count,
     flag,
+    hubs,
     list_of,
     network,
     or_off,
@@ -40,6 +41,9 @@ MAX_NAME_BYTES = 64
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The longest message there can be: payload offsets are 32-bit, as Arrow's ``binary`` has them."""
+
+ROLES = ("sequence", "fyrehose", "spp", "tube", "publisher", "matcher", "dispatcher", "connector")
+"""What a process can be: the hub that numbers messages, doors, and the parts of content routing."""
 
 T = TypeVar("T")
 Fsync = Literal["always", "interval", "never"]
@@ -165,6 +169,66 @@ class Matching:
     engine: Engine = setting(
         choice("hub", "spark"), "hub", "Who matches messages: the hub itself, or Spark's matcher fleet."
     )
+    keep_seconds: float = setting(
+        seconds(0), 300.0, "How long the subscription of a client that has gone away is kept for it."
+    )
+    max_subscriptions: int = setting(count(0), 1_000_000, "The most subscriptions there may be.")
+    max_predicates: int = setting(count(1), 64, "The most attributes one subscription may name.")
+    # Read at some 100 MB a second, this is seconds of work for one client, and not minutes.
+    replay: int = setting(
+        count(0), 1_000_000, "How many of the newest messages are looked through for a client's `after`."
+    )
+    json_attributes: bool = setting(
+        flag(), False, "Whether the top-level strings and numbers of a JSON payload count as attributes."
+    )
+    dispatchers: tuple[Address, ...] = setting(
+        list_of(address("host:port, or host for port 6000", 6000, 1)),
+        (),
+        "Where a matcher pushes what is for clients elsewhere: the first of these that answers.",
+    )
+    peers: tuple[Address, ...] = setting(
+        list_of(address("host:port, or host for port 5500", 5500, 1)),
+        (),
+        "The status doors of the other matchers, which share the subscriptions with this one.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatcher:
+    """Passing on what matchers push."""
+
+    connectors: tuple[Address, ...] = setting(
+        list_of(address("host:port, or host for port 7353", 7353, 1)),
+        (),
+        "The router doors of the connectors that this dispatcher passes messages to.",
+    )
+    peers: tuple[Address, ...] = setting(
+        list_of(address("host:port, or host for port 6000", 6000, 1)),
+        (),
+        "The dispatchers that have other connectors.",
+    )
+    queue_bytes: int = setting(
+        size(1),
+        16 << 20,
+        "Bytes that wait for one connector or dispatcher; past it, its connection is closed.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """What `headrace up` runs in Spark beside the hub."""
+
+    jobs: tuple[str, ...] = setting(
+        list_of(choice("archive", "verify", "measure")),
+        ("measure", "verify", "archive"),
+        "Its jobs; with none, the hub runs alone. They write to the folder `pipeline` of `node.data`.",
+    )
+    master: str = setting(
+        text(1, 255),
+        "auto",
+        "The Spark master; `auto` is this machine, with one core left to the hub.",
+    )
+    memory: str = setting(text(1, 16), "1g", "The Spark driver's memory, which on this machine is all of it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +241,28 @@ class Node:
         "Its name, another for each node of a cluster: the 16-bit id of parcels and messages is made from it.",
         shown="the host's name",
     )
+    roles: tuple[str, ...] = setting(
+        list_of(choice(*ROLES)),
+        ROLES,
+        "What this process does; `--roles` sets it. Doors that belong to none of these stay shut.",
+        shown="all",
+    )
     data: Path = setting(
         path(), Path("headrace-data"), "The directory of its log and state; `--data` sets it."
+    )
+    upstream: tuple[str, ...] = setting(
+        hubs({"tube": 8081, "fyrehose": 2323, "fyrehose+udp": 2323}),
+        (),
+        "The hub that numbers messages for this one, which is then a frontend; `--upstream` sets it.",
+    )
+    upstream_seconds: float = setting(
+        seconds(0), 10.0, "How long publishers wait for a lost upstream hub before they are refused."
+    )
+    upstream_client: str = setting(
+        text(0, 24),
+        "",
+        "The client id, one of `auth.clients`, with which a frontend proves itself to its upstream hub.",
+        shown="none",
     )
 
 
@@ -195,6 +279,17 @@ class Cluster:
         (),
         "The nodes that vote; this one may be among them.",
     )
+    address: Address | None = setting(
+        or_off(address("host:port, or host for port 7878; off for where the door listens", 7878, 1)),
+        None,
+        "Where the other nodes reach this one, if that is not where its door listens.",
+    )
+    publish_seconds: float = setting(
+        seconds(0), 10.0, "How long publishers wait for a primary before they are refused."
+    )
+    tls_cert: Path | None = setting(or_off(path()), None, "This node's certificate, for TLS between nodes.")
+    tls_key: Path | None = setting(or_off(path()), None, "The certificate's key.")
+    tls_ca: Path | None = setting(or_off(path()), None, "Who must have signed the other nodes' certificates.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +353,8 @@ class Settings:
     fyrehose: Fyrehose = field(default_factory=Fyrehose)
     auth: Auth = field(default_factory=Auth)
     matching: Matching = field(default_factory=Matching)
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    pipeline: Pipeline = field(default_factory=Pipeline)
     node: Node = field(default_factory=Node)
     cluster: Cluster = field(default_factory=Cluster)
     limits: Limits = field(default_factory=Limits)

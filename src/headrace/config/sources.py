@@ -21,8 +21,24 @@ PREFIX = "HEADRACE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
 """Names the TOML file where ``--config`` does not."""
 
-RESERVED = frozenset({FILE_VARIABLE, f"{PREFIX}SOAK", f"{PREFIX}SEED", f"{PREFIX}DEBUG"})
-"""Variables that are no settings: the file's, and the test suite's."""
+KEY_VARIABLE = f"{PREFIX}KEY"
+"""Has the key by which a client proves that it is who it says."""
+
+CLIENT_VARIABLE = f"{PREFIX}CLIENT_ID"
+"""Says which client that is, where nothing else does."""
+
+RESERVED = frozenset(
+    {
+        FILE_VARIABLE,
+        KEY_VARIABLE,
+        CLIENT_VARIABLE,
+        f"{PREFIX}SOAK",
+        f"{PREFIX}SEED",
+        f"{PREFIX}DEBUG",
+        f"{PREFIX}SCREENSHOTS",
+    }
+)
+"""Variables that are no settings: the file's, who a client is, and the test suite's."""
 
 KUBERNETES = re.compile(
     rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)",

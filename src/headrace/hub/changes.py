@@ -13,16 +13,17 @@ message like any other, and reaches those who are still subscribed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import MalformedError, StorageError, UsageError, WireError
-from headrace.hub.hub import Done, Hub
+from headrace.errors import MalformedError, RefusedError, StorageError, UsageError, WireError, shorten
+from headrace.hub.hub import Hub
 from headrace.hub.merge_patch import parse_object
-from headrace.hub.services import Kind, Services, create
+from headrace.hub.sequencer import Done
+from headrace.hub.services import Kind, Services, check_id, create
 from headrace.message import SCHEMA, Batch, Run
 
 
@@ -39,6 +40,33 @@ class Rejected(NamedTuple):
     change: Change
     reason: str
     detail: object
+
+
+class Use(NamedTuple):
+    """What many changes are to one service: the kind the first would create, and the first that is no JSON object."""
+
+    kind: Kind
+    odd: bytes | None
+
+
+def uses(rows: Iterable[pa.RecordBatch]) -> dict[str, Use]:
+    """How rows use the services that their topics name, in the order of their first use."""
+    found: dict[str, Use] = {}
+    for batch in rows:
+        encoded = batch.column("topic").dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        payloads = batch.column("payload")
+        for place, code in enumerate(encoded.indices.to_pylist()):
+            service_id = names[code]
+            known = found.get(service_id)
+            if known is not None and known.odd is not None:
+                continue
+            payload = payloads[place].as_py()
+            kind = _kind_of(payload)
+            if known is None or kind is Kind.LAST:
+                odd = payload if kind is Kind.LAST else None
+                found[service_id] = Use(kind if known is None else known.kind, odd)
+    return found
 
 
 class Changes:
@@ -73,6 +101,26 @@ class Changes:
             self._hub.submit(_batch(taken, origin, publisher), done)
         return rejected
 
+    def make_room(self, used: Mapping[str, Use]) -> None:
+        """Submit the creations that changes to services need, or raise and submit none.
+
+        The changes themselves follow in the same turn. One that a service cannot take refuses all of them.
+        """
+        needed: dict[str, Kind] = {}
+        for service_id, use in used.items():
+            kind = self._kind(service_id)
+            if kind is None:
+                kind = needed[service_id] = use.kind
+                check_id(service_id)
+            if kind is Kind.JSON and use.odd is not None:
+                what = f"service {service_id!r} is a JSON object"
+                raise RefusedError("malformed", f"{what}, and {shorten(use.odd)} is no change to one")
+        if len(self._services) + len(self._creating) + len(needed) > self._services.policy.max:
+            most = self._services.policy.max
+            raise RefusedError("limit", f"{len(needed)} more services than the {most} of services.max")
+        for service_id, kind in needed.items():
+            self._create(service_id, kind)
+
     def when_created(self, service_id: str, then: Callable[[], None]) -> bool:
         """Call ``then`` once the creation that is under way has ended; ``False`` if none is."""
         creation = self._creating.get(service_id)
@@ -84,13 +132,17 @@ class Changes:
     def _prepare(self, change: Change) -> None:
         """See that a change has a service that takes it, or raise."""
         service_id = change.service_id
-        kind = self._services.kind(service_id)
-        if kind is None and service_id in self._creating:
-            kind = self._creating[service_id].kind
+        kind = self._kind(service_id)
         if kind is None:
             self._create(service_id, _kind_of(change.change))
         elif kind is Kind.JSON:
             parse_object(change.change)
+
+    def _kind(self, service_id: str) -> Kind | None:
+        kind = self._services.kind(service_id)
+        if kind is None and service_id in self._creating:
+            kind = self._creating[service_id].kind
+        return kind
 
     def _create(self, service_id: str, kind: Kind) -> None:
         creation = create(service_id, kind)

@@ -3,7 +3,8 @@
 One turn of the event loop is one batch of work:
 
 1. doors :meth:`~Hub.submit` what they received;
-2. :meth:`~Hub.turn` numbers it all, stamps it with one time and appends it to the log in one write;
+2. :meth:`~Hub.turn` numbers it all, stamps it with one time and appends it to the log in one write. Where another hub
+   numbers (:attr:`Hub.sequencer`), the turn's work goes there, and :meth:`~Hub.follow` appends what comes from there;
 3. the commit rule decides when it is committed: at once on a lone hub, after the sync under ``fsync=always``,
    after a majority has it in a cluster; whoever decides calls :meth:`~Hub.committed`;
 4. every door is handed the newly committed batches, in order.
@@ -15,16 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from headrace.errors import StorageError, UsageError
+from headrace.errors import StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters
+from headrace.hub.sequencer import Done, Sequencer, Submission
 from headrace.hub.state import State
 from headrace.log import Log
-from headrace.message import MAX_SEQUENCE, Batch
-
-Done = Callable[[Batch | StorageError], None]
-"""Told how a submitted batch ended: the batch as it was numbered once it is committed, or why it was not taken."""
+from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
 
 CommitRule = Callable[[int], None]
 """Called after each append with the new tail; sees to it that :meth:`Hub.committed` is called in time."""
@@ -39,13 +38,6 @@ class Door(Protocol):
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Take newly committed batches; called in sequence order, each once."""
-
-
-class Submission(NamedTuple):
-    """A batch waiting for the end of the turn."""
-
-    batch: Batch
-    done: Done | None
 
 
 class _Received(dict[str, Counter]):
@@ -78,6 +70,8 @@ class Hub:
         self.state = state or State()
         self.state.restore(log)
         self.doors: list[Door] = []
+        self.sequencer: Sequencer | None = None
+        """Who numbers what is submitted here; ``None``: this hub does."""
         self._commit: CommitRule = self.committed
         self._immediate = True
         if commit is not None:
@@ -87,11 +81,15 @@ class Hub:
         """Takes the turn at once, by whoever has the clock."""
         self.relieved: Callable[[], None] = lambda: None
         """Called when :attr:`congested` becomes false: doors may read from their publishers again."""
+        self.newest = log.head
+        """The newest entry that is a message; after a start, before one came, the newest entry of any kind."""
         self._max_uncommitted = max_uncommitted
         self._received = _Received(self.counters)
         self._submitted: list[Submission] = []
         self._waiting = 0
         self._appended: deque[Submission] = deque()
+        self.append_bytes: int | None = None
+        """The most payload bytes that can be appended in one go; what is longer and belongs together is refused."""
         self.failed: StorageError | None = None
         """Why nothing can be committed any more, if so."""
         self._uncommitted = 0
@@ -101,16 +99,40 @@ class Hub:
         self._commit = rule
         self._immediate = False
 
+    def give_way(self, sequencer: Sequencer) -> None:
+        """Have another hub number what comes from now on.
+
+        What was submitted in this turn goes there as well, but for what was judged here to be new: whoever sends it
+        again is judged there.
+        """
+        self.sequencer = sequencer
+        submitted, self._submitted = self._submitted, []
+        self._waiting = 0
+        for group in _groups(submitted):
+            if len(group) > 1 or group[0].batch.number is not None:
+                _tell(group, UnavailableError("another node numbers messages now: try again"))
+            else:
+                for submission in group:
+                    self.submit(submission.batch, submission.done)
+
     @property
     def congested(self) -> bool:
-        """Whether publishers must wait: more is appended and not yet committed than the hub wants to hold."""
+        """Whether publishers must wait, here or at whoever numbers what they send."""
+        return self.crowded or (self.sequencer is not None and self.sequencer.congested)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more is appended and not yet committed than the hub wants to hold."""
         return self._uncommitted > self._max_uncommitted
 
-    def submit(self, batch: Batch, done: Done | None = None) -> None:
-        """Take messages for this turn; the first of a turn asks for one."""
+    def submit(self, batch: Batch, done: Done | None = None, *, tied: bool = False) -> None:
+        """Take messages for this turn; the first of a turn asks for one.
+
+        ``tied`` to the next: both are appended, in one go, or neither is.
+        """
         if not self._submitted:
             self.wake()
-        self._submitted.append(Submission(batch, done))
+        self._submitted.append(Submission(batch, done, tied))
         self._waiting += batch.run.size
 
     @property
@@ -124,11 +146,24 @@ class Hub:
         return self._waiting >= TURN_BYTES
 
     def turn(self, now: int) -> None:
-        """Number and append everything submitted since the last turn; ``now`` in µs."""
+        """Number and append everything submitted since the last turn, or have it numbered; ``now`` in µs."""
         submitted, self._submitted = self._submitted, []
         self._waiting = 0
-        if submitted:
+        if not submitted:
+            return
+        if self.sequencer is None:
             self._append(submitted, now)
+        else:
+            self.sequencer.order(submitted)
+
+    def follow(self, batches: Sequence[Batch]) -> None:
+        """Append what another hub has numbered, as it is; the commit rule decides as ever.
+
+        An error of the disk is the caller's, who comes again with the same batches.
+        """
+        self.log.append(batches)
+        self.counters.add("followed", sum(len(batch) for batch in batches))
+        self._appended_now(batches, [None] * len(batches))
 
     def fail(self, error: StorageError) -> None:
         """Refuse whatever is not committed, and everything from now on: it can no longer be promised.
@@ -138,12 +173,61 @@ class Hub:
         self.failed = error
         refused, self._appended = self._appended, deque()
         self._uncommitted = 0
-        self._refuse(refused, error, "storage")
+        self.refuse(refused, error, "storage")
         self.relieved()
+
+    def appended_from(self, first: int) -> list[Batch]:
+        """What is appended and not committed, from ``first`` on."""
+        found: list[Batch] = []
+        for submission in reversed(self._appended):
+            if submission.batch.first < first:
+                break
+            found.append(submission.batch)
+        return found[::-1]
+
+    def cut_back(self, last: int) -> None:
+        """Remove what is not committed after ``last`` from the log, and tell whoever submitted it."""
+        self.log.cut_back(last)
+        was_congested = self.congested
+        cut: list[Submission] = []
+        while self._appended and self._appended[-1].batch.last > last:
+            submission = self._appended.pop()
+            self._uncommitted -= submission.batch.run.size
+            cut.append(submission)
+            kept = last - submission.batch.first + 1
+            if kept > 0:
+                batch = submission.batch.slice(0, kept)
+                self._appended.append(Submission(batch))
+                self._uncommitted += batch.run.size
+        lost = UnavailableError("the cluster has gone on without it: it is not taken, try again")
+        _tell(reversed(cut), lost)
+        if was_congested and not self.congested:
+            self.relieved()
+
+    def abandon(self, error: StorageError) -> None:
+        """Let nobody wait any longer for what is appended and not committed: whether it will be, nobody knows."""
+        waiting = [each for each in self._appended if each.done is not None]
+        self._appended = deque(Submission(each.batch) for each in self._appended)
+        self.refuse(waiting, error, "cluster")
 
     def _append(self, submitted: Sequence[Submission], now: int) -> None:
         if self.failed is not None:
-            self._refuse(submitted, self.failed, "storage")
+            self.refuse(submitted, self.failed, "storage")
+            return
+        if (
+            self.append_bytes is not None
+            and sum(each.batch.run.size for each in submitted) > self.append_bytes
+        ):
+            groups = _groups(submitted)
+            if len(groups) > 1:
+                for group in groups:
+                    self._append(group, now)
+            else:
+                size = sum(each.batch.run.size for each in submitted)
+                error = UnavailableError(
+                    f"{size} bytes in one go: a cluster takes {self.append_bytes} at most"
+                )
+                self.refuse(submitted, error, "limit")
             return
         # Time never decreases, whatever the machine's clock does.
         time = max(now, self.log.last_time)
@@ -155,38 +239,44 @@ class Hub:
             numbered.append(batch)
         if first - 1 > MAX_SEQUENCE:
             # Numbers never wrap around: 48 bits last for years, and then nothing more is taken.
-            self._refuse(submitted, StorageError(f"sequence numbers end at {MAX_SEQUENCE}"), "sequence")
+            self.refuse(submitted, StorageError(f"sequence numbers end at {MAX_SEQUENCE}"), "sequence")
             return
         try:
             self.log.append(numbered)
         except StorageError as error:
-            self._refuse(submitted, error, "storage")
+            self.refuse(submitted, error, "storage")
             return
         except UsageError as error:
             # Doors see to it that what they submit can be written. If one slips, only what is unfit is refused.
-            if len(submitted) == 1:
-                self._refuse(submitted, StorageError(f"it cannot be written: {error}"), "unfit")
+            groups = _groups(submitted)
+            if len(groups) == 1:
+                self.refuse(submitted, StorageError(f"it cannot be written: {error}"), "unfit")
             else:
-                for submission in submitted:
-                    self._append([submission], now)
+                for group in groups:
+                    self._append(group, now)
             return
+        self._appended_now(numbered, [submission.done for submission in submitted])
+
+    def _appended_now(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
+        """Commit what was just appended, or leave that to the rule."""
         if self._immediate and not self._appended:
             self.log.commit(self.log.tail)
-            self._hand_out(numbered, [submission.done for submission in submitted])
+            self._hand_out(batches, dones)
             return
-        for submission, batch in zip(submitted, numbered, strict=True):
-            self._appended.append(Submission(batch, submission.done))
+        for batch, done in zip(batches, dones, strict=True):
+            self._appended.append(Submission(batch, done))
             self._uncommitted += batch.run.size
         self._commit(self.log.tail)
 
     def committed(self, upto: int) -> None:
         """Move the head to ``upto`` and hand everything newly committed to the doors."""
-        self.log.commit(upto)
         was_congested = self.congested
+        self._hand_out_unread(upto)
+        self.log.commit(upto)
         batches: list[Batch] = []
         dones: list[Done | None] = []
         while self._appended and self._appended[0].batch.last <= upto:
-            batch, done = self._appended.popleft()
+            batch, done, _ = self._appended.popleft()
             self._uncommitted -= batch.run.size
             batches.append(batch)
             dones.append(done)
@@ -195,20 +285,56 @@ class Hub:
         if was_congested and not self.congested:
             self.relieved()
 
+    def _hand_out_unread(self, upto: int) -> None:
+        """Commit what the log had before this hub was started: it is read from there, a piece at a time."""
+        log = self.log
+        unread = self._appended[0].batch.first - 1 if self._appended else log.tail
+        while log.head < min(upto, unread):
+            batches = log.read(log.head + 1, min(upto, unread), uncommitted=True)
+            log.commit(batches[-1].last)
+            self._hand_out(batches, [None] * len(batches))
+
     def _hand_out(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
         for batch in batches:
-            self._received[batch.origin].value += len(batch)
+            if self.sequencer is None:
+                self.received(batch)
+            if batch.origin != NOT_A_MESSAGE:
+                self.newest = batch.last
             self.state.apply(batch)
         for door in self.doors:
             door.deliver(batches)
         for batch, done in zip(batches, dones, strict=True):
             if done is not None:
                 done(batch)
+        if self.sequencer is not None:
+            self.sequencer.committed(self.log.head)
 
-    def _refuse(self, submitted: Iterable[Submission], error: StorageError, reason: str) -> None:
+    def received(self, batch: Batch) -> None:
+        """Count messages that came by one of this hub's doors and are committed."""
+        self._received[batch.origin].value += len(batch)
+
+    def refuse(self, submitted: Iterable[Submission], error: StorageError, reason: str) -> None:
+        """Tell whoever submitted it that something is not taken, and count it."""
         for submission in submitted:
             batch = submission.batch
             self.counters.add("refused_messages", len(batch), origin=batch.origin, reason=reason)
             self.counters.refuse(batch.origin, reason, batch.publisher, error)
             if submission.done is not None:
                 submission.done(error)
+
+
+def _tell(submitted: Iterable[Submission], error: StorageError) -> None:
+    """Tell whoever waits that something is not taken here; it may be, elsewhere."""
+    for submission in submitted:
+        if submission.done is not None:
+            submission.done(error)
+
+
+def _groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
+    """What must be appended together, in order."""
+    groups: list[list[Submission]] = [[]]
+    for submission in submitted:
+        groups[-1].append(submission)
+        if not submission.tied:
+            groups.append([])
+    return [group for group in groups if group]

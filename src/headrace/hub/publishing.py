@@ -11,38 +11,36 @@ What comes from one publisher is taken in the order it came: behind a request th
 that sends ahead of the answers says of each request that it ``follows`` the one before. Should that one fail, the ones
 behind it are refused as well instead of leaving a gap that no repeat could fill: a repeat of lower numbers would be
 taken for known.
+
+What a frontend passes on is published once in the same way. Its rows have no number of the frontend's: they keep what
+they came with. So a **mark** is appended right behind them, in the same append: an entry of the log that has the
+frontend for its publisher, and a number.
+
+Where another hub numbers, that hub is asked instead: only there it is known what is under way.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import HeadraceError, RefusedError, StorageError
+from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
 from headrace.hub.hub import Hub
 from headrace.hub.publishers import Publishers
-from headrace.message import SCHEMA, Batch, Run
+from headrace.hub.sequencer import Published, Told, ToldNewest
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run
 
-
-class Published(NamedTuple):
-    """Where the first and the last row of a publish are, if that is still known; how many were there before."""
-
-    first: int | None
-    last: int | None
-    repeated: int = 0
-
-
-Told: TypeAlias = Callable[[Published | HeadraceError], None]
-"""Told how a publish ended, once it is committed or cannot be."""
+FRONTEND: Final = "frontend"
+"""What the topic of a mark begins with."""
 
 
 class _Publish(NamedTuple):
     batch: Batch
     number: int
     follows: bool
+    behind: Batch | None
     told: Told
 
 
@@ -69,16 +67,27 @@ class Publishing:
         """How many publishers have something under way."""
         return len(self._lines)
 
-    def newest(self, publisher: str) -> int | None:
-        """The highest committed number of a publisher."""
-        return self._publishers.newest(publisher)
+    def newest(self, publisher: str, told: ToldNewest) -> None:
+        """Find out the highest committed number of a publisher."""
+        if self._hub.sequencer is not None:
+            self._hub.sequencer.newest(publisher, told)
+        else:
+            told(self._publishers.newest(publisher))
 
-    def publish(self, batch: Batch, told: Told, *, follows: bool = False) -> None:
-        """Append a batch unless it is here already; ``told`` may be called at once."""
+    def publish(
+        self, batch: Batch, told: Told, *, follows: bool = False, behind: Batch | None = None
+    ) -> None:
+        """Append a batch unless it is here already; ``told`` may be called at once.
+
+        ``behind`` is a batch that is appended right before this one, or not at all.
+        """
         if batch.number is None or not batch.publisher:
             self._hub.submit(batch, lambda result: told(_outcome(result)))
             return
-        publish = _Publish(batch, batch.number, follows, told)
+        if self._hub.sequencer is not None:
+            self._hub.sequencer.publish(batch, told, follows=follows, behind=behind)
+            return
+        publish = _Publish(batch, batch.number, follows, behind, told)
         line = self._lines.get(batch.publisher)
         if line is None:
             line = self._lines[batch.publisher] = _Line()
@@ -86,6 +95,11 @@ class Publishing:
         self._go_on(batch.publisher, line)
 
     def _go_on(self, publisher: str, line: _Line) -> None:
+        sequencer = self._hub.sequencer
+        while sequencer is not None and line.waiting:
+            # Another hub numbers now: it judges what waited here.
+            batch, _, follows, behind, told = line.waiting.popleft()
+            sequencer.publish(batch, told, follows=follows, behind=behind)
         while line.waiting and self._decide(publisher, line, line.waiting[0]):
             pass
         if not line.under_way and not line.waiting:
@@ -93,7 +107,7 @@ class Publishing:
 
     def _decide(self, publisher: str, line: _Line, publish: _Publish) -> bool:
         """Take the first of those that wait, or leave it waiting."""
-        batch, number, follows, told = publish
+        batch, number, follows, behind, told = publish
         known = self._publishers.known(publisher, number, len(batch))
         if known.repeated < len(batch):
             if line.under_way and number < line.under_way[-1]:
@@ -113,18 +127,37 @@ class Publishing:
 
         def settled(result: Batch | StorageError) -> None:
             line.under_way.remove(number + len(batch))
+            sequencer = self._hub.sequencer
+            if isinstance(result, UnavailableError) and sequencer is not None:
+                # Another hub has come to number meanwhile, and knows whether it has this.
+                sequencer.publish(batch, told, follows=follows, behind=behind)
+                self._go_on(publisher, line)
+                return
             outcome = _outcome(result)
             if known.repeated and isinstance(outcome, Published):
                 outcome = Published(known.first, outcome.last, known.repeated)
             told(outcome)
             self._go_on(publisher, line)
 
+        if behind is not None:
+            self._hub.submit(behind, tied=True)
         self._hub.submit(rest, settled)
         return True
 
 
 def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
     return Published(result.first, result.last) if isinstance(result, Batch) else result
+
+
+def mark(frontend: str, number: int) -> Batch:
+    """The entry that says which of a frontend's requests the rows before it were."""
+    return Batch(
+        Run.one(b""),
+        origin=NOT_A_MESSAGE,
+        publisher=frontend,
+        number=number,
+        topic=f"{FRONTEND}/{frontend}",
+    )
 
 
 def published(rows: pa.RecordBatch, *, origin: str, publisher: str = "", number: int | None = None) -> Batch:

@@ -215,11 +215,11 @@ class Services:
         due = next(waiting, None)
         for seq, topic, payload in self._rows(batch, every=bool(entries)):
             while due is not None and due.seq < seq:
-                self._enter(due)
+                self._try_to_enter(due)
                 due = next(waiting, None)
             self._message(topic, payload, seq)
         while due is not None:
-            self._enter(due)
+            self._try_to_enter(due)
             due = next(waiting, None)
 
     def dump(self) -> bytes:
@@ -304,6 +304,12 @@ class Services:
         else:
             if self.observer is not None:
                 self.observer(Changed(service, payload, before))
+
+    def _try_to_enter(self, entered: _Entry) -> None:
+        try:
+            self._enter(entered)
+        except msgspec.DecodeError as error:
+            self._tell(Refused(entered.name, entered.seq, "malformed", error))
 
     def _enter(self, entered: _Entry) -> None:
         if not entered.name:

@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from headrace.errors import RefusedError, StorageError
+from headrace.errors import HeadraceError, RefusedError, StorageError
 from headrace.hub.hub import Hub
+from headrace.hub.sequencer import Published
 from headrace.hub.state import entry
 from headrace.log.files import translating
 from headrace.message import Batch
@@ -35,6 +37,8 @@ MAX_BYTES: Final = 4 << 30
 MAX_COMMIT: Final = 512 << 20
 """The rows of one commit are one append, which is one write: it must not hold the hub up for long."""
 MAX_STAGES: Final = 65_536
+MAX_QUERIES: Final = 65_536
+"""Marks kept: a write that is no stream's leaves one too. A commit is tried again soon or never."""
 
 
 class Marked(NamedTuple):
@@ -64,7 +68,11 @@ class Queries(dict[str, Marked]):
     def apply(self, name: str, payload: bytes, seq: int) -> None:
         """Follow a ``query`` entry: it stands right behind its rows."""
         mark = msgspec.json.decode(payload, type=_Entry)
+        # The newest last, so that those beyond the limit are the ones not heard of for longest.
+        self.pop(name, None)
         self[name] = Marked(mark.batch, mark.rows, seq - 1)
+        if len(self) > MAX_QUERIES:
+            del self[next(iter(self))]
 
     def follow(self, _batch: Batch) -> None:
         """Messages change nothing here."""
@@ -142,7 +150,7 @@ class Wait(NamedTuple):
 
 
 Begun: TypeAlias = Repeated | Load | Wait
-Told: TypeAlias = Callable[[tuple[int | None, int | None] | StorageError], None]
+Told: TypeAlias = Callable[[tuple[int | None, int | None] | HeadraceError], None]
 
 
 class Staging:
@@ -247,11 +255,25 @@ class Commits:
         self._under_way[query] = []
         return Load(stages)
 
+    def take(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+        """Commit rows that another node has staged, once."""
+        newest = self._queries.get(query)
+        if newest is not None and batch <= newest.batch:
+            told(newest.span if batch == newest.batch else (None, None))
+        elif query in self._under_way:
+            self._under_way[query].append(partial(self.take, query, batch, rows, told))
+        else:
+            self._under_way[query] = []
+            self.append(query, batch, rows, (), told)
+
     def append(self, query: str, batch: int, rows: Sequence[Batch], names: Sequence[str], told: Told) -> None:
         """Append a commit's rows and its mark; ``told`` the span, or what went wrong."""
+        if self._hub.sequencer is not None:
+            self._hub.sequencer.commit(query, batch, rows, partial(self._committed, query, names, told))
+            return
         # All submitted in one go, so in one turn, so in one append that is whole or not there.
         for each in rows:
-            self._hub.submit(each)
+            self._hub.submit(each, tied=True)
 
         def settled(result: Batch | StorageError) -> None:
             if isinstance(result, StorageError):
@@ -262,6 +284,17 @@ class Commits:
             self.give_up(query)
 
         self._hub.submit(mark(query, batch, sum(len(each) for each in rows)), settled)
+
+    def _committed(
+        self, query: str, names: Sequence[str], told: Told, result: Published | HeadraceError
+    ) -> None:
+        """Go on after a commit that another hub was asked for."""
+        if isinstance(result, Published):
+            told((result.first, result.last))
+            remove_all(self._staging.remove(names))
+        else:
+            told(result)
+        self.give_up(query)
 
     def give_up(self, query: str) -> None:
         """Let the next commit of a query begin."""

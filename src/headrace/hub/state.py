@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import msgspec
+
 from headrace.hub.conversion import entries
 from headrace.hub.holds import Holds
 from headrace.log import Log
@@ -48,6 +50,8 @@ class State:
 
     def __init__(self, *parts: Part) -> None:
         self.seq = 0
+        self.unread = 0
+        """Entries that were none: their payload could not be read."""
         self.holds = Holds()
         self._parts: dict[str, Part] = {part.name: part for part in (self.holds, *parts)}
         self._followers = [part for part in self._parts.values() if part.follows_messages]
@@ -67,7 +71,11 @@ class State:
                 kind, _, name = message.topic.partition("/")
                 part = self._parts.get(kind)
                 if part is not None:
-                    part.apply(name, message.payload, message.seq)
+                    try:
+                        part.apply(name, message.payload, message.seq)
+                    except msgspec.DecodeError:
+                        # Whoever passed it on is to blame. It changes nothing, here and wherever this log is read.
+                        self.unread += 1
         for part in self._followers:
             part.follow(batch)
 

@@ -1,0 +1,41 @@
+"""Rows that came as one record batch, as the compact batches they were before they were merged.
+
+A hub that follows another one gets what many publishers sent as one body of rows. Kept as it is, every row would carry
+its own origin, publisher, topic and time into the log. So rows are cut where these change, as long as that is worth it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.message import Batch
+
+_SHARED: Final = ("origin", "publisher", "topic", "time", "node")
+_WORTH: Final = 8
+"""Rows that a piece should have on average; below that, one batch with columns is smaller and quicker."""
+_FEW: Final = 8
+"""So many pieces are always worth it."""
+
+
+def compact(rows: pa.RecordBatch) -> list[Batch]:
+    """Numbered rows in the envelope's schema as batches, in order."""
+    count = rows.num_rows
+    if count == 1:
+        return [Batch.from_arrow(rows)]
+    changes = np.zeros(count - 1, np.bool_)
+    for name in _SHARED:
+        column = rows.column(name)
+        if pa.types.is_string(column.type):
+            values = column.dictionary_encode().indices.to_numpy()
+        else:
+            values = column.cast(pa.int64()).to_numpy()
+        changes |= values[1:] != values[:-1]
+    cuts = np.flatnonzero(changes) + 1
+    if not len(cuts) or (len(cuts) >= _FEW and (len(cuts) + 1) * _WORTH > count):
+        return [Batch.from_arrow(rows)]
+    edges = [0, *cuts.tolist(), count]
+    return [Batch.from_arrow(rows.slice(begin, end - begin)) for begin, end in pairwise(edges)]

@@ -1,0 +1,371 @@
+"""The connector: the SDK clients that are connected here, and what each is sent.
+
+What a client subscribes is an entry of the log (:mod:`headrace.hub.subscriptions`); the connector writes the entries
+and obeys the state. It decides when a client that went away has been away for too long, which of two connections with
+one client id stays (the newer), and by which path each session is fed (:mod:`headrace.hub.session`).
+
+A message is encoded once, whoever gets it. Nothing here knows a socket, a thread or a clock: reading the log for those
+who are behind is the owner's to do (``read``), and ``now`` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from headrace.errors import LimitError, StorageError, TrimmedError
+from headrace.hub.hub import Hub
+from headrace.hub.session import Outlet, Path, Session, Source
+from headrace.hub.subscriptions import (
+    Change,
+    Predicates,
+    Subscriptions,
+    expire,
+    move,
+    serialize_fields,
+    subscribe,
+)
+from headrace.matching import Matches
+from headrace.message import Batch
+from headrace.wire import sdk
+from headrace.wire.attribute import CLIENT_ID_BYTES, is_msg_id, seq_of
+
+EXPIRED_A_TICK: Final = 1000
+"""Subscriptions that are given up in one go; the rest follow a moment later."""
+
+Found: TypeAlias = list[tuple[Batch, list[int]]]
+"""Batches of the log, and which of each one's messages are for a client, by place."""
+
+Then: TypeAlias = Callable[[Found | StorageError], None]
+Read: TypeAlias = Callable[[bytes, int, int, Then], None]
+"""Looks for a client through some of the log, from the first number on and not past the last, and tells ``Then``."""
+
+
+class Connector:
+    """All clients of one connector, which is known by its 8-byte id."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        subscriptions: Subscriptions,
+        read: Read,
+        *,
+        connector_id: bytes,
+        keep_seconds: float,
+        max_subscriptions: int,
+        max_predicates: int,
+        replay: int,
+    ) -> None:
+        self.id = connector_id
+        self.sessions: dict[bytes, Session] = {}
+        self.find_path: Callable[[bytes], Path | None] = lambda _client: None
+        """The path by which a client's messages come, if there is one."""
+        self.stopping = False
+        """Whether the hub stops: then nothing more is written to the log."""
+        self._hub = hub
+        self._subscriptions = subscriptions
+        self._read = read
+        self._keep_seconds = keep_seconds
+        self._max_subscriptions = max_subscriptions
+        self._max_predicates = max_predicates
+        self._replay = replay
+        self._delivered = hub.counters.counter("delivered", door="sdk")
+        self._repeats = hub.counters.counter("repeats", door="sdk")
+        self._behind: dict[Session, None] = {}
+        self._encoded_batch: Batch | None = None
+        self._encoded: dict[int, bytes] = {}
+        self._pending = 0
+        self._now = 0.0
+        self._away = {client: self._now for client, kept in subscriptions if kept.connector == connector_id}
+        """Clients with a subscription here and no connection, and since when; longest first."""
+        self._expiring: set[bytes] = set()
+        subscriptions.observers.append(self._follow)
+
+    def join(
+        self, client: bytes, outlet: Outlet, *, after: int | None = None, guest: bool = False
+    ) -> Session:
+        """A client has connected. If it has a subscription, that goes on."""
+        older = self.sessions.pop(client, None)
+        session = self.sessions[client] = Session(client, outlet, after=after, guest=guest)
+        if older is not None:
+            self._forget(older)
+            older.outlet.part("replaced", f"client {client.hex()} has connected again")
+        self._away.pop(client, None)
+        kept = self._subscriptions.get(client)
+        if kept is not None:
+            if client in self._expiring:
+                self._submit(session, subscribe(client, self.id, kept.fields))
+            elif kept.connector != self.id:
+                self._submit(session, move(client, self.id))
+            else:
+                self._begin(session, self._hub.log.head + 1)
+                self._pump(session)
+        return session
+
+    def leave(self, session: Session) -> None:
+        """A client's connection is closed; its subscription is kept for a while."""
+        self._forget(session)
+        if self.sessions.get(session.client) is not session:
+            return
+        del self.sessions[session.client]
+        if self.stopping:
+            return
+        if session.guest:
+            if session.client in self._subscriptions or session.pending:
+                self._submit(None, subscribe(session.client, self.id, {}))
+        elif session.pending or self._is_here(session.client):
+            self._away[session.client] = self._now
+
+    def subscribe(self, session: Session, predicates: Predicates) -> None:
+        """A client wants this instead of what it wanted; nothing at all withdraws. Raises past a cap."""
+        if len(predicates) > self._max_predicates:
+            raise LimitError(
+                "sdk", "attributes (matching.max_predicates)", len(predicates), self._max_predicates
+            )
+        kept = self._subscriptions.get(session.client)
+        fields = serialize_fields(predicates)
+        if not session.pending:
+            if not fields and kept is None:
+                return
+            if kept is not None and kept.connector == self.id and kept.fields == fields:
+                return  # It goes on as it is: clients that reconnect say again what they want.
+        if fields and kept is None and len(self._subscriptions) + self._pending >= self._max_subscriptions:
+            count = len(self._subscriptions) + self._pending + 1
+            raise LimitError(
+                "sdk", "subscriptions (matching.max_subscriptions)", count, self._max_subscriptions
+            )
+        self._submit(session, subscribe(session.client, self.id, fields))
+
+    def deliver(self, batch: Batch, matches: Matches | None) -> None:
+        """Push what this process's matcher found to those who are live."""
+        if matches is not None and len(matches.clients) and self.sessions:
+            for session, rows in self._concerned(matches).items():
+                session_rows = [row for row in rows if batch.first + row > session.last]
+                self._repeats.value += len(rows) - len(session_rows)
+                if session_rows:
+                    self._push(session, batch, session_rows)
+
+    def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: Iterable[bytes]) -> None:
+        """Push what a dispatcher brings to the clients it names.
+
+        A MsgId that is not of our form has no place in the sequence: it is nobody's repeat.
+        """
+        seq, placed = seq_of(msg_id), is_msg_id(msg_id)
+        if placed:
+            source.seen = max(source.seen, seq)
+        frame: bytes | None = None
+        for client in clients:
+            session = self.sessions.get(client)
+            if session is None:
+                self._hub.counters.add("absent", door="sdk")
+                continue
+            if source.vouches and not session.live:
+                continue  # The log has it, where the client still wants it.
+            if placed and session.cursor is not None and session.cursor <= self._hub.log.head:
+                continue
+            if placed and seq <= session.last:
+                self._repeats.value += 1
+                continue
+            if frame is None:
+                frame = self._encode(seq, payload)
+                if frame is None:
+                    return
+            if placed:
+                self._sent(session, [seq], [frame])
+            elif session.outlet.room > 0:
+                session.outlet.send(frame)
+                self._delivered.value += 1
+            else:
+                self._hub.counters.report(
+                    "undeliverable", seq, seq, "a client is full", at_will=True, door="sdk"
+                )
+
+    def advance(self) -> None:
+        """The log has grown, or a path has come: feed those who are behind."""
+        for session in tuple(self._behind):
+            self._pump(session)
+
+    def resume(self, session: Session) -> None:
+        """The client has taken some of what it was sent."""
+        self._pump(session)
+
+    def reroute(self, floor: int = 0) -> None:
+        """Paths have come or gone, or clients have another matcher since entry ``floor``: look where each belongs."""
+        for session in self.sessions.values():
+            path = self.find_path(session.client)
+            if path is not session.path:
+                if session.fall_back():
+                    self._behind[session] = None
+                session.path = path
+                session.floor = max(session.floor, floor)
+        self.advance()
+
+    def tick(self, now: float) -> None:
+        """Give up the subscriptions of those who have been away for too long."""
+        if not self._now:
+            self._away = dict.fromkeys(self._away, now)
+        self._now = now
+        for _ in range(EXPIRED_A_TICK):
+            client = next(iter(self._away), None)
+            if client is None or now - self._away[client] < self._keep_seconds:
+                return
+            del self._away[client]
+            kept = self._subscriptions.get(client)
+            if kept is not None and kept.connector == self.id:
+                self._expire(client, kept.seq)
+
+    @property
+    def behind(self) -> int:
+        """How many clients are fed from the log."""
+        return len(self._behind)
+
+    def _is_here(self, client: bytes) -> bool:
+        kept = self._subscriptions.get(client)
+        return kept is not None and kept.connector == self.id
+
+    def _expire(self, client: bytes, seq: int) -> None:
+        def done(_: Batch | StorageError) -> None:
+            self._expiring.discard(client)
+
+        self._expiring.add(client)
+        self._hub.counters.add("subscriptions_expired")
+        self._hub.submit(expire(client, seq), done)
+
+    def _submit(self, session: Session | None, change: Batch) -> None:
+        def done(outcome: Batch | StorageError) -> None:
+            self._pending -= 1
+            if session is not None:
+                session.pending -= 1
+                if isinstance(outcome, StorageError):
+                    session.outlet.part("storage", str(outcome))
+
+        self._pending += 1
+        if session is not None:
+            session.pending += 1
+        self._hub.submit(change, done)
+
+    def _follow(self, change: Change) -> None:
+        """The state has changed; whoever has to be sent something is, when the batch is handed out."""
+        client, _, new = change
+        session = self.sessions.get(client)
+        if session is None:
+            if new is None or new.connector != self.id:
+                self._away.pop(client, None)
+            else:
+                self._away.setdefault(client, self._now)
+        elif new is None:
+            session.end()
+            self._behind.pop(session, None)
+        elif new.connector != self.id:
+            session.outlet.part("moved", f"client {client.hex()} has connected elsewhere")
+        elif not session.wants:
+            self._begin(session, new.seq + 1)
+
+    def _begin(self, session: Session, cursor: int) -> None:
+        after, session.after = session.after, None
+        session.begin(cursor if after is None else self._resumed(after))
+        session.path = self.find_path(session.client)
+        session.floor = cursor - 1
+        self._behind[session] = None
+
+    def _resumed(self, after: int) -> int:
+        """Where to begin for a client that has everything up to ``after``."""
+        log = self._hub.log
+        oldest = max(log.first, log.head - self._replay + 1)
+        if after + 1 < oldest:
+            detail = f"a client asks for what is behind {after} (matching.replay is {self._replay})"
+            self._hub.counters.report("replay_cut", after + 1, oldest - 1, detail, at_will=True, door="sdk")
+        return min(max(after + 1, oldest), log.head + 1)
+
+    def _forget(self, session: Session) -> None:
+        session.end()
+        self._behind.pop(session, None)
+
+    def _concerned(self, matches: Matches) -> dict[Session, list[int]]:
+        """The messages of each live session, by place in the batch."""
+        sessions, found = self.sessions, dict[Session, list[int]]()
+        ids = matches.clients.tobytes()
+        for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
+            for at in range(begin, end, CLIENT_ID_BYTES):
+                session = sessions.get(ids[at : at + CLIENT_ID_BYTES])
+                if session is not None and session.live:
+                    found.setdefault(session, []).append(row)
+        return found
+
+    def _push(self, session: Session, batch: Batch, rows: list[int]) -> None:
+        frames = self._frames(batch, rows)
+        self._sent(session, [seq for seq, _ in frames], [frame for _, frame in frames])
+
+    def _sent(self, session: Session, seqs: list[int], frames: list[bytes]) -> None:
+        if not frames:
+            return
+        self._delivered.value += session.push(seqs, frames)
+        if session.cursor is not None:
+            self._behind[session] = None
+            session.outlet.later()
+
+    def _frames(self, batch: Batch, rows: Iterable[int]) -> list[tuple[int, bytes]]:
+        """Messages of a batch as pushes; each is encoded once while the same batch is worked on."""
+        if self._encoded_batch is not batch:
+            self._encoded_batch, self._encoded = batch, {}
+        frames = []
+        for row in rows:
+            frame = self._encoded.get(row)
+            if frame is None:
+                frame = self._encode(batch.first + row, batch.run[row])
+                if frame is None:
+                    continue
+                self._encoded[row] = frame
+            frames.append((batch.first + row, frame))
+        return frames
+
+    def _encode(self, seq: int, payload: bytes) -> bytes | None:
+        try:
+            return sdk.serialize(sdk.Push(seq, payload))
+        except LimitError as error:
+            self._hub.counters.report("undeliverable", seq, seq, str(error), door="sdk")
+            return None
+
+    def _pump(self, session: Session) -> None:
+        """Read on for a session that is behind, or let it be live."""
+        if session.cursor is None or session.reading:
+            return
+        if session.outlet.room <= 0:
+            session.outlet.later()
+            return
+        if session.catch_on():
+            self._behind.pop(session, None)
+            return
+        first, head = session.cursor, self._hub.log.head
+        if first <= head:
+            session.reading = True
+            self._read(session.client, first, head, lambda found: self._was_read(session, first, found))
+
+    def _was_read(self, session: Session, first: int, outcome: Found | StorageError) -> None:
+        session.reading = False
+        if session.cursor == first and self.sessions.get(session.client) is session:
+            if isinstance(outcome, StorageError):
+                self._cannot_read(session, first, outcome)
+                return
+            for batch, rows in outcome:
+                if not self._feed(session, batch, rows):
+                    return
+        self._pump(session)
+
+    def _feed(self, session: Session, batch: Batch, rows: list[int]) -> bool:
+        """Send a session what is for it of a batch from the log; ``False`` if there is no room for all of it."""
+        fresh = [row for row in rows if batch.first + row > session.last]
+        if fresh:
+            session.cursor = None
+            self._push(session, batch, fresh)
+            if not session.live:
+                return False
+        session.cursor = batch.last + 1
+        session.last = max(session.last, batch.last)
+        return True
+
+    def _cannot_read(self, session: Session, first: int, error: StorageError) -> None:
+        lost = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
+        self._hub.counters.report("undeliverable", first, lost, str(error), door="sdk")
+        session.outlet.part("lagging" if isinstance(error, TrimmedError) else "damaged", str(error))

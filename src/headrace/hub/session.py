@@ -1,0 +1,179 @@
+"""What one SDK client is owed, and from where it gets it: pushed as it is matched, or read from the log.
+
+A session is **live** while everything that is for its client reaches it by a *path*: the matcher in this process, or a
+matcher elsewhere whose pushes come through a dispatcher. Else it has a **cursor** and is fed from the log, with the
+client's own predicates, until it can be live again. It gets a cursor when it begins with ``after``, when its outlet is
+full, and when its path breaks. So a session has no queue, and how it is fed is never seen by the client.
+
+The seam between the two is exact:
+
+- a :class:`Path` vouches for all that lies behind its ``base``; what has come on its :class:`Source` is not above
+  ``seen``, and what comes next for one client is above what came before;
+- a session at a cursor above both may be live: all that it passed came from the log, all the rest is still to come;
+- nothing at or below ``last`` is sent again: a repeat, by whatever path, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Outlet(Protocol):
+    """Where a session's bytes go."""
+
+    @property
+    def room(self) -> int:
+        """How many bytes may still be sent before the client takes some; 0 or less when it is full."""
+
+    def send(self, data: bytes) -> None:
+        """Send pushes."""
+
+    def later(self) -> None:
+        """There was no room for all: call :meth:`~headrace.hub.connector.Connector.resume` when there is."""
+
+    def part(self, reason: str, detail: str) -> None:
+        """Close the connection; ``reason`` is counted."""
+
+
+class Source:
+    """Where pushes come from: this process's matcher, a connection of a dispatcher, or all connections of the fleet.
+
+    One that never says what it vouches for is taken at its word, message by message.
+    """
+
+    __slots__ = ("paths", "seen", "vouches")
+
+    def __init__(self, *, vouches: bool = False) -> None:
+        self.vouches = vouches
+        """Whether it has ever had ``paths``: then who does not rely on one has all from the log."""
+        self.seen = 0
+        """The highest sequence number that has come."""
+        self.paths: dict[int, Path] = {}
+        """By the node id of the matcher."""
+
+
+class Path:
+    """What one matcher vouches for, by one source: everything behind ``base``; up to ``upto`` all has come."""
+
+    __slots__ = ("base", "source", "upto")
+
+    def __init__(self, source: Source, base: int) -> None:
+        self.source = source
+        self.base = base
+        self.upto = base
+
+    @property
+    def begins(self) -> int:
+        """The first sequence number from which a session that has all before it may be live."""
+        return max(self.base, self.source.seen) + 1
+
+
+class Paths:
+    """The paths of the matchers elsewhere, by node id."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, Path] = {}
+
+    def get(self, node: int | None) -> Path | None:
+        """The path of a matcher, if it has one."""
+        return None if node is None else self._paths.get(node)
+
+    def mark(self, source: Source, node: int, seq: int) -> bool:
+        """A matcher says by a source how far it is; ``True`` if this is a path that was not there before."""
+        source.seen = max(source.seen, seq)
+        source.vouches = True
+        path = source.paths.get(node)
+        if path is not None:
+            path.upto = max(path.upto, seq)
+            return False
+        self._paths[node] = source.paths[node] = Path(source, seq)
+        return True
+
+    def lose(self, source: Source) -> bool:
+        """A source is gone; ``True`` if paths are gone with it."""
+        gone = [node for node, path in self._paths.items() if path.source is source]
+        for node in gone:
+            del self._paths[node]
+        source.paths.clear()
+        return bool(gone)
+
+
+class Session:
+    """One client that is connected here; made by :meth:`~headrace.hub.connector.Connector.join`."""
+
+    __slots__ = (
+        "after", "client", "cursor", "floor", "guest", "last", "outlet", "path", "pending", "reading", "wants"
+    )  # fmt: skip
+
+    def __init__(self, client: bytes, outlet: Outlet, *, after: int | None, guest: bool) -> None:
+        self.client = client
+        self.outlet = outlet
+        self.guest = guest
+        """Whether the id is the connection's own, of no use to anybody once it is closed."""
+        self.after = after
+        """What its first subscription resumes behind, until there is one."""
+        self.wants = False
+        """Whether it has a subscription."""
+        self.cursor: int | None = None
+        """The next message to read from the log for it; ``None`` while it is live or wants nothing."""
+        self.last = 0
+        """All up to here is dealt with."""
+        self.floor = 0
+        """A path may be relied on from behind here only: its matcher has had the client's subscription since."""
+        self.path: Path | None = None
+        self.reading = False
+        self.pending = 0
+        """How many changes of its subscription are under way to the log."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it is fed by its path."""
+        return self.wants and self.cursor is None
+
+    def begin(self, cursor: int) -> None:
+        """Want everything from ``cursor`` on."""
+        self.wants = True
+        self.cursor = cursor
+        self.last = cursor - 1
+
+    def end(self) -> None:
+        """Want nothing more."""
+        self.wants = False
+        self.cursor = None
+
+    def fall_back(self) -> bool:
+        """Be fed from the log from now on; ``True`` unless it already is."""
+        if not self.live:
+            return False
+        dealt = self.last if self.path is None else max(self.last, self.path.upto)
+        self.cursor = dealt + 1
+        return True
+
+    def catch_on(self) -> bool:
+        """Be live if the cursor has come so far that the path has all the rest."""
+        path = self.path
+        if path is None or self.cursor is None or self.cursor < max(path.begins, self.floor + 1):
+            return False
+        self.last = self.cursor - 1
+        self.cursor = None
+        return True
+
+    def push(self, seqs: Sequence[int], frames: Sequence[bytes]) -> int:
+        """Send live pushes, in order, as far as there is room; from the first without room on, the log has them."""
+        room = self.outlet.room
+        size = sum(map(len, frames))
+        if size <= room:
+            self.outlet.send(frames[0] if len(frames) == 1 else b"".join(frames))
+            self.last = seqs[-1]
+            return len(frames)
+        sent = 0
+        while sent < len(frames) and room > 0:
+            room -= len(frames[sent])
+            sent += 1
+        if sent:
+            self.outlet.send(b"".join(frames[:sent]))
+            self.last = seqs[sent - 1]
+        if sent < len(frames):
+            self.cursor = seqs[sent]
+        return sent

@@ -1,0 +1,457 @@
+"""The connector without a socket: who is fed what, by which path, across every seam."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import LimitError, StorageError, TrimmedError
+from headrace.hub.connector import Connector, Found, Then
+from headrace.hub.hub import Hub
+from headrace.hub.session import Path as Way
+from headrace.hub.session import Paths, Session, Source
+from headrace.hub.state import State
+from headrace.hub.subscriptions import Subscriptions
+from headrace.log import Log
+from headrace.matching import Matches
+from headrace.message import Batch, Run
+from headrace.wire.attribute import msg_id
+from headrace.wire.predicate import Equals
+
+ALICE, BOB = bytes([0xA]) * 12, bytes([0xB]) * 12
+HERE, THERE = b"here0001", b"there001"
+WANTED = {"kind": Equals("wanted")}
+
+
+class Wire:
+    """An outlet that keeps what it is sent; ``free`` bytes of room at a time."""
+
+    def __init__(self, free: int = 1 << 30) -> None:
+        self.free = free
+        self.sent = b""
+        self.parted: str | None = None
+
+    @property
+    def room(self) -> int:
+        return self.free
+
+    def send(self, data: bytes) -> None:
+        self.free -= len(data)
+        self.sent += data
+
+    def later(self) -> None:
+        pass
+
+    def part(self, reason: str, detail: str) -> None:
+        self.parted = reason
+
+    @property
+    def got(self) -> list[int]:
+        """The numbers of the pushes that were sent."""
+        return [json.loads(line)["seq"] for line in self.sent.split(b"\r\n")[1::2]]
+
+
+class Scene:
+    """A hub with a connector whose log reads are done when the test says."""
+
+    def __init__(self, directory: Path, **options: int) -> None:
+        self.log = Log.open(directory, fsync="never")
+        self.subscriptions = Subscriptions()
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
+        self.reads: list[tuple[bytes, int, int, Then]] = []
+        limits = {"max_subscriptions": 10, "max_predicates": 4, "replay": 1000, **options}
+        self.connector = Connector(
+            self.hub,
+            self.subscriptions,
+            lambda client, first, last, then: self.reads.append((client, first, last, then)),
+            connector_id=HERE,
+            keep_seconds=10.0,
+            **limits,
+        )
+        self.source = Source()
+        self.path = Way(self.source, 0)
+        self.source.paths[1] = self.path
+        self.connector.find_path = lambda _client: self.path
+
+    def commit(self, count: int = 0) -> Batch | None:
+        """Commit what was submitted, and so many messages, all of which are for everyone."""
+        batch = Batch(Run.of([b"m"] * count), origin="test") if count else None
+        done: list[Batch | StorageError] = []
+        if batch is not None:
+            self.hub.submit(batch, done.append)
+        self.hub.turn(1)
+        return done[0] if done and isinstance(done[0], Batch) else None
+
+    def match(self, batch: Batch | None, *clients: bytes) -> None:
+        """This process's matcher has got so far."""
+        if batch is not None:
+            ids = np.frombuffer(b"".join(clients) * len(batch), np.uint8).reshape(-1, 12)
+            self.connector.deliver(batch, Matches(np.arange(len(batch) + 1) * len(clients), ids))
+        self.source.seen = self.path.upto = self.log.head
+        self.connector.advance()
+
+    def publish(self, count: int, *clients: bytes) -> list[int]:
+        batch = self.commit(count)
+        self.match(batch, *clients)
+        assert batch is not None
+        return list(range(batch.first, batch.last + 1))
+
+    def read(self, most: int = 1 << 30) -> None:
+        """Do one of the reads that are waiting, of so many messages."""
+        _, first, last, then = self.reads.pop(0)
+        found: Found = []
+        for batch in self.log.scan(first, min(last, first + most - 1)):
+            found.append((batch, [n for n, m in enumerate(batch) if m.origin != "log"]))
+        then(found)
+
+    def read_all(self) -> None:
+        while self.reads:
+            self.read()
+
+    def subscribed(self, client: bytes = ALICE, wire: Wire | None = None, after: int | None = None) -> Wire:
+        wire = wire or Wire()
+        session = self.connector.join(client, wire, after=after)
+        self.connector.subscribe(session, WANTED)
+        self.commit()
+        self.connector.advance()
+        return wire
+
+    def session(self, client: bytes = ALICE) -> Session:
+        return self.connector.sessions[client]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.log.close()
+
+
+class TestSubscribing:
+    def test_a_new_client_is_live_behind_its_entry(self, scene: Scene) -> None:
+        before = scene.publish(3)
+        wire = scene.subscribed()
+        scene.match(None)
+        assert scene.session().live
+        seqs = scene.publish(3, ALICE)
+        assert wire.got == seqs
+        assert before[-1] < seqs[0]
+
+    def test_messages_before_the_entry_in_the_same_turn_are_not_its(self, scene: Scene) -> None:
+        wire = Wire()
+        session = scene.connector.join(ALICE, wire)
+        done: list[Batch] = []
+        scene.hub.submit(Batch(Run.of([b"early"]), origin="test"), done.append)  # type: ignore[arg-type]
+        scene.connector.subscribe(session, WANTED)
+        late = scene.commit(1)
+        assert late is not None
+        # The index has the subscription already when the turn's messages are matched.
+        scene.connector.advance()
+        scene.match(done[0], ALICE)
+        scene.match(late, ALICE)
+        assert wire.got == [late.first]
+
+    def test_nothing_is_appended_for_nothing(self, scene: Scene) -> None:
+        session = scene.connector.join(ALICE, Wire())
+        scene.connector.subscribe(session, {})
+        scene.commit()
+        assert scene.log.head == 0
+        scene.connector.subscribe(session, WANTED)
+        scene.commit()
+        scene.connector.subscribe(session, WANTED)
+        scene.commit()
+        assert scene.log.head == 1
+        # But where a change is under way, the last word counts.
+        scene.connector.subscribe(session, {})
+        scene.connector.subscribe(session, WANTED)
+        scene.commit()
+        assert scene.log.head == 3
+        assert ALICE in scene.subscriptions
+
+    def test_caps_count_what_is_under_way(self, tmp_path: Path) -> None:
+        scene = Scene(tmp_path, max_subscriptions=1)
+        scene.connector.subscribe(scene.connector.join(ALICE, Wire()), WANTED)
+        with pytest.raises(LimitError):
+            scene.connector.subscribe(scene.connector.join(BOB, Wire()), WANTED)
+        with pytest.raises(LimitError):
+            scene.connector.subscribe(scene.session(), {str(n): Equals("") for n in range(5)})
+        scene.log.close()
+
+    def test_a_client_that_is_elsewhere_now_is_let_go(self, scene: Scene) -> None:
+        wire = scene.subscribed()
+        from headrace.hub.subscriptions import move
+
+        scene.hub.submit(move(ALICE, THERE))
+        scene.commit()
+        assert wire.parted == "moved"
+
+    def test_a_client_that_comes_from_elsewhere_brings_its_subscription(self, scene: Scene) -> None:
+        from headrace.hub.subscriptions import serialize_fields, subscribe
+
+        scene.hub.submit(subscribe(ALICE, THERE, serialize_fields(WANTED)))
+        scene.commit()
+        wire = Wire()
+        scene.connector.join(ALICE, wire)
+        scene.commit()
+        scene.match(None)
+        assert scene.subscriptions.get(ALICE).connector == HERE  # type: ignore[union-attr]
+        assert wire.got == []
+        assert scene.publish(2, ALICE) == wire.got
+
+    def test_a_log_that_takes_no_entry_parts(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(_batches: object) -> None:
+            raise StorageError("no space")
+
+        wire = Wire()
+        session = scene.connector.join(ALICE, wire)
+        scene.connector.subscribe(session, WANTED)
+        monkeypatch.setattr(scene.log, "append", full)
+        scene.commit()
+        assert wire.parted == "storage"
+        assert session.pending == 0
+
+
+class TestAway:
+    def test_a_subscription_is_given_up_after_its_time(self, scene: Scene) -> None:
+        scene.connector.tick(100.0)
+        scene.subscribed()
+        scene.connector.leave(scene.session())
+        scene.connector.tick(109.9)
+        scene.commit()
+        assert ALICE in scene.subscriptions
+        scene.connector.tick(110.0)
+        scene.commit()
+        assert ALICE not in scene.subscriptions
+
+    def test_who_is_back_in_time_keeps_it(self, scene: Scene) -> None:
+        scene.connector.tick(100.0)
+        scene.subscribed()
+        scene.connector.leave(scene.session())
+        scene.connector.join(ALICE, Wire())
+        scene.connector.tick(1000.0)
+        scene.commit()
+        assert ALICE in scene.subscriptions
+
+    def test_who_comes_back_while_it_is_given_up_has_it_again(self, scene: Scene) -> None:
+        scene.connector.tick(100.0)
+        scene.subscribed()
+        scene.connector.leave(scene.session())
+        scene.connector.tick(200.0)
+        wire = Wire()
+        scene.connector.join(ALICE, wire)
+        scene.commit()
+        scene.match(None)
+        assert ALICE in scene.subscriptions
+        assert scene.publish(1, ALICE) == wire.got
+
+    def test_after_a_restart_the_time_begins_anew(self, scene: Scene) -> None:
+        scene.subscribed()
+        again = Connector(
+            scene.hub,
+            scene.subscriptions,
+            lambda *_: None,
+            connector_id=HERE,
+            keep_seconds=10.0,
+            max_subscriptions=1,
+            max_predicates=1,
+            replay=1,
+        )
+        again.tick(5000.0)
+        again.tick(5009.0)
+        scene.commit()
+        assert ALICE in scene.subscriptions
+        again.tick(5010.0)
+        scene.commit()
+        assert ALICE not in scene.subscriptions
+
+    def test_a_guest_leaves_nothing(self, scene: Scene) -> None:
+        session = scene.connector.join(ALICE, Wire(), guest=True)
+        scene.connector.subscribe(session, WANTED)
+        # It is gone before its subscription is in the log.
+        scene.connector.leave(session)
+        scene.commit()
+        assert ALICE not in scene.subscriptions
+
+
+class TestFeeding:
+    def test_what_has_no_room_comes_from_the_log(self, scene: Scene) -> None:
+        wire = scene.subscribed(wire=Wire(free=60))
+        scene.match(None)
+        seqs = scene.publish(5, ALICE)
+        assert wire.got == seqs[:2]
+        assert scene.connector.behind == 1
+        more = scene.publish(3, ALICE)
+        wire.free = 60
+        scene.connector.resume(scene.session())
+        scene.read()
+        assert wire.got == seqs[:4]
+        wire.free = 1 << 20
+        scene.connector.resume(scene.session())
+        scene.read_all()
+        assert wire.got == seqs + more
+        assert scene.connector.behind == 0
+        assert scene.publish(1, ALICE) == wire.got[-1:]
+
+    def test_after_is_read_from_the_log_and_then_live(self, scene: Scene) -> None:
+        seqs = scene.publish(6)
+        wire = scene.subscribed(after=seqs[2])
+        scene.match(None)
+        scene.read(most=1)
+        more = scene.publish(2, ALICE)
+        scene.read_all()
+        assert wire.got == seqs[3:] + more
+        assert scene.session().live
+        assert scene.publish(1, ALICE) == wire.got[-1:]
+
+    def test_what_retention_took_parts(self, scene: Scene) -> None:
+        seqs = scene.publish(3)
+        wire = scene.subscribed(after=seqs[0] - 1)
+        *_, then = scene.reads.pop()
+        then(TrimmedError(seqs[0], seqs[-1], seqs[-1]))
+        assert wire.parted == "lagging"
+        assert scene.hub.counters.get("undeliverable", door="sdk") == 2
+
+    def test_a_read_for_who_has_left_goes_nowhere(self, scene: Scene) -> None:
+        seqs = scene.publish(3)
+        wire = scene.subscribed(after=seqs[0] - 1)
+        scene.connector.leave(scene.session())
+        scene.read_all()
+        assert wire.got == []
+
+
+class TestPaths:
+    """A connector that relies on matchers elsewhere."""
+
+    @pytest.fixture
+    def paths(self, scene: Scene) -> Paths:
+        paths = Paths()
+        scene.connector.find_path = lambda _client: paths.get(7)
+        return paths
+
+    def test_without_a_path_the_log_feeds(self, scene: Scene, paths: Paths) -> None:
+        wire = scene.subscribed()
+        seqs = [*scene.publish(2), *scene.publish(1)]
+        scene.read_all()
+        assert wire.got == seqs
+        assert not scene.session().live
+
+    def test_a_path_takes_over_behind_its_mark(self, scene: Scene, paths: Paths) -> None:
+        wire = scene.subscribed()
+        source = Source()
+        assert paths.mark(source, 7, scene.log.head)
+        scene.connector.reroute()
+        assert scene.session().live
+        (seq,) = scene.publish(1)
+        assert wire.got == []
+        scene.connector.pushed(source, msg_id(seq, 1), b"m", [ALICE])
+        assert wire.got == [seq]
+
+    def test_a_push_that_came_too_early_is_found_in_the_log(self, scene: Scene, paths: Paths) -> None:
+        """The matcher is ahead of this process's own copy of the log."""
+        source = Source()
+        paths.mark(source, 7, 0)
+        wire = Wire()
+        session = scene.connector.join(ALICE, wire)
+        scene.connector.subscribe(session, WANTED)
+        scene.connector.pushed(source, msg_id(3, 1), b"m", [ALICE])
+        # It was delivered to nobody: the client has no subscription here yet.
+        assert wire.got == []
+        assert scene.publish(2) == [2, 3]
+        scene.read_all()
+        assert wire.got == [2, 3]
+        assert scene.session().live
+
+    def test_a_broken_path_is_bridged_by_the_log(self, scene: Scene, paths: Paths) -> None:
+        wire = scene.subscribed()
+        source = Source()
+        paths.mark(source, 7, scene.log.head)
+        scene.connector.reroute()
+        one, two, three = scene.publish(3)
+        scene.connector.pushed(source, msg_id(one, 1), b"m", [ALICE])
+        assert paths.lose(source)
+        scene.connector.reroute()
+        scene.connector.pushed(source, msg_id(two, 1), b"m", [ALICE])
+        scene.read_all()
+        assert wire.got == [one, two, three]
+        again = Source()
+        paths.mark(again, 7, three)
+        scene.connector.reroute()
+        (four,) = scene.publish(1)
+        scene.connector.pushed(again, msg_id(four, 1), b"m", [ALICE])
+        assert wire.got == [one, two, three, four]
+
+    def test_marks_spare_the_log_what_is_known_to_be_for_others(self, scene: Scene, paths: Paths) -> None:
+        scene.subscribed()
+        source = Source()
+        paths.mark(source, 7, scene.log.head)
+        scene.connector.reroute()
+        scene.publish(5)
+        paths.mark(source, 7, scene.log.head - 1)
+        paths.lose(source)
+        scene.connector.reroute()
+        ((_, first, last, _),) = scene.reads
+        assert (first, last) == (scene.log.head, scene.log.head)
+
+    @given(data=st.data())
+    def test_whatever_breaks_whenever_each_message_comes_once_in_order(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        random = Random(data.draw(st.integers(0, 1 << 32)))
+        scene = Scene(tmp_path_factory.mktemp("log"))
+        paths = Paths()
+        scene.connector.find_path = lambda _client: paths.get(7)
+        wire = scene.subscribed()
+        source: Source | None = None
+        matched = scene.log.head  # how far the matcher elsewhere is
+        flight: list[tuple[Source, int, bool]] = []  # what is on its way from it
+        expected: list[int] = []
+
+        def arrive(came: Source, seq: int, is_mark: bool) -> None:
+            if not is_mark:
+                scene.connector.pushed(came, msg_id(seq, 1), b"m", [ALICE])
+            elif paths.mark(came, 7, seq):
+                scene.connector.reroute()
+
+        for _ in range(data.draw(st.integers(1, 200))):
+            match random.choice([0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 8]):
+                case 0 | 1:
+                    expected += scene.publish(random.randrange(1, 5))
+                case 2 | 3 if source is not None and matched < scene.log.head:
+                    matched += 1
+                    flight.append((source, matched, False))
+                    if random.random() < 0.5:
+                        flight.append((source, matched, True))
+                case 4 | 5 if flight:
+                    arrive(*flight.pop(0))
+                case 6:
+                    if source is not None:
+                        # What was on its way is lost with the connection.
+                        flight = [each for each in flight if each[0] is not source]
+                        if paths.lose(source):
+                            scene.connector.reroute()
+                    source = Source()
+                    matched = random.randrange(matched, scene.log.head + 1)
+                    flight.append((source, matched, True))
+                case 7 if scene.reads:
+                    scene.read(most=random.randrange(1, 4))
+                case 8:
+                    wire.free = random.choice([0, 40, 100, 1 << 20])
+                    scene.connector.resume(scene.session())
+        wire.free = 1 << 30
+        scene.connector.resume(scene.session())
+        scene.read_all()
+        # What is on its way arrives, and the matcher gets to the end.
+        if source is not None:
+            flight += [(source, seq, False) for seq in range(matched + 1, scene.log.head + 1)]
+        for came, seq, is_mark in flight:
+            arrive(came, seq, is_mark)
+        scene.read_all()
+        assert wire.got == expected
+        scene.log.close()

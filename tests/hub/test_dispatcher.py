@@ -1,0 +1,232 @@
+"""The dispatcher's judgement, without a socket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.hub.counters import Counters
+from headrace.hub.dispatcher import MAX_TOLD, Dispatcher, Feeder, _by_connector
+from headrace.hub.session import Source
+from headrace.wire.attribute import (
+    ConnectorDecoder,
+    DispatcherDecoder,
+    DispatcherPush,
+    Heartbeat,
+    MatcherPush,
+    Push,
+    RouterDecoder,
+    msg_id,
+    pack_clients,
+    pack_routes,
+)
+from headrace.wire.inbox import Decoder
+from headrace.wire.items import MAX_BODY
+from headrace.wire.split import Joiner
+
+A, B, C = (bytes([n]) * 12 for n in (1, 2, 3))
+EAST, WEST = b"east0001", b"west0001"
+ID = msg_id(9, 1)
+
+
+class Wire:
+    """A connection that keeps what it is sent."""
+
+    def __init__(self, decoder: Decoder[Any]) -> None:
+        self.decoder = decoder
+        self.frames: list[Any] = []
+        self.full = False
+        self.parted: str | None = None
+
+    def pass_on(self, data: bytes) -> bool:
+        if not self.full:
+            self.frames += self.decoder.feed(data)
+        return not self.full
+
+    def part(self, reason: str, detail: str) -> None:
+        self.parted = reason
+
+
+class Here:
+    """The connector of the process."""
+
+    id = b"here0001"
+    relying = True
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def pushed(self, source: Source, message: bytes, payload: bytes, clients: bytes) -> None:
+        self.told.append((message, payload, clients))
+
+    def marked(self, source: Source, message: bytes) -> None:
+        self.told.append(message)
+
+    def lost(self, source: Source) -> None:
+        self.told.append("lost")
+
+
+@pytest.fixture
+def here() -> Here:
+    return Here()
+
+
+@pytest.fixture
+def dispatcher(here: Here) -> Dispatcher:
+    return Dispatcher(Counters(), here)
+
+
+@pytest.fixture
+def matcher() -> Feeder:
+    return Feeder(Source())
+
+
+def connector() -> Wire:
+    return Wire(RouterDecoder())
+
+
+def peer() -> Wire:
+    return Wire(DispatcherDecoder())
+
+
+def undeliverable(dispatcher: Dispatcher) -> int:
+    return dispatcher._counters.get("undeliverable", door="dispatcher")
+
+
+def test_a_push_is_grouped_by_connector(dispatcher: Dispatcher, here: Here, matcher: Feeder) -> None:
+    east, west = connector(), connector()
+    dispatcher.joined(EAST, east, relying=False)
+    dispatcher.joined(WEST, west, relying=False)
+    routes = pack_routes([(A, EAST), (B, WEST), (C, EAST), (B, here.id), (A, b"nowhere1")])
+    dispatcher.push(matcher, MatcherPush(ID, b"snow", routes))
+    assert east.frames == [Push(ID, b"snow", A + C)]
+    assert west.frames == [Push(ID, b"snow", B)]
+    assert here.told == [(ID, b"snow", B)]
+    assert undeliverable(dispatcher) == 1
+
+
+def test_a_long_push_is_split_and_comes_whole(dispatcher: Dispatcher, matcher: Feeder) -> None:
+    east = connector()
+    dispatcher.joined(EAST, east, relying=False)
+    clients = [n.to_bytes(12) for n in range(1000)]
+    dispatcher.push(matcher, MatcherPush(ID, bytes(5000), pack_routes((client, EAST) for client in clients)))
+    assert len(east.frames) > 8
+    joiner = Joiner()
+    whole = [found for part in east.frames if (found := joiner.join(part, 0.0)) is not None]
+    assert whole == [Push(ID, bytes(5000), pack_clients(clients))]
+
+
+def test_what_another_dispatcher_passes_on_goes_no_further(dispatcher: Dispatcher, here: Here) -> None:
+    other, feeder = peer(), Feeder(Source())
+    dispatcher.told(other, EAST, b"")
+    dispatcher.forward(feeder, DispatcherPush(ID, EAST, b"snow", A))
+    dispatcher.forward(feeder, DispatcherPush(ID, here.id, b"snow", B))
+    assert other.frames == []
+    assert undeliverable(dispatcher) == 1
+    assert here.told == [(ID, b"snow", B)]
+
+
+def test_an_own_connector_goes_before_a_peer_that_claims_it(dispatcher: Dispatcher, matcher: Feeder) -> None:
+    east, other = connector(), peer()
+    dispatcher.told(other, EAST + WEST, b"")
+    dispatcher.joined(EAST, east, relying=False)
+    dispatcher.push(matcher, MatcherPush(ID, b"", pack_routes([(A, EAST), (B, WEST)])))
+    assert east.frames == [Push(ID, b"", A)]
+    assert other.frames == [DispatcherPush(ID, WEST, b"", B)]
+
+
+def test_without_room_it_is_counted(dispatcher: Dispatcher, matcher: Feeder) -> None:
+    east, other = connector(), peer()
+    dispatcher.joined(EAST, east, relying=False)
+    dispatcher.told(other, WEST, b"")
+    east.full = other.full = True
+    dispatcher.push(matcher, MatcherPush(ID, b"", pack_routes([(A, EAST), (B, WEST)])))
+    assert undeliverable(dispatcher) == 2
+
+
+def test_of_two_connections_with_one_id_the_newer_stays(dispatcher: Dispatcher, matcher: Feeder) -> None:
+    older, newer = connector(), connector()
+    dispatcher.joined(EAST, older, relying=False)
+    dispatcher.joined(EAST, newer, relying=False)
+    assert older.parted == "replaced"
+    dispatcher.left(older)
+    dispatcher.push(matcher, MatcherPush(ID, b"", pack_routes([(A, EAST)])))
+    assert newer.frames == [Push(ID, b"", A)]
+
+
+class TestMarks:
+    def test_they_go_to_those_who_rely_on_them(
+        self, dispatcher: Dispatcher, here: Here, matcher: Feeder
+    ) -> None:
+        east, west, other = connector(), connector(), peer()
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.joined(WEST, west, relying=False)
+        dispatcher.told(other, b"far_0001far_0002", b"far_0002")
+        dispatcher.push(matcher, MatcherPush(ID))
+        assert east.frames == [Push(ID)]
+        assert west.frames == []
+        assert other.frames == [DispatcherPush(ID, b"far_0002")]
+        assert here.told == [ID]
+
+    def test_who_comes_later_is_told_first_how_far_each_matcher_is(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        second = Feeder(Source())
+        dispatcher.push(matcher, MatcherPush(msg_id(7, 1)))
+        dispatcher.push(matcher, MatcherPush(msg_id(8, 1)))
+        dispatcher.forward(second, DispatcherPush(msg_id(5, 2), EAST))
+        east, other = connector(), peer()
+        dispatcher.joined(EAST, east, relying=True)
+        # Nothing that was pushed before will be pushed to it: each matcher's place is behind all of that.
+        assert east.frames == [Push(msg_id(8, 1)), Push(msg_id(8, 2))]
+        dispatcher.told(other, WEST, WEST)
+        dispatcher.told(other, WEST, WEST)
+        assert other.frames == [DispatcherPush(msg_id(8, 1), WEST), DispatcherPush(msg_id(8, 2), WEST)]
+
+    def test_a_lost_matcher_breaks_every_chain_it_was_part_of(
+        self, dispatcher: Dispatcher, here: Here, matcher: Feeder
+    ) -> None:
+        east, other, stranger = connector(), peer(), Feeder(Source())
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.told(other, WEST, b"")
+        dispatcher.push(stranger, MatcherPush(ID, b"", pack_routes([(A, EAST)])))
+        dispatcher.lost(stranger)
+        assert east.parted is None
+        dispatcher.push(matcher, MatcherPush(ID))
+        dispatcher.lost(matcher)
+        assert (east.parted, other.parted) == ("broken", "broken")
+        assert here.told[-1] == "lost"
+        assert dispatcher._places() == []
+
+    def test_a_msg_id_of_another_make_is_no_mark(self, dispatcher: Dispatcher, matcher: Feeder) -> None:
+        dispatcher.push(matcher, MatcherPush(b"some-other-i"))
+        dispatcher.forward(matcher, DispatcherPush(b"some-other-i", EAST))
+        assert dispatcher._places() == []
+
+
+def test_a_heartbeat_names_what_is_here_as_far_as_it_fits(dispatcher: Dispatcher, here: Here) -> None:
+    for n in range(MAX_TOLD + 5):
+        dispatcher.joined(b"c%07d" % n, connector(), relying=True)
+    wire = dispatcher.heartbeat(7)
+    assert len(wire) <= MAX_BODY + 4
+    (heartbeat,) = ConnectorDecoder().feed(wire)
+    assert isinstance(heartbeat, Heartbeat)
+    assert heartbeat.connectors.startswith(here.id + b"c0000000")
+    assert heartbeat.relying.startswith(here.id)
+    assert len(heartbeat.connectors) == len(heartbeat.relying) == 8 * MAX_TOLD
+
+
+ROUTES = st.tuples(
+    st.binary(min_size=12, max_size=12), st.sampled_from([EAST, WEST, b"\0\0\0\0\0\0\0\0", b"zzzzzzzz"])
+)
+
+
+@given(st.lists(ROUTES, min_size=1, max_size=50))
+def test_grouping_keeps_every_route_once_and_in_order(routes: list[tuple[bytes, bytes]]) -> None:
+    grouped = dict(_by_connector(pack_routes(routes)))
+    for connector_id in {connector for _, connector in routes}:
+        assert grouped.pop(connector_id) == b"".join(client for client, at in routes if at == connector_id)
+    assert not grouped

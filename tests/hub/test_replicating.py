@@ -1,0 +1,200 @@
+"""What a cluster's node asks of its hub: cutting back, giving way, commits that reach into an earlier life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import HeadraceError, StorageError, UnavailableError
+from headrace.hub.hub import Hub
+from headrace.hub.publishers import Publishers
+from headrace.hub.publishing import Publishing
+from headrace.hub.sequencer import Published, Submission, Told, ToldNewest
+from headrace.hub.staging import Commits, Queries, Staging
+from headrace.hub.state import State
+from headrace.log import Log
+from headrace.message import Batch, Run
+
+Result = Batch | StorageError
+
+
+class Elsewhere:
+    """A sequencer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.congested = False
+        self.ordered: list[Submission] = []
+        self.published: list[tuple[Batch, Told]] = []
+
+    def order(self, submitted: Sequence[Submission]) -> None:
+        self.ordered += submitted
+
+    def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:
+        self.published.append((batch, told))
+
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+        raise AssertionError
+
+    def newest(self, publisher: str, told: ToldNewest) -> None:
+        raise AssertionError
+
+    def committed(self, head: int) -> None:
+        pass
+
+
+class Door:
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def deliver(self, batches: Sequence[Batch]) -> None:
+        self.seen += [message.seq for batch in batches for message in batch]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    log = Log.open(tmp_path / "log", fsync="never")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+def make(log: Log, door: Door, *parts: Publishers | Queries) -> Hub:
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(*parts), commit=lambda _: None)
+    hub.doors.append(door)
+    return hub
+
+
+def batch(*payloads: bytes, **options: object) -> Batch:
+    return Batch(Run.of(payloads), origin="tube", **options)  # type: ignore[arg-type]
+
+
+def test_what_is_cut_off_is_told_and_the_rest_goes_on(log: Log, door: Door) -> None:
+    hub = make(log, door)
+    told: list[Result] = []
+    for payload in (b"a", b"b", b"c"):
+        hub.submit(batch(payload), told.append)
+        hub.turn(1)
+    assert [each.first for each in hub.appended_from(2)] == [2, 3]
+    hub.cut_back(1)
+    assert [type(each) for each in told] == [UnavailableError, UnavailableError]
+    assert log.tail == 1
+    hub.follow([batch(b"other", first=2, time=5)])
+    hub.committed(2)
+    assert door.seen == [1, 2]
+    assert [type(each) for each in told] == [UnavailableError, UnavailableError, Batch]
+    assert [message.payload for each in log.scan(1) for message in each] == [b"a", b"other"]
+
+
+def test_a_cut_inside_of_a_batch(log: Log, door: Door) -> None:
+    hub = make(log, door)
+    told: list[Result] = []
+    hub.submit(batch(b"a", b"b", b"c"), told.append)
+    hub.turn(1)
+    hub.cut_back(2)
+    assert isinstance(told[0], UnavailableError)
+    hub.committed(2)
+    assert door.seen == [1, 2]
+
+
+def test_nobody_waits_for_ever(log: Log, door: Door) -> None:
+    hub = make(log, door)
+    told: list[Result] = []
+    hub.submit(batch(b"a"), told.append)
+    hub.turn(1)
+    hub.abandon(UnavailableError("no majority"))
+    assert isinstance(told[0], UnavailableError)
+    hub.committed(1)
+    assert (door.seen, len(told)) == ([1], 1)
+
+
+def test_what_an_earlier_life_appended_is_read_when_it_is_committed(log: Log, door: Door) -> None:
+    for number in range(1, 50):
+        log.append(
+            [
+                Batch(
+                    Run.one(bytes(1000)),
+                    first=number,
+                    time=number,
+                    origin="tube",
+                    publisher="p",
+                    number=number,
+                )
+            ]
+        )
+    log.head = 3
+    publishers = Publishers()
+    hub = make(log, door, publishers)
+    assert publishers.newest("p") == 3
+    hub.follow([batch(b"new", first=50, time=60)])
+    hub.committed(20)
+    assert (door.seen, publishers.newest("p")) == (list(range(4, 21)), 20)
+    hub.committed(50)
+    assert (door.seen, log.head) == (list(range(4, 51)), 50)
+
+
+def test_giving_way_in_the_middle_of_a_turn(log: Log, door: Door) -> None:
+    hub, elsewhere = make(log, door), Elsewhere()
+    told: list[Result] = []
+    hub.submit(batch(b"plain"))
+    hub.submit(batch(b"judged", publisher="p", number=0), told.append)
+    hub.submit(batch(b"tied"), tied=True)
+    hub.submit(batch(b"mark"), told.append)
+    hub.give_way(elsewhere)
+    hub.turn(1)
+    assert [list(each.batch.run) for each in elsewhere.ordered] == [[b"plain"]]
+    assert [type(each) for each in told] == [UnavailableError, UnavailableError]
+    assert log.tail == 0
+
+
+def test_a_publish_that_was_cut_off_is_for_the_next_primary_to_judge(log: Log, door: Door) -> None:
+    publishers, elsewhere = Publishers(), Elsewhere()
+    hub = make(log, door, publishers)
+    publishing = Publishing(hub, publishers)
+    told: list[Published | HeadraceError] = []
+    first = batch(b"a", publisher="p", number=0)
+    publishing.publish(first, told.append)
+    hub.turn(1)
+    publishing.publish(first, told.append)  # a repeat, which waits for the first
+    hub.give_way(elsewhere)
+    hub.cut_back(0)
+    assert told == []
+    assert [each for each, _ in elsewhere.published] == [first, first]
+    for _, answer in elsewhere.published:
+        answer(Published(7, 7))
+    assert told == [Published(7, 7), Published(7, 7)]
+
+
+def test_what_belongs_together_is_never_too_long_for_one_parcel(log: Log, door: Door) -> None:
+    hub = make(log, door)
+    hub.append_bytes = 100
+    appends: list[int] = []
+    hub.commit_by(appends.append)
+    told: list[Result] = []
+    for _ in range(3):
+        hub.submit(batch(bytes(60)), told.append)
+    hub.submit(batch(bytes(60)), tied=True)
+    hub.submit(batch(bytes(60)), told.append)
+    hub.turn(1)
+    assert appends == [1, 2, 3]
+    assert [str(each) for each in told] == ["120 bytes in one go: a cluster takes 100 at most"]
+
+
+def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
+    queries = Queries()
+    hub = make(log, door, queries)
+    commits = Commits(hub, queries, Staging(tmp_path / "stages"))
+    told: list[object] = []
+    commits.take("q", 1, [batch(b"a", b"b")], told.append)
+    commits.take("q", 1, [batch(b"a", b"b")], told.append)
+    hub.turn(1)
+    hub.committed(log.tail)
+    assert told == [(1, 2), (1, 2)]
+    commits.take("q", 1, [batch(b"a", b"b")], told.append)
+    commits.take("q", 0, [batch(b"a", b"b")], told.append)
+    assert (told[2:], log.tail) == ([(1, 2), (None, None)], 3)
