@@ -27,8 +27,19 @@ PUBLIC = {
     "UsageError",
     "WireError",
     "__version__",
+    "any_of",
+    "at_least",
+    "at_most",
+    "between",
     "connect",
     "connect_sync",
+    "equals",
+    "exists",
+    "missing",
+    "not_",
+    "one_of",
+    "starts_with",
+    "where",
 }
 
 COSTLY = ("aiohttp", "asyncio", "cbor2", "msgspec", "numba", "numpy", "pyarrow", "pyspark", "rich", "uvloop")

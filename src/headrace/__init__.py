@@ -14,6 +14,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.client.backbone import Backbone
     from headrace.client.connect import connect, connect_sync
+    from headrace.client.where import (
+        any_of,
+        at_least,
+        at_most,
+        between,
+        equals,
+        exists,
+        missing,
+        not_,
+        one_of,
+        starts_with,
+        where,
+    )
     from headrace.errors import (
         ClosedError,
         ConfigError,
@@ -50,14 +63,36 @@ __all__ = [
     "UsageError",
     "WireError",
     "__version__",
+    "any_of",
+    "at_least",
+    "at_most",
+    "between",
     "connect",
     "connect_sync",
+    "equals",
+    "exists",
+    "missing",
+    "not_",
+    "one_of",
+    "starts_with",
+    "where",
 ]
 
 _HOMES = {
     "Backbone": "headrace.client.backbone",
     "connect": "headrace.client.connect",
     "connect_sync": "headrace.client.connect",
+    "any_of": "headrace.client.where",
+    "at_least": "headrace.client.where",
+    "at_most": "headrace.client.where",
+    "between": "headrace.client.where",
+    "equals": "headrace.client.where",
+    "exists": "headrace.client.where",
+    "missing": "headrace.client.where",
+    "not_": "headrace.client.where",
+    "one_of": "headrace.client.where",
+    "starts_with": "headrace.client.where",
+    "where": "headrace.client.where",
     "Batch": "headrace.message",
     "Message": "headrace.message",
     "Run": "headrace.message",

@@ -11,11 +11,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from tests.client.connectors import PublisherSession, Session, connector, publisher_door
 from tests.client.hubs import SECONDS, UdpHub, Visit, scripted_hub
 from tests.net.raw import deliver, until
 
-from headrace import connect
+from headrace import connect, where
 from headrace.message import Message
+from headrace.wire.predicate import Equals
+from headrace.wire.sdk import Subscribe
 
 
 async def cancelled(work: Coroutine[Any, Any, object], turns: int) -> None:
@@ -150,3 +153,84 @@ async def test_a_timeout_around_it_all() -> None:
     async with scripted_hub(script) as url:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(use(url), 0.1)
+
+
+class TestContentRouting:
+    @pytest.mark.parametrize("turns", [1, 2, 3, 5, 50])
+    async def test_opening(self, turns: int) -> None:
+        async def mute(session: Session) -> None:
+            while True:
+                await session.command()
+
+        async with connector(mute) as url:
+            client = connect(url)
+            await cancelled(client.open(), turns)
+            assert not client.connected
+            await client.close()
+
+    async def test_a_subscription_that_waits_for_its_answer(self) -> None:
+        async def script(session: Session) -> None:
+            await session.welcome()
+            asked.append(await session.command())
+            await gone.wait()
+            asked.append(await session.subscription())
+            session.push(1)
+            await session.stay()
+
+        asked: list[object] = []
+        gone = asyncio.Event()
+        async with connector(script) as url, connect(url) as client:
+            subscribing = asyncio.create_task(client.subscribe(where(a="1")))
+            await until(lambda: asked)
+            subscribing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await subscribing
+            gone.set()
+            async with asyncio.timeout(SECONDS):
+                # The heartbeat behind the first is answered before the second: neither is taken for the other.
+                await client.subscribe(where(b="2"))
+                assert (await anext(client)).seq == 1
+        assert asked == [Subscribe({"a": Equals("1")}), Subscribe({"b": Equals("2")})]
+
+    async def test_a_subscription_that_waits_for_a_connection(self) -> None:
+        async def cut(session: Session) -> None:
+            await session.welcome()
+
+        async with connector(cut) as url:
+            client = await connect(url).open()
+            await until(lambda: not client.connected)
+            await cancelled(client.subscribe(where(a="1")), 1)
+            await client.close()
+
+    async def test_closing_that_waits_for_the_hub(self) -> None:
+        async def script(session: Session) -> None:
+            await session.welcome()
+            await session.subscription()
+            await release.wait()
+
+        release = asyncio.Event()
+        async with connector(script) as url:
+            client = await connect(url).open()
+            await client.subscribe(where(a="1"))
+            await cancelled(client.close(), 5)
+            assert not client.connected
+            await client.close()
+            release.set()
+
+    async def test_a_publisher_that_waits_for_room_or_for_the_hub(self) -> None:
+        async def script(session: PublisherSession) -> None:
+            await release.wait()
+
+        release = asyncio.Event()
+        async with publisher_door(script) as url:
+            client = await connect(url).open()
+            publishing = asyncio.create_task(client.publish_many([({}, bytes(1900))] * 10_000))
+            await until(lambda: client._failover.current and not client._failover.current._room.is_set())
+            await cancelled(client.publish({}), 5)
+            await cancelled(client.flush(), 5)
+            publishing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await publishing
+            await cancelled(client.close(), 5)
+            await client.close()
+            release.set()

@@ -31,6 +31,19 @@ def test_a_url_names_one_host_or_several(url: str, expected: list[str]) -> None:
     assert hosts(connect(url)) == expected
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sdk://127.0.0.1", ["127.0.0.1:7253"]),
+        ("sdk://a:1,b", ["a:1", "b:7253"]),
+        ("publisher://127.0.0.1", ["127.0.0.1:8000"]),
+        ("publisher://a:1,b", ["a:1", "b:8000"]),
+    ],
+)
+def test_so_do_the_urls_of_content_routing(url: str, expected: list[str]) -> None:
+    assert [str(host) for host in connect(url)._failover._hosts] == expected
+
+
 def test_the_transport_is_the_schemes_or_an_argument() -> None:
     most = {
         connect(url, **options)._max_data: None
@@ -47,6 +60,8 @@ def test_the_transport_is_the_schemes_or_an_argument() -> None:
         ("gopher://a", {}, r"unknown scheme 'gopher'; known are fyrehose, fyrehose\+udp"),
         ("127.0.0.1:2323", {}, "expected scheme://host:port"),
         ("fyrehose://", {}, "names no host"),
+        ("sdk://", {}, "names no host: expected sdk://host:port"),
+        ("publisher://", {}, "names no host: expected publisher://host:port"),
         ("fyrehose://a:b", {}, "'a:b' is no address"),
         ("fyrehose://a,,b", {}, "'' is no address"),
         ("fyrehose+udp://a", {"transport": "tcp"}, "says udp and transport='tcp' says otherwise"),

@@ -225,8 +225,8 @@ class TestConnections:
         async with running_hub(tmp_path, "listen.http=off") as server:
             where = address_of(server, "spp")
             client = await headrace.connect(url(server)).open()
-        connection = client._services.connection
-        await until(lambda: connection._failures >= 3)
+        failover = client._services.connection._failover
+        await until(lambda: failover._failures >= 3)
         async with running_hub(tmp_path, "listen.http=off", f"listen.spp={where[0]}:{where[1]}"):
             await soon(client.publish("a", b"1"))
             assert await some(client.offers(), 1) == ["a"]

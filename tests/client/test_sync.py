@@ -138,6 +138,49 @@ def test_ctrl_c_ends_the_wait_and_not_the_client(url: str) -> None:
         assert next(client).payload == b"still here"
 
 
+def test_members_of_a_consumer_acknowledge(hub: HubProcess) -> None:
+    with connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        with link.consumer("c", topic="sync/consumed", max_tries=2) as consumer:
+            link.publish([b"a", b"b"], topic="sync/consumed")
+            first = next(consumer)
+            assert (first.payload, consumer.ack(first)) == (b"a", True)
+            assert consumer.name == "c"
+        with pytest.raises(ZeroDivisionError), link.consumer("c") as consumer:
+            # The message that the error is about is given back as failed.
+            assert next(iter(consumer)).payload == bytes([98 // 0])
+        with link.consumer("c") as consumer:
+            assert consumer.ack(next(consumer)) is True
+        assert link.show_consumer("c")["dead"] == 0
+
+
+def test_a_service_is_kept_current(hub: HubProcess) -> None:
+    with connect_sync(hub.url("spp")) as spp:
+        spp.publish("sync/service", {"speed": 60})
+        with spp.subscribe("sync/service") as service:
+            assert (service.value, service.kind, service.removed) == ({"speed": 60}, "json", False)
+            spp.publish("sync/service", {"gear": 2})
+            for change in service:
+                assert change == {"gear": 2}
+                break
+            assert service.value == {"speed": 60, "gear": 2}
+            assert service.id == "sync/service"
+        assert service.value is None, "it is closed"
+        with pytest.raises(AttributeError):
+            service._followed  # noqa: B018
+
+
+def test_a_publisher_sends_ahead(hub: HubProcess) -> None:
+    with connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        publisher = link.publisher()
+        acks = [publisher.publish(b"%d" % number, topic="sync/ahead") for number in range(100)]
+        publisher.flush()
+        places = [ack.result(20).first for ack in acks]
+        assert places == list(range(places[0], places[0] + 100))
+        with link.follow(from_seq=places[0], topic="sync/ahead") as stream:
+            assert next(stream).payload == b"0"
+            assert stream.cursor > places[0]
+
+
 class Stub:
     """A client of another kind: whatever has ``open`` and ``close`` will do."""
 

@@ -12,6 +12,7 @@ import pytest
 from tests.net.raw import SECONDS, running_hub, until
 
 import headrace
+from headrace.client import tube_connection
 from headrace.client.tube import LinkClient
 from headrace.client.tube_rows import published_rows
 from headrace.errors import (
@@ -22,6 +23,7 @@ from headrace.errors import (
     UnreachableError,
     UsageError,
 )
+from headrace.hub import subscriptions
 from headrace.log import snapshot
 from headrace.net.server import Server
 from headrace.wire.link import PUBLISHED
@@ -130,6 +132,32 @@ async def test_read_and_head(server: Server, link: LinkClient) -> None:
     assert (await link.status())["head"] == 1003
     assert snapshot.parse(await link.snapshot()).seq == 1003
     assert await link.services() == []
+
+
+async def test_services_are_created_and_removed(link: LinkClient) -> None:
+    await link.create_service("a")
+    await link.create_service("b", "last")
+    assert [(each["id"], each["kind"]) for each in await link.services()] == [("a", "json"), ("b", "last")]
+    with pytest.raises(RefusedError) as refused:
+        await link.create_service("a", "last")
+    assert refused.value.code == "conflict"
+    assert await link.remove_service("a") is True
+    assert await link.remove_service("a") is False
+    assert [each["id"] for each in await link.services()] == ["b"]
+    with pytest.raises(RefusedError) as refused:
+        await link.remove_service("never")
+    assert refused.value.code == "missing"
+
+
+async def test_a_hub_of_another_version(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tube_connection, "VERSION", 0)
+    with pytest.raises(RefusedError) as refused:
+        await client(server).open()
+    assert refused.value.code == "version"
+    monkeypatch.setattr(tube_connection, "VERSION", 3)
+    monkeypatch.setattr(tube_connection, "VERSIONS", (2, 3))
+    with pytest.raises(UnexpectedError, match="this client speaks 2, 3"):
+        await client(server).open()
 
 
 async def test_refusals_can_be_branched_on(server: Server, link: LinkClient) -> None:
@@ -304,3 +332,99 @@ async def _some(messages: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
     async with asyncio.timeout(SECONDS):
         for _ in range(count):
             yield await anext(messages)
+
+
+async def test_a_message_longer_than_the_credit_comes_behind_others(link: LinkClient) -> None:
+    """The client has taken some of its credit and not yet granted it again when the long one is due."""
+    long = bytes(7 << 20)
+    async with asyncio.timeout(SECONDS), link.follow() as stream:
+        await stream.begun()
+        for payload in (bytes(1 << 20), long, bytes(1 << 20), long, b"end"):
+            await link.publish(payload)
+            assert (await anext(stream)).payload == payload
+
+
+async def test_what_comes_while_requests_are_under_way_gathers(
+    server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    call = tube_connection.Session.call
+
+    def counted(session: Any, make: Any, body: Any = None) -> Any:
+        asked.append(make)
+        return call(session, make, body)
+
+    monkeypatch.setattr(tube_connection.Session, "call", counted)
+    hub = server.hub
+    hub.commit_by(lambda tail: None)
+    publisher = link.publisher()
+    acks = []
+    for number in range(1000):
+        acks.append(await publisher.publish(b"%d" % number))
+        await asyncio.sleep(0)
+    assert len(asked) == 4
+    await until(lambda: hub.log.tail == 4)
+    hub.commit_by(hub.committed)
+    hub.committed(4)
+    assert [(await ack).first for ack in acks] == list(range(1, 1001))
+    assert payloads(server) == [b"%d" % number for number in range(1000)]
+    assert len(asked) == 5
+
+
+async def test_topics_and_shapes_keep_their_order(server: Server, link: LinkClient) -> None:
+    publisher = link.publisher()
+    mine = [b"b", b"c"]
+    acks = [
+        await publisher.publish(b"a", topic="t"),
+        await publisher.publish(mine, topic="t"),
+        await publisher.publish(b"d", topic="u"),
+        await publisher.publish(b"e", topic="t", attributes={"k": "v"}),
+        await publisher.publish([b"f", bytearray(b"g")], topic="t"),
+        await publisher.publish(b"h", topic="t"),
+    ]
+    mine.append(b"not published")
+    assert [tuple(await ack) for ack in acks] == [(1, 1), (2, 3), (4, 4), (5, 5), (6, 7), (8, 8)]
+    found = [message for batch in server.hub.log.scan(1) for message in batch]
+    assert b"".join(message.payload for message in found) == b"abcdefgh"
+    assert [message.topic for message in found] == list("tttutttt")
+    assert [dict(message.attributes) for message in found][4] == {"k": "v"}
+    assert [message.number for message in found] == list(range(8))
+
+
+async def test_subscriptions_are_a_table(server: Server, link: LinkClient) -> None:
+    client = bytes(range(12))
+    server.hub.submit(subscriptions.subscribe(client, b"conn0001", {"city": '{"use":1,"strval":"Oslo"}'}))
+    server._turn()
+    table = await link.subscriptions()
+    assert table.schema.metadata == {b"head": b"1"}
+    (row,) = table.to_pylist()
+    assert (row["client"], row["connector"]) == (client.hex(), "conn0001")
+    assert dict(row["fields"]) == {"city": '{"use":1,"strval":"Oslo"}'}
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_a_filter_may_pass_over_much(server: Server, link: LinkClient, live: bool) -> None:
+    """Pieces in which nothing passes are not told of; what comes behind them is no surprise."""
+    follow = link.follow(from_seq=1, topic="wanted")
+    if live:
+        await follow.begun()
+    for number in range(3):
+        for _ in range(3):
+            await link.publish([b"other"] * 10, topic="other")
+        await link.publish(b"%d" % number, topic="wanted")
+    async with asyncio.timeout(SECONDS):
+        got = [await anext(follow) for _ in range(3)]
+    assert [(message.seq, message.payload) for message in got] == [(31, b"0"), (62, b"1"), (93, b"2")]
+    assert follow.cursor == 94
+    await follow.aclose()
+
+
+async def test_a_read_with_a_filter_may_pass_over_much(
+    server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.net.link_rows._SCAN_BYTES", 1)
+    monkeypatch.setattr("headrace.net.link_rows.ROWS_BYTES", 200)
+    for number in range(3):
+        await link.publish([bytes(100)] * 10, topic="other")
+        await link.publish(b"%d" % number, topic="wanted")
+    assert await read_all(link, topic="wanted") == [11, 22, 33]

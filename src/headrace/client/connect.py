@@ -13,6 +13,10 @@ from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.client.backbone import Backbone, Options
+    from headrace.client.publisher import Options as PublisherOptions
+    from headrace.client.publisher import Publisher
+    from headrace.client.sdk import Options as SdkOptions
+    from headrace.client.sdk import Sdk
     from headrace.client.spp import Spp
     from headrace.client.sync import Sync
     from headrace.client.tube import LinkClient
@@ -24,11 +28,15 @@ def connect(url: str, **options: Any) -> Any:
     >>> backbone = connect("fyrehose://127.0.0.1:2323", from_seq=1)
     >>> link = connect("tube://127.0.0.1:8081,127.0.0.1:8082")
     >>> services = connect("spp://127.0.0.1")
+    >>> routed = connect("sdk://127.0.0.1", client_id="00112233445566778899aabb", key="secret")
+    >>> publisher = connect("publisher://127.0.0.1")
 
     ``fyrehose://`` is the backbone over TCP, ``fyrehose+udp://`` the same over UDP (port 2323 unless the URL says
     otherwise): :class:`~headrace.client.backbone.Backbone` describes the options. ``tube://`` is the link (port 8081):
     :class:`~headrace.client.tube.LinkClient` does. ``spp://`` are the services (port 3002):
-    :class:`~headrace.client.spp.Spp`. When one of several hosts does not answer, the next is tried.
+    :class:`~headrace.client.spp.Spp`. ``sdk://`` receives messages by what they say (port 7253):
+    :class:`~headrace.client.sdk.Sdk`; ``publisher://`` publishes such (port 8000):
+    :class:`~headrace.client.publisher.Publisher`. When one of several hosts does not answer, the next is tried.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -79,9 +87,29 @@ def _spp(url: str, hosts: str, options: dict[str, Any]) -> Spp:
     return Spp([Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")], **options)
 
 
+def _sdk(url: str, hosts: str, options: SdkOptions) -> Sdk:
+    from headrace.client.sdk import DEFAULT_PORT, Sdk
+    from headrace.config import Address
+
+    if not hosts:
+        raise UsageError(f"{url!r} names no host: expected sdk://host:port")
+    return Sdk([Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")], **options)
+
+
+def _publisher(url: str, hosts: str, options: PublisherOptions) -> Publisher:
+    from headrace.client.publisher import DEFAULT_PORT, Publisher
+    from headrace.config import Address
+
+    if not hosts:
+        raise UsageError(f"{url!r} names no host: expected publisher://host:port")
+    return Publisher([Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")], **options)
+
+
 _CLIENTS: Final[dict[str, Callable[[str, str, Any], Any]]] = {
     "fyrehose": _backbone,
     "fyrehose+udp": _backbone_udp,
     "tube": _link,
     "spp": _spp,
+    "sdk": _sdk,
+    "publisher": _publisher,
 }

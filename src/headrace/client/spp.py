@@ -31,11 +31,11 @@ from weakref import WeakSet
 
 import msgspec
 
+from headrace.client.identity import Identity
 from headrace.client.replica import NOTHING, Kind, Reader, Replica
 from headrace.client.spp_connection import Connection
 from headrace.config import Address
-from headrace.errors import ClosedError, UnreachableError, UsageError, WireError
-from headrace.wire.auth import parse_client_id
+from headrace.errors import ClosedError, UsageError
 from headrace.wire.spp import (
     PORT,
     Info,
@@ -88,19 +88,14 @@ class Spp:
     ) -> None:
         if (client_id is None) != (key is None):
             raise UsageError("client_id and key belong together")
-        client = None if client_id is None or key is None else (_client_id(client_id), key.encode())
-        self._services = _Services(hosts, client, random or Random())
+        identity = None if client_id is None else Identity(client_id, key)
+        self._services = _Services(hosts, identity, random or Random())
         self._timeout = timeout
         self._unyielding = 0
 
     async def open(self) -> Self:
         """Connect; ``async with`` does it."""
-        try:
-            await self._services.connection.open(self._timeout)
-        except UnreachableError as error:
-            raise UnreachableError(
-                error.address, f"{error.reason}; is the hub running there? `headrace serve` starts one"
-            ) from None
+        await self._services.connection.open(self._timeout)
         return self
 
     async def close(self) -> None:
@@ -167,8 +162,8 @@ class Spp:
 class _Services:
     """What is known of the hub's services, and who wants to know."""
 
-    def __init__(self, hosts: Sequence[Address], client: tuple[bytes, bytes] | None, random: Random) -> None:
-        self.connection = Connection(hosts, client, self, random)
+    def __init__(self, hosts: Sequence[Address], identity: Identity | None, random: Random) -> None:
+        self.connection = Connection(hosts, identity, self, random)
         self.iterations: WeakSet[Offers] = WeakSet()
         self._views: set[LiveService] = set()
         self._replicas: dict[str, Replica] = {}
@@ -376,13 +371,6 @@ class LiveService(_Waiting, AsyncIterator[Any]):
             if not await self._wait():
                 break
         raise StopAsyncIteration
-
-
-def _client_id(text: str) -> bytes:
-    try:
-        return parse_client_id(text)
-    except WireError as error:
-        raise UsageError(f"client_id {text!r}: expected {error.limit}") from None
 
 
 def _bytes(change: Value) -> bytes:

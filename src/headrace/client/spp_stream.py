@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
+from headrace.client.failover import reason_of
 from headrace.config import Address
 from headrace.errors import WireError
 from headrace.wire.spp import ClientDecoder, ClientFrame, Ignored, ServerFrame, serialize
@@ -34,6 +35,9 @@ class SppStream(asyncio.Protocol):
     """One connection, from :meth:`open` on."""
 
     def __init__(self, sink: Sink) -> None:
+        self.ended: str | None = None
+        self.farewell: Sequence[ClientFrame] = ()
+        """What is said last."""
         self._sink: Sink | None = sink
         self._decoder = ClientDecoder()
         self._room = asyncio.Event()
@@ -55,11 +59,11 @@ class SppStream(asyncio.Protocol):
         """Wait while too much waits to be sent."""
         await self._room.wait()
 
-    async def close(self, farewell: Sequence[ClientFrame], deadline: float) -> None:
+    async def close(self, deadline: float) -> None:
         """Say farewell and close once the hub has read everything, or at the event loop's time ``deadline``."""
         self._sink = None
         try:
-            self.send(*farewell)
+            self.send(*self.farewell)
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.write_eof()
             with contextlib.suppress(TimeoutError):
@@ -83,7 +87,7 @@ class SppStream(asyncio.Protocol):
         """Tell whom it concerns."""
         self._room.set()
         self._gone.set()
-        self._lose("the hub closed the connection" if error is None else str(error))
+        self._lose(reason_of(error))
 
     def data_received(self, data: bytes) -> None:
         """Take what was received."""
@@ -110,6 +114,8 @@ class SppStream(asyncio.Protocol):
             self._sink.received(self, frame)
 
     def _lose(self, reason: str) -> None:
+        if self.ended is None:
+            self.ended = reason
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.lost(self, reason)

@@ -1,8 +1,10 @@
 """Any of our asynchronous clients, for code that has no event loop.
 
 Strategy: the client lives in an event loop of its own, in a background thread. A method that is a coroutine there
-blocks here; what is iterated over with ``async for`` there is iterated over with ``for`` here; anything else is passed
-through. Threads may share a client.
+blocks here; what is iterated over with ``async for`` there is iterated over with ``for`` here, and ``with`` stands for
+``async with``. That holds for what its methods give as well: streams, subscriptions, members of consumers,
+publishers. A future there is one of :mod:`concurrent.futures` here; anything else is passed through. Threads may share
+a client.
 
 A step from thread to thread costs tens of microseconds. So a client that receives messages in batches has a method
 ``at_hand``, which gives a message without waiting if one is there, and only when there is none the loop is asked.
@@ -17,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from functools import wraps
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import uvloop
 
@@ -36,6 +38,17 @@ class AsyncClient(Protocol):
         """Disconnect; it may be called again."""
 
 
+@runtime_checkable
+class AsyncPart(Protocol):
+    """What a client makes for a part of its work that has to be waited for: a publisher."""
+
+    async def publish(self, rows: Any, /) -> Any:
+        """Send something."""
+
+    async def flush(self) -> None:
+        """Wait until all is sent."""
+
+
 C = TypeVar("C", bound=AsyncClient)
 
 
@@ -43,7 +56,8 @@ class Sync(Generic[C]):
     """A client whose methods block; ``with`` opens and closes it."""
 
     def __init__(self, client: C) -> None:
-        self._client = client
+        self.client = client
+        """The client itself, for what is to be done in its event loop: see :meth:`wait`."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._taking = threading.RLock()
@@ -58,7 +72,7 @@ class Sync(Generic[C]):
         self._thread.start()
         self._loop = started.result()
         try:
-            self._wait(self._client.open())
+            self._wait(self.client.open())
         except BaseException:
             self.close()
             raise
@@ -67,7 +81,7 @@ class Sync(Generic[C]):
     def close(self) -> None:
         """Disconnect, and end the thread; it may be called again."""
         try:
-            self._wait(self._client.close())
+            self._wait(self.client.close())
         except ClosedError:
             return
         finally:
@@ -88,26 +102,32 @@ class Sync(Generic[C]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        attribute = getattr(self._client, name)
+        attribute = getattr(self.client, name)
         return self._blocking(attribute) if callable(attribute) else attribute
 
     def __iter__(self) -> Iterator[Any]:
-        aiter(cast("AsyncIterator[Any]", self._client))
+        aiter(cast("AsyncIterator[Any]", self.client))
         return self
 
     def __next__(self) -> Any:
-        client: Any = self._client
+        client: Any = self.client
         with self._taking:
             message = client.at_hand()
             return self._step(client) if message is None else message
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work of the client's event loop, such as a method of what the client made."""
+        return self._wait(work)
 
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = method(*args, **kwargs)
             if inspect.iscoroutine(result):
-                return self._wait(result)
-            return _Each(self._step, result) if isinstance(result, AsyncIterator) else result
+                result = self._wait(result)
+            if isinstance(result, asyncio.Future):
+                return self._begin(_result(result))
+            return _Part(self, result) if isinstance(result, AsyncIterator | AsyncPart) else result
 
         return call
 
@@ -148,21 +168,44 @@ class Sync(Generic[C]):
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-class _Each:
-    """An asynchronous iterator, step by step."""
+class _Part:
+    """What a client's method gave that is asynchronous itself: a stream, a subscription, a publisher.
 
-    def __init__(self, step: Callable[[AsyncIterator[Any]], Any], iterator: AsyncIterator[Any]) -> None:
-        self._step = step
-        self._iterator = iterator
+    Its methods block, ``for`` and ``with`` stand for ``async for`` and ``async with``.
+    """
+
+    def __init__(self, client: Sync[Any], part: Any) -> None:
+        self._client = client
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        attribute = getattr(self._part, name)
+        return self._client._blocking(attribute) if callable(attribute) else attribute
 
     def __iter__(self) -> Self:
+        aiter(self._part)
         return self
 
     def __next__(self) -> Any:
-        return self._step(self._iterator)
+        return self._client._step(self._part)
+
+    def __enter__(self) -> Self:
+        self._client._wait(self._part.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client._wait(self._part.__aexit__(kind, error, trace))
 
 
 _END: Final = object()
+
+
+async def _result(future: asyncio.Future[T]) -> T:
+    return await future
 
 
 async def _next(iterator: AsyncIterator[T]) -> T | object:

@@ -25,7 +25,7 @@ from functools import partial
 from random import Random
 from time import time
 from types import TracebackType
-from typing import Any, Final, Self, TypedDict
+from typing import Any, Final, Literal, Self, TypedDict, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -33,17 +33,18 @@ import pyarrow as pa
 from headrace.client.tube_connection import Connection, Inbox, LostTubeError, Make
 from headrace.client.tube_consumer import Consumer
 from headrace.client.tube_publisher import WINDOW, Acknowledged, Publisher
-from headrace.client.tube_rows import Publishable, published_rows, received_rows
+from headrace.client.tube_rows import Publishable, published_rows, received_messages, received_rows
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, MalformedError, UnexpectedError, UsageError
-from headrace.message import Message, messages
+from headrace.message import Message
 from headrace.wire import link_requests as ask
 from headrace.wire.auth import Auth, parse_client_id, serialize_auth, sign
-from headrace.wire.link import Buffer, LinkMessage, body_of
+from headrace.wire.link import SUBSCRIPTIONS, Buffer, LinkMessage, body_of, rows_of
 from headrace.wire.predicate import Predicate, serialize_field
 
 DEFAULT_PORT: Final = 8081
 
+R = TypeVar("R")
 Where = Mapping[str, Predicate | Mapping[str, Any]]
 
 
@@ -68,6 +69,12 @@ class Extent:
     head: int
     first_time: int | None
     head_time: int | None
+    message: int
+    """The newest entry that is a message; ``head`` may be beyond it."""
+    path: str
+    """The directory of the log on the hub's machine."""
+    reach: int | None = None
+    """How far the bytes asked about reach, if that was asked."""
 
 
 class LinkClient:
@@ -104,7 +111,7 @@ class LinkClient:
             raise UsageError(f"credit {credit}: expected 1 to {ask.MAX_CREDIT}")
         if (client_id is None) != (key is None):
             raise UsageError("client_id and key belong together")
-        proof = None if client_id is None or key is None else _signer(client_id, key)
+        proof = None if client_id is None or key is None else signer(client_id, key)
         self._connection = Connection(hosts, name, proof, patience, random or Random())
         self._timeout = timeout
         self._credit = credit
@@ -149,16 +156,27 @@ class LinkClient:
 
     # Looking
 
-    async def head(self) -> Extent:
-        """How far the log reaches."""
-        answer = await self._connection.call(lambda n: ask.Head(id=n))
+    async def head(self, *, first: int | None = None, size: int | None = None) -> Extent:
+        """How far the log reaches; and, as ``reach``, how far about ``size`` bytes of it do from ``first`` on."""
+        answer = await self._connection.call(lambda n: ask.Head(id=n, first=first, bytes=size))
         head = answer.head
-        return Extent(self.log, *(head.get(each) for each in ("first", "head", "first_time", "head_time")))  # type: ignore[arg-type]
+        told = ("first", "head", "first_time", "head_time", "message", "path", "reach")
+        return Extent(self.log, *(head.get(each) for each in told))  # type: ignore[arg-type]
+
+    async def first_at(self, time: int) -> int:
+        """The first sequence number stamped at ``time`` (µs since 1970) or later; ``head + 1`` if all are older."""
+        chosen = _Chosen(None, None, None, True, 1)
+        async with Batches(self._connection, chosen, cursor=None, time=time, follow=True) as stream:
+            return await stream.begun()
 
     async def status(self) -> dict[str, Any]:
         """What the hub knows about itself, as ``/api/status`` has it."""
         answer = await self._connection.call(lambda n: ask.Status(id=n))
         return dict(answer.head["status"])
+
+    async def report(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Say what this program is doing; the hub's status shows it under ``name``, and it is in no log."""
+        await self._connection.call(lambda n: ask.Report(id=n, name=name, facts=dict(facts)))
 
     async def services(self) -> list[dict[str, Any]]:
         """The services there are: ``id``, ``kind``, ``created``, ``seq`` and ``bytes`` of each."""
@@ -176,6 +194,21 @@ class LinkClient:
         answer = await self._connection.call(lambda n: ask.Services(id=n, service=service))
         return bytes(answer.body)
 
+    async def create_service(self, service: str, kind: Literal["json", "last"] = "json") -> None:
+        """Create a service, or offer a removed one anew, empty; returns once that is in the log.
+
+        One that is there stays as it is; if it is of the other kind, that is refused with ``conflict``.
+        """
+        await self._connection.call(lambda n: ask.Services(id=n, service=service, action="create", kind=kind))
+
+    async def remove_service(self, service: str) -> bool:
+        """Offer a service no longer; returns once that is in the log, ``False`` if it was removed before.
+
+        Whoever has subscribed to it goes on getting what is published under its id.
+        """
+        answer = await self._connection.call(lambda n: ask.Services(id=n, service=service, action="remove"))
+        return bool(answer.head.get("removed"))
+
     async def snapshot(self) -> bytes:
         """The hub's state, as a snapshot file has it."""
         while True:
@@ -190,6 +223,25 @@ class LinkClient:
             finally:
                 inbox.cancel()
             return b"".join(pieces)
+
+    async def subscriptions(self) -> pa.Table:
+        """Every subscription by content: client, connector, the entry that says so, and its fields by attribute.
+
+        The metadata of the table's schema has ``head``, the last log entry that it includes.
+        """
+        while True:
+            session = await self._connection.session()
+            inbox = session.stream(lambda n: ask.Subscriptions(id=n, credit=self._credit), self._credit)
+            pieces = []
+            try:
+                while (message := await inbox.get()) is not None:
+                    pieces.append(rows_of(message.body, SUBSCRIPTIONS))
+            except LostTubeError:
+                continue
+            finally:
+                inbox.cancel()
+            table = pa.Table.from_batches(pieces, schema=SUBSCRIPTIONS)
+            return table.replace_schema_metadata({"head": str(inbox.last.get("head", 0))})
 
     # Holds
 
@@ -344,11 +396,16 @@ class LinkClient:
         return str(answer.head["stage"])
 
     async def commit(
-        self, query: str, batch: int, stages: Sequence[str], *, origin: str = "spark"
+        self, query: str, batch: int, stages: Sequence[str], *, origin: str = "spark", services: bool = False
     ) -> Acknowledged:
-        """Append all rows of some stages at once, unless that batch of the query is in the log already."""
+        """Append all rows of some stages at once, unless that batch of the query is in the log already.
+
+        With ``services``, each row is a change to the service that its topic names, which is created on first use.
+        """
         answer = await self._connection.call(
-            lambda n: ask.Commit(id=n, query=query, batch=batch, stages=list(stages), origin=origin)
+            lambda n: ask.Commit(
+                id=n, query=query, batch=batch, stages=list(stages), origin=origin, services=services
+            )
         )
         return Acknowledged(answer.head.get("first"), answer.head.get("last"))
 
@@ -413,19 +470,20 @@ class Batches:
 
     async def __anext__(self) -> pa.RecordBatch:
         while True:
-            message = await self._next_event()
-            if message is None:
-                raise StopAsyncIteration
-            rows = self._take(message)
+            rows: pa.RecordBatch | None = await self._next(received_rows)
             if rows is not None and rows.num_rows:
                 return rows
+
+    async def messages(self) -> Iterator[Message]:
+        """The next batch, message by message; there may be none in it."""
+        return await self._next(received_messages) or iter(())
 
     async def begun(self) -> int:
         """Wait until the hub has said where the stream begins, and return that sequence number."""
         if self.cursor is None:
             message = await self._next_event()
             if message is not None:
-                self._take(message)
+                self._take(message, received_rows)
         if self.cursor is None:
             raise ClosedError("the stream is closed")
         return self.cursor
@@ -451,6 +509,13 @@ class Batches:
         if inbox is not None and not inbox.over:
             with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is the tube
                 inbox.loop.call_soon_threadsafe(inbox.cancel)
+
+    async def _next(self, read: Callable[..., R]) -> R | None:
+        """The next event, as ``read`` reads rows; ``None`` if it has none."""
+        message = await self._next_event()
+        if message is None:
+            raise StopAsyncIteration
+        return self._take(message, read)
 
     async def _next_event(self) -> LinkMessage | None:
         while not self._over:
@@ -478,7 +543,7 @@ class Batches:
             return lambda n: ask.Follow(id=n, time=self._time, **members)
         return lambda n: ask.Follow(id=n, from_seq=cursor, **members)
 
-    def _take(self, message: LinkMessage) -> pa.RecordBatch | None:
+    def _take(self, message: LinkMessage, read: Callable[..., R]) -> R | None:
         head = message.head
         if head.get("event") == "at":
             self.cursor = head["seq"] + 1
@@ -487,7 +552,7 @@ class Batches:
             return None
         if self.cursor is not None and head.get("first") != self.cursor:
             raise UnexpectedError("link", "first", head.get("first"), f"must be {self.cursor}")
-        rows = received_rows(message, entries=self._chosen.everything)
+        rows = read(message, entries=self._chosen.everything)
         self.cursor = head["last"] + 1
         return rows
 
@@ -517,7 +582,7 @@ class Follow:
 
     async def __anext__(self) -> Message:
         while (message := next(self._messages, None)) is None:
-            self._messages = messages(await anext(self._batches))
+            self._messages = await self._batches.messages()
         return message
 
     async def aclose(self) -> None:
@@ -553,7 +618,8 @@ def _check_seq(name: str, seq: int) -> None:
         raise UsageError(f"{name} {seq}: sequence numbers begin at 1")
 
 
-def _signer(client_id: str, key: str) -> Callable[[], Mapping[str, Any]]:
+def signer(client_id: str, key: str) -> Callable[[], Mapping[str, Any]]:
+    """Makes the auth of each hello, for whoever has this id and key."""
     try:
         binary = parse_client_id(client_id)
     except MalformedError as error:

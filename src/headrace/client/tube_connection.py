@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -31,12 +32,15 @@ from headrace.errors import (
     WireError,
 )
 from headrace.tube import Options, Received, Tube, connect
-from headrace.wire.link import MAX_ANSWER, VERSION, Buffer, LinkMessage, parse, serialize
+from headrace.wire.link import MAX_ANSWER, VERSION, VERSIONS, Buffer, LinkMessage, parse, serialize
 from headrace.wire.link_requests import Cancel, Hello, More, Request, serialize_request
 
 _RETRY_SECONDS: Final = 0.05
 _RETRY_MOST_SECONDS: Final = 3.0
 _ATTEMPT_SECONDS: Final = 5.0
+_HOST_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 2.0
+_PONG_SECONDS: Final = 3.0
 
 logger = logging.getLogger("headrace.client")
 
@@ -99,6 +103,11 @@ class Inbox:
     def over(self) -> bool:
         """Whether nothing more will come."""
         return self._end is not None
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """What the stream's last word said, once :meth:`get` has returned ``None``."""
+        return self._end.head if isinstance(self._end, LinkMessage) else {}
 
     @property
     def lost(self) -> bool:
@@ -232,7 +241,7 @@ class Connection:
         self._opened = True
         try:
             async with asyncio.timeout(seconds):
-                self._session = await self._try_hosts()
+                self._session = await self._try_hosts(seconds)
         except TimeoutError:
             hosts = ",".join(map(str, self._hosts))
             self._ended = UnreachableError(hosts, f"no answer within {seconds:g} s")
@@ -288,8 +297,7 @@ class Connection:
         delay = 0.0
         while True:
             try:
-                async with asyncio.timeout(_ATTEMPT_SECONDS):
-                    self._session = await self._try_hosts()
+                self._session = await self._try_hosts(_ATTEMPT_SECONDS)
                 return self._session
             except UnexpectedError as error:
                 self._ended = error
@@ -304,18 +312,26 @@ class Connection:
             delay = min(_RETRY_MOST_SECONDS, max(_RETRY_SECONDS, 2 * delay))
             await asyncio.sleep(delay * self._random.uniform(0.5, 1.5))
 
-    async def _try_hosts(self) -> Session:
+    async def _try_hosts(self, seconds: float) -> Session:
+        """The first host that answers; they share the time: one that hangs must not keep the next from being tried."""
         problems: list[str] = []
+        each = max(seconds / len(self._hosts), _HOST_SECONDS)
         for _ in range(len(self._hosts)):
             try:
-                return await self._try_host(self._hosts[0])
+                async with asyncio.timeout(each):
+                    return await self._try_host(self._hosts[0])
+            except TimeoutError:
+                problems.append(f"no answer within {each:g} s")
             except UnreachableError as error:
                 problems.append(error.reason)
-                self._hosts.append(self._hosts.pop(0))
+            self._hosts.append(self._hosts.pop(0))
         raise UnreachableError(",".join(map(str, self._hosts)), "; ".join(dict.fromkeys(problems)))
 
     async def _try_host(self, address: Address) -> Session:
         options = Options(max_message=MAX_ANSWER, max_inflated=MAX_ANSWER, compress=False)
+        if len(self._hosts) > 1:
+            # Where there is another one to go to, a host that hangs is not waited for as long.
+            options = replace(options, idle_seconds=_IDLE_SECONDS, pong_seconds=_PONG_SECONDS)
         tube = await connect(f"tube://{address}", options=options)
         session = Session(tube)
         try:
@@ -323,6 +339,9 @@ class Connection:
             auth = None if self._sign is None else dict(self._sign())
             hello = await session.call(lambda n: Hello(id=n, version=VERSION, name=self._name, auth=auth))
             check(hello)
+            if (version := hello.head.get("version")) not in VERSIONS:
+                spoken = ", ".join(map(str, VERSIONS))
+                raise UnexpectedError("link", "version", version, f"this client speaks {spoken}")
             session.hub = hello.head
             session.log = str(hello.head.get("log"))
             if self.log is None:

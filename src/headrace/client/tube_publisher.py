@@ -5,27 +5,28 @@ next one under the same numbers, in the same order; the hub knows which of them 
 however often the connection breaks, and in the order it was published.
 
 What is published within one turn of the event loop goes out together: nothing waits for company, but whoever comes at
-the same time shares a request. How much may be unacknowledged is bounded (the window); past it
-:meth:`Publisher.publish` waits.
+the same time shares a request. While some requests are under way, what comes gathers until one of them is answered or
+there is enough for another: so one message at a time costs little more than many at once. How much may be
+unacknowledged is bounded (the window); past it :meth:`Publisher.publish` waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, cast
 from uuid import uuid4
 
 import pyarrow as pa
 
 from headrace.client.tube_connection import Connection, LostTubeError, Session, check
-from headrace.client.tube_rows import Payload, Publishable, plain_rows, published_rows
+from headrace.client.tube_rows import Publishable, published_rows
 from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
-from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, LinkMessage, body_of
+from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
 from headrace.wire.link_requests import Publish
 from headrace.wire.link_requests import Publisher as AskPublisher
+from headrace.wire.plain_rows import published_body
 
 WINDOW: Final = 8 << 20
 _MAX_REQUESTS: Final = 256
@@ -36,6 +37,9 @@ _REQUEST_BYTES: Final = 256 << 10
 
 _EAGER_BYTES: Final = 192 << 10
 """So much does not wait for the end of the turn: the hub can work on it meanwhile."""
+
+_UNDER_WAY: Final = 4
+"""So many requests keep the way to the hub and back busy: what comes meanwhile gathers."""
 
 _ROW_COST: Final = 32
 """What a row takes beside its payload, about."""
@@ -51,16 +55,24 @@ class Acknowledged(NamedTuple):
 Ack = asyncio.Future[Acknowledged]
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """Rows that go out at the end of this turn: payloads that share the rest, or ready rows."""
+class _Group:
+    """Rows that go out in one request, and who waits for them: payloads that share a topic, or ready rows."""
 
-    payloads: Sequence[Payload] | None
-    topic: str
-    rows: pa.RecordBatch | None
-    count: int
-    size: int
-    ack: Ack
+    __slots__ = ("acks", "payloads", "rows", "size", "topic")
+
+    def __init__(self, topic: str | None) -> None:
+        self.topic = topic
+        """What payloads share; ``None`` where the rows are ready, and have their own."""
+        self.payloads: list[bytes] = []
+        self.rows: list[pa.RecordBatch] = []
+        self.acks: list[tuple[int, Ack]] = []
+        """For each publish in it, how many rows it has."""
+        self.size = 0
+
+    def body(self) -> Buffer:
+        if self.topic is not None:
+            return published_body(self.payloads, self.topic)
+        return memoryview(body_of(self.rows[0] if len(self.rows) == 1 else pa.concat_batches(self.rows)))
 
 
 class _Sent:
@@ -68,13 +80,12 @@ class _Sent:
 
     __slots__ = ("acks", "body", "count", "number", "size")
 
-    def __init__(self, number: int, rows: pa.RecordBatch, size: int, acks: list[tuple[int, Ack]]) -> None:
+    def __init__(self, number: int, group: _Group) -> None:
         self.number = number
-        self.count = rows.num_rows
-        self.size = size
-        self.body = memoryview(body_of(rows))
-        self.acks = acks
-        """For each publish in it, how many rows it has."""
+        self.acks = group.acks
+        self.count = sum(count for count, _ in group.acks)
+        self.size = group.size
+        self.body = group.body()
         if len(self.body) > MAX_MESSAGE - MAX_HEAD:
             raise LimitError("link", "rows of one publish", len(self.body), MAX_MESSAGE - MAX_HEAD)
 
@@ -110,7 +121,7 @@ class Publisher:
         # A name of our own making is new; of a given one the hub says how far it has come.
         self._number: int | None = None if name else 0
         self._numbering = asyncio.Lock()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Group] = []
         self._unacknowledged: deque[_Sent] = deque()
         self._size = 0
         self._gathered = 0
@@ -137,10 +148,12 @@ class Publisher:
         Waits while the window is full. Cancelled while it waits, it has published nothing.
         """
         self._connection.check()
-        payloads: Sequence[Payload] | None = None
         made: pa.RecordBatch | None = None
-        if isinstance(rows, bytes) and not attributes and not numbers:
-            payloads, count, size = (rows,), 1, len(rows) + _ROW_COST
+        if type(rows) is bytes and not attributes and not numbers:
+            count, size = 1, len(rows) + _ROW_COST
+        elif type(rows) is list and not attributes and not numbers and set(map(type, rows)) == {bytes}:
+            count = len(rows)
+            size = sum(map(len, rows)) + count * _ROW_COST
         else:
             made = published_rows(rows, topic, attributes, numbers)
             count, size = made.num_rows, made.nbytes
@@ -153,7 +166,15 @@ class Publisher:
         if self._number is None:
             await self._ask_number()
         ack: Ack = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(payloads, topic, made, count, size, ack))
+        group = self._group(None if made is not None else topic, size)
+        if made is not None:
+            group.rows.append(made)
+        elif isinstance(rows, bytes):
+            group.payloads.append(rows)
+        else:
+            group.payloads += cast("list[bytes]", rows)
+        group.acks.append((count, ack))
+        group.size += size
         self._size += size
         self._gathered += size
         if self._gathered >= _EAGER_BYTES:
@@ -162,6 +183,15 @@ class Publisher:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._end_turn)
         return ack
+
+    def _group(self, topic: str | None, size: int) -> _Group:
+        """The request that more rows go out in: the one that waits, or another if they don't belong or fit there."""
+        if self._waiting:
+            last = self._waiting[-1]
+            if last.topic == topic and last.size + size <= _REQUEST_BYTES:
+                return last
+        self._waiting.append(_Group(topic))
+        return self._waiting[-1]
 
     async def flush(self) -> None:
         """Wait until everything published so far is acknowledged, or has failed."""
@@ -174,8 +204,9 @@ class Publisher:
         error = error or ClosedError("the client is closed")
         if self._renewing is not None:
             self._renewing.cancel()
-        for waiting in self._waiting:
-            _fail(waiting.ack, error)
+        for group in self._waiting:
+            for _, ack in group.acks:
+                _fail(ack, error)
         self._waiting.clear()
         while self._unacknowledged:
             self._unacknowledged.popleft().fail(error)
@@ -191,25 +222,22 @@ class Publisher:
 
     def _end_turn(self) -> None:
         self._flush_due = False
-        self._send_waiting()
+        if len(self._unacknowledged) < _UNDER_WAY:
+            self._send_waiting()
 
     def _send_waiting(self) -> None:
         self._gathered = 0
         waiting, self._waiting = self._waiting, []
-        at = 0
-        while at < len(waiting):
-            end = _together(waiting, at)
-            self._send_rows(waiting[at:end])
-            at = end
+        for group in waiting:
+            self._send_rows(group)
 
-    def _send_rows(self, group: Sequence[_Waiting]) -> None:
-        size = sum(each.size for each in group)
+    def _send_rows(self, group: _Group) -> None:
         try:
-            sent = _Sent(self._number or 0, _rows(group), size, [(each.count, each.ack) for each in group])
+            sent = _Sent(self._number or 0, group)
         except (LimitError, UsageError) as error:
-            for each in group:
-                _fail(each.ack, error)
-            self._release(size)
+            for _, ack in group.acks:
+                _fail(ack, error)
+            self._release(group.size)
             return
         self._number = sent.number + sent.count
         self._unacknowledged.append(sent)
@@ -245,6 +273,8 @@ class Publisher:
             sent.settle(message)
         self._unacknowledged.remove(sent)
         self._release(sent.size)
+        if self._waiting and not self._flush_due:
+            self._send_waiting()
 
     def _renew(self) -> None:
         """Send everything that is not acknowledged again, over the next session."""
@@ -267,30 +297,6 @@ class Publisher:
     def _release(self, size: int) -> None:
         self._size -= size
         self._moved.set()
-
-
-def _together(waiting: Sequence[_Waiting], at: int) -> int:
-    """The end of the group that goes out in one request, from ``at`` on."""
-    first = waiting[at]
-    size, end = first.size, at + 1
-    while end < len(waiting) and size + waiting[end].size <= _REQUEST_BYTES:
-        each = waiting[end]
-        if (each.payloads is None) != (first.payloads is None):
-            break
-        # Ready rows have their own topics.
-        if each.payloads is not None and each.topic != first.topic:
-            break
-        size += each.size
-        end += 1
-    return end
-
-
-def _rows(group: Sequence[_Waiting]) -> pa.RecordBatch:
-    if group[0].payloads is not None:
-        payloads = [payload for each in group if each.payloads is not None for payload in each.payloads]
-        return plain_rows(payloads, group[0].topic)
-    ready = [each.rows for each in group if each.rows is not None]
-    return ready[0] if len(ready) == 1 else pa.concat_batches(ready)
 
 
 def _fail(ack: Ack, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UnexpectedError, UsageError
-from headrace.message import NOT_A_MESSAGE, SCHEMA, maps
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Message, maps, messages
 from headrace.wire.link import PUBLISHED, LinkMessage, rows_of
+from headrace.wire.plain_rows import parse_messages
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 
@@ -73,19 +74,40 @@ def plain_rows(
 def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
     """The rows of a ``rows`` event, cut to what its head says; log entries that are no messages only if wanted."""
     rows = rows_of(message.body, SCHEMA)
-    first, last = message.head.get("first"), message.head.get("last")
-    if type(first) is not int or type(last) is not int:
-        raise UnexpectedError("link", "rows", dict(message.head), "first and last as whole numbers")
+    first, last = _span(message)
     if rows.num_rows:
         seqs = rows.column("seq").to_numpy()
         if seqs[0] < first or seqs[-1] > last:
             begin, end = np.searchsorted(seqs, [first, last + 1])
             rows = rows.slice(int(begin), int(end - begin))
-    if not entries and rows.num_rows:
+    if not entries and rows.num_rows and _may_have_entries(rows.column("origin")):
         kept = pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
         if not pc.all(kept).as_py():
             rows = rows.filter(kept)
     return rows
+
+
+def _may_have_entries(origins: pa.Array) -> bool:
+    """Whether the texts, taken as one, hold the word that marks log entries: to look for that is much quicker."""
+    data = origins.buffers()[2]
+    return data is not None and NOT_A_MESSAGE.encode() in data.to_pybytes()
+
+
+def received_messages(message: LinkMessage, *, entries: bool) -> Iterator[Message]:
+    """The same, message by message."""
+    plain = parse_messages(message.body)
+    if plain is None:
+        return messages(received_rows(message, entries=entries))
+    first, last = _span(message)
+    return (each for each in plain if first <= each.seq <= last and (entries or each.origin != NOT_A_MESSAGE))
+
+
+def _span(message: LinkMessage) -> tuple[int, int]:
+    """Which sequence numbers a ``rows`` event means."""
+    first, last = message.head.get("first"), message.head.get("last")
+    if type(first) is not int or type(last) is not int:
+        raise UnexpectedError("link", "rows", dict(message.head), "first and last as whole numbers")
+    return first, last
 
 
 def _payloads(payloads: Sequence[Payload]) -> pa.Array:
@@ -121,12 +143,20 @@ def _completed(
 ) -> pa.RecordBatch:
     if unknown := set(given.schema.names) - set(PUBLISHED.names):
         raise UsageError(f"rows have {', '.join(PUBLISHED.names)}, not {', '.join(sorted(unknown))}")
-    rest = plain_rows([b""] * given.num_rows, topic, attributes, numbers)
+    count = given.num_rows
+    rest = {
+        "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), count),
+        "attributes": lambda: _same_map("attributes", attributes, count),
+        "numbers": lambda: _same_map("numbers", numbers, count),
+        "payload": lambda: pa.repeat(pa.scalar(b"", pa.binary()), count),
+    }
     columns = []
     for field in PUBLISHED:
-        source = given if field.name in given.schema.names else rest
+        if field.name not in given.schema.names:
+            columns.append(rest[field.name]())
+            continue
         try:
-            columns.append(source.column(field.name).cast(field.type))
+            columns.append(given.column(field.name).cast(field.type))
         except pa.ArrowException as error:
             raise UsageError(f"column {field.name}: expected {field.type} ({error})") from None
     columns = [

@@ -1,0 +1,44 @@
+"""Who a client is to a hub, and how it says so: each time in other words, for a token is good once."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Final
+
+from headrace.errors import UsageError, WireError
+from headrace.wire.attribute import CLIENT_ID_BYTES
+from headrace.wire.auth import Auth, parse_client_id, sign
+
+_NANO: Final = 1_000_000_000
+
+
+class Identity:
+    """A client id, of its own making where none is given, and the key that proves it, if any."""
+
+    def __init__(self, client_id: str | None, key: str | None) -> None:
+        if key is not None and client_id is None:
+            raise UsageError("a key is a client's: give its client_id too")
+        self.made_up = client_id is None
+        self.client_id = secrets.token_bytes(CLIENT_ID_BYTES) if client_id is None else _id_bytes(client_id)
+        try:
+            self._key = None if key is None else key.encode()
+        except UnicodeEncodeError:
+            raise UsageError("the key is no text: expected UTF-8") from None
+        self._said = 0
+
+    def claim(self, after: int | None = None) -> Auth:
+        """What is said on a new connection, which may go on behind message ``after``."""
+        # Two connections in one tick of the clock are two claims all the same.
+        self._said = max(self._said + 1, time.time_ns())
+        timestamp = f"{self._said // _NANO}.{self._said % _NANO:09d}"
+        # Where authentication is off, any token will do.
+        token = "" if self._key is None else sign(self._key, self.client_id, timestamp)
+        return Auth(self.client_id, timestamp, token, after)
+
+
+def _id_bytes(text: str) -> bytes:
+    try:
+        return parse_client_id(text)
+    except WireError as error:
+        raise UsageError(f"client_id {text!r}: expected {error.limit}") from None

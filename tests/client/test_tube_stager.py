@@ -1,0 +1,96 @@
+"""Staging many rows: in pieces, in order, within a window, over tubes that break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.net.raw import running_hub, until
+
+import headrace
+from headrace.client.tube import LinkClient
+from headrace.client.tube_rows import published_rows
+from headrace.client.tube_stager import Stager, pieces
+from headrace.errors import RefusedError
+from headrace.net.server import Server
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with running_hub(tmp_path, "listen.http=off") as server:
+        yield server
+
+
+@pytest.fixture
+async def link(server: Server) -> AsyncIterator[LinkClient]:
+    async with headrace.connect(f"tube://{server.doors['tube_tcp']}") as link:
+        yield link
+
+
+def rows(*payloads: bytes) -> pa.RecordBatch:
+    return published_rows(list(payloads))
+
+
+@pytest.mark.parametrize("sizes", [[], [1], [10] * 1000, [5000], [1, 90_000, 1, 1], [90_000] * 3 + [1] * 50])
+def test_pieces_are_the_rows_in_order(sizes: list[int]) -> None:
+    given = rows(*[bytes([number % 256]) * size for number, size in enumerate(sizes)])
+    cut = list(pieces(given, 10_000))
+    assert all(piece.num_rows for piece in cut)
+    assert all(piece.num_rows == 1 or piece.nbytes <= 20_000 for piece in cut)
+    assert pa.Table.from_batches(cut, given.schema).equals(pa.Table.from_batches([given]))
+
+
+async def test_stages_are_in_the_order_of_the_rows(server: Server, link: LinkClient) -> None:
+    stager = Stager(link, "q", 0, 0, window=10_000)
+    expected = [b"%d" % n + bytes(3000) for n in range(100)]
+    for begin in range(0, 100, 10):
+        await stager.add(rows(*expected[begin : begin + 10]))
+    names = await stager.finish()
+    assert len(names) == 10
+    await link.commit("q", 0, names)
+    got = [payload for batch in server.hub.log.scan(1) for payload in batch.run]
+    assert got[:-1] == expected
+
+
+async def test_no_more_than_a_window_is_under_way(
+    server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door: Any = server._doors[-1]
+    waiting: list[Any] = []
+    monkeypatch.setitem(
+        door.operations._table, headrace.wire.link_requests.Stage, lambda *asked: waiting.append(asked)
+    )
+    stager = Stager(link, "q", 0, 0, window=5000)
+    adding = asyncio.ensure_future(stager.add(rows(bytes(3000))))
+    await adding
+    second = asyncio.ensure_future(stager.add(rows(bytes(3000))))
+    await until(lambda: len(waiting) == 1)
+    await link.head()
+    assert not second.done()
+    connection, request, _ = waiting[0]
+    connection.answer(request.id, None, stage="one")
+    await second
+    await until(lambda: len(waiting) == 2)
+    await stager.give_up()
+
+
+async def test_a_tube_that_breaks_costs_nothing(server: Server, link: LinkClient) -> None:
+    stager = Stager(link, "q", 0, 0)
+    await stager.add(rows(b"a"))
+    door: Any = server._doors[-1]
+    for connection in tuple(door._connections):
+        connection.tube.abort()
+    await stager.add(rows(b"b"))
+    await link.commit("q", 0, await stager.finish())
+    assert [payload for batch in server.hub.log.scan(1) for payload in batch.run][:2] == [b"a", b"b"]
+
+
+async def test_a_refusal_is_told(server: Server, link: LinkClient) -> None:
+    stager = Stager(link, "q" * 300, 0, 0)
+    await stager.add(rows(b"a"))
+    with pytest.raises(RefusedError, match="query"):
+        await stager.finish()
