@@ -52,6 +52,7 @@ class HubProcess:
         self.stderr_file = directory / "stderr.txt"
         self.doors: dict[str, str] = {}
         """Each open door's ``host:port`` by its name, as the ready file has them."""
+        self.options: tuple[str, ...] = ()
         self._command = command
         self._sets = sets
         self._environ = {**os.environ, **environ}
@@ -59,14 +60,21 @@ class HubProcess:
 
     @classmethod
     def start(
-        cls, tmp_path: Path, *sets: str, command: str = "serve", environ: Mapping[str, str] | None = None
+        cls,
+        tmp_path: Path,
+        *sets: str,
+        command: str = "serve",
+        options: tuple[str, ...] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> Self:
         """Start a hub with its data under ``tmp_path`` and wait until every door accepts.
 
-        ``sets`` are ``section.key=value``; they win over the free ports that are asked for here.
+        ``sets`` are ``section.key=value``; they win over the free ports that are asked for here. ``options`` are
+        given to the command as they are.
         """
         tmp_path.mkdir(parents=True, exist_ok=True)
         hub = cls(tmp_path, (*FREE_DOORS, *sets), command, environ or {})
+        hub.options = options
         hub._run()
         return hub
 
@@ -142,7 +150,7 @@ class HubProcess:
     def _run(self) -> None:
         # Only a file that the new process writes may be taken for its own.
         self.ready_file.unlink(missing_ok=True)
-        arguments = ["--data", str(self.data), "--ready-file", str(self.ready_file)]
+        arguments = ["--data", str(self.data), "--ready-file", str(self.ready_file), *self.options]
         for setting in self._sets:
             arguments += ["--set", setting]
         with self.stderr_file.open("ab") as stderr:

@@ -15,11 +15,13 @@ from tests.net.linkpeer import LinkPeer, link_peer, opened, rows
 from tests.net.raw import running_hub, until
 
 from headrace.errors import FullError
+from headrace.hub import subscriptions
 from headrace.log import snapshot
 from headrace.message import Batch, Run
 from headrace.net import link_connection, link_rows
 from headrace.net.server import Server
 from headrace.wire.auth import sign
+from headrace.wire.link import SUBSCRIPTIONS, rows_of
 
 
 @pytest.fixture
@@ -54,6 +56,8 @@ async def test_hello_and_head(server: Server, door: str) -> None:
             "log": hello["log"],
             "first": 1,
             "head": 0,
+            "message": 0,
+            "path": str(server.hub.log.directory),
             "first_time": None,
             "head_time": None,
         }
@@ -63,6 +67,17 @@ async def test_nothing_comes_before_hello(server: Server) -> None:
     async with link_peer(server, greet=False) as peer:
         assert (await peer.ask(op="head", id=1))["error"] == "hello"
         assert await peer.gone()
+
+
+async def test_a_version_that_is_not_spoken(server: Server) -> None:
+    async with link_peer(server, greet=False) as peer:
+        answer = await peer.ask(op="hello", id=1, version=0)
+        assert (answer["id"], answer["error"], answer["versions"]) == (1, "version", [1])
+        assert answer["reason"] == "version 0 of the link is not spoken here, but 1"
+        assert await peer.gone()
+    assert refused(server, "version") == 1
+    async with link_peer(server, greet=False) as peer:
+        assert (await peer.ask(op="hello", id=1, version=-1))["error"] == "malformed"
 
 
 async def test_hello_is_said_once(peer: LinkPeer) -> None:
@@ -114,7 +129,6 @@ async def test_auth(start: Start) -> None:
         ({"op": "publish"}, "malformed", "body"),
         ({"op": "publish", "origin": "log"}, "malformed", None),
         ({"op": "follow", "from": 1, "time": 1}, "conflict", None),
-        ({"op": "subscriptions"}, "unknown", None),
         ({"op": "holds", "name": "h"}, "malformed", None),
         ({"op": "holds", "name": "h", "release": True}, "missing", None),
         ({"op": "services", "service": "nobody"}, "missing", None),
@@ -446,6 +460,38 @@ async def test_snapshot_is_the_state_now(server: Server, peer: LinkPeer) -> None
     assert dict(taken.sections) == server.hub.state.sections()
 
 
+# Subscriptions
+
+
+async def test_subscriptions_come_as_rows_of_the_matchers_table(server: Server, peer: LinkPeer) -> None:
+    fields = {"x": '{"use":2,"low":0.0,"high":9.0}'}
+    for number in range(2500):
+        server.hub.submit(subscriptions.subscribe(number.to_bytes(12), b"conn0001", fields))
+    server._turn()
+    await peer.say(op="subscriptions", id=1, credit=1)
+    found, ats = [], []
+    while True:
+        head, body = await peer.hear()
+        if "event" not in head:
+            break
+        ats.append(head["at"])
+        found += rows_of(body, SUBSCRIPTIONS).to_pylist()
+        await peer.say(op="more", id=1, bytes=1 << 20)
+    assert ats == [0, 1024, 2048]
+    assert head == {"id": 1, "ok": True, "head": 2500}
+    assert len(found) == 2500
+    assert found[7] == {
+        "client": f"{7:024x}",
+        "connector": "conn0001",
+        "seq": 8,
+        "fields": list(fields.items()),
+    }
+
+
+async def test_no_subscriptions_are_no_rows(server: Server, peer: LinkPeer) -> None:
+    assert await peer.ask(op="subscriptions", id=1) == {"id": 1, "ok": True, "head": 0}
+
+
 # Stages
 
 
@@ -480,6 +526,39 @@ async def test_a_commit_is_known_after_a_restart(tmp_path: Path) -> None:
         again = await peer.ask(op="commit", id=1, query="q", batch=1, stages=[stage])
         assert (again["first"], again["last"], again["repeated"]) == (1, 1, True)
         assert (await peer.ask(op="commit", id=1, query="q", batch=2, stages=[stage]))["error"] == "missing"
+
+
+async def test_a_commit_of_service_changes_creates_what_is_missing(server: Server, peer: LinkPeer) -> None:
+    async def commit(batch: int, **changes: bytes) -> dict[str, Any]:
+        stages = [
+            (await peer.ask(rows(change, topic=name), op="stage", id=1, query="q", batch=batch))["stage"]
+            for name, change in changes.items()
+        ]
+        return await peer.ask(op="commit", id=1, query="q", batch=batch, stages=stages, services=True)
+
+    answer = await commit(1, a=b'{"x":1}', b=b"plain")
+    assert (answer["first"], answer["last"]) == (3, 4)  # behind the creations of both
+    assert {service.id: service.snapshot for service in server.services} == {"a": b'{"x":1}', "b": b"plain"}
+    refused = await commit(2, c=b"new", a=b"no object")
+    assert refused["error"] == "malformed"
+    assert "service 'a' is a JSON object" in refused["reason"]
+    assert server.services.get("c") is None
+    answer = await commit(2, a=b'{"y":2}')
+    assert (answer["first"], answer["last"]) == (6, 6)
+    assert await commit(2, a=b'{"y":2}') | {"repeated": False} == answer
+    assert [entry.topic for entry in (await peer.stream(op="read", id=2, first=1))[0]] == [
+        "service/a", "service/b", "a", "b", "query/q", "a", "query/q",
+    ]  # fmt: skip
+
+
+async def test_head_tells_the_newest_message_and_how_far_bytes_reach(server: Server, peer: LinkPeer) -> None:
+    for _ in range(3):
+        await peer.ask(rows(b"x" * 1000), op="publish", id=1)
+    await peer.ask(op="holds", id=1, name="h", seq=1)
+    head = await peer.ask(op="head", id=1, first=1, bytes=2500)
+    assert (head["head"], head["message"], head["reach"]) == (4, 3, 2)
+    assert "reach" not in await peer.ask(op="head", id=1)
+    assert (await peer.ask(op="head", id=1, first=1, bytes=0))["error"] == "malformed"
 
 
 async def test_two_commits_of_one_batch_append_once(server: Server, stack: AsyncExitStack) -> None:

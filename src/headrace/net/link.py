@@ -2,7 +2,8 @@
 
 :mod:`~headrace.net.link_connection` keeps one client within its bounds, :mod:`~headrace.net.link_operations` does what
 is asked, :mod:`~headrace.net.link_streams` moves a stream's cursor, :mod:`~headrace.net.link_consumers` shares
-messages among the members of durable consumers, :mod:`~headrace.net.link_rows` makes bodies of the log. Here they are
+messages among the members of durable consumers, :mod:`~headrace.net.link_services` shows, makes and removes services,
+:mod:`~headrace.net.link_rows` makes bodies of the log. Here they are
 put together, and told what happens to all of them: commits, ticks, the end.
 """
 
@@ -22,15 +23,17 @@ from headrace.hub.consumers import Consumers
 from headrace.hub.publishers import Publishers
 from headrace.hub.services import Services
 from headrace.hub.staging import Queries
+from headrace.hub.subscriptions import Subscriptions
 from headrace.message import Batch
 from headrace.net.door import House
-from headrace.net.link_connection import LinkConnection
+from headrace.net.link_connection import ExplainedError, LinkConnection
 from headrace.net.link_consumers import LinkConsumers
 from headrace.net.link_operations import Operations
 from headrace.net.link_rows import Live
+from headrace.net.reports import Reports
 from headrace.tube import Options, Server, Tube, serve
 from headrace.wire.auth import parse_auth
-from headrace.wire.link import MAX_ANSWER, MAX_MESSAGE, VERSION
+from headrace.wire.link import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link_requests import Hello
 
 Transport = Literal["tcp", "websocket"]
@@ -48,9 +51,13 @@ class LinkDoor:
         queries: Queries,
         services: Services | None = None,
         consumers: Consumers | None = None,
+        reports: Reports | None = None,
+        subscriptions: Subscriptions | None = None,
     ) -> None:
         self.stopping: RefusedError | None = None
         """Why nothing more is begun."""
+        self.not_yet: Callable[[], str | None] = lambda: None
+        """Why clients had better ask another node for now, if so."""
         self.counters = house.hub.counters
         self._house = house
         self._hub = house.hub
@@ -66,6 +73,8 @@ class LinkDoor:
             queries=queries,
             services=services,
             consumers=self.consumers,
+            reports=reports,
+            subscriptions=subscriptions,
         )
         self._connections: set[LinkConnection] = set()
         self._servers: list[Server] = []
@@ -142,6 +151,12 @@ class LinkDoor:
 
     def greet(self, hello: Hello) -> dict[str, object]:
         """Judge a hello; return the members of its answer."""
+        if (reason := self.not_yet()) is not None:
+            raise RefusedError("stopping", reason)
+        if hello.version < VERSIONS[0]:
+            spoken = ", ".join(map(str, VERSIONS))
+            reason = f"version {hello.version} of the link is not spoken here, but {spoken}"
+            raise ExplainedError("version", reason, versions=list(VERSIONS))
         authentication = self._house.authentication
         if authentication.required:
             try:

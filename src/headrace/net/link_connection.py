@@ -20,12 +20,13 @@ from headrace.errors import (
     RefusedError,
     StorageError,
     TrimmedError,
+    UnavailableError,
     UnexpectedError,
     WireError,
 )
 from headrace.net.link_streams import Stream
 from headrace.tube import Received, Tube
-from headrace.wire.link import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize
+from headrace.wire.link import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_aligned
 from headrace.wire.link_requests import MAX_ID, Cancel, Hello, More, parse_request
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ MAX_UNCOMMITTED: Final = 16 << 20
 """Bytes of one client's rows on their way to the commit."""
 MAX_UNSENT: Final = 4 << 20
 """Bytes of answers that a client has not taken."""
+
+
+class ExplainedError(RefusedError):
+    """A refusal with facts that a program can use, beside its code and its sentence."""
+
+    def __init__(self, code: str, reason: str, **facts: Any) -> None:
+        super().__init__(code, reason)
+        self.facts = facts
 
 
 class LinkConnection:
@@ -149,7 +158,7 @@ class LinkConnection:
         if self._ended:
             raise RefusedError("stopping", "the tube has ended")
         if len(self._streams) >= MAX_STREAMS:
-            raise _BusyError(f"{MAX_STREAMS} streams are open on this tube", MAX_STREAMS)
+            raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
 
     def is_open(self, request_id: int) -> bool:
         """Whether a request still waits for its answer."""
@@ -246,7 +255,7 @@ class LinkConnection:
             self.hang_up()
             return
         if len(self._open) >= MAX_OPEN:
-            raise _BusyError(f"{MAX_OPEN} requests are open on this tube", MAX_OPEN)
+            raise ExplainedError("busy", f"{MAX_OPEN} requests are open on this tube", limit=MAX_OPEN)
         if self._door.stopping is not None:
             raise self._door.stopping
         self._open.add(request_id)
@@ -260,7 +269,7 @@ class LinkConnection:
     def _send(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
         if self.tube.closed:
             return
-        data = serialize(head)
+        data = serialize(head) if body is None or len(body) < _LONG else serialize_aligned(head)
         # It may close between the look and the writing only by our own doing, and then nobody is left to hear.
         with contextlib.suppress(HeadraceError):
             if body is None:
@@ -278,12 +287,6 @@ class LinkConnection:
             self.finished.set()
 
 
-class _BusyError(RefusedError):
-    def __init__(self, reason: str, limit: int) -> None:
-        super().__init__("busy", reason)
-        self.limit = limit
-
-
 def _id_of(head: Mapping[str, Any]) -> int:
     request_id = head.get("id")
     if type(request_id) is not int or not 0 <= request_id <= MAX_ID:
@@ -295,10 +298,10 @@ def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
     """An error as a client gets it: a code, a sentence and its facts."""
     head: dict[str, Any] = {"id": request_id, "error": "storage", "reason": str(error)[:_MAX_REASON]}
     match error:
-        case _BusyError(limit=limit):
-            head |= {"error": "busy", "limit": limit}
         case RefusedError(code=code, reason=reason):
             head |= {"error": code, "reason": reason[:_MAX_REASON]}
+            if isinstance(error, ExplainedError):
+                head |= error.facts
         case LimitError(limit=limit):
             head |= {"error": "limit", "limit": limit}
         case WireError(field=field):
@@ -307,6 +310,8 @@ def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
             head |= {"error": "trimmed", "first": error.first, "last": error.last, "oldest": error.oldest}
         case DamagedError():
             head |= {"error": "damaged", "first": error.first, "last": error.last}
+        case UnavailableError():
+            head["error"] = "unavailable"
         case StorageError():
             pass
         case _:
@@ -315,3 +320,6 @@ def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
 
 
 _MAX_REASON: Final = 1000
+
+_LONG: Final = 64 << 10
+"""A body worth being placed so that its reader need not copy it."""

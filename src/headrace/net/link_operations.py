@@ -6,18 +6,22 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
+from time import monotonic
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.config import Settings
 from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError, TrimmedError
+from headrace.hub.changes import Changes, Use, uses
 from headrace.hub.filters import Filter
 from headrace.hub.holds import hold
 from headrace.hub.hub import Hub
 from headrace.hub.publishers import Publishers
-from headrace.hub.publishing import Published, Publishing, published
+from headrace.hub.publishing import Publishing, mark, published
+from headrace.hub.sequencer import Published
 from headrace.hub.services import Services
 from headrace.hub.staging import (
     SECONDS,
@@ -32,14 +36,18 @@ from headrace.hub.staging import (
     remove_all,
 )
 from headrace.hub.state import entry
+from headrace.hub.subscriptions import Subscriptions, tables
 from headrace.log.snapshot import Snapshot, serialize
 from headrace.message import Batch
 from headrace.net.link_connection import LinkConnection
 from headrace.net.link_consumers import LinkConsumers
 from headrace.net.link_rows import Live
-from headrace.net.link_streams import BytesStream, RowStream
+from headrace.net.link_services import LinkServices
+from headrace.net.link_streams import PieceStream, RowStream, byte_pieces, row_pieces
+from headrace.net.reports import Reports
 from headrace.wire import link_requests as ask
-from headrace.wire.link import PUBLISHED, rows_of
+from headrace.wire.link import PASSED, PUBLISHED, rows_of
+from headrace.wire.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
 """Bytes of a topic: what the log keeps of one that a whole batch shares."""
@@ -48,7 +56,6 @@ ORIGINS: Final = frozenset({"tube", "spark", "fyrehose", "spp", "attribute", "re
 """What a publisher may say its rows come from; a frontend passes on what came in by its own doors."""
 
 MAX_HOLDS: Final = 256
-SERVICES_A_TIME: Final = 256
 
 T = TypeVar("T")
 
@@ -68,6 +75,8 @@ class Operations:
         queries: Queries,
         services: Services | None,
         consumers: LinkConsumers | None,
+        reports: Reports | None = None,
+        subscriptions: Subscriptions | None = None,
     ) -> None:
         self._hub = hub
         self._log = hub.log
@@ -75,28 +84,35 @@ class Operations:
         self._readers = readers
         self._live = live
         self._status = status
-        self._services = services
+        self._subscribed = subscriptions
         self._consumers = consumers
-        self._publishing = Publishing(hub, publishers)
+        self._reports = Reports() if reports is None else reports
+        self.publishing = self._publishing = Publishing(hub, publishers)
+        """Judges what is published once; there is one in a hub."""
         self._staging = Staging(settings.node.data / "stages")
         self._staging.sweep()
-        self._commits = Commits(hub, queries, self._staging)
+        self.commits = self._commits = Commits(hub, queries, self._staging)
+        self._changes = None if services is None else Changes(hub, services)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
             ask.Head: self._head,
             ask.Status: self._tell_status,
             ask.Read: self._read,
             ask.Follow: self._follow,
             ask.Publish: self._publish,
+            ask.Pass: self._pass,
             ask.Publisher: self._publisher,
             ask.Holds: self._holds,
             ask.Stage: self._stage,
             ask.Commit: self._commit,
             ask.Abort: self._abort,
             ask.Snapshot: self._snapshot,
-            ask.Services: self._tell_services,
+            ask.Report: self._report,
+            ask.Subscriptions: self._subscriptions,
         }
         if consumers is not None:
             self._table |= {ask.Ack: consumers.ack, ask.Consumers: consumers.manage}
+        if services is not None:
+            self._table[ask.Services] = LinkServices(hub, services).manage
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
         """Do what a request asks; an error raised here is its answer."""
@@ -116,9 +132,15 @@ class Operations:
 
     def _head(self, connection: LinkConnection, request: ask.Head, _body: memoryview) -> None:
         log = self._log
+        more: dict[str, object] = {}
+        if request.first is not None and request.bytes is not None:
+            more["reach"] = log.reach(request.first, request.bytes)
         connection.answer(
             request.id,
             None,
+            **more,
+            message=min(self._hub.newest, log.head),
+            path=str(log.directory.resolve()),
             log=str(log.uuid),
             first=log.first,
             head=log.head,
@@ -128,6 +150,10 @@ class Operations:
 
     def _tell_status(self, connection: LinkConnection, request: ask.Status, _body: memoryview) -> None:
         connection.answer(request.id, None, status=self._status())
+
+    def _report(self, connection: LinkConnection, request: ask.Report, _body: memoryview) -> None:
+        self._reports.take(request.name, request.facts, monotonic())
+        connection.answer(request.id, None)
 
     def _read(self, connection: LinkConnection, request: ask.Read, _body: memoryview) -> None:
         connection.check_room_for_stream()
@@ -181,21 +207,20 @@ class Operations:
 
         def made(data: bytes) -> None:
             end = {"seq": taken.seq, "size": len(data)}
-            connection.stream(BytesStream(request.id, connection, "snapshot", data, request.credit, end))
+            pieces = byte_pieces("snapshot", data)
+            connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
         self._later(connection, request.id, made, serialize, taken)
 
-    def _tell_services(self, connection: LinkConnection, request: ask.Services, _body: memoryview) -> None:
-        if self._services is None:
-            raise RefusedError("unknown", "this hub has no services")
-        if request.service is None:
-            found = self._services.after(request.after, SERVICES_A_TIME)
-            connection.answer(request.id, None, services=[_described(service) for service in found])
-            return
-        service = self._services.get(request.service)
-        if service is None:
-            raise RefusedError("missing", f"there is no service {request.service!r}")
-        connection.answer(request.id, service.snapshot, services=[_described(service)])
+    def _subscriptions(
+        self, connection: LinkConnection, request: ask.Subscriptions, _body: memoryview
+    ) -> None:
+        if self._subscribed is None:
+            raise RefusedError("unknown", "this hub has no subscriptions")
+        connection.check_room_for_stream()
+        # As it is now: it may change while it is sent.
+        pieces, end = row_pieces(tables(list(self._subscribed))), {"head": self._hub.state.seq}
+        connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
     # Publishing
 
@@ -219,8 +244,41 @@ class Operations:
 
         self._publishing.publish(batch, told, follows=request.follows)
 
+    def _pass(self, connection: LinkConnection, request: ask.Pass, body: memoryview) -> None:
+        rows = rows_of(body, PASSED)
+        if not rows.num_rows:
+            raise RefusedError("malformed", "there are no rows in the body")
+        for name, most in (("topic", MAX_TOPIC), ("publisher", MAX_TOPIC), ("origin", ask.MAX_NAME)):
+            lengths = pc.min_max(pc.binary_length(rows.column(name))).as_py()
+            if lengths["max"] > most:
+                raise LimitError("link", name, lengths["max"], most)
+            if name == "origin" and not lengths["min"]:
+                raise RefusedError("malformed", "a row has no origin")
+        batch, size = Batch.from_arrow(rows), len(body)
+        connection.uncommitted(size)
+
+        def told(result: Published | HeadraceError) -> None:
+            connection.uncommitted(-size)
+            if isinstance(result, HeadraceError):
+                connection.fail(request.id, result)
+                return
+            # The mark has the place behind the rows.
+            last = None if result.last is None else result.last - 1
+            first = None if last is None else last - len(batch) + 1
+            connection.answer(request.id, None, first=first, last=last, repeated=result.repeated > 0)
+
+        self._publishing.publish(
+            mark(request.frontend, request.number), told, follows=request.number > 0, behind=batch
+        )
+
     def _publisher(self, connection: LinkConnection, request: ask.Publisher, _body: memoryview) -> None:
-        connection.answer(request.id, None, newest=self._publishing.newest(request.publisher))
+        def told(newest: int | HeadraceError | None) -> None:
+            if isinstance(newest, HeadraceError):
+                connection.fail(request.id, newest)
+            else:
+                connection.answer(request.id, None, newest=newest)
+
+        self._publishing.newest(request.publisher, told)
 
     def _holds(self, connection: LinkConnection, request: ask.Holds, _body: memoryview) -> None:
         holds = self._hub.state.holds
@@ -251,8 +309,7 @@ class Operations:
     # Stages
 
     def _stage(self, connection: LinkConnection, request: ask.Stage, body: memoryview) -> None:
-        rows = rows_of(body, PUBLISHED)
-        self._check_lengths(self._rows(body, origin="spark"))
+        rows = self._checked_rows(body)
         deadline = asyncio.get_running_loop().time() + SECONDS
         stage = Stage(request.query, request.batch, request.part, rows, deadline)
         name = uuid4().hex
@@ -274,6 +331,8 @@ class Operations:
 
     def _commit(self, connection: LinkConnection, request: ask.Commit, body: memoryview) -> None:
         _check_origin(request.origin)
+        if request.services and self._changes is None:
+            raise RefusedError("unknown", "this hub has no services")
         query, batch, names = request.query, request.batch, request.stages
 
         def again() -> None:
@@ -291,19 +350,25 @@ class Operations:
             case Load(stages):
                 pass
 
-        def told(result: tuple[int | None, int | None] | StorageError) -> None:
-            if isinstance(result, StorageError):
+        def told(result: tuple[int | None, int | None] | HeadraceError) -> None:
+            if isinstance(result, HeadraceError):
                 connection.fail(request.id, result)
             else:
                 connection.answer(request.id, None, first=result[0], last=result[1], repeated=False)
 
-        def read(rows: list[Any]) -> None:
-            made = [published(each, origin=request.origin, publisher=query) for each in rows]
+        def read(rows: tuple[list[pa.RecordBatch], dict[str, Use]]) -> None:
+            made = [published(each, origin=request.origin, publisher=query) for each in rows[0]]
+            try:
+                if self._changes is not None:
+                    self._changes.make_room(rows[1])
+            except HeadraceError:
+                self._commits.give_up(query)
+                raise
+            # Behind the creations, in the same turn, so in the same append.
             self._commits.append(query, batch, made, names, told)
 
-        self._later(
-            connection, request.id, read, loaded, stages, failed=partial(self._commits.give_up, query)
-        )
+        give_up = partial(self._commits.give_up, query)
+        self._later(connection, request.id, read, _loaded, stages, request.services, failed=give_up)
 
     def _abort(self, connection: LinkConnection, request: ask.Abort, _body: memoryview) -> None:
         self._in_thread(remove_all, self._staging.remove(request.stages))
@@ -315,19 +380,31 @@ class Operations:
         self, body: memoryview, *, origin: str, publisher: str = "", number: int | None = None
     ) -> Batch:
         _check_origin(origin)
+        plain = parse_published(body)
+        if plain is None:
+            return published(self._checked_rows(body), origin=origin, publisher=publisher, number=number)
+        topic, run = plain
+        self._check_topic(len(topic.encode()))
+        batch = Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
+        # Where all together are not too long, none is.
+        if batch.run.size > self._settings.limits.message_bytes:
+            self._check_payload(int(batch.run.lengths.max()))
+        return batch
+
+    def _checked_rows(self, body: memoryview) -> pa.RecordBatch:
         rows = rows_of(body, PUBLISHED)
         if not rows.num_rows:
             raise RefusedError("malformed", "there are no rows in the body")
-        longest = pc.max(pc.binary_length(rows.column("topic"))).as_py()
+        self._check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
+        self._check_payload(pc.max(pc.binary_length(rows.column("payload"))).as_py())
+        return rows
+
+    def _check_topic(self, longest: int) -> None:
         if longest > MAX_TOPIC:
             raise LimitError("link", "topic", longest, MAX_TOPIC)
-        batch = published(rows, origin=origin, publisher=publisher, number=number)
-        self._check_lengths(batch)
-        return batch
 
-    def _check_lengths(self, batch: Batch) -> None:
-        longest, most = int(batch.run.lengths.max()), self._settings.limits.message_bytes
-        if longest > most:
+    def _check_payload(self, longest: int) -> None:
+        if longest > (most := self._settings.limits.message_bytes):
             raise LimitError("link", "payload", longest, most)
 
     def _in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
@@ -361,6 +438,12 @@ class Operations:
         self._in_thread(function, *arguments).add_done_callback(done)
 
 
+def _loaded(stages: list[Stage], services: bool) -> tuple[list[pa.RecordBatch], dict[str, Use]]:
+    """The rows of stages, and how they use services if they are changes to those; for a thread."""
+    rows = loaded(stages)
+    return rows, uses(rows) if services else {}
+
+
 def _filter(request: ask.Read | ask.Follow) -> Filter | None:
     """What a stream wants, or ``None`` for everything, log entries included."""
     if request.topic is None and request.origin is None and request.where is None:
@@ -372,13 +455,3 @@ def _filter(request: ask.Read | ask.Follow) -> Filter | None:
 def _check_origin(origin: str) -> None:
     if origin not in ORIGINS:
         raise RefusedError("malformed", f"origin {origin!r}: expected one of {', '.join(sorted(ORIGINS))}")
-
-
-def _described(service: Any) -> dict[str, Any]:
-    return {
-        "id": service.id,
-        "kind": str(service.kind),
-        "created": service.created,
-        "seq": service.seq,
-        "bytes": service.weight,
-    }

@@ -25,6 +25,7 @@ from headrace.log import Log
 from headrace.log.sealed import SealedSegment
 from headrace.message import Batch, merge
 from headrace.wire.link import MAX_ANSWER, MAX_HEAD, ROWS_BYTES, Buffer, body_of
+from headrace.wire.plain_rows import batches_body
 
 MAX_BODY: Final = MAX_ANSWER - MAX_HEAD
 
@@ -50,7 +51,11 @@ def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
     """One body of rows from ``first`` on, not past ``last``, which must be committed."""
     if wanted is not None:
         return _filtered(log, first, last, wanted)
-    return _as_it_lies(log, first, last) or _encoded(first, merge(log.read(first, last, ROWS_BYTES)))
+    if (piece := _as_it_lies(log, first, last)) is not None:
+        return piece
+    batches = log.read(first, last, ROWS_BYTES)
+    body = batches_body(batches, 4 * ROWS_BYTES)
+    return _encoded(first, merge(batches)) if body is None else Piece(first, batches[-1].last, body)
 
 
 class Chunk:
@@ -70,7 +75,7 @@ class Chunk:
     @cached_property
     def body(self) -> Buffer:
         """The messages as a body."""
-        return memoryview(body_of(self.rows))
+        return batches_body(self._batches, MAX_BODY) or memoryview(body_of(self.rows))
 
     def piece(self, first: int, wanted: Filter | None) -> Piece:
         """The chunk for one reader, who stands at ``first``."""

@@ -9,15 +9,17 @@ waits at the head for the next commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol
+
+import pyarrow as pa
 
 from headrace.errors import ClosedError, HeadraceError, StorageError, WireError
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.net.link_rows import Live, Piece, read_piece
-from headrace.wire.link import Buffer
+from headrace.wire.link import Buffer, body_of
 
 _AT_SECONDS: Final = 1.0
 """How often a stream that filters says how far it has come while nothing matches."""
@@ -76,8 +78,11 @@ class Credit:
         return max(0, self._granted - self._under_way)
 
     def allows(self, size: int) -> bool:
-        """Whether an event of ``size`` may be sent: always one, however long."""
-        return not self._under_way or self._under_way + size <= self._granted
+        """Whether an event of ``size`` may be sent: one that is longer than the rest, when half is free.
+
+        A client need not grant before it has taken half. If a long event waited for more, both would wait for ever.
+        """
+        return self._under_way * 2 <= self._granted or self._under_way + size <= self._granted
 
     def spend(self, size: int) -> None:
         """An event was sent."""
@@ -117,7 +122,8 @@ class RowStream:
         """Read, and waiting for credit."""
         self._reading = False
         self._closed = False
-        self._told = 0
+        self._told = cursor - 1
+        """How far the client knows that the stream has come."""
         self._told_at = asyncio.get_running_loop().time()
         if last is None:
             live.followers += 1
@@ -175,8 +181,10 @@ class RowStream:
             if not self._credit.allows(size):
                 return False
             self._credit.spend(size)
+            # From where the client last heard of: it was not told of pieces in which nothing passed the filter.
+            first = piece.first if self._wanted is None else self._told + 1
             self._outlet.event(
-                {"id": self.id, "event": "rows", "first": piece.first, "last": piece.last}, piece.body
+                {"id": self.id, "event": "rows", "first": first, "last": piece.last}, piece.body
             )
             self._told = piece.last
         self.cursor = piece.last + 1
@@ -212,17 +220,21 @@ class RowStream:
         self._outlet.stream_over(self.id, answer)
 
 
-class BytesStream:
-    """A stream of bytes that are all there already, in pieces."""
+class PieceStream:
+    """A stream of pieces that are made, or cut, as they are sent: each the members of its event, and its body."""
 
     def __init__(
-        self, stream_id: int, outlet: Outlet, name: str, data: bytes, credit: int, end: Mapping[str, Any]
+        self,
+        stream_id: int,
+        outlet: Outlet,
+        pieces: Iterator[tuple[dict[str, Any], Buffer]],
+        credit: int,
+        end: Mapping[str, Any],
     ) -> None:
         self.id = stream_id
         self._outlet = outlet
-        self._name = name
-        self._data = memoryview(data)
-        self._at = 0
+        self._pieces = pieces
+        self._next = next(pieces, None)
         self._credit = Credit(credit)
         self._end = end
         self._closed = False
@@ -246,16 +258,31 @@ class BytesStream:
     def pump(self) -> None:
         """Send pieces until credit or the tube say stop."""
         while not (self._closed or self._outlet.full):
-            piece = self._data[self._at : self._at + _PIECE]
-            if not piece:
+            if self._next is None:
                 self.close()
                 self._outlet.stream_over(self.id, self._end)
-            elif self._credit.allows(len(piece)):
-                self._credit.spend(len(piece))
-                self._outlet.event({"id": self.id, "event": self._name, "at": self._at}, piece)
-                self._at += len(piece)
-            else:
                 return
+            members, body = self._next
+            if not self._credit.allows(len(body)):
+                return
+            self._credit.spend(len(body))
+            self._outlet.event({"id": self.id, **members}, body)
+            self._next = next(self._pieces, None)
+
+
+def byte_pieces(event: str, data: bytes) -> Iterator[tuple[dict[str, Any], Buffer]]:
+    """Bytes that are all there already; ``at`` is the offset of each piece."""
+    view = memoryview(data)
+    for at in range(0, len(data), _PIECE):
+        yield {"event": event, "at": at}, view[at : at + _PIECE]
+
+
+def row_pieces(tables: Iterator[pa.RecordBatch]) -> Iterator[tuple[dict[str, Any], Buffer]]:
+    """Rows, some at a time; ``at`` is how many came before."""
+    at = 0
+    for rows in tables:
+        yield {"event": "rows", "at": at}, memoryview(body_of(rows))
+        at += rows.num_rows
 
 
 _PIECE: Final = 1 << 20

@@ -11,33 +11,51 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from heapq import nsmallest
 from pathlib import Path
-from time import time, time_ns
-from typing import Final, Protocol
+from time import monotonic, time, time_ns
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from headrace import __version__
-from headrace.config import Settings
-from headrace.errors import StorageError
+from headrace.config import Address, Settings
+from headrace.errors import StorageError, UsageError
 from headrace.hub.authentication import Authentication
 from headrace.hub.consumers import Consumers
 from headrace.hub.hub import Hub
+from headrace.hub.matchers import Matchers
 from headrace.hub.publishers import Publishers
 from headrace.hub.services import Policy, Services, obey
 from headrace.hub.staging import Queries
 from headrace.hub.state import State
+from headrace.hub.subscriptions import Subscriptions
 from headrace.log import Log
+from headrace.log.beginning import check_original
 from headrace.message import node_id
+from headrace.net.cluster import Cluster
+from headrace.net.cluster_replica import STATE_FILE
 from headrace.net.connections import Connections, room_for
+from headrace.net.dialling import Dialling
+from headrace.net.dispatcher import DispatcherDoor, Targets
 from headrace.net.door import Door, House, close_all
 from headrace.net.fyrehose import FyrehoseDoor
 from headrace.net.link import LinkDoor
 from headrace.net.listening import Listening
+from headrace.net.parcel import ParcelDoor, Peers
+from headrace.net.parcel_lone import Lone
+from headrace.net.parcel_tls import contexts
+from headrace.net.publisher import PublisherDoor
+from headrace.net.reports import Reports
+from headrace.net.router import RouterDoor
+from headrace.net.routing import Routing
+from headrace.net.sdk import SdkDoor
 from headrace.net.spp import SppDoor
+from headrace.net.status import Place, StatusDoor, ToMatchers
+from headrace.net.streams import StreamDoor
 from headrace.net.upkeep import GroupCommit, Upkeep
+from headrace.net.upstream import Facts, Upstream, upstream_of
 from headrace.wire import kernels
 
 logger = logging.getLogger("headrace")
@@ -51,9 +69,15 @@ _DISK_THREADS: Final = 4
 _CONSUMERS_SHOWN: Final = 64
 """How many durable consumers the status names, those furthest behind first: it must stay a small answer."""
 
+MEASURED: Final = ("second", "minute", "hour")
+"""The services ``measure/…`` that the status shows."""
+
 _TICK: Final = 0.25
+_LOOK_SECONDS: Final = 0.01
 _FOR_THE_DISK: Final = 0.4
 """The part of the time for draining that is kept for the last sync and the snapshot."""
+_FOR_THE_UPSTREAM: Final = 0.2
+"""The part of that during which the upstream hub may still answer."""
 _FOR_THE_LOG: Final = 0.1
 """The part that is kept for closing the log."""
 
@@ -80,7 +104,13 @@ class Server:
         self.ready = False
         self.hub: Hub
         self.services: Services
+        self.routing: Routing
         self.upkeep: Upkeep
+        self._upstream: Upstream | None = None
+        self._cluster: Cluster | None = None
+        self._parcel: socket.socket | None = None
+        self._peers: tuple[Address, ...] = ()
+        self._following: asyncio.Task[None] | None = None
         self._start_http = http
         self._http: HttpDoor | None = None
         self._doors: list[Door] = []
@@ -92,6 +122,7 @@ class Server:
             per_address=limits.connections_per_address, total=room_for(limits.connections)
         )
         self._turn_due = False
+        self.reports = Reports()
 
     @property
     def doors(self) -> dict[str, str]:
@@ -108,13 +139,33 @@ class Server:
         """How many connections are open."""
         return len(self._connections)
 
+    @property
+    def readers(self) -> Executor:
+        """Threads that read the log for whoever wants to see it."""
+        return self._readers
+
     async def start(self) -> None:
         """Open everything; when this returns, every door accepts."""
         settings = self.settings
         kernels.warm()
-        log = Log.open(
-            settings.node.data / "log", fsync=settings.log.fsync, segment_bytes=settings.log.segment_bytes
-        )
+        directory = settings.node.data / "log"
+        self._upstream = upstream_of(settings)
+        if settings.cluster.peers:
+            self._cluster = Cluster(settings, self._disk)
+            log = self._cluster.open_log(directory)
+        elif self._upstream is not None:
+            try:
+                log = await self._upstream.open_log(directory)
+            except BaseException:
+                await self._upstream.close()
+                raise
+        else:
+            check_original(directory)
+            if (directory / STATE_FILE).exists():
+                raise UsageError(
+                    f"{directory} is a node's of a cluster: start it with --peers, or begin in an empty directory"
+                )
+            log = Log.open(directory, fsync=settings.log.fsync, segment_bytes=settings.log.segment_bytes)
         try:
             self._open_hub(log)
             await self._open_doors()
@@ -122,6 +173,10 @@ class Server:
             for door in self._doors:
                 door.stop()
             await self._close_doors(0)
+            if self._upstream is not None:
+                await self._upstream.close()
+            if self._parcel is not None:
+                self._parcel.close()
             log.close()
             self._readers.shutdown()
             self._disk.shutdown()
@@ -132,6 +187,12 @@ class Server:
             task = asyncio.ensure_future(loop())
             task.add_done_callback(self._ended)
             self._tasks.append(task)
+        if self._upstream is not None:
+            # Not among the tasks: it goes on while the doors close, so that what they took in is still answered.
+            self._following = asyncio.ensure_future(self._upstream.run())
+            self._following.add_done_callback(self._ended)
+        if self._cluster is not None:
+            self._cluster.start()
         self.ready = True
 
     async def drain(self) -> None:
@@ -150,6 +211,7 @@ class Server:
         log = self.hub.log
         try:
             async with asyncio.timeout(seconds * _FOR_THE_DISK):
+                await self._flush_upstream(seconds * _FOR_THE_UPSTREAM)
                 await self._all_committed()
                 await self.upkeep.snapshot()
         except TimeoutError:
@@ -158,6 +220,12 @@ class Server:
             # Closing the log says whether anything is lost; the doors are closed first, whatever it says.
             logger.error("the disk fails while stopping: %s", error)
         await self._close_doors(max(deadline - loop.time() - _FOR_THE_LOG * seconds, 0))
+        if self._cluster is not None:
+            self._cluster.close()
+        if self._upstream is not None and self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            await self._upstream.close()
         closing = loop.run_in_executor(self._disk, log.close)
         try:
             async with asyncio.timeout_at(max(deadline, loop.time() + _FOR_THE_LOG * seconds)):
@@ -168,6 +236,26 @@ class Server:
             self._readers.shutdown(wait=False)
             self._disk.shutdown(wait=False)
 
+    @property
+    def beginning_anew(self) -> asyncio.Event | None:
+        """Set when this hub has to be drained, and another one started in its place (:meth:`successor`)."""
+        return None if self._cluster is None else self._cluster.beginning_anew
+
+    def successor(self) -> Server:
+        """The hub that goes on in the place of this one, which is drained: behind a snapshot, at the same addresses."""
+        if self._cluster is None:
+            raise UsageError("only a node of a cluster begins anew")
+        self._cluster.begin_anew(self.settings.node.data / "log")
+        same = {f"listen.{door}": where for door, where in self.doors.items()}
+        settings = self.settings.override(same, source="where the node was before")
+        return Server(settings, http=self._start_http)
+
+    def vouch(self) -> None:
+        """An operator's word: let this node of a cluster go on with what it has."""
+        if self._cluster is None:
+            raise UsageError("this hub is in no cluster")
+        self._cluster.vouch()
+
     def status(self) -> dict[str, object]:
         """The facts of ``/api/status``."""
         hub, log = self.hub, self.hub.log
@@ -176,13 +264,17 @@ class Server:
         for door in self._doors:
             subscribers |= door.facts()
         return {
+            # First, so that none can stand for a fact of the hub's own.
+            **self.reports.facts(monotonic()),
             "version": __version__,
             "log": str(log.uuid),
             "first": log.first,
             "head": log.head,
             "tail": log.tail,
             "node": {"name": self.settings.node.name, "id": hub.node},
-            "mode": "WRK",
+            "mode": self._mode,
+            "upstream": self.upstream,
+            "cluster": None if self._cluster is None else self._cluster.facts(),
             "doors": self.doors,
             "counters": hub.counters.as_dict(),
             "uptime": round(time() - self.started, 3),
@@ -197,8 +289,31 @@ class Server:
                 for consumer in furthest_behind
             },
             "subscribers": subscribers,
+            "matching": {
+                "engine": self.settings.matching.engine,
+                "subscriptions": len(self.subscriptions),
+                "matchers": list(self.matchers.ring.matchers),
+            },
             "connections": self.connections,
+            "measure": self._measured(),
         }
+
+    @property
+    def upstream(self) -> Facts | None:
+        """What is known of the hub above this one, if there is one."""
+        return None if self._upstream is None else self._upstream.facts()
+
+    @property
+    def _mode(self) -> str:
+        if self._cluster is not None:
+            return self._cluster.mode.value
+        return "WRK" if self._upstream is None else "FRONTEND"
+
+    @property
+    def problem(self) -> str | None:
+        """Why this hub cannot do all that it should, if so: its disk, its cluster, or the hub above it."""
+        above = self._upstream if self._cluster is None else self._cluster
+        return self.hub.log.failure or (None if above is None else above.problem)
 
     def write_ready_file(self, path: Path) -> None:
         """Say, whole or not at all, that every door accepts and where."""
@@ -207,13 +322,26 @@ class Server:
         making.write_bytes(content + b"\n")
         making.replace(path)
 
+    def _measured(self) -> dict[str, object]:
+        """What the pipeline's job ``measure`` publishes, by the length of its windows."""
+        found = {span: self.services.get(f"measure/{span}") for span in MEASURED}
+        return {
+            span: service.value
+            for span, service in found.items()
+            if service is not None and not isinstance(service.value, bytes)
+        }
+
     def _open_hub(self, log: Log) -> None:
         settings = self.settings
         self.services = Services()
         self.publishers = Publishers()
         self.queries = Queries()
         self.consumers = Consumers()
-        state = State(self.publishers, self.queries, self.services, self.consumers)
+        self.subscriptions = Subscriptions()
+        self.matchers = Matchers()
+        state = State(
+            self.publishers, self.queries, self.services, self.consumers, self.subscriptions, self.matchers
+        )
         hub = Hub(log, node_id(settings.node.name), max_uncommitted=MAX_UNCOMMITTED, state=state)
         if log.torn is not None:
             hub.counters.add("torn_tails")
@@ -224,17 +352,34 @@ class Server:
         for damaged in log.damaged_snapshots:
             hub.counters.add("damaged_snapshots")
             logger.warning("passed over a damaged snapshot: %s", damaged)
-        if settings.log.fsync == "always":
+        if settings.log.fsync == "always" and self._cluster is None:
             hub.commit_by(GroupCommit(hub, self._disk))
         hub.wake = self._wake
         hub.take_turn = self._turn
         hub.relieved = self._relieved
         self.hub = hub
         self.upkeep = Upkeep(hub, settings, self._disk, holds=self.consumers.holds)
-        policy = Policy(settings.services.auto, settings.services.max)
-        if policy != self.services.policy:
-            hub.submit(obey(policy))
-            self._turn()
+        if self._upstream is not None:
+            # What holds is what the upstream hub has put into the log.
+            self._upstream.attach(hub)
+            return
+        if self._cluster is not None:
+            wanted = settings.listen.parcel
+            if wanted is not None:
+                self._parcel = self.listening.stream("parcel", wanted)
+                wanted = Address.parse(self.doors["parcel"])
+            self._peers = self._cluster.attach(hub, wanted)
+            self._cluster.became_primary = self._obey_policy
+            return
+        self._obey_policy()
+        self._turn()
+
+    def _obey_policy(self) -> None:
+        """Put the settings' word on services into the log, if it is not there."""
+        policy = Policy(self.settings.services.auto, self.settings.services.max)
+        # A cluster's first message tells every node which log it is: it must not wait for somebody to publish.
+        if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail):
+            self.hub.submit(obey(policy))
 
     async def _open_doors(self) -> None:
         auth = self.settings.auth
@@ -243,15 +388,19 @@ class Server:
             self.hub, self.settings, self._connections, self._readers, self.services, authentication
         )
         listen = self.settings.listen
-        if listen.fyrehose is not None:
+        roles = self.settings.node.roles
+        if listen.fyrehose is not None and "fyrehose" in roles:
             door = FyrehoseDoor(house, *self.listening.stream_and_datagrams("fyrehose", listen.fyrehose))
             self._add(door)
             await door.open()
-        if listen.spp is not None:
+        if listen.spp is not None and "spp" in roles:
             spp = SppDoor(house, self.listening.stream("spp", listen.spp))
             self._add(spp)
             await spp.open()
-        if listen.tube_tcp is not None or listen.tube_ws is not None:
+        await self._open_routing(house)
+        await self._open_parcel(house)
+        tubes = "tube" in roles and (listen.tube_tcp is not None or listen.tube_ws is not None)
+        if tubes or self._cluster is not None:
             link = LinkDoor(
                 house,
                 self.status,
@@ -259,14 +408,70 @@ class Server:
                 queries=self.queries,
                 services=self.services,
                 consumers=self.consumers,
+                reports=self.reports,
+                subscriptions=self.subscriptions,
             )
             self._add(link)
+            if self._cluster is not None:
+                operations = link.operations
+                self._cluster.judge_by(operations.publishing, operations.commits)
+                link.not_yet = self._cluster.not_yet
+        if tubes:
             if listen.tube_tcp is not None:
                 await link.open("tcp", self.listening.stream("tube_tcp", listen.tube_tcp))
             if listen.tube_ws is not None:
                 await link.open("websocket", self.listening.stream("tube_ws", listen.tube_ws))
         if listen.http is not None and self._start_http is not None:
             self._http = await self._start_http(self, self.listening.stream("http", listen.http))
+
+    async def _open_parcel(self, house: House) -> None:
+        """The cluster's door, and the connections to the other nodes."""
+        wanted, cluster = self.settings.listen.parcel, self._cluster
+        if cluster is not None and self._parcel is not None:
+            tls = contexts(self.settings)
+            peers = Peers(house, cluster, tls.client)
+            cluster.ask = peers.ask
+            for address in self._peers:
+                peers.dial(address)
+            self._add(peers)
+            door = ParcelDoor(house, cluster, self._parcel, tls.server)
+        elif wanted is not None and "sequence" in self.settings.node.roles:
+            listening = self.listening.stream("parcel", wanted)
+            now = asyncio.get_running_loop().time()
+            lone = Lone(self.hub, self.settings.node.name, self.doors["parcel"], now)
+            door = ParcelDoor(house, lone, listening)
+        else:
+            return
+        self._add(door)
+        await door.open()
+
+    async def _open_routing(self, house: House) -> None:
+        """The doors of the attribute protocol, and what is behind them."""
+        listen, roles, stream = self.settings.listen, self.settings.node.roles, self.listening.stream
+        routing = self.routing = Routing(house, self.subscriptions, self.matchers)
+        self._add(routing)
+        doors: list[StreamDoor[Any] | Dialling[Any]] = []
+        if "publisher" in roles and listen.publisher is not None:
+            doors.append(PublisherDoor(house, stream("publisher", listen.publisher)))
+        if routing.connector is not None and listen.sdk is not None:
+            doors.append(SdkDoor(house, routing.connector, stream("sdk", listen.sdk)))
+        if routing.connector is not None and listen.router is not None:
+            doors.append(RouterDoor(house, routing, stream("router", listen.router)))
+        if routing.dispatcher is not None:
+            if listen.dispatcher is not None:
+                door = stream("dispatcher", listen.dispatcher)
+                doors.append(DispatcherDoor(house, routing, routing.dispatcher, door))
+            doors += Targets.all_of(house, routing.dispatcher, routing.id)
+        if routing.to_dispatcher is not None:
+            doors.append(routing.to_dispatcher)
+        if "matcher" in roles:
+            place = Place(house, lambda: self.doors)
+            if listen.status is not None:
+                doors.append(StatusDoor(house, place, stream("status", listen.status)))
+            doors.append(ToMatchers(house, place, self.matchers))
+        for each in doors:
+            self._add(each)
+            await each.open()
 
     def _add(self, door: Door) -> None:
         # Before it accepts anyone: what is committed from then on must reach it.
@@ -306,9 +511,22 @@ class Server:
             await asyncio.sleep(_TICK)
             for door in self._doors:
                 door.tick(loop.time())
+            if self._upstream is not None:
+                self._upstream.tick(loop.time())
+
+    async def _flush_upstream(self, seconds: float) -> None:
+        above = self._upstream if self._cluster is None else self._cluster
+        if above is not None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await above.flush()
+            except TimeoutError:
+                logger.warning("stopping without the last answers to what was passed on: %s", above.problem)
 
     async def _all_committed(self) -> None:
         """Wait for the sync that commits what was appended last (``fsync=always``)."""
         log = self.hub.log
+        while self._cluster is not None and log.tail > log.head:  # noqa: ASYNC110 -- at the end of a hub's life
+            await asyncio.sleep(_LOOK_SECONDS)
         while log.tail > log.head:
             await asyncio.get_running_loop().run_in_executor(self._disk, log.sync)

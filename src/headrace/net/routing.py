@@ -1,0 +1,281 @@
+"""Content routing in one process: which of its roles are here, and how they hand each other batches.
+
+Committed batches go through the matching :class:`~headrace.net.stage.Stage`. What is for clients of this process's own
+connector is pushed to them in memory. What is for clients elsewhere, and this matcher's to match by the ring, goes to
+the dispatcher in this process, or to one that is dialled. A connector without a matcher beside it relies on the
+matchers whose pushes reach its router door, and on the log where they do not. Where Spark matches, no process does, and
+every connector relies on the fleet in the same way: it is one matcher, whose pushes come by many connections and whose
+marks by one.
+
+To the hub this is a door without a socket: it is handed what is committed. The doors with sockets are given it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import Final
+
+from headrace.config import Settings
+from headrace.errors import StorageError
+from headrace.hub.connector import Connector, Found, Then
+from headrace.hub.dispatcher import Dispatcher, Feeder
+from headrace.hub.matchers import FLEET, Matchers, join, leave
+from headrace.hub.matching import Matching
+from headrace.hub.pushes import mark, pushes
+from headrace.hub.retiring import Retiring
+from headrace.hub.session import Path, Paths, Source
+from headrace.hub.subscriptions import Subscription, Subscriptions
+from headrace.matching import Matches, Ring
+from headrace.message import Batch, node_id
+from headrace.net.door import House
+from headrace.net.stage import Stage
+from headrace.net.to_dispatcher import ToDispatcher
+from headrace.wire.attribute import NODE_ID_BYTES, parse_msg_id, unpack_clients
+
+REPLAY_BYTES: Final = 256 << 10
+"""Payload bytes read from the log in one go for a client that is behind."""
+
+
+class Routing:
+    """The matcher, the dispatcher and the connector of one process, as far as it has them."""
+
+    def __init__(self, house: House, subscriptions: Subscriptions, matchers: Matchers) -> None:
+        settings, roles = house.settings, house.settings.node.roles
+        self._name = role_name(settings)
+        self._node = node_id(self._name)
+        self.id = connector_id(self._name)
+        self.subscriptions = subscriptions
+        self.matchers = matchers
+        self.fleet = Source()
+        """All that the fleet in Spark pushes by the dispatcher door, by whichever connection."""
+        self.connector: Connector | None = None
+        self.dispatcher: Dispatcher | None = None
+        self.to_dispatcher: ToDispatcher | None = None
+        self._house = house
+        self._hub = house.hub
+        self._paths = Paths()
+        self._source = Source()
+        self._own_path = Path(self._source, self._hub.log.head)
+        self._spark = settings.matching.engine == "spark"
+        self._feeder = Feeder(self._source)
+        self._stage: Stage | None = None
+        self._thread = ThreadPoolExecutor(1, "headrace-match")
+        self._sorting: Iterator[None] | None = None
+        self._joining = False
+        self._stopping = False
+        self._relied = False
+        """Whether a mark has ever come."""
+        matches = "matcher" in roles and not self._spark
+        self._pushes = False
+        self._connects = "connector" in roles
+        self.relying = self._connects and not matches
+        """Whether the clients here rely on matchers elsewhere, or in Spark."""
+        self.matching = Matching(
+            subscriptions, self._is_wanted, json_attributes=settings.matching.json_attributes
+        )
+        if self._connects:
+            self.connector = self._make_connector()
+        own = self.id if self._connects else None
+        self._retiring = Retiring(self._hub, subscriptions, own, settings.matching.keep_seconds)
+        if "dispatcher" in roles:
+            self.dispatcher = Dispatcher(self._hub.counters, None if self.connector is None else self)
+        if matches:
+            self._stage = Stage(self._hub, self.matching, self._matched, house.readers, self._thread)
+            self._stage.blocked = self._is_blocked
+            self._source.paths[self._node] = self._own_path
+            elsewhere = settings.dispatcher.connectors or settings.dispatcher.peers
+            if self.dispatcher is not None and elsewhere:
+                self._pushes = True
+            elif settings.matching.dispatchers:
+                self._pushes = True
+                place = self._own_path
+                self.to_dispatcher = ToDispatcher(house, self._node, lambda: place.upto, self._stage.go_on)
+        matchers.changed = self._ring_changed
+        # Only now is it known which of the subscriptions that the log has kept are matched here.
+        for _ in self.matching.sort_out():
+            pass
+
+    def _make_connector(self) -> Connector:
+        settings = self._house.settings.matching
+        connector = Connector(
+            self._hub,
+            self.subscriptions,
+            self._read,
+            connector_id=self.id,
+            keep_seconds=settings.keep_seconds,
+            max_subscriptions=settings.max_subscriptions,
+            max_predicates=settings.max_predicates,
+            replay=settings.replay,
+        )
+        connector.find_path = self._find_path
+        return connector
+
+    # What the hub calls.
+
+    def deliver(self, batches: Sequence[Batch]) -> None:
+        """Match newly committed batches."""
+        if self._stage is not None:
+            self._stage.deliver(batches)
+        if self.connector is not None:
+            self.connector.advance()
+
+    def tick(self, now: float) -> None:
+        """Give up what was given up, keep the index in shape, and be on the ring."""
+        self._retiring.tick(now)
+        if self.connector is not None:
+            self.connector.tick(now)
+        if self._stage is not None:
+            self._stage.tick()
+        if self._pushes and not (self._joining or self._stopping) and self._name not in self.matchers.ring:
+            self._joining = True
+            self._hub.submit(join(self._name, Ring(self._name).starts[self._name]), self._joined)
+
+    def relieved(self) -> None:
+        """Nobody publishes here."""
+
+    def facts(self) -> dict[str, int]:
+        """How many subscriptions there are, and how many of them are matched here."""
+        facts = {"subscriptions": len(self.subscriptions), "subscriptions_here": len(self.matching)}
+        if self.connector is not None:
+            facts["sdk_behind"] = self.connector.behind
+        return facts
+
+    def stop(self) -> None:
+        """Leave the ring: others take this matcher's share."""
+        self._stopping = True
+        if self.connector is not None:
+            self.connector.stopping = True
+        if self._pushes and self._name in self.matchers.ring:
+            self._hub.submit(leave(self._name))
+
+    async def close(self) -> None:
+        """The doors close what they have; here a thread ends."""
+        if self._stage is not None:
+            self._stage.stop()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def abort(self) -> None:
+        """The doors close what they have."""
+
+    # What the doors call.
+
+    def feeder(self) -> Feeder:
+        """What a new connection that pushes is to the dispatcher: the fleet has many, which are one source."""
+        return Feeder(self.fleet if self._spark else Source())
+
+    def source(self) -> Source:
+        """What a new connection of a dispatcher is to the connector."""
+        return Source(vouches=self._spark and self._relied)
+
+    def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: bytes) -> None:
+        """A dispatcher brings a message for clients of this connector."""
+        if self.connector is not None:
+            self.connector.pushed(source, msg_id, payload, unpack_clients(clients))
+
+    def marked(self, source: Source, msg_id: bytes) -> None:
+        """A matcher says how far it is."""
+        seq, node = parse_msg_id(msg_id)
+        self._relied = True
+        if self._paths.mark(source, node, seq) and self.connector is not None:
+            self.connector.reroute()
+
+    def lost(self, source: Source) -> None:
+        """A connection that pushed is gone."""
+        if self._paths.lose(source) and self.connector is not None:
+            self.connector.reroute()
+
+    # The rest is between the parts.
+
+    def _find_path(self, client: bytes) -> Path | None:
+        if self._spark:
+            return self._paths.get(node_id(FLEET))
+        if self._stage is not None:
+            return self._own_path
+        return self._paths.get(self.matchers.owner(client))
+
+    def _is_wanted(self, client: bytes, subscription: Subscription) -> bool:
+        if subscription.connector == self.id:
+            return self._connects
+        return self._pushes and self.matchers.owner(client) == self._node
+
+    def _is_blocked(self) -> bool:
+        return self._sorting is not None or (self.to_dispatcher is not None and self.to_dispatcher.full)
+
+    def _matched(self, batch: Batch, matches: Matches | None) -> None:
+        if self.connector is not None:
+            self.connector.deliver(batch, matches)
+        self._source.seen = self._own_path.upto = batch.last
+        if self._pushes:
+            without = None if self.connector is None else self.id
+            found = () if matches is None else pushes(batch, matches, self.subscriptions, without=without)
+            if self.to_dispatcher is not None:
+                self.to_dispatcher.push(found, batch.last)
+            elif self.dispatcher is not None:
+                for push in found:
+                    self.dispatcher.push(self._feeder, push)
+                self.dispatcher.push(self._feeder, mark(batch.last, self._node))
+
+    def _joined(self, _outcome: Batch | StorageError) -> None:
+        self._joining = False
+
+    def _ring_changed(self, seq: int) -> None:
+        """From entry ``seq`` on, clients have other matchers."""
+        if self._pushes and self._stage is not None:
+            self._stage.when(seq, self._begin_sorting)
+        if self.connector is not None:
+            self.connector.reroute(seq)
+
+    def _begin_sorting(self) -> None:
+        self._sorting = self.matching.sort_out()
+        self._sort_on()
+
+    def _sort_on(self) -> None:
+        if self._sorting is not None and next(self._sorting, self) is self:
+            self._sorting = None
+            if self._stage is not None:
+                asyncio.get_running_loop().call_soon(self._stage.go_on)
+        else:
+            asyncio.get_running_loop().call_soon(self._sort_on)
+
+    def _read(self, client: bytes, first: int, last: int, then: Then) -> None:
+        """Look through some of the log for a client, off the event loop."""
+
+        def look() -> Found:
+            batches = self._hub.log.read(first, last, REPLAY_BYTES)
+            return [(batch, self.matching.rows(client, batch)) for batch in batches]
+
+        def done(looking: asyncio.Future[Found]) -> None:
+            if looking.cancelled():
+                return
+            error = looking.exception()
+            if error is None:
+                then(looking.result())
+            elif isinstance(error, StorageError):
+                then(error)
+            else:
+                raise error
+
+        asyncio.get_running_loop().run_in_executor(self._house.readers, look).add_done_callback(done)
+
+
+def role_name(settings: Settings) -> str:
+    """What a process is called among the roles: its node's name.
+
+    A frontend that was given none has its machine's, as the hub above it may have: its data directory tells them apart.
+    """
+    node = settings.node
+    if not node.upstream or settings.source("node.name") != "default":
+        return node.name
+    return f"{node.name}-{sha256(str(node.data.resolve()).encode()).hexdigest()[:6]}"
+
+
+def connector_id(name: str) -> bytes:
+    """The 8-byte ASCII id of a node in the attribute protocol, made from its name.
+
+    >>> connector_id("Ivan")
+    b'ebec404b'
+    """
+    return sha256(name.encode()).hexdigest()[:NODE_ID_BYTES].encode()

@@ -1,0 +1,245 @@
+"""Three nodes of a cluster as processes, and wires between them that can be cut.
+
+    with Trio.start(tmp_path) as trio:
+        trio.working()
+        trio.wires.cut(0, 1)   # nothing from node 0 reaches node 1 any more; the other way it does
+        trio.wires.mend()
+
+Each node reaches each other one through a proxy of its own in this process, so that what one says to another can be
+held up in one direction alone, as a broken network does: connections stay open, and nothing comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from tests.hubprocess import HubProcess
+from tests.system.observing import eventually, status
+
+from headrace.config import DOORS
+
+Pair = tuple[int, int]
+
+SERVED = ("fyrehose", "spp", "tube_tcp", "parcel", "http")
+
+
+class Wires:
+    """The proxies: ``wires.port(i, j)`` is where node ``i`` finds node ``j``."""
+
+    def __init__(self, nodes: int) -> None:
+        self.targets: dict[int, tuple[str, int]] = {}
+        """Where each node's door is."""
+        self._cut: set[Pair] = set()
+        self._ports: dict[Pair, int] = {}
+        self._changed: asyncio.Condition
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._do(self._open(nodes))
+
+    def port(self, source: int, target: int) -> int:
+        """Where ``source`` dials to reach ``target``."""
+        return self._ports[source, target]
+
+    def cut(self, source: int, target: int) -> None:
+        """Let nothing pass from one node to another."""
+        self._do(self._set({*self._cut, (source, target)}))
+
+    def cut_off(self, node: int) -> None:
+        """Let nothing pass to and from a node."""
+        others = {each for pair in self._ports for each in pair} - {node}
+        pairs = {(node, each) for each in others} | {(each, node) for each in others}
+        self._do(self._set(self._cut | pairs))
+
+    def mend(self) -> None:
+        """Let everything pass; what was held up comes now."""
+        self._do(self._set(set()))
+
+    def close(self) -> None:
+        """Close all."""
+        self._do(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _open(self, nodes: int) -> None:
+        self._changed = asyncio.Condition()
+        self._servers = []
+        for source in range(nodes):
+            for target in range(nodes):
+                if source != target:
+                    serve = self._serving((source, target))
+                    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+                    self._servers.append(server)
+                    self._ports[source, target] = server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _set(self, cut: set[Pair]) -> None:
+        async with self._changed:
+            self._cut = cut
+            self._changed.notify_all()
+
+    def _serving(
+        self, pair: Pair
+    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            source, target = pair
+            # Streams report a cancelled handler as a failed one; here it is just the end.
+            with contextlib.suppress(asyncio.CancelledError), contextlib.closing(writer):
+                await self._passable(source, target)
+                try:
+                    onward = await asyncio.open_connection(*self.targets[target])
+                except (OSError, KeyError):
+                    return
+                with contextlib.closing(onward[1]):
+                    ways = (
+                        asyncio.ensure_future(self._carry(reader, onward[1], source, target)),
+                        asyncio.ensure_future(self._carry(onward[0], writer, target, source)),
+                    )
+                    try:
+                        # As soon as one end is closed, both are.
+                        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for way in ways:
+                            way.cancel()
+                        await asyncio.gather(*ways, return_exceptions=True)
+
+        return serve
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: int, target: int
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await self._passable(source, target)
+                writer.write(data)
+                await writer.drain()
+        # A connection's end is news, too.
+        await self._passable(source, target)
+
+    async def _passable(self, source: int, target: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: (source, target) not in self._cut)
+
+
+def free_port() -> int:
+    """A port that is free and stays so while its node is down: no connection of anybody's is given one so low."""
+    for _ in range(100):
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with (
+            contextlib.suppress(OSError),
+            socket.socket() as sock,
+            socket.socket(type=socket.SOCK_DGRAM) as udp,
+        ):
+            sock.bind(("127.0.0.1", port))
+            udp.bind(("127.0.0.1", port))
+            return port
+    pytest.fail("no port is free")
+
+
+class Trio:
+    """Three nodes; make them with :meth:`start`."""
+
+    def __init__(self, directory: Path, sets: tuple[str, ...]) -> None:
+        self.wires = Wires(3)
+        self._sets = sets
+        self._directory = directory
+        self.nodes: list[HubProcess] = []
+
+    @classmethod
+    def start(cls, directory: Path, *sets: str) -> Self:
+        """Start three nodes, and wait until every door of theirs accepts."""
+        trio = cls(directory, sets)
+        try:
+            with ThreadPoolExecutor(3) as threads:
+                trio.nodes += threads.map(trio._started, range(3))
+        except BaseException:
+            trio.close()
+            raise
+        return trio
+
+    def _started(self, number: int) -> HubProcess:
+        others = [each for each in range(3) if each != number]
+        doors = [f"listen.{door}=127.0.0.1:{free_port()}" for door in DOORS if door in SERVED]
+        shut = [f"listen.{door}=off" for door in DOORS if door not in SERVED]
+        peers = ",".join(f"127.0.0.1:{self.wires.port(number, each)}" for each in others)
+        node = HubProcess.start(
+            self._directory / f"node{number}",
+            f"node.name=node{number}",
+            "cluster.name=trio",
+            f"cluster.peers={peers}",
+            *doors,
+            *shut,
+            *self._sets,
+        )
+        self.wires.targets[number] = node.address("parcel")
+        return node
+
+    def hosts(self, door: str) -> str:
+        """Where a door is, on all nodes, as clients take it."""
+        return ",".join(node.doors[door] for node in self.nodes if door in node.doors)
+
+    def running(self) -> Iterator[HubProcess]:
+        """The nodes that run."""
+        return (node for node in self.nodes if node.running)
+
+    def primary(self) -> HubProcess:
+        """The node that numbers messages, as soon as all that run agree who it is."""
+        found: set[str] = set()
+
+        def agreed() -> bool:
+            found.clear()
+            for node in self.running():
+                facts = status(node)
+                works = facts["mode"] == "WRK" and facts["cluster"]["primary"] is not None
+                found.add(facts["cluster"]["primary"] if works else "")
+            return len(found) == 1 and found != {""}
+
+        eventually("the nodes agree on a primary", agreed)
+        return self.nodes[int(found.pop().removeprefix("node"))]
+
+    def working(self) -> HubProcess:
+        """Wait until all that run work and have the same head; return the primary."""
+        primary = self.primary()
+        eventually(
+            "all have the same head", lambda: len({status(node)["head"] for node in self.running()}) == 1
+        )
+        return primary
+
+    def close(self) -> None:
+        """End everything."""
+        for node in self.nodes:
+            node.__exit__(None, None, None)
+        self.wires.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for node in self.nodes:
+                node.__exit__(kind, error, trace)
+        finally:
+            self.wires.close()

@@ -1,0 +1,210 @@
+"""The parcel door, from outside: peers that speak the document in bytes, strangers, and those who lie."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import cbor2
+import pytest
+from tests.net.conftest import Start
+from tests.net.raw import SECONDS, until
+
+from headrace.message import Batch, Run
+from headrace.net.server import Server
+
+SEQ_REQ = bytes.fromhex(
+    "38a56b69735f726573706f6e7365f46b70617263656c5f747970656653657152657162696419ebec6473697a650664626f647965456d707479"
+)
+DSC_REQ = bytes.fromhex(
+    "6da56b69735f726573706f6e7365f46b70617263656c5f74797065664473635265716269641912346473697a650064626f6479a1664473635265"
+    "71a1686964656e74697479a4626964191234646d6f646563445343646e616d65644976616e64686f7374693132372e302e302e31"
+)
+"""As the original sends it: id 0x1234, Ivan, DSC, 127.0.0.1, size 0."""
+
+
+class Peer:
+    """A plain socket that knows CBOR."""
+
+    def __init__(self, server: Server) -> None:
+        host, _, port = server.doors["parcel"].rpartition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setblocking(False)
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    async def say(
+        self, kind: str, body: object = "Empty", *, node: int = 0x1234, response: bool = False
+    ) -> None:
+        """Send a parcel."""
+        parcel = {"is_response": response, "parcel_type": kind, "id": node, "size": 0, "body": body}
+        encoded = cbor2.dumps(parcel)
+        await self.send(bytes([len(encoded)]) + encoded)
+
+    async def raw(self) -> bytes:
+        """The next parcel's bytes, length byte included."""
+        size = await self._take(1)
+        return size + await self._take(size[0])
+
+    async def hear(self) -> tuple[str, object]:
+        """The next parcel's type and body."""
+        parcel = cbor2.loads((await self.raw())[1:])
+        return parcel["parcel_type"], parcel["body"]
+
+    async def over(self) -> bool:
+        """Whether the hub has closed the connection, once it has said what it had to say."""
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.get_running_loop().sock_recv(self._socket, 1) == b""
+
+    async def _take(self, size: int) -> bytes:
+        data = b""
+        async with asyncio.timeout(SECONDS):
+            while len(data) < size:
+                more = await asyncio.get_running_loop().sock_recv(self._socket, size - len(data))
+                assert more, "the hub closed the connection"
+                data += more
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def dial(server: Server, peers: ExitStack) -> Peer:
+    peer = Peer(server)
+    peers.callback(peer.close)
+    return peer
+
+
+def node(name: str, node_id: int, host: str = "127.0.0.1") -> dict[str, object]:
+    return {"DscReq": {"identity": {"id": node_id, "mode": "DSC", "name": name, "host": host}}}
+
+
+async def test_the_documents_bytes_are_answered_byte_for_byte(start: Start, peers: ExitStack) -> None:
+    server = await start("node.name=Ivan")
+    before = server.hub.log.head
+    server.hub.submit(Batch(Run.of([b""] * (1000 - before)), origin="test"))
+    await until(lambda: server.hub.log.head == 1000)
+    peer = dial(server, peers)
+    await peer.send(SEQ_REQ)
+    assert (await peer.raw()).hex() == (
+        "49a56b69735f726573706f6e7365f56b70617263656c5f747970656653657152657362696419ebec6473697a651764626f6479"
+        "a166536571526573a16a7365715f6e756d6265721903e8"
+    )
+    await peer.send(DSC_REQ)
+    kind, body = await peer.hear()
+    me = {"id": 60396, "mode": "WRK", "name": "Ivan", "host": server.doors["parcel"]}
+    assert (kind, body) == ("DscRes", {"DscRes": {"neighbours": [me]}})
+
+
+async def test_any_chunking_is_the_same(start: Start, peers: ExitStack) -> None:
+    peer = dial(await start("node.name=Ivan"), peers)
+    for byte in DSC_REQ + SEQ_REQ:
+        await peer.send(bytes([byte]))
+    assert [(await peer.hear())[0], (await peer.hear())[0]] == ["DscRes", "SeqRes"]
+
+
+async def test_neighbours_are_told_of_each_other(start: Start, peers: ExitStack) -> None:
+    server = await start("node.name=Ivan")
+    one, two = dial(server, peers), dial(server, peers)
+    await one.send(DSC_REQ)
+    await one.hear()
+    await two.say("DscReq", node("Olga", 7, "127.0.0.1:7000"), node=7)
+    kind, body = await two.hear()
+    assert kind == "DscRes"
+    assert [each["name"] for each in body["DscRes"]["neighbours"]] == ["Ivan", "Ivan"]  # type: ignore[index]
+    await two.say("SeqReq", node=7)
+    await two.hear()
+    await two.say("Ping", node=7)
+    assert await two.hear() == ("Pong", "Empty")
+    await one.say("DscReq", node("Ivan", 0x1234))
+    _, body = await one.hear()
+    # "Marks Ivan locally as WRK": who has asked for the sequence is taken to be at work.
+    assert [(each["id"], each["mode"]) for each in body["DscRes"]["neighbours"]] == [
+        (60396, "WRK"),
+        (7, "WRK"),
+    ]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "response", "reason"),
+    [
+        (
+            "Prepare",
+            {"Prepare": {"view": 1, "first": 1, "last": 1, "commit": 0}},
+            False,
+            "not of this cluster",
+        ),
+        ("Publish", {"Publish": {"view": 1, "request": 1}}, False, "not of this cluster"),
+        ("DscRes", {"DscRes": {"neighbours": []}}, True, "DscRes"),
+        ("SeqRes", {"SeqRes": {"seq_number": 1}}, True, "SeqRes"),
+        ("Nonsense", "Empty", False, "Nonsense"),
+    ],
+)
+async def test_what_a_stranger_may_not_say(
+    start: Start, peers: ExitStack, kind: str, body: object, response: bool, reason: str
+) -> None:
+    server = await start("node.name=Ivan")
+    peer = dial(server, peers)
+    await peer.say("DscReq", node("Olga", 0x1234))
+    await peer.hear()
+    await peer.say(kind, body, response=response)
+    answer, said = await peer.hear()
+    assert answer == "ProtoError"
+    assert reason in said["ProtoError"]["reason"]  # type: ignore[index]
+    assert await peer.over()
+    assert any(name.startswith("refused") for name in server.hub.counters.as_dict())
+
+
+async def test_an_id_is_nobody_elses(start: Start, peers: ExitStack) -> None:
+    server = await start("node.name=Ivan")
+    for claimed in (60396, 7):
+        first, second = dial(server, peers), dial(server, peers)
+        if claimed == 7:
+            await first.say("DscReq", node("Olga", 7), node=7)
+            assert (await first.hear())[0] == "DscRes"
+        await second.say("DscReq", node("Oleg", claimed, "127.0.0.2"), node=claimed)
+        kind, body = await second.hear()
+        assert kind == "ProtoError"
+        assert "taken" in body["ProtoError"]["reason"]  # type: ignore[index]
+        assert await second.over()
+
+
+async def test_an_id_must_be_the_one_introduced(start: Start, peers: ExitStack) -> None:
+    peer = dial(await start(), peers)
+    await peer.say("DscReq", node("Olga", 7), node=8)
+    assert (await peer.hear())[0] == "ProtoError"
+    assert await peer.over()
+
+
+async def test_bulk_of_a_stranger_is_bounded(start: Start, peers: ExitStack) -> None:
+    peer = dial(await start(), peers)
+    await peer.say("Prepare", {"Prepare": {"view": 1, "first": 1, "last": 1, "commit": 0, "bulk": 1 << 20}})
+    kind, body = await peer.hear()
+    assert kind == "ProtoError"
+    assert "bulk" in body["ProtoError"]["reason"]  # type: ignore[index]
+
+
+async def test_a_stranger_that_says_nothing_is_cut_off(start: Start, peers: ExitStack) -> None:
+    peer = dial(await start("limits.handshake_seconds=0.1"), peers)
+    assert (await peer.hear())[0] == "ProtoError"
+    assert await peer.over()
+
+
+async def test_with_a_key_nothing_is_answered_without_it(start: Start, peers: ExitStack) -> None:
+    server = await start("cluster.key=secret")
+    for request in (DSC_REQ, SEQ_REQ):
+        peer = dial(server, peers)
+        await peer.send(request)
+        kind, body = await peer.hear()
+        assert kind == "ProtoError"
+        assert "cluster.key" in body["ProtoError"]["reason"]  # type: ignore[index]
+        assert await peer.over()

@@ -1,0 +1,63 @@
+"""What ``serve --record`` writes is what passed, both ways, and decodes to the frames that were sent."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+from tests.hubprocess import HubProcess
+
+import headrace
+from headrace.errors import ConfigError
+from headrace.net.recording import Recorder
+from headrace.spark.jobs.decode import _decoded
+from headrace.spark.jobs.folder import Folder
+
+
+def frames(captures: Path, door: str) -> list[tuple[bool, str]]:
+    folder = Folder.at(str(captures))
+    names = [name for name in folder.names() if name.startswith(f"{door}-")]
+    found = [row for name in names for row in _decoded(folder, name, {})]
+    assert not [row for row in found if row["error"]]
+    return [(row["outgoing"], row["kind"]) for row in found]
+
+
+def test_what_passes_is_recorded(tmp_path: Path) -> None:
+    captures = tmp_path / "captures"
+    with HubProcess.start(tmp_path / "hub", options=("--record", str(captures))) as hub:
+        with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+            link.publish([b"hello"] * 3)
+        with headrace.connect_sync(f"fyrehose://{hub.doors['fyrehose']}", from_seq=1) as backbone:
+            assert next(iter(backbone)).payload == b"hello"
+        with headrace.connect_sync(f"spp://{hub.doors['spp']}") as services:
+            services.publish("load", {"cpu": 1})
+        hub.terminate()
+    assert "is recorded in" in hub.stderr
+    tubes = frames(captures, "tube_tcp")
+    assert tubes.count((False, "Message")) >= 2
+    assert tubes.count((True, "Message")) >= 2
+    assert (False, "Keepalive") in frames(captures, "fyrehose")
+    assert (True, "Deliver") in frames(captures, "fyrehose")
+    assert (False, "Publish") in frames(captures, "spp")
+    for file in captures.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_it_ends_when_enough_is_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(tmp_path / "captures", dict, most=100)
+    file = recorder.begin("spp", "somebody")
+    assert file is not None
+    with file, caplog.at_level(logging.WARNING):
+        assert recorder.write(file, b"x" * 60, outgoing=False)
+        assert recorder.write(file, b"x" * 60, outgoing=True)
+        assert not recorder.write(file, b"x", outgoing=True)
+    assert recorder.begin("spp", "another") is None
+    assert caplog.text.count("recording ends") == 1
+
+
+def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--record"):
+        Recorder(tmp_path / "file" / "captures", dict)
