@@ -1,0 +1,109 @@
+"""A Spark cluster on this machine: a master and two workers, each a process, from the pip package alone.
+
+    python examples/spark-cluster/cluster.py
+    headrace pipeline run --master spark://127.0.0.1:7077
+
+It runs until Ctrl-C. On several machines the same two commands that it starts are run on each, with the machines'
+addresses in place of 127.0.0.1, and headrace[spark] installed on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+from headrace.spark.java import java_home
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+MASTER = "org.apache.spark.deploy.master.Master"
+WORKER = "org.apache.spark.deploy.worker.Worker"
+START_SECONDS = 120
+
+
+@contextlib.contextmanager
+def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str = "1g") -> Iterator[str]:
+    """The master's URL, while master and workers run; port 0 takes a free one."""
+    port, pages = port or _free_port(), _free_port()
+    master = f"spark://127.0.0.1:{port}"
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="spark-cluster-", ignore_cleanup_errors=True)
+        )
+
+        def run(*arguments: str) -> None:
+            log = stack.enter_context(Path(scratch, f"{arguments[0].rpartition('.')[2]}.log").open("ab"))
+            process = subprocess.Popen(
+                [SPARK_CLASS, *arguments], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+            stack.callback(_stop, process)
+
+        run(MASTER, "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(pages))
+        size = ("--cores", str(cores), "--memory", memory)
+        for number in range(workers):
+            work = str(Path(scratch, f"worker-{number}"))
+            run(WORKER, *size, "--host", "127.0.0.1", "--webui-port", "0", "--work-dir", work, master)
+        _wait_for(f"http://127.0.0.1:{pages}/json/", workers)
+        yield master
+
+
+def _wait_for(pages: str, workers: int) -> None:
+    """Wait until the master says that so many workers are there."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(pages, timeout=5) as answer:
+            if json.load(answer)["aliveworkers"] == workers:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"{workers} workers did not come to {pages} within {START_SECONDS} s")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    with cluster(*map(int, sys.argv[1:2])) as master:
+        print(f"master and two workers run: headrace pipeline run --master {master}", flush=True)
+        told.wait()
+
+
+if __name__ == "__main__":
+    main()

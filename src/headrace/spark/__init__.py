@@ -1,0 +1,27 @@
+"""Spark in and out: the source and the sink ``format("headrace")``, and a session that suits them.
+
+    from headrace.spark import session
+    spark = session()
+    spark.read.format("headrace").option("servers", "127.0.0.1:8081").load().show()
+
+Each name is imported when it is first used: looking for a Java needs no PySpark.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.spark.datasource import register
+    from headrace.spark.sessions import session
+
+__all__ = ["register", "session"]
+
+_HOMES = {"register": "headrace.spark.datasource", "session": "headrace.spark.sessions"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,75 @@
+"""``format("headrace")``: what Spark asks for by that name, and how it comes to know it.
+
+Spark finds data sources by itself in packages whose names begin with ``pyspark_``: ours is ``pyspark_headrace``. Where
+it does not look, or to tell the source how many cores there are, :func:`register` is one call.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from headrace.errors import UsageError
+from headrace.spark.options import reading, writing
+from headrace.spark.sink import BatchWriter, StreamWriter
+from headrace.spark.source import SPARK_SCHEMA, SequenceReader, SequenceStreamReader, cores
+
+
+class HeadraceDataSource(DataSource):
+    """The source and the sink, as a stream or as a batch."""
+
+    parallelism: int | None = None
+    """How many tasks run at a time; ``None``: as many as the driver's machine has cores."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "headrace"
+
+    def schema(self) -> StructType:
+        """The envelope."""
+        return SPARK_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """``spark.read``."""
+        _check_schema(schema)
+        return SequenceReader(reading(self.options, stream=False), self.parallelism or cores())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """``spark.readStream``."""
+        _check_schema(schema)
+        return SequenceStreamReader(reading(self.options, stream=True), self.parallelism or cores())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """``df.write``."""
+        if overwrite:
+            raise UsageError('a log is only ever appended to: write with mode("append")')
+        return BatchWriter(writing(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """``df.writeStream``."""
+        if overwrite:
+            raise UsageError('a log is only ever appended to: write with outputMode("append") or ("update")')
+        return StreamWriter(writing(self.options), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("headrace")`` known to a session, and the session's size to it."""
+    parallelism = spark.sparkContext.defaultParallelism
+    # A class of its own, which Spark pickles by value: what it knows of the session travels with it.
+    kind = type(
+        "HeadraceDataSource", (HeadraceDataSource,), {"parallelism": parallelism, "__module__": "__main__"}
+    )
+    spark.dataSource.register(kind)
+
+
+def _check_schema(schema: StructType) -> None:
+    if schema != SPARK_SCHEMA:
+        raise UsageError("the source has the envelope's columns: leave schema() out and use select()")

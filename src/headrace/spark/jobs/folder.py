@@ -1,0 +1,122 @@
+"""A folder that jobs write to: on a local disk, or wherever pyarrow has a filesystem for (``hdfs://``, ``s3://`` …).
+
+One rule makes what jobs write safe to read at any moment: a file gets its name when it is whole. It is written under a
+name that readers pass over, brought to the disk, and then moved. A move replaces what has the name already, at once
+where the filesystem can do that (every local one, HDFS, and S3, where an object's content changes as a whole).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyarrow import fs
+
+from headrace.errors import StorageError, UsageError
+
+MAKING = "_making"
+"""Where files are until they are whole: readers pass over what begins with ``_``, and no name there ends in
+``.parquet``, for those who look everywhere."""
+
+
+class Folder:
+    """One folder; it need not exist yet. Tasks get copies of it."""
+
+    def __init__(self, system: fs.FileSystem, path: str) -> None:
+        self._system = system
+        self.path = path
+
+    @classmethod
+    def at(cls, place: str) -> Folder:
+        """The folder that a path or a URI names.
+
+        >>> Folder.at("/srv/archive").sub("day=2026-01-31").path
+        '/srv/archive/day=2026-01-31'
+        """
+        scheme, separator, rest = place.partition("://")
+        if not separator:
+            return cls(fs.LocalFileSystem(), str(Path(place).absolute()))
+        try:
+            # Hadoop calls its S3 client s3a; pyarrow has another one.
+            found = fs.FileSystem.from_uri(f"s3://{rest}" if scheme == "s3a" else place)
+        except (pa.ArrowException, OSError) as error:
+            raise UsageError(f"{place}: {error}") from None
+        return cls(*found)
+
+    def sub(self, name: str) -> Folder:
+        """A folder in this one."""
+        return Folder(self._system, f"{self.path}/{name}")
+
+    def names(self) -> list[str]:
+        """What is in it, sorted; nothing, if there is no such folder."""
+        selector = fs.FileSelector(self.path, allow_not_found=True)
+        return sorted(found.base_name for found in self._system.get_file_info(selector))
+
+    def size(self, name: str) -> int:
+        """A file's bytes."""
+        return int(self._system.get_file_info(f"{self.path}/{name}").size or 0)
+
+    def read(self, name: str) -> bytes:
+        """A file's content."""
+        with self.open(name) as file:
+            content: bytes = file.read()
+        return content
+
+    def open(self, name: str) -> Any:
+        """A file to read from anywhere."""
+        return self._system.open_input_file(f"{self.path}/{name}")
+
+    def create(self, name: str) -> Any:
+        """A file to write, of which nothing may be relied on before :meth:`move`."""
+        self._system.create_dir(self.path, recursive=True)
+        return self._system.open_output_stream(f"{self.path}/{name}")
+
+    def move(self, name: str, to: Folder, new_name: str) -> None:
+        """Give a file that is whole its place; what has that name is replaced."""
+        source, target = f"{self.path}/{name}", f"{to.path}/{new_name}"
+        self._system.create_dir(to.path, recursive=True)
+        if isinstance(self._system, fs.LocalFileSystem):
+            _sync(source)
+        self._system.move(source, target)
+        if isinstance(self._system, fs.LocalFileSystem):
+            _sync(to.path)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole, or not at all."""
+        making = self.sub(MAKING)
+        unfinished = uuid4().hex
+        with making.create(unfinished) as file:
+            file.write(content)
+        making.move(unfinished, self, name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.delete_file(f"{self.path}/{name}")
+
+    def remove_all(self) -> None:
+        """Remove the folder and all that is in it."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.delete_dir(self.path)
+
+
+@contextlib.contextmanager
+def blaming(what: str) -> Any:
+    """Turn a filesystem's complaint into ours."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{what}: {error}") from error
+
+
+def _sync(path: str) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

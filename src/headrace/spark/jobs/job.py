@@ -1,0 +1,206 @@
+"""What every job is told, and what it is to the runner.
+
+A job is a module with ``ABOUT`` (a sentence), ``PARAMETERS`` (the names it takes besides those of all jobs) and a
+function ``start``. A stream's ``start`` gives a :class:`Started`, whose query the runner watches; one that is done when
+it returns gives the facts of what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from headrace.errors import UsageError
+from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.kept import Kept
+from headrace.spark.options import Access
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+JOBS: Final = ("archive", "verify", "measure", "match", "replay", "decode")
+"""The jobs there are; each is the module of its name."""
+
+DEFAULT_JOBS: Final = ("measure", "verify", "archive")
+"""Those that have something to do for as long as a hub runs, in the order in which they have something to show."""
+
+
+class Parameter(NamedTuple):
+    """What a job may be told with ``--param NAME=VALUE``."""
+
+    doc: str
+    default: str = ""
+
+
+COMMON: Final[Mapping[str, Parameter]] = {
+    "path": Parameter("where the job writes: a folder, or a URI that pyarrow has a filesystem for"),
+    "checkpoint": Parameter("where Spark keeps how far the query is", "path/_checkpoint"),
+    "starting": Parameter("where a new query begins: earliest, latest or a sequence number", "earliest"),
+    "interval": Parameter("seconds from micro-batch to micro-batch"),
+    "fail_on_data_loss": Parameter("whether messages that retention removed unread are an error"),
+}
+"""What all streaming jobs take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that runs: its query, and facts about it that Spark does not have."""
+
+    query: StreamingQuery
+    facts: Callable[[], Mapping[str, object]] = dict
+
+
+class Job(Protocol):
+    """A job's module."""
+
+    ABOUT: str
+    PARAMETERS: Mapping[str, Parameter]
+
+    def start(self, run: Run) -> Started | Mapping[str, object]:
+        """Begin, or do all of it."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a job."""
+
+    spark: SparkSession
+    name: str
+    access: Access
+    params: Mapping[str, str]
+    """What was said; :meth:`param` has the defaults too."""
+    parameters: Mapping[str, Parameter]
+    available_now: bool = False
+    failure: BaseException | None = field(default=None)
+    """What a micro-batch raised: Spark's own account of it is a page long."""
+
+    def param(self, name: str) -> str:
+        """A parameter's value."""
+        return self.params.get(name) or self.parameters[name].default
+
+    def number(self, name: str, least: float = 0) -> float:
+        """A parameter that is a number."""
+        value = self.param(name)
+        try:
+            number = float(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise UsageError(f"{self.name}: {name} = {value}: expected a number of {least:g} or more")
+        return number
+
+    def truth(self, name: str) -> bool:
+        """A parameter that is true or false."""
+        value = self.param(name).lower()
+        if value not in ("true", "false"):
+            raise UsageError(f"{self.name}: {name} = {value}: expected true or false")
+        return value == "true"
+
+    @property
+    def path(self) -> str:
+        """Where the job writes."""
+        return self.param("path")
+
+    @property
+    def folder(self) -> Folder:
+        """The same."""
+        return Folder.at(self.path)
+
+    @property
+    def checkpoint(self) -> str:
+        """Where the query's checkpoint is."""
+        said = self.params.get("checkpoint")
+        return said or f"{self.path.rstrip('/')}/_checkpoint"
+
+    def kept(self) -> Kept:
+        """What the job keeps from micro-batch to micro-batch, beside the checkpoint and gone with it."""
+        return Kept(Folder.at(self.checkpoint).sub("kept"))
+
+    def rows(self, servers: str | None = None, **options: object) -> DataFrame:
+        """The sequence, or a part of it, as it is now."""
+        return self._load(self.spark.read, servers, options)
+
+    def stream(self, **options: object) -> DataFrame:
+        """The sequence, from where the query's checkpoint says on."""
+        defaults = {
+            "startingOffsets": self.param("starting"),
+            "failOnDataLoss": self.param("fail_on_data_loss"),
+        }
+        return self._load(self.spark.readStream, None, defaults | options)
+
+    def source(self, name: str, **options: object) -> DataFrame:
+        """Another stream of a hub's, by its format's name."""
+        return self._load(self.spark.readStream, None, options, name)
+
+    def query(self, rows: DataFrame, each: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        """Have ``each`` do every micro-batch of ``rows``."""
+
+        def guarded(batch: DataFrame, number: int) -> None:
+            try:
+                each(batch, number)
+            except BaseException as error:
+                self.failure = error
+                raise
+
+        writer = rows.writeStream.queryName(self.name).option("checkpointLocation", self.checkpoint)
+        if self.available_now:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{self.number('interval', 0.01)} seconds")
+        return writer.foreachBatch(guarded).start()
+
+    def _load(
+        self, reader: Any, servers: str | None, options: Mapping[str, object], source: str = "headrace"
+    ) -> DataFrame:
+        reader = reader.format(source).option("servers", servers or self.access.servers)
+        if self.access.client_id is not None:
+            reader = reader.option("clientId", self.access.client_id)
+        if self.access.key_file is not None:
+            reader = reader.option("keyFile", self.access.key_file)
+        for name, value in options.items():
+            reader = reader.option(name, str(value).lower() if isinstance(value, bool) else str(value))
+        loaded: DataFrame = reader.load()
+        return loaded
+
+
+def find(name: str) -> Job:
+    """A job's module.
+
+    >>> find("archive").ABOUT
+    'the sequence to Parquet, by day and hour'
+    """
+    if name not in JOBS:
+        close = get_close_matches(name, JOBS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(JOBS)}"
+        raise UsageError(f"there is no job {name!r}: {hint}")
+    job: Any = import_module(f"headrace.spark.jobs.{name}")
+    return job  # type: ignore[no-any-return]
+
+
+def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Which job is told what: ``NAME=VALUE`` is for each that takes it, ``JOB.NAME=VALUE`` for one.
+
+    Several jobs that share a ``path`` get a folder each in it.
+    """
+    told: dict[str, dict[str, str]] = {name: {} for name in jobs}
+    for key, value in sorted(given.items(), key=lambda item: "." in item[0]):
+        job, dot, name = key.partition(".")
+        takers = [job] if dot else [each for each in jobs if key in jobs[each].PARAMETERS]
+        name = name if dot else key
+        if (dot and (job not in jobs or name not in jobs[job].PARAMETERS)) or not takers:
+            raise UsageError(_unknown(key, jobs))
+        for taker in takers:
+            shared = name == "path" and not dot and len(jobs) > 1
+            told[taker][name] = f"{value.rstrip('/')}/{taker}" if shared else value
+    return told
+
+
+def _unknown(key: str, jobs: Mapping[str, Job]) -> str:
+    known = list(dict.fromkeys(name for job in jobs.values() for name in job.PARAMETERS))
+    close = get_close_matches(key.rpartition(".")[2], known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"{', '.join(jobs)}: no parameter {key!r}; {hint}"

@@ -1,0 +1,151 @@
+"""``measure`` as it runs: windows from micro-batch to micro-batch, tables of those that are complete, live services.
+
+Kept between micro-batches are the sketches of the open hour, the open minute and the seconds in it. When a minute is
+complete, its seconds and itself become rows of the table, and so does the hour when it is: a file for each hour, which
+grows by a whole copy that takes its place. A micro-batch that is run again writes the same rows again, over the same.
+
+The services ``measure/second``, ``measure/minute`` and ``measure/hour`` show the newest window of each length, complete
+or not. They change when the figures do; with no messages there is nothing to say.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.spark.jobs.folder import blaming
+from headrace.spark.jobs.job import Run
+from headrace.spark.jobs.measure import SPANS, figures, seconds, together, windows
+from headrace.spark.jobs.publishing import publish_services
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS_A_TIME: Final = 1_000_000
+"""The most messages of a micro-batch: what comes of them must fit the driver however thinly they are spread in time."""
+
+_FILE: Final = "windows.parquet"
+_MICROSECONDS: Final = 1_000_000
+
+
+class Measurer:
+    """A run of ``measure``."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._kept = run.kept()
+        self._shown: dict[str, dict[str, Any]] = {}
+        # A run of its own to the hub: what it publishes is what is true now, and not worth repeating.
+        self._id = f"measure-{uuid4().hex}"
+
+    def facts(self) -> dict[str, object]:
+        """What the status says of it."""
+        return {"path": self._run.path}
+
+    def measure(self, rows: DataFrame, batch: int) -> None:
+        """Count one micro-batch."""
+        content = self._kept.before(batch)
+        before = None if content is None else pa.ipc.open_stream(content).read_all()
+        made = windows(seconds(rows))
+        if before is not None and before.num_rows:
+            made = together(made.unionByName(rows.sparkSession.createDataFrame(before)))
+        table = self._collect(made)
+        if before is not None and _messages(table["sketches"]) == pc.sum(before["messages"]).as_py():
+            # Nothing that counts has come. To say so would be the next thing to come.
+            self._kept.after(batch, _serialized(before))
+            return
+        self._write(table)
+        self._tell(table, batch)
+        self._kept.after(batch, _serialized(_open(table)))
+
+    def _collect(self, made: DataFrame) -> pa.Table:
+        """Sketches, under ``sketches``, and figures, in the order of time."""
+        from pyspark.sql import functions as F
+
+        sketches = F.struct(*made.columns).alias("sketches")
+        return figures(made, sketches).toArrow().sort_by([("start", "ascending"), ("span", "ascending")])
+
+    def _write(self, table: pa.Table) -> None:
+        """Put the windows that are complete into the table, by hour."""
+        done = table.filter(_complete(table)).drop_columns("sketches")
+        hours = pc.unique(pc.floor_temporal(done["start"], unit="hour"))
+        for hour in hours.to_pylist():
+            rows = done.filter(pc.equal(pc.floor_temporal(done["start"], unit="hour"), hour))
+            folder = self._run.folder.sub(f"day={hour:%Y-%m-%d}").sub(f"hour={hour:%H}")
+            with blaming(folder.path):
+                if _FILE in folder.names():
+                    rows = _merged(pq.read_table(pa.BufferReader(folder.read(_FILE))), rows)
+                written = BytesIO()
+                pq.write_table(rows, written, compression="zstd")
+                folder.write(_FILE, written.getvalue())
+
+    def _tell(self, table: pa.Table, batch: int) -> None:
+        """Publish what has changed of the newest window of each length."""
+        changes: dict[str, dict[str, Any]] = {}
+        for name, span in SPANS.items():
+            rows = table.filter(pc.equal(table["span"], span)).drop_columns("sketches")
+            if not rows.num_rows:
+                continue
+            now = _readable(rows.slice(rows.num_rows - 1).to_pylist()[0])
+            shown = self._shown.get(name, {})
+            changed = {key: value for key, value in now.items() if shown.get(key) != value}
+            if changed:
+                changes[f"measure/{name}"] = changed
+                self._shown[name] = now
+        publish_services(self._run.access, self._id, batch, changes)
+
+
+def _messages(sketches: pa.ChunkedArray) -> int | None:
+    total: int | None = pc.sum(pc.struct_field(sketches, "messages")).as_py()
+    return total
+
+
+def _complete(table: pa.Table) -> pa.Array:
+    """Which windows nothing will be added to: those of minutes that are over, and hours that are."""
+    newest = pc.max(pc.struct_field(table["sketches"], "newest")).as_py() or 0
+    now = datetime.fromtimestamp(newest / _MICROSECONDS, UTC)
+    minute = now.replace(second=0, microsecond=0)
+    hour = minute.replace(minute=0)
+    of_hours = pc.equal(table["span"], SPANS["hour"])
+    return pc.if_else(of_hours, pc.less(table["start"], hour), pc.less(table["start"], minute))
+
+
+def _open(table: pa.Table) -> pa.Table:
+    """The sketches of the windows that are not complete."""
+    left = table.filter(pc.invert(_complete(table)))["sketches"].combine_chunks()
+    return pa.Table.from_arrays(left.flatten(), schema=pa.schema(list(left.type)))
+
+
+def _merged(before: pa.Table, rows: pa.Table) -> pa.Table:
+    """Rows of a file and new ones; a window that is there already is replaced."""
+    known = set(zip(rows["span"].to_pylist(), rows["start"].to_pylist(), strict=True))
+    stays = [
+        key not in known for key in zip(before["span"].to_pylist(), before["start"].to_pylist(), strict=True)
+    ]
+    kept = before.filter(pa.array(stays, pa.bool_()))
+    return pa.concat_tables([kept.cast(rows.schema), rows]).sort_by(
+        [("start", "ascending"), ("span", "ascending")]
+    )
+
+
+def _readable(window: dict[str, Any]) -> dict[str, Any]:
+    """A window as a service shows it."""
+    for name in ("start", "end"):
+        window[name] = window[name].isoformat().replace("+00:00", "Z")
+    window["lag"] = {
+        name.removeprefix("lag_"): window.pop(name) for name in list(window) if name.startswith("lag_")
+    }
+    return window
+
+
+def _serialized(table: pa.Table) -> bytes:
+    made = BytesIO()
+    with pa.ipc.new_stream(made, table.schema) as writer:
+        writer.write_table(table)
+    return made.getvalue()

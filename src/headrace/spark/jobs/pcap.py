@@ -1,0 +1,204 @@
+"""pcap files to the bytes of connections: packets, addresses, and TCP put back into order.
+
+What is read: the classic format (``tcpdump -w``), of either byte order, with times in µs or ns, from Ethernet, Linux's
+"any" device, loopback and raw IP; IPv4 and IPv6, TCP and UDP. Segments that came twice are cut, those that came early
+wait. Where bytes are missing for good, that is said, and the stream ends there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import BinaryIO, Final, NamedTuple
+
+from headrace.errors import MalformedError
+
+MAX_PACKET: Final = 1 << 20
+MAX_WAITING: Final = 4 << 20
+"""Bytes of early segments that a direction keeps; past it, what they wait for is taken for lost."""
+MAX_STREAMS: Final = 65_536
+
+_ORDERS: Final = {
+    b"\xa1\xb2\xc3\xd4": (">", 1),
+    b"\xd4\xc3\xb2\xa1": ("<", 1),
+    b"\xa1\xb2\x3c\x4d": (">", 1000),
+    b"\x4d\x3c\xb2\xa1": ("<", 1000),
+}
+_NULL, _ETHERNET, _RAW, _RAW_BSD, _SLL, _SLL2 = 0, 1, 101, 12, 113, 276
+_TCP, _UDP = 6, 17
+_FIN, _SYN, _RST = 0x01, 0x02, 0x04
+
+
+class Flow(NamedTuple):
+    """One direction between two addresses."""
+
+    source: str
+    source_port: int
+    target: str
+    target_port: int
+    udp: bool
+
+    def reversed(self) -> Flow:
+        """The other direction."""
+        return Flow(self.target, self.target_port, self.source, self.source_port, self.udp)
+
+
+class Piece(NamedTuple):
+    """Bytes of a flow in their order; ``lost`` of them are missing before these. ``ended``: no more will come."""
+
+    flow: Flow
+    time: int
+    data: bytes
+    lost: int = 0
+    ended: bool = False
+
+
+class _Segment(NamedTuple):
+    flow: Flow
+    time: int
+    seq: int
+    flags: int
+    data: bytes
+
+
+def pieces(file: BinaryIO) -> Iterator[Piece]:
+    """What each flow of a pcap file carries."""
+    directions: dict[Flow, _Direction] = {}
+    for segment in _segments(file):
+        if segment.flow.udp:
+            yield Piece(segment.flow, segment.time, segment.data)
+            continue
+        if segment.flags & _SYN or (segment.flow not in directions and segment.data):
+            # A new connection, or one whose beginning the capture has missed.
+            if segment.flow in directions and segment.flags & _SYN:
+                yield from directions.pop(segment.flow).finish(segment.time)
+            if len(directions) >= MAX_STREAMS:
+                oldest = next(iter(directions))
+                yield from directions.pop(oldest).finish(segment.time)
+            directions.setdefault(segment.flow, _Direction(segment))
+        direction = directions.get(segment.flow)
+        if direction is not None:
+            yield from direction.take(segment)
+    for direction in directions.values():
+        yield from direction.finish(0)
+
+
+class _Direction:
+    """One direction of a TCP connection, its bytes put into order."""
+
+    def __init__(self, first: _Segment) -> None:
+        self._flow = first.flow
+        self._next = (first.seq + bool(first.flags & _SYN)) & 0xFFFFFFFF
+        self._early: dict[int, bytes] = {}
+        self._waiting = 0
+        self._time = first.time
+
+    def take(self, segment: _Segment) -> Iterator[Piece]:
+        self._time = segment.time
+        seq = (segment.seq + bool(segment.flags & _SYN)) & 0xFFFFFFFF
+        if segment.data:
+            ahead = _distance(seq, self._next)
+            if ahead > 0:
+                if seq not in self._early or len(self._early[seq]) < len(segment.data):
+                    self._waiting += len(segment.data) - len(self._early.get(seq, b""))
+                    self._early[seq] = segment.data
+                if self._waiting > MAX_WAITING:
+                    yield from self._skip()
+            else:
+                yield from self._go_on(segment.data[-ahead:] if ahead else segment.data)
+
+    def finish(self, _time: int) -> Iterator[Piece]:
+        while self._early:
+            yield from self._skip()
+        yield Piece(self._flow, self._time, b"", ended=True)
+
+    def _go_on(self, data: bytes) -> Iterator[Piece]:
+        """Bytes that come next, and what waited for them."""
+        while True:
+            if data:
+                self._next = (self._next + len(data)) & 0xFFFFFFFF
+                yield Piece(self._flow, self._time, data)
+            ready = [seq for seq in self._early if _distance(seq, self._next) <= 0]
+            if not ready:
+                return
+            seq = min(ready, key=lambda each: _distance(each, self._next))
+            early = self._early.pop(seq)
+            self._waiting -= len(early)
+            data = early[-_distance(seq, self._next) :] if seq != self._next else early
+
+    def _skip(self) -> Iterator[Piece]:
+        """Give up on what is missing."""
+        seq = min(self._early, key=lambda each: _distance(each, self._next))
+        lost = _distance(seq, self._next)
+        self._next = seq
+        yield Piece(self._flow, self._time, b"", lost=lost)
+        yield from self._go_on(b"")
+
+
+def _segments(file: BinaryIO) -> Iterator[_Segment]:
+    head = file.read(24)
+    order, divisor = _ORDERS.get(head[:4], ("", 0))
+    if len(head) < 24 or not order:
+        raise MalformedError(
+            "capture", "first bytes", head[:4], "a pcap file (pcapng is another: editcap -F pcap)"
+        )
+    kind = struct.unpack_from(f"{order}I", head, 20)[0] & 0xFFFF
+    record = struct.Struct(f"{order}IIII")
+    while len(head := file.read(record.size)) == record.size:
+        seconds, fraction, length, _ = record.unpack(head)
+        if length > MAX_PACKET:
+            raise MalformedError("capture", "packet length", length, MAX_PACKET)
+        data = file.read(length)
+        if len(data) < length:
+            return  # cut off while it was written
+        segment = _segment(kind, seconds * 1_000_000 + fraction // divisor, data)
+        if segment is not None:
+            yield segment
+
+
+def _segment(kind: int, time: int, packet: bytes) -> _Segment | None:
+    """A packet's TCP or UDP content; ``None`` if it has none, or is cut short."""
+    try:
+        return _parse(kind, time, packet)
+    except (struct.error, IndexError, ValueError):
+        return None
+
+
+def _parse(kind: int, time: int, packet: bytes) -> _Segment | None:
+    at = {_NULL: 4, _ETHERNET: 14, _RAW: 0, _RAW_BSD: 0, _SLL: 16, _SLL2: 20}.get(kind)
+    if at is None:
+        raise MalformedError("capture", "link type", kind, "Ethernet, Linux cooked, loopback or raw IP")
+    if kind == _ETHERNET:
+        while packet[at - 2 : at] in (b"\x81\x00", b"\x88\xa8"):
+            at += 4  # a VLAN's tag
+    version = packet[at] >> 4
+    if version == 4:
+        total, fragment = (
+            struct.unpack_from(">H", packet, at + 2)[0],
+            struct.unpack_from(">H", packet, at + 6)[0],
+        )
+        if fragment & 0x3FFF:
+            return None  # fragments of IP are not put together
+        protocol, addresses = packet[at + 9], (packet[at + 12 : at + 16], packet[at + 16 : at + 20])
+        end, at = at + total, at + (packet[at] & 15) * 4
+    elif version == 6:
+        protocol, addresses = packet[at + 6], (packet[at + 8 : at + 24], packet[at + 24 : at + 40])
+        end, at = at + 40 + struct.unpack_from(">H", packet, at + 4)[0], at + 40
+    else:
+        return None
+    source, target = (str(ip_address(address)) for address in addresses)
+    if protocol == _UDP:
+        ports = struct.unpack_from(">HH", packet, at)
+        return _Segment(Flow(source, ports[0], target, ports[1], True), time, 0, 0, packet[at + 8 : end])
+    if protocol != _TCP:
+        return None
+    source_port, target_port, seq = struct.unpack_from(">HHI", packet, at)
+    data = packet[at + (packet[at + 12] >> 4) * 4 : end]
+    return _Segment(Flow(source, source_port, target, target_port, False), time, seq, packet[at + 13], data)
+
+
+def _distance(seq: int, other: int) -> int:
+    """How far ``seq`` is ahead of ``other``, in 32 bits that wrap."""
+    ahead = (seq - other) & 0xFFFFFFFF
+    return ahead - (1 << 32) if ahead >= 1 << 31 else ahead

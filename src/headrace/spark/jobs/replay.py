@@ -1,0 +1,161 @@
+"""``replay``: messages of an archive to a hub, all or some, at their own pace, at a rate, or as fast as it goes.
+
+Spark reads and chooses, with as many tasks as there are; the order is one, so one task publishes. A message's number is
+its sequence number in the archive, and the publisher is named after the archive's log and what was chosen. So a
+replay that was cut off, or is run a second time, adds what is missing and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import UsageError
+from headrace.message import NOT_A_MESSAGE, SCHEMA
+from headrace.spark.jobs.archive import log_of
+from headrace.spark.jobs.job import Parameter, Run
+from headrace.spark.options import Access
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ABOUT: Final = "messages of an archive to a hub, at their own pace, at a rate, or at once"
+PARAMETERS: Final = {
+    "path": Parameter("the archive", "archive"),
+    "where": Parameter("which messages, as a condition of SQL over the envelope's columns"),
+    "from": Parameter("the first message: a sequence number or a time (2026-01-31T12:00:00Z)"),
+    "until": Parameter("the last message, likewise"),
+    "rate": Parameter("messages a second; 0: as fast as it goes", "0"),
+    "speed": Parameter(
+        "times the pace at which they came: 1 as they did, 60 a minute a second; 0: no pace", "0"
+    ),
+    "name": Parameter("the publisher's name, by which a repeat is known"),
+}
+
+_STEP: Final = 0.02
+"""Seconds: messages that are due within so much are sent together."""
+_DONE: Final = "messages long, first long, last long"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast: ``rate`` messages a second, or ``speed`` times as they came; neither: at once."""
+
+    rate: float = 0.0
+    speed: float = 0.0
+
+    def due(self, index: np.ndarray, times: np.ndarray, begin: int) -> np.ndarray:
+        """Seconds from the beginning at which messages are due: the ``index``-th ones, of ``times`` in µs."""
+        if self.rate:
+            return index / self.rate
+        if self.speed:
+            due: np.ndarray = (times - begin) / 1_000_000 / self.speed
+            return due
+        return np.zeros(len(index))
+
+
+def start(run: Run) -> dict[str, object]:
+    """Replay, to the end."""
+    pace = Pace(run.number("rate"), run.number("speed"))
+    if pace.rate and pace.speed:
+        raise UsageError("replay: rate and speed are two answers to one question: say one")
+    log = log_of(run.folder)
+    rows = run.spark.read.parquet(run.path)
+    rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
+    name = run.param("name") or publisher_name(log, run)
+    result = published(rows, run.access, name, pace).toArrow().to_pylist()[0]
+    return {"log": log, "publisher": name, **result}
+
+
+def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -> DataFrame:
+    """The messages to be replayed."""
+    from pyspark.sql import functions as F
+
+    kept = rows.select(*SCHEMA.names).where(F.col("origin") != NOT_A_MESSAGE)
+    if where:
+        kept = kept.where(where)
+    if begin:
+        kept = kept.where(_edge(begin, ">="))
+    return kept.where(_edge(until, "<=")) if until else kept
+
+
+def published(rows: DataFrame, access: Access, publisher: str, pace: Pace) -> DataFrame:
+    """Publish rows in the order of the sequence; one row says how many, and where they are now."""
+    ordered = rows.repartition(1).sortWithinPartitions("seq")
+    return ordered.mapInArrow(partial(_publish, access, publisher, pace), _DONE)
+
+
+def publisher_name(log: str, run: Run) -> str:
+    """The name of a replay: another choice of messages is another replay."""
+    choice = "\n".join(run.param(name) for name in ("where", "from", "until"))
+    return f"replay {log} {hashlib.sha256(choice.encode()).hexdigest()[:8]}"
+
+
+def paced(
+    batches: Iterable[pa.RecordBatch],
+    pace: Pace,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[pa.RecordBatch]:
+    """The same rows, each when it is due."""
+    started, count, begin = clock(), 0, None
+    for batch in batches:
+        times = batch.column("time").cast(pa.int64()).to_numpy()
+        begin = int(times[0]) if begin is None else begin
+        due = pace.due(np.arange(count, count + len(times)), times, begin)
+        edges = [0, *(np.flatnonzero(np.diff(due // _STEP)) + 1).tolist(), len(times)]
+        for first, end in itertools.pairwise(edges):
+            wait = started + float(due[first]) - clock()
+            if wait > 0:
+                sleep(wait)
+            yield batch.slice(first, end - first)
+        count += len(times)
+
+
+def _publish(
+    access: Access, publisher: str, pace: Pace, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    from headrace.client.sync import Sync
+    from headrace.client.tube_replay import ReplayTarget, runs
+    from headrace.spark.jobs.archive import enveloped
+
+    client_id, key = access.credentials() or (None, None)
+    target = ReplayTarget(access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key)
+    messages, first, last = 0, None, None
+    with Sync(target) as hub:
+        newest = hub.newest(publisher)
+        known = -1 if newest is None else newest
+        missing = (_beyond(enveloped(batch), known) for batch in batches)
+        for rows in paced((each for each in missing if each.num_rows), pace):
+            for number, run in runs(rows):
+                at_first, last = hub.append(publisher, number, run)
+                first = at_first if first is None else first
+                messages += run.num_rows
+    made = [pa.array([value], pa.int64()) for value in (messages, first, last)]
+    yield pa.RecordBatch.from_arrays(made, names=["messages", "first", "last"])
+
+
+def _beyond(rows: pa.RecordBatch, known: int) -> pa.RecordBatch:
+    return rows.filter(pc.greater(rows.column("seq"), known))
+
+
+def _edge(place: str, operator: str) -> str:
+    """A condition: a sequence number, or a time."""
+    if place.isdecimal():
+        return f"seq {operator} {place}"
+    try:
+        then = datetime.fromisoformat(place)
+    except ValueError:
+        raise UsageError(f"replay: {place!r}: expected a sequence number or a time") from None
+    micros = int(then.timestamp() * 1_000_000)
+    return f"unix_micros(time) {operator} {micros}"

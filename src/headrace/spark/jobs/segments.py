@@ -1,0 +1,184 @@
+"""What a task makes of its part of the sequence: a few segments that tell all that ``verify`` must know of it.
+
+A **run** is rows, as they come, whose sequence numbers follow one another. A part without a fault is one run. Inside a
+run, a **times** segment is rows whose times do not decrease, and a **numbers** segment is rows of one publisher whose
+own numbers increase. Each segment keeps its first and last value, and where in the sequence it begins and ends. So
+millions of rows come down to a row per publisher and one or two more per fault, and parts can be joined at their edges.
+
+Times and numbers are looked at inside runs because they belong to the sequence, not to the order in which rows happen
+to come: a row in the wrong place is one fault, not three.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+CHUNK: Final = 262_144
+"""Rows that are looked at together: enough for numpy, little enough for a task's memory."""
+
+RUN: Final = "run"
+TIMES: Final = "times"
+NUMBERS: Final = "numbers"
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("part", pa.int32()),
+        pa.field("at", pa.int64()),
+        pa.field("what", pa.string()),
+        pa.field("publisher", pa.string()),
+        pa.field("first", pa.int64()),
+        pa.field("last", pa.int64()),
+        pa.field("begin", pa.int64()),
+        pa.field("end", pa.int64()),
+    ]
+)
+"""``at`` is the row of the part at which a segment begins; parts and rows order the segments as their rows came."""
+
+DDL: Final = (
+    "part int, at long, what string, publisher string, first long, last long, `begin` long, `end` long"
+)
+
+Longs = npt.NDArray[np.int64]
+
+
+class Segment(NamedTuple):
+    """Rows from sequence number ``begin`` to ``end``, whose values go from ``first`` to ``last``."""
+
+    at: int
+    first: int
+    last: int
+    begin: int
+    end: int
+
+    def and_then(self, other: Segment) -> Segment:
+        """Both as one."""
+        return Segment(self.at, self.first, other.last, self.begin, other.end)
+
+
+class Segments:
+    """The segments of one part, found chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._row = 0
+        self._done: list[tuple[str, str, Segment]] = []
+        self._run: Segment | None = None
+        self._times: Segment | None = None
+        self._numbers: dict[str, Segment] = {}
+
+    def look(self, rows: pa.Table) -> None:
+        """Look at the next rows: ``seq``, ``time`` in µs, ``publisher`` and ``number``."""
+        seqs, times = _longs(rows.column("seq")), _longs(rows.column("time"))
+        # Unnumbered publishers' rows get a number that the mask then takes away.
+        numbered = pc.is_valid(rows.column("number")).to_numpy()
+        numbers = _longs(pc.fill_null(rows.column("number"), 0))
+        publishers = rows.column("publisher").combine_chunks().dictionary_encode()
+        codes, names = publishers.indices.to_numpy(), publishers.dictionary.to_pylist()
+        steps = np.flatnonzero(np.diff(seqs) != 1) + 1
+        for begin, end in itertools.pairwise([0, *steps.tolist(), len(seqs)]):
+            at = self._row + begin
+            here = slice(begin, end)
+            run = Segment(at, int(seqs[begin]), int(seqs[end - 1]), int(seqs[begin]), int(seqs[end - 1]))
+            if self._run is not None and run.first == self._run.last + 1:
+                self._run = self._run.and_then(run)
+            else:
+                self._end_run()
+                self._run = run
+            self._look_at_times(times[here], seqs[here], at)
+            self._look_at_numbers(codes[here], names, numbers[here], seqs[here], numbered[here], at)
+        self._row += len(seqs)
+
+    def finish(self, part: int) -> pa.RecordBatch:
+        """All segments of the part, in the order in which their rows came."""
+        self._end_run()
+        done = sorted(self._done, key=lambda each: each[2].at)
+        columns: list[list[Any]] = [
+            [part] * len(done),
+            [segment.at for _, _, segment in done],
+            [what for what, _, _ in done],
+            [publisher for _, publisher, _ in done],
+            *([segment[index] for _, _, segment in done] for index in range(1, len(Segment._fields))),
+        ]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+    def _look_at_times(self, times: Longs, seqs: Longs, at: int) -> None:
+        for segment in _segments(times, seqs, np.arange(at, at + len(seqs)), np.diff(times) < 0):
+            if self._times is not None and segment.first >= self._times.last:
+                self._times = self._times.and_then(segment)
+            else:
+                if self._times is not None:
+                    self._done.append((TIMES, "", self._times))
+                self._times = segment
+
+    def _look_at_numbers(
+        self,
+        codes: npt.NDArray[np.int32],
+        names: list[str],
+        numbers: Longs,
+        seqs: Longs,
+        numbered: npt.NDArray[np.bool_],
+        at: int,
+    ) -> None:
+        rows = np.flatnonzero(numbered)
+        rows = rows[np.argsort(codes[rows], kind="stable")]
+        codes, numbers, seqs = codes[rows], numbers[rows], seqs[rows]
+        breaks = (np.diff(codes) != 0) | (np.diff(numbers) <= 0)
+        begins = [0, *(np.flatnonzero(breaks) + 1).tolist()]
+        for begin, segment in zip(begins, _segments(numbers, seqs, rows + at, breaks), strict=False):
+            publisher = names[codes[begin]]
+            before = self._numbers.get(publisher)
+            if before is not None and segment.first > before.last:
+                self._numbers[publisher] = before.and_then(segment)
+            else:
+                if before is not None:
+                    self._done.append((NUMBERS, publisher, before))
+                self._numbers[publisher] = segment
+
+    def _end_run(self) -> None:
+        if self._run is not None:
+            self._done.append((RUN, "", self._run))
+        if self._times is not None:
+            self._done.append((TIMES, "", self._times))
+        self._done += [(NUMBERS, publisher, segment) for publisher, segment in self._numbers.items()]
+        self._run = self._times = None
+        self._numbers = {}
+
+
+def find_segments(part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The segments of a part whose rows come in batches."""
+    segments = Segments()
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= CHUNK:
+            segments.look(pa.Table.from_batches(waiting))
+            waiting, rows = [], 0
+    if rows:
+        segments.look(pa.Table.from_batches(waiting))
+    yield segments.finish(part)
+
+
+def _segments(
+    values: Longs, seqs: Longs, rows: npt.NDArray[np.int64], breaks: npt.NDArray[np.bool_]
+) -> Iterator[Segment]:
+    """The segments of values that break before the row after each mark in ``breaks``."""
+    if not len(values):
+        return
+    begins = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    ends = np.concatenate((begins[1:], [len(values)])) - 1
+    columns = (rows[begins], values[begins], values[ends], seqs[begins], seqs[ends])
+    yield from map(Segment._make, zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _longs(column: pa.ChunkedArray) -> Longs:
+    values: Longs = column.to_numpy()
+    return values

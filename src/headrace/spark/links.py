@@ -1,0 +1,64 @@
+"""Connections to hubs from Spark's Python processes.
+
+A Python worker serves many tasks, one after the other, and a connection costs several milliseconds: so a process
+keeps its connections, by what they were made from, until one of them disappoints. Keys are read when one is made and
+are in no pickle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from headrace.client.sync import Sync
+from headrace.client.tube import LinkClient
+from headrace.spark.options import Access
+
+CREDIT: Final = 16 << 20
+"""Bytes of rows that may be under way to a reader."""
+
+_kept: dict[Access, list[Sync[LinkClient]]] = {}
+_keeping = threading.Lock()
+
+
+def new_client(access: Access) -> LinkClient:
+    """A client that is not open yet."""
+    client_id, key = access.credentials() or (None, None)
+    return LinkClient(
+        access.hosts,
+        name="spark",
+        patience=access.patience,
+        timeout=max(access.patience, 10.0),
+        credit=CREDIT,
+        client_id=client_id,
+        key=key,
+    )
+
+
+@contextmanager
+def link(access: Access) -> Iterator[Any]:
+    """A connected client whose methods block; whoever takes one has it alone."""
+    with _keeping:
+        kept = _kept.get(access)
+        client = kept.pop() if kept else None
+    if client is None:
+        client = Sync(new_client(access)).open()
+    try:
+        yield client
+    except BaseException:
+        # Streams may be half read, or the hub is not the one it was.
+        client.close()
+        raise
+    with _keeping:
+        _kept.setdefault(access, []).append(client)
+
+
+def close_links() -> None:
+    """Close the connections that this process keeps."""
+    with _keeping:
+        clients = [client for kept in _kept.values() for client in kept]
+        _kept.clear()
+    for client in clients:
+        client.close()

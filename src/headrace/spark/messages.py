@@ -1,0 +1,50 @@
+"""Rows of a DataFrame as rows to be published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.client.tube_rows import published_rows
+from headrace.errors import UsageError
+from headrace.wire.link import PUBLISHED
+
+
+def published(rows: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+    """Rows as the sink gets them, in the schema of rows to be published.
+
+    ``topic`` is for rows that have none. A payload, a service or a map's value that is null is an error: what it
+    should be is not for us to guess.
+    """
+    columns: dict[str, Any] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        match name:
+            case "service":
+                columns["topic"] = _whole(column, name)
+            case "topic":
+                columns["topic"] = pc.fill_null(column, topic) if column.null_count else column
+            case "payload":
+                columns[name] = _whole(column, name)
+            case _:
+                columns[name] = _maps(column, name)
+    return published_rows(pa.RecordBatch.from_pydict(columns), topic)
+
+
+def _whole(column: pa.Array, name: str) -> pa.Array:
+    if column.null_count:
+        raise UsageError(f"column {name} is null in {column.null_count} rows: leave them out with where()")
+    return column
+
+
+def _maps(column: pa.Array, name: str) -> pa.Array:
+    kind = PUBLISHED.field(name).type
+    column = column.cast(kind)
+    if column.null_count:
+        # The entries between the offsets are the rows' own, whether or not a row is null; null ones have none.
+        column = pc.if_else(pc.is_valid(column), column, pa.scalar([], kind))
+    begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    if column.items.slice(begin, end - begin).null_count:
+        raise UsageError(f"column {name} has null values: leave them out with map_filter()")
+    return column

@@ -1,0 +1,288 @@
+"""What users may say to the source and the sink: names, values, and what they mean.
+
+Spark gives options as texts whose names have lost their capitals. Here they become a value that is checked, can be
+pickled, and holds no secret: a key is read from its file, or from the environment, where a connection is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from headrace.config import Address
+from headrace.errors import HeadraceError, UsageError
+from headrace.message import MAX_SEQUENCE
+
+DEFAULT_SERVERS: Final = "127.0.0.1:8081"
+DEFAULT_PORT: Final = 8081
+
+CLIENT_VARIABLE: Final = "HEADRACE_CLIENT_ID"
+KEY_VARIABLE: Final = "HEADRACE_KEY"
+
+Place = Literal["earliest", "latest"] | int
+"""Where to begin or end: a word, or the number of a message."""
+
+_BOTH: Final = ("servers", "clientId", "keyFile", "patience")
+_READ: Final = (
+    *_BOTH,
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "topic",
+    "origin",
+    "where",
+    "entries",
+    "hold",
+    "files",
+)
+_WRITE: Final = (*_BOTH, "topic")
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path"})
+"""What Spark hands on although it is not for us."""
+
+_SECRETS: Final = frozenset({"key", "secret", "password", "token"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the hubs are, and who asks."""
+
+    servers: str = DEFAULT_SERVERS
+    client_id: str | None = None
+    key_file: str | None = None
+    patience: float = 30.0
+
+    @property
+    def hosts(self) -> list[Address]:
+        """The hubs' addresses, the first to be tried first."""
+        return [Address.parse(host.strip(), DEFAULT_PORT) for host in self.servers.split(",")]
+
+    def credentials(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+        """Client id and key, as the options and the environment say; ``None`` if neither does."""
+        client_id = self.client_id or environ.get(CLIENT_VARIABLE)
+        if client_id is None:
+            return None
+        if self.key_file is None:
+            key = environ.get(KEY_VARIABLE)
+        else:
+            try:
+                key = Path(self.key_file).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"keyFile {self.key_file!r} cannot be read: {error}") from None
+        if not key:
+            where = f"in {KEY_VARIABLE}" if self.key_file is None else f"in {self.key_file!r}"
+            raise UsageError(f"client {client_id!r} has no key {where}: name its file with keyFile")
+        return client_id, key
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The options of the source."""
+
+    access: Access
+    starting: Place | None = None
+    starting_time: int | None = None
+    """µs since 1970."""
+    ending: Place = "latest"
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_partitions: int | None = None
+    fail_on_data_loss: bool = True
+    topic: str | None = None
+    origins: tuple[str, ...] | None = None
+    where: str | None = None
+    """JSON: an attribute's name to its predicate as the link has it."""
+    entries: bool = False
+    hold: str | None = None
+    files: bool = True
+
+    @property
+    def predicates(self) -> Mapping[str, Any] | None:
+        """``where`` as the link takes it."""
+        return None if self.where is None else json.loads(self.where)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """The options of the sink."""
+
+    access: Access
+    topic: str = ""
+
+
+def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
+    """The options of ``readStream`` (``stream``) or of ``read``."""
+    given = _Given(options, _READ)
+    starting = given.place("startingOffsets", ("earliest", "latest") if stream else ("earliest",))
+    time = given.time("startingTimestamp")
+    if starting is not None and time is not None:
+        raise UsageError("startingOffsets and startingTimestamp are two answers to one question: say one")
+    if stream and given.has("endingOffsets"):
+        raise UsageError(
+            "endingOffsets is for spark.read: a stream has no end (see trigger(availableNow=True))"
+        )
+    if not stream:
+        for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "hold"):
+            if given.has(name):
+                raise UsageError(
+                    f"{name} is for spark.readStream: a batch has no triggers and keeps no place"
+                )
+    where = given.text("where")
+    origin = given.text("origin")
+    return Reading(
+        given.access(),
+        starting=starting,
+        starting_time=time,
+        ending=given.place("endingOffsets", ("latest",)) or "latest",
+        max_offsets=given.number("maxOffsetsPerTrigger"),
+        max_bytes=given.number("maxBytesPerTrigger"),
+        min_partitions=given.number("minPartitions"),
+        fail_on_data_loss=given.truth("failOnDataLoss", default=True),
+        topic=given.text("topic"),
+        origins=None if origin is None else tuple(name.strip() for name in origin.split(",")),
+        where=None if where is None else parse_predicates(where),
+        entries=given.truth("entries", default=False),
+        hold=given.text("hold"),
+        files=given.truth("files", default=True),
+    )
+
+
+def writing(options: Mapping[str, str]) -> Writing:
+    """The options of ``writeStream`` or of ``write``."""
+    given = _Given(options, _WRITE)
+    return Writing(given.access(), topic=given.text("topic") or "")
+
+
+class _Given:
+    """Options as Spark gives them, each looked at once."""
+
+    def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
+        self._options = {name.lower(): value for name, value in options.items()}
+        names = {name.lower(): name for name in known}
+        for name in self._options:
+            if name in _SECRETS:
+                raise UsageError(
+                    f"option {name!r} would stand in plans and logs: put the key into a file and name it with "
+                    f"keyFile, or into {KEY_VARIABLE} in the environment of driver and executors"
+                )
+            if name not in names and name not in _SPARKS_OWN:
+                raise UsageError(_unknown(name, names))
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._options
+
+    def text(self, name: str) -> str | None:
+        value = self._options.get(name.lower())
+        if value is not None and not value.strip():
+            raise UsageError(f"{name} is empty: leave it out, or give it a value")
+        return value
+
+    def number(self, name: str) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            number = 0
+        if not 1 <= number < 1 << 62:
+            raise UsageError(f"{name} = {value!r}: expected a whole number from 1 on")
+        return number
+
+    def truth(self, name: str, *, default: bool) -> bool:
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.strip().lower() not in ("true", "false"):
+            raise UsageError(f"{name} = {value!r}: expected true or false")
+        return value.strip().lower() == "true"
+
+    def place(self, name: str, words: Sequence[str]) -> Place | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        word = value.strip().lower()
+        if word in words:
+            return word  # type: ignore[return-value]
+        if word.isdecimal() and 1 <= int(word) <= MAX_SEQUENCE:
+            return int(word)
+        raise UsageError(f"{name} = {value!r}: expected {', '.join(words)} or a sequence number from 1 on")
+
+    def time(self, name: str) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            if value.strip().isdecimal():
+                return int(value) * 1000
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise UsageError(
+                f"{name} = {value!r}: expected ms since 1970 or a time such as 2026-01-31T12:00:00+00:00"
+            ) from None
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+
+    def access(self) -> Access:
+        patience = self.text("patience")
+        try:
+            seconds = 30.0 if patience is None else float(patience)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= 3600:
+            raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
+        servers = (self.text("servers") or DEFAULT_SERVERS).strip().removeprefix("tube://")
+        access = Access(servers, self.text("clientId"), self.text("keyFile"), seconds)
+        try:
+            _ = access.hosts
+        except HeadraceError as error:
+            raise UsageError(f"servers = {servers!r}: expected host:port[,host:port …] ({error})") from None
+        return access
+
+
+def _unknown(name: str, names: Mapping[str, str]) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(names.values())}"
+    return f"there is no option {name!r}: {hint}"
+
+
+def parse_predicates(text: str) -> str:
+    """The option ``where``, checked, in the form that the link takes.
+
+    A text stands for an attribute that is just that, two numbers for one that lies between them.
+
+    >>> parse_predicates('{"region": "eu", "speed": [80, 120]}')
+    '{"region": {"use": 1, "strval": "eu"}, "speed": {"use": 2, "low": 80, "high": 120}}'
+    """
+    from headrace.wire.link_requests import parse_where
+
+    try:
+        where = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"where: expected JSON ({error})") from None
+    if not isinstance(where, dict):
+        raise UsageError("where: expected a JSON object, an attribute's name to what it must be")
+    fields = {name: _field(predicate) for name, predicate in where.items()}
+    try:
+        parse_where(fields)
+    except HeadraceError as error:
+        raise UsageError(f"where: {error}") from None
+    return json.dumps(fields)
+
+
+def _field(predicate: object) -> object:
+    match predicate:
+        case str(text):
+            return {"use": 1, "strval": text}
+        case [int() | float() as low, int() | float() as high]:
+            return {"use": 2, "low": low, "high": high}
+        case _:
+            return predicate

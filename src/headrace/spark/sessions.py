@@ -1,0 +1,174 @@
+"""A Spark session with the settings that suit Headrace.
+
+    from headrace.spark import session
+    spark = session("local[2]")
+    spark.readStream.format("headrace").option("servers", "127.0.0.1:8081").load()
+
+Nothing here is needed to use the source and the sink: any session will do, with :func:`headrace.spark.register` where
+they are not found by themselves. What this one adds: it finds a Java, stays on the loopback interface when Spark runs
+on this machine, prints no more than what somebody must read, and has the settings that make a micro-batch quick.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import UsageError
+from headrace.spark.java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG4J: Final = Path(__file__).with_name("log4j2.properties")
+
+QUICK: Final = {
+    # One rename fewer per checkpoint file; the write is atomic all the same.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
+"""What makes a micro-batch quicker without a price.
+
+``spark.python.unix.domain.socket.enabled`` would too, but then every Python worker that Spark lets go prints a trace,
+as its socket is closed under it.
+"""
+
+STATELESS: Final = {
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+}
+"""Checkpoints on local disks without checksum files, which is quicker again. RocksDB's state store cannot work so."""
+
+_LOOPBACK: Final = re.compile(r"^spark://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|,|$)")
+
+
+def session(
+    master: str = "local[*]",
+    app: str = "headrace",
+    *,
+    memory: str = "1g",
+    ui: bool | int = False,
+    stateless: bool = False,
+    **conf: Any,
+) -> SparkSession:
+    """A Spark session on ``master``; the one that runs already, if one does.
+
+    ``memory``
+        The driver's, which in ``local`` mode is all that there is.
+    ``ui``
+        Whether Spark's web pages are served: on a port of Spark's choice, or on the one named (0: a free one).
+    ``stateless``
+        Whether no query keeps state: checkpoints on local disks are then quicker by :data:`STATELESS`.
+    ``conf``
+        Spark settings, which win over the ones here: ``session(**{"spark.sql.shuffle.partitions": 8})``.
+    """
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise UsageError("there is no PySpark: pip install 'headrace[spark]' brings it along") from None
+    settings = settings_for(master, memory=memory, ui=ui, stateless=stateless)
+    for key, value in conf.items():
+        settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    builder = SparkSession.builder.master(master).appName(app)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    with _environment(_surroundings(master, running=SparkContext._gateway is not None)):
+        made = builder.getOrCreate()
+    _hush(getattr(made.sparkContext, "_accumulatorServer", None))
+    return made
+
+
+def settings_for(
+    master: str, *, memory: str = "1g", ui: bool | int = False, stateless: bool = False
+) -> dict[str, str]:
+    """The settings of :func:`session`, for those who start Spark in another way."""
+    settings = dict(QUICK)
+    if stateless:
+        settings |= STATELESS
+    settings |= {
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()}",
+        "spark.ui.enabled": "false" if ui is False else "true",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if type(ui) is int:
+        settings["spark.ui.port"] = str(ui)
+    if master.startswith("local"):
+        # 200 tasks a shuffle, Spark's default, is meant for clusters. Queries keep what they began with.
+        settings["spark.sql.shuffle.partitions"] = str(cores(master))
+    if is_here(master):
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return settings
+
+
+def is_here(master: str) -> bool:
+    """Whether a master is on this machine and spoken to over the loopback interface.
+
+    >>> is_here("local[2]"), is_here("spark://127.0.0.1:7077"), is_here("spark://10.0.0.1:7077")
+    (True, True, False)
+    """
+    return master.startswith("local") or _LOOPBACK.match(master) is not None
+
+
+def cores(master: str) -> int:
+    """How many tasks a ``local`` master runs at a time.
+
+    >>> cores("local"), cores("local[3]"), cores("local[3,2]")
+    (1, 3, 3)
+    """
+    named = re.match(r"^local\[\s*(\d+|\*)", master)
+    if named is None:
+        return 1
+    return (len(os.sched_getaffinity(0)) or 1) if named[1] == "*" else int(named[1])
+
+
+def _hush(server: Any) -> None:
+    """Keep PySpark from printing a trace when a query that is stopped takes its connection with it.
+
+    The JVM tells this process what accumulators count over a connection that it makes again when it is gone.
+    """
+    if server is None or getattr(server, "hushed", False):
+        return
+    tell = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], EOFError):
+            tell(request, client_address)
+
+    server.handle_error = handle_error
+    server.hushed = True
+
+
+def _surroundings(master: str, *, running: bool) -> dict[str, str]:
+    """The environment that the JVM and its Python workers start in, where ours does not say."""
+    added = {}
+    if is_here(master):
+        # Executors are on this machine, so that our interpreter is theirs.
+        added = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    added = {name: value for name, value in added.items() if name not in os.environ}
+    if not running:
+        added["JAVA_HOME"] = str(java_home())
+    return added
+
+
+@contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,105 @@
+"""The examples for Spark do what they say, against a real hub."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from tests.hubprocess import HubProcess
+
+import headrace
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("spark")]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SECONDS = 280
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    with HubProcess.start(tmp_path_factory.mktemp("hub")) as running:
+        with linked(running) as link:
+            for amount in (100.0, -30.0, -80.0):
+                link.publish(
+                    b"booking", topic="bank", attributes={"account": "ada"}, numbers={"amount": amount}
+                )
+            link.publish(b"booking", topic="bank", attributes={"account": "alan"}, numbers={"amount": 5.0})
+            for lat, lon in ((47.37, 8.54), (46.948, 7.44)):
+                link.publish(
+                    b"", topic="road", attributes={"vehicle": "42"}, numbers={"lat": lat, "lon": lon}
+                )
+            link.publish(b"", topic="road", attributes={"vehicle": "7"}, numbers={"lat": 0.0, "lon": 0.0})
+        yield running
+
+
+def linked(hub: HubProcess) -> Any:
+    return headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}")
+
+
+def run(name: str, hub: HubProcess, directory: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, hub.doors["tube_tcp"], "--once"],
+        cwd=directory, capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def service(hub: HubProcess, name: str) -> dict[str, Any]:
+    with linked(hub) as link:
+        value: dict[str, Any] = json.loads(link.service(name))
+        return value
+
+
+def test_topics(hub: HubProcess, tmp_path: Path) -> None:
+    run("spark_topics.py", hub, tmp_path)
+    assert 1 <= service(hub, "counts/bank")["count"] <= 4
+    assert 1 <= service(hub, "counts/road")["count"] <= 3
+
+
+def test_balances_are_kept_over_restarts(hub: HubProcess, tmp_path: Path) -> None:
+    run("spark_balances.py", hub, tmp_path)
+    assert service(hub, "balance/ada") == {"balance": -10.0, "bookings": 3}
+    assert service(hub, "balance/alan") == {"balance": 5.0, "bookings": 1}
+    with linked(hub) as link:
+        link.publish(b"booking", topic="bank", attributes={"account": "ada"}, numbers={"amount": 50.0})
+        run("spark_balances.py", hub, tmp_path)
+        told = [
+            json.loads(each) for rows in link.read(topic="overdrawn") for each in rows["payload"].to_pylist()
+        ]
+    assert service(hub, "balance/ada") == {"balance": 40.0, "bookings": 4}
+    assert told == [{"account": "ada", "balance": -10.0}]
+
+
+def test_fleet(hub: HubProcess, tmp_path: Path) -> None:
+    run("spark_fleet.py", hub, tmp_path)
+    found = service(hub, "fleet/42")
+    assert (found["lat"], found["lon"], found["positions"]) == (46.948, 7.44, 2)
+    assert found["fences"] == ["bern", "bern station"]
+    assert service(hub, "fleet/7")["fences"] == []
+
+
+def test_a_cluster_of_two_workers(hub: HubProcess, tmp_path: Path) -> None:
+    """The same jobs on a real master: what they write is what the log has."""
+    spec = importlib.util.spec_from_file_location("cluster", EXAMPLES / "spark-cluster" / "cluster.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    with linked(hub) as link:
+        link.publish([b"x" * 100] * 50_000, topic="bulk")
+        head = link.head().head
+    with example.cluster(0, memory="1g") as master:
+        line = [sys.executable, "-m", "headrace", "pipeline", "run", "archive", "verify", "--available-now"]
+        line += ["--servers", hub.doors["tube_tcp"], "--master", master, "--param", f"path={tmp_path}/out"]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    seqs = ds.dataset(tmp_path / "out" / "archive", partitioning="hive").to_table(columns=["seq"])["seq"]
+    assert sorted(seqs.to_pylist())[:head] == list(range(1, head + 1))
+    assert ds.dataset(tmp_path / "out" / "verify", format="parquet").count_rows() == 0

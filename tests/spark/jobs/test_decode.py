@@ -1,0 +1,188 @@
+"""Captures to rows: every protocol's frames, what is malformed, and TCP as it really arrives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from headrace.config import DOORS
+from headrace.errors import MalformedError, UsageError
+from headrace.spark.jobs.decode import _decoded, _of_pcap, decode, parse_ports
+from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.pcap import pieces
+from headrace.wire import fyrehose, link, publish, sdk, spp, tube
+from headrace.wire.capture import Capture, Chunk, serialize
+
+CORPUS = Path(__file__).parents[3] / "fuzz" / "corpus"
+PORTS = {2323: "fyrehose", 3002: "spp"}
+
+
+def capture(path: Path, door: str, *chunks: tuple[bool, bytes], datagrams: bool = False) -> str:
+    content = serialize(Capture(door, "127.0.0.1:40000", datagrams))
+    for time, (outgoing, data) in enumerate(chunks):
+        content += serialize(Chunk(outgoing, time, data))
+    path.write_bytes(content)
+    return path.name
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    return list(_decoded(Folder.at(str(folder)), name, PORTS))
+
+
+def kinds(found: list[dict[str, Any]]) -> list[str]:
+    return [row["kind"] for row in found]
+
+
+def test_every_door_has_its_decoder(tmp_path: Path) -> None:
+    """A frame of each protocol, cut in the middle: a row, told from where it came."""
+    offer = spp.serialize(spp.Publish("load", b"{}"))
+    hello = link.serialize({"op": "hello", "id": 0})
+    wanted = {
+        "fyrehose": (fyrehose.serialize(fyrehose.Push(b"hi")), "Push"),
+        "spp": (offer, "Publish"),
+        "sdk": (sdk.serialize(sdk.Heartbeat()), "Heartbeat"),
+        "publisher": (publish.serialize(publish.Publish({"n": 1}, b"hi")), "Publish"),
+        "tube_tcp": (b"\x80\x01" + b"".join(map(bytes, tube.stream_pieces(hello, 128))), "Message"),
+        "parcel": ((CORPUS / "parcel" / "seqreq").read_bytes()[1:], "Parcel"),
+        "router": ((CORPUS / "attribute" / "router-push").read_bytes()[1:], "Push"),
+        "dispatcher": ((CORPUS / "attribute" / "matcher-push").read_bytes()[1:], "MatcherPush"),
+        "status": ((CORPUS / "attribute" / "node-info").read_bytes()[1:], "NodeInfo"),
+    }
+    for door, (wire, kind) in wanted.items():
+        found = rows(
+            tmp_path, capture(tmp_path / f"{door}.capture", door, (False, wire[:3]), (False, wire[3:]))
+        )
+        assert kinds(found)[-1] == kind, found
+        assert all(row["error"] is None and row["door"] == door for row in found)
+        json.loads(found[-1]["fields"])
+    message = rows(tmp_path, "tube_tcp.capture")[-1]
+    assert json.loads(message["fields"]) == {"op": "hello", "id": 0}
+    assert set(wanted) | {"tube_ws", "http"} == set(DOORS)
+
+
+def test_malformed_is_a_row_with_its_error(tmp_path: Path) -> None:
+    good, bad = fyrehose.serialize(fyrehose.Push(b"hi")), b"\xff" * 40
+    found = rows(tmp_path, capture(tmp_path / "a.capture", "fyrehose", (False, good + bad), (False, good)))
+    assert kinds(found) == ["Push", "refused"]
+    assert "fyrehose" in found[1]["error"]
+    assert bad.startswith(found[1]["payload"][:8])
+    cut = rows(tmp_path, capture(tmp_path / "b.capture", "spp", (True, b"\0\0")))
+    assert kinds(cut) == ["unfinished"]
+    datagrams = [(False, good), (False, bad), (False, good)]
+    found = rows(tmp_path, capture(tmp_path / "c.capture", "fyrehose", *datagrams, datagrams=True))
+    assert kinds(found) == ["Push", "refused", "Push"]
+    (tmp_path / "d.capture").write_bytes(b"no capture\n")
+    assert kinds(rows(tmp_path, "d.capture")) == ["refused"]
+    assert kinds(rows(tmp_path, capture(tmp_path / "e.capture", "tube_ws", (False, b"GET /")))) == ["bytes"]
+
+
+# pcap
+
+
+def packet(data: bytes, seq: int, *, flags: int = 0x10, ports: tuple[int, int] = (40000, 2323)) -> bytes:
+    """An IPv4 packet with a TCP segment, in an Ethernet frame."""
+    tcp = struct.pack(">HHIIBBHHH", *ports, seq & 0xFFFFFFFF, 0, 5 << 4, flags, 1000, 0, 0) + data
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(tcp), 1, 0, 64, 6, 0, b"\x7f\0\0\1", b"\x7f\0\0\2")
+    return b"\0" * 12 + b"\x08\0" + ip + tcp
+
+
+def datagram(data: bytes) -> bytes:
+    udp = struct.pack(">HHHH", 40000, 2323, 8 + len(data), 0) + data
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0, b"\x7f\0\0\1", b"\x7f\0\0\2")
+    return b"\0" * 12 + b"\x08\0" + ip + udp
+
+
+def pcap(packets: list[bytes], *, order: str = "<", nanoseconds: bool = False, kind: int = 1) -> bytes:
+    magic = 0xA1B23C4D if nanoseconds else 0xA1B2C3D4
+    made = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 65535, kind)
+    for index, each in enumerate(packets):
+        made += struct.pack(f"{order}IIII", index, 5000 if nanoseconds else 5, len(each), len(each)) + each
+    return made
+
+
+@given(st.binary(min_size=1, max_size=300), st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
+def test_tcp_is_put_into_order(content: bytes, begin: int, random: Random) -> None:
+    """Segments cut anywhere, twice, overlapping, in any order, over the wrap of the numbers."""
+    edges = sorted({0, len(content), *(random.randrange(len(content) + 1) for _ in range(6))})
+    segments = [(at, content[at:end]) for at, end in itertools.pairwise(edges)]
+    for _ in range(3):
+        at = random.randrange(len(content))
+        segments.append((at, content[at : at + random.randrange(1, 50)]))
+    random.shuffle(segments)
+    packets = [packet(b"", begin, flags=0x02)]
+    packets += [packet(data, begin + 1 + at) for at, data in segments]
+    found = list(pieces(BytesIO(pcap(packets))))
+    assert b"".join(piece.data for piece in found) == content
+    assert not any(piece.lost for piece in found)
+    assert found[-1].ended
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("nanoseconds", [False, True])
+def test_pcap_to_frames(order: str, nanoseconds: bool) -> None:
+    push = fyrehose.serialize(fyrehose.Push(b"hello"))
+    packets = [
+        packet(b"", 99, flags=0x02),
+        packet(push[:4], 100),
+        packet(push[4:] + push, 104),
+        datagram(push),
+    ]
+    content = pcap(packets, order=order, nanoseconds=nanoseconds)
+    found = list(_of_pcap(BytesIO(content), PORTS))
+    assert [(row["kind"], row["payload"], row["time"]) for row in found] == [
+        ("Push", b"hello", 2_000_005),
+        ("Push", b"hello", 2_000_005),
+        ("Push", b"hello", 3_000_005),
+    ]
+    assert {row["peer"] for row in found} == {"127.0.0.1:40000"}
+
+
+def test_what_is_lost_is_said() -> None:
+    push = fyrehose.serialize(fyrehose.Push(b"hello"))
+    packets = [packet(push, 100), packet(push, 100 + 3 * len(push))]
+    found = list(_of_pcap(BytesIO(pcap(packets)), PORTS))
+    assert kinds(found) == ["Push", "lost"]
+    assert f"{2 * len(push)} bytes" in found[1]["error"]
+
+
+def test_what_is_no_pcap_is_refused() -> None:
+    with pytest.raises(MalformedError, match="pcapng"):
+        list(pieces(BytesIO(b"\x0a\x0d\x0d\x0a" + bytes(40))))
+    with pytest.raises(MalformedError, match="link type"):
+        list(pieces(BytesIO(pcap([packet(b"x", 1)], kind=147))))
+
+
+@given(st.binary(max_size=200))
+def test_any_packet_is_read_or_passed_over(data: bytes) -> None:
+    list(pieces(BytesIO(pcap([data, packet(data, 1), data]))))
+
+
+def test_ports() -> None:
+    assert parse_ports("")[3002] == "spp"
+    assert parse_ports("9000=spp, 9001=sdk") == {9000: "spp", 9001: "sdk"}
+    with pytest.raises(UsageError, match="PORT=DOOR"):
+        parse_ports("9000=nothing")
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_many_files_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    push = fyrehose.serialize(fyrehose.Push(b"hello"))
+    names = [capture(tmp_path / f"{each}.capture", "fyrehose", (False, push * 1000)) for each in range(4)]
+    (tmp_path / "x.pcap").write_bytes(pcap([packet(push * 10, 1)]))
+    found = decode(spark, Folder.at(str(tmp_path)), [*names, "x.pcap"], PORTS)
+    counted = {
+        (row["capture"], row["kind"]): row["count"]
+        for row in found.groupBy("capture", "kind").count().collect()
+    }
+    assert counted == {**{(name, "Push"): 1000 for name in names}, ("x.pcap", "Push"): 10}

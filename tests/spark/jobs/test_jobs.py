@@ -1,0 +1,118 @@
+"""Jobs against real hubs: what they write and publish is what the log has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from tests.hubprocess import HubProcess
+from tests.spark.jobs.conftest import Play
+
+import headrace
+from headrace.message import SCHEMA
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+def linked(hub: HubProcess) -> Any:
+    return headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}")
+
+
+def whole(hub: HubProcess) -> pa.Table:
+    """The log, entries and all."""
+    with linked(hub) as link:
+        return pa.Table.from_batches(link.read(1, entries=True), SCHEMA)
+
+
+def archived(path: Path) -> pa.Table:
+    found = ds.dataset(path, partitioning="hive").to_table()
+    return found.select(SCHEMA.names).sort_by("seq").cast(SCHEMA)
+
+
+def findings(path: Path) -> list[tuple[str, str, int, int]]:
+    table = ds.dataset(path, format="parquet").to_table()
+    return sorted((row["kind"], row["server"], row["first"], row["last"]) for row in table.to_pylist())
+
+
+def test_archive_equals_the_log_through_restarts(hub: HubProcess, play: Play, tmp_path: Path) -> None:
+    servers = hub.doors["tube_tcp"]
+    with linked(hub) as link:
+        for index in range(30):
+            link.publish(
+                [b"x" * index] * 50, topic=f"t{index}", attributes={"n": str(index)}, numbers={"v": index}
+            )
+    assert play("archive", servers)["through"] == 1500
+    assert archived(tmp_path / "archive") == whole(hub).slice(0, 1500)
+    hub.kill9()
+    hub.restart()
+    with linked(hub) as link:
+        assert link.holds() == {"archive": 1501}
+        link.publish([b"more"] * 10)
+    # Its checkpoint lost, it begins at the beginning, and adds what is new.
+    shutil.rmtree(tmp_path / "archive" / "_checkpoint")
+    through = play("archive", servers)["through"]
+    assert through == 1511  # the hold is an entry of the log
+    assert archived(tmp_path / "archive") == whole(hub).slice(0, 1511)
+
+
+def test_verify_tells_of_a_sound_log_once(hub: HubProcess, play: Play, tmp_path: Path) -> None:
+    with linked(hub) as link:
+        link.publish([b"message"] * 1000)
+        play("verify", hub.doors["tube_tcp"])
+        head = link.head().head
+        assert json.loads(link.service("verify")) == {"findings": 0, "kinds": {}}
+        play("verify", hub.doors["tube_tcp"])
+        assert link.head().head == head
+    assert findings(tmp_path / "verify") == []
+
+
+def test_verify_compares_logs(play: Play, tmp_path: Path) -> None:
+    """Two hubs with one log, which then go apart: what a broken replica would look like."""
+    with HubProcess.start(tmp_path / "a") as one:
+        with linked(one) as link:
+            link.publish([b"same"] * 5000)
+        one.terminate()
+        shutil.copytree(one.data, tmp_path / "b" / "data")
+        one.restart()
+        with HubProcess.start(tmp_path / "b") as other:
+            servers = f"{one.doors['tube_tcp']},{other.doors['tube_tcp']}"
+            assert play("verify", servers)["findings"] == 0
+            mark = whole(one).num_rows
+            with linked(one) as link:
+                link.publish([b"here"] * 3, topic="t")
+            with linked(other) as link:
+                # The entries that tell of the service are in the first log alone.
+                link.publish([b"here"] * (mark - 5000))
+                link.publish([b"there"] * 2, topic="t")
+            play("verify", servers)
+            found = findings(tmp_path / "verify")
+    there = other.doors["tube_tcp"]
+    kinds = {(kind, server) for kind, server, _, _ in found}
+    assert kinds == {("disagreement", there)}
+    assert {first for _, _, first, _ in found} == set(range(5001, mark + 3))
+
+
+def test_replay_adds_what_is_missing(hub: HubProcess, play: Play, tmp_path: Path) -> None:
+    with linked(hub) as link:
+        for index in range(100):
+            link.publish(
+                [f"{index}/{each}".encode() for each in range(20)], topic="even" if index % 2 == 0 else "odd"
+            )
+    play("archive", hub.doors["tube_tcp"])
+    with HubProcess.start(tmp_path / "target") as target:
+        there = target.doors["tube_tcp"]
+        path = tmp_path / "archive"
+        done = play("replay", there, path=path, until=1000)
+        assert (done["messages"], done["first"], done["last"]) == (1000, 1, 1000)
+        assert play("replay", there, path=path, until=1000)["messages"] == 0
+        chosen = play("replay", there, path=path, where="topic = 'odd'", from_=1001, rate=100_000)
+        assert chosen["messages"] == 500
+        source, copy = whole(hub), whole(target)
+        assert copy.slice(0, 1000).column("payload") == source.slice(0, 1000).column("payload")
+        assert set(copy.slice(1000).column("topic").to_pylist()) == {"odd"}
+        assert set(copy.column("origin").to_pylist()) == {"replay"}

@@ -1,0 +1,123 @@
+"""Options: what may be said, what it comes to, and what is said about what may not."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from headrace.config import Address
+from headrace.errors import UsageError
+from headrace.spark.options import CLIENT_VARIABLE, KEY_VARIABLE, Access, reading, writing
+
+
+def test_nothing_said() -> None:
+    options = reading({}, stream=True)
+    assert options.access.hosts == [Address("127.0.0.1", 8081)]
+    assert options.fail_on_data_loss
+    assert options.starting is None
+    assert not options.entries
+    assert writing({}).topic == ""
+
+
+def test_everything_said_as_spark_says_it() -> None:
+    options = reading(
+        {
+            "servers": "tube://one:1, two",
+            "startingoffsets": "Earliest",
+            "maxoffsetspertrigger": "1000",
+            "maxbytespertrigger": "5000000",
+            "minpartitions": "7",
+            "failondataloss": "FALSE",
+            "topic": "a/**",
+            "origin": "spp, tube",
+            "where": '{"region": "eu"}',
+            "entries": "true",
+            "hold": "mine",
+            "files": "false",
+            "patience": "2.5",
+            "checkpointlocation": "/somewhere",
+        },
+        stream=True,
+    )
+    assert [str(host) for host in options.access.hosts] == ["one:1", "two:8081"]
+    assert options.starting == "earliest"
+    assert (options.max_offsets, options.max_bytes, options.min_partitions) == (1000, 5_000_000, 7)
+    assert not options.fail_on_data_loss
+    assert options.origins == ("spp", "tube")
+    assert options.predicates == {"region": {"use": 1, "strval": "eu"}}
+    assert (options.entries, options.hold, options.files) == (True, "mine", False)
+    assert options.access.patience == 2.5
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1700000000000", 1_700_000_000_000_000),
+        ("2023-11-14T22:13:20+00:00", 1_700_000_000_000_000),
+        ("2023-11-14T22:13:20", 1_700_000_000_000_000),
+        ("2023-11-14T23:13:20.5+01:00", 1_700_000_000_500_000),
+    ],
+)
+def test_times(text: str, expected: int) -> None:
+    assert reading({"startingTimestamp": text}, stream=True).starting_time == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "stream", "said"),
+    [
+        ({"startingOfsets": "latest"}, True, "no option 'startingofsets': did you mean startingOffsets?"),
+        ({"subscribe": "x"}, True, "no option 'subscribe': there are servers,"),
+        ({"startingOffsets": "middle"}, True, "expected earliest, latest or a sequence number"),
+        ({"startingOffsets": "0"}, True, "from 1 on"),
+        ({"startingOffsets": "latest"}, False, "expected earliest or a sequence number"),
+        ({"startingOffsets": "1", "startingTimestamp": "1"}, True, "two answers to one question"),
+        ({"startingTimestamp": "yesterday"}, True, "expected ms since 1970"),
+        ({"endingOffsets": "9"}, True, "a stream has no end"),
+        ({"maxOffsetsPerTrigger": "9"}, False, "is for spark.readStream"),
+        ({"hold": "h"}, False, "is for spark.readStream"),
+        ({"maxOffsetsPerTrigger": "0"}, True, "a whole number from 1 on"),
+        ({"maxBytesPerTrigger": "10m"}, True, "a whole number from 1 on"),
+        ({"failOnDataLoss": "no"}, True, "expected true or false"),
+        ({"topic": " "}, True, "topic is empty"),
+        ({"where": "region = eu"}, True, "where: expected JSON"),
+        ({"where": "[1]"}, True, "where: expected a JSON object"),
+        ({"where": '{"a": {"use": 9}}'}, True, "where"),
+        ({"servers": "one:port"}, True, r"servers = 'one:port': expected host:port"),
+        ({"patience": "-1"}, True, "seconds from 0 to 3600"),
+        ({"key": "s3cret"}, True, "would stand in plans and logs"),
+        ({"password": "s3cret"}, False, "would stand in plans and logs"),
+    ],
+)
+def test_what_cannot_be_is_told(given: dict[str, str], stream: bool, said: str) -> None:
+    with pytest.raises(UsageError) as told:
+        reading(given, stream=stream)
+    assert said in str(told.value)
+    assert "s3cret" not in str(told.value)
+
+
+def test_the_sink_has_fewer() -> None:
+    with pytest.raises(UsageError, match="no option 'startingoffsets'"):
+        writing({"startingOffsets": "latest"})
+    assert writing({"topic": "out"}).topic == "out"
+
+
+def test_a_key_is_read_where_it_is_needed(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("s3cret\n")
+    access = reading({"clientId": "spark-1", "keyFile": str(file)}, stream=True).access
+    assert access.credentials({}) == ("spark-1", "s3cret")
+    assert b"s3cret" not in pickle.dumps(access)
+    assert Access().credentials({}) is None
+    environ = {CLIENT_VARIABLE: "spark-2", KEY_VARIABLE: "other"}
+    assert Access().credentials(environ) == ("spark-2", "other")
+    assert access.credentials(environ) == ("spark-1", "s3cret")
+
+
+def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no key in HEADRACE_KEY"):
+        Access(client_id="me").credentials({})
+    with pytest.raises(UsageError, match="cannot be read"):
+        Access(client_id="me", key_file=str(tmp_path / "none")).credentials({})

@@ -1,0 +1,111 @@
+"""What a pipeline is told, and what it says when something fails; no JVM is needed for that."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.errors import PeerError, RefusedError, StorageError, UnreachableError, UsageError
+from headrace.spark.jobs.job import JOBS, Run, find, parameters_of
+from headrace.spark.options import Access
+from headrace.spark.progress import progress_of
+from headrace.spark.runner import Asked, Pipeline, _failure, _plainly
+
+
+def jobs(*names: str) -> dict[str, Any]:
+    return {name: find(name) for name in names}
+
+
+def test_every_job_says_what_it_is() -> None:
+    for name in JOBS:
+        job = find(name)
+        assert job.ABOUT
+        assert "path" in job.PARAMETERS
+        assert all(parameter.doc for parameter in job.PARAMETERS.values())
+
+
+def test_who_is_told_what() -> None:
+    assert parameters_of(jobs("archive"), {"path": "/a"}) == {"archive": {"path": "/a"}}
+    told = parameters_of(jobs("archive", "verify"), {"archive.interval": "5", "path": "/a/", "interval": "2"})
+    assert told == {
+        "archive": {"path": "/a/archive", "interval": "5"},
+        "verify": {"path": "/a/verify", "interval": "2"},
+    }
+    # What one of several takes is for that one.
+    assert parameters_of(jobs("archive", "verify"), {"hold": "h"}) == {"archive": {"hold": "h"}, "verify": {}}
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [("hld", "hold"), ("archive.hld", "hold"), ("verify.path", "did you mean path")]
+)
+def test_a_parameter_that_is_none(key: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        parameters_of(jobs("archive"), {key: "x"})
+
+
+def test_a_job_that_is_none() -> None:
+    with pytest.raises(UsageError, match="did you mean measure"):
+        Pipeline(Asked(["mesure"], Access()))
+
+
+def test_numbers_and_truths() -> None:
+    run = Run(None, "archive", Access(), {"interval": "-1"}, find("archive").PARAMETERS)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"interval = -1: expected a number of 0\.01 or more"):
+        run.number("interval", 0.01)
+    assert run.truth("fail_on_data_loss") is True
+    assert run.param("hold") == "archive"
+
+
+def test_a_hub_that_is_away_is_told_before_a_jvm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.spark.runner.session", lambda *_, **__: pytest.fail("a JVM was started"))
+    with pytest.raises(UnreachableError):
+        Pipeline(Asked(["archive"], Access("127.0.0.1:1", patience=0.1))).run()
+
+
+def test_failures_are_sentences() -> None:
+    ours = _failure("archive", StorageError("no room"), "a page of Java")
+    assert (type(ours), str(ours)) == (PeerError, "archive: no room")
+    wrongly = _failure("archive", UsageError("another log"), "")
+    assert (type(wrongly), str(wrongly)) == (UsageError, "archive: another log")
+    told = "[STREAM_FAILED] …\nTraceback\nheadrace.errors.UsageError: this is log a, not b\n\tat org.apache"
+    assert str(_failure("verify", None, told)) == "verify: this is log a, not b"
+    assert (
+        str(_failure("verify", ValueError("x"), "\n[STREAM_FAILED] why\nmore"))
+        == "verify: [STREAM_FAILED] why"
+    )
+    with pytest.raises(PeerError, match=r"^replay: no \(code\)$"), _plainly("replay"):
+        raise RefusedError("code", "no")
+    with pytest.raises(ZeroDivisionError), _plainly("replay"):
+        1 / 0  # noqa: B018 - a mistake of ours is never hidden
+
+
+@pytest.mark.parametrize("offset", ['{"log": "x", "seq": 90}', {"log": "x", "seq": 90}])
+def test_progress(offset: object) -> None:
+    import json
+
+    last = {
+        "batchId": 7,
+        "timestamp": "2026-01-31T12:00:00.000Z",
+        "numInputRows": 50,
+        "processedRowsPerSecond": 100.04,
+        "durationMs": {"triggerExecution": 500},
+        "sources": [{"endOffset": offset}],
+    }
+    query = SimpleNamespace(isActive=True, lastProgress=SimpleNamespace(json=json.dumps(last)))
+    started: Any = SimpleNamespace(query=query, facts=lambda: {"path": "/a"})
+    assert progress_of("archive", started, 100) == {
+        "job": "archive",
+        "state": "running",
+        "batch": 7,
+        "time": "2026-01-31T12:00:00.000Z",
+        "rows": 50,
+        "rows_per_second": 100.0,
+        "batch_seconds": 0.5,
+        "seq": 90,
+        "behind": 10,
+        "path": "/a",
+    }
+    query.lastProgress = None
+    assert progress_of("archive", started, None) == {"job": "archive", "state": "running", "path": "/a"}

