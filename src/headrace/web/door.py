@@ -1,10 +1,11 @@
 """The ``http`` door.
 
-``GET /api/status``     what the hub knows about itself, as JSON
-``GET /metrics``        the same for Prometheus
-``GET /healthz``        200 while the process works
-``GET /readyz``         200 while every door accepts, else 503
-``POST /api/log/seal``  seal what is committed; wants the header ``X-Headrace``, which a foreign web page cannot send
+``GET /``         the dashboard
+``/api/...``      what it asks (:mod:`~headrace.web.api`), ``/api/status`` first of all
+``GET /metrics``  the hub's counters for Prometheus
+``GET /healthz``  200 while the process works
+``GET /readyz``   200 while every door accepts and, at a frontend, the upstream hub answers; else 503
+``GET /sdk/sub/preauth``  a token for an old SDK client
 """
 
 from __future__ import annotations
@@ -14,19 +15,16 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
-import msgspec
 from aiohttp import web
 
-from headrace.errors import FullError, StorageError
 from headrace.net.server import Server
-from headrace.web import metrics
+from headrace.web import metrics, pages, preauth
+from headrace.web.access import Access
+from headrace.web.api import Api, as_json
 
 MAX_CONNECTIONS: Final = 128
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
-
-OURS = "X-Headrace"
-"""A header that browsers let only our own pages send: requests that change something must carry it."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -115,58 +113,35 @@ class _Deadlines:
 def application(server: Server, deadlines: _Deadlines) -> web.Application:
     """The routes of one hub."""
 
-    async def status(_: web.Request) -> web.Response:
-        return _json(server.status())
-
     async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=metrics.render(server), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def health(_: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+        return as_json({"status": "ok"})
 
     async def readiness(_: web.Request) -> web.Response:
-        failure = server.hub.log.failure
-        if failure is not None:
-            return _json({"ready": False, "reason": failure}, status=503)
-        return _json({"ready": server.ready}, status=200 if server.ready else 503)
+        if (problem := server.problem) is not None:
+            return as_json({"ready": False, "reason": problem}, status=503)
+        return as_json({"ready": server.ready}, status=200 if server.ready else 503)
 
-    async def seal(request: web.Request) -> web.Response:
-        if OURS not in request.headers:
-            return _json(
-                {"error": f"send the header {OURS}: 1 with requests that change something"}, status=403
-            )
-        try:
-            return _json({"sealed": await server.upkeep.seal()})
-        except StorageError as error:
-            # 507 Insufficient Storage: nothing is lost, and the hub goes on trying.
-            return _json({"error": str(error)}, status=507 if isinstance(error, FullError) else 500)
+    async def ask_preauth(request: web.Request) -> web.Response:
+        return preauth.answer(server, request)
 
-    async def front(_: web.Request) -> web.Response:
-        return web.Response(text=_FRONT, content_type="text/html")
-
-    app = web.Application(client_max_size=1 << 20, middlewares=[deadlines.met])
+    api = Api(server)
+    app = web.Application(
+        client_max_size=server.settings.limits.message_bytes + (1 << 16),
+        middlewares=[deadlines.met, Access(server).judge],
+    )
     app.add_routes(
         [
-            web.get("/", front),
-            web.get("/api/status", status),
+            *pages.routes(),
+            *api.routes(),
             web.get("/metrics", show_metrics),
             web.get("/healthz", health),
             web.get("/readyz", readiness),
-            web.post("/api/log/seal", seal),
+            web.get("/sdk/sub/preauth", ask_preauth),
         ]
     )
+    app.on_startup.append(api.start)
+    app.on_shutdown.append(api.stop)
     return app
-
-
-def _json(content: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
-
-
-_FRONT = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Headrace</title>
-<style>body{font:16px/1.5 system-ui;margin:3rem auto;max-width:40rem;padding:0 1rem;color-scheme:light dark}</style>
-<h1>Headrace</h1>
-<p>The hub is running. <a href="/api/status">Status</a> · <a href="/metrics">metrics</a> ·
-<a href="/healthz">health</a> · <a href="/readyz">readiness</a></p>
-</html>
-"""

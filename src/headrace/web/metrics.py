@@ -30,8 +30,18 @@ class HubCollector(Collector):
             "log_bytes": ("Bytes of the log on disk.", log.size),
             "log_segments": ("Segments of the log, the open tail included.", len(log.segments)),
             "connections": ("Open connections.", self._server.connections),
+            "subscriptions": ("Subscriptions by content.", len(self._server.subscriptions)),
             "ready": ("1 when every door accepts.", int(self._server.ready)),
         }
+        if (upstream := self._server.upstream) is not None:
+            levels |= {
+                "upstream_connected": ("1 while the upstream hub answers.", int(upstream["connected"])),
+                "upstream_lag": ("Messages that the upstream hub has and this one not yet.", upstream["lag"]),
+                "upstream_waiting_bytes": (
+                    "Bytes on their way to the upstream hub.",
+                    upstream["waiting_bytes"],
+                ),
+            }
         for name, (text, value) in levels.items():
             yield GaugeMetricFamily(f"headrace_{name}", text, value)
         for name, group in groupby(hub.counters, key=lambda counter: counter[0]):

@@ -1,0 +1,183 @@
+"""A hub for tests: in this process, on free ports, its data gone when the test is over.
+
+    from headrace.testing import Hub
+
+    def test_orders_are_announced():
+        with Hub() as hub:
+            place_order(hub.url("tube"))                  # your code, which publishes
+            [message] = hub.wait_for(1, topic="orders/*")
+            assert message.payload == b"one mill wheel"
+
+It is the whole hub, with every door, in a thread of its own: what works against it works against ``headrace serve``.
+Settings are given by their dotted names: ``Hub({"services.auto": True, "log.fsync": "always"})``.
+As a pytest fixture::
+
+    @pytest.fixture
+    def hub():
+        with Hub() as hub:
+            yield hub
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import uvloop
+
+from headrace import web
+from headrace.client.connect import connect, connect_sync
+from headrace.config import DOORS, Settings
+from headrace.errors import ClosedError, UsageError
+from headrace.hub.filters import Filter
+from headrace.message import Message, messages
+from headrace.net.server import Server
+
+__all__ = ["Hub"]
+
+_SCHEMES: Final = {"tube": "tube_tcp", "tube_tcp": "tube_tcp"}
+_POLL: Final = 0.005
+
+
+class Hub:
+    """A running hub, between ``with`` and the end of its block.
+
+    >>> with Hub() as hub, hub.connect_sync("tube") as link:
+    ...     link.publish(b"hello", topic="greetings").first
+    ...     [message.payload for message in hub.messages()]
+    1
+    [b'hello']
+    """
+
+    def __init__(
+        self, settings: Mapping[str, object] | None = None, *, data: str | Path | None = None
+    ) -> None:
+        """``data`` keeps the hub's files in a directory of yours, for tests that start it again."""
+        self._given = dict(settings or {})
+        self._data = None if data is None else Path(data)
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._server: Server | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start; when this returns, every door accepts. ``with`` does it."""
+        if self._thread is not None:
+            raise UsageError("this hub runs already")
+        free = {f"listen.{door}": "127.0.0.1:0" for door in DOORS}
+        values = {**free, "node.name": "testing", **self._given}
+        settings = Settings().override(values, source="headrace.testing")
+        data = self._data
+        if data is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="headrace-testing-")
+            data = Path(self._directory.name)
+        settings = settings.override({"node.data": str(data)}, source="headrace.testing")
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(settings, started), name="headrace-testing", daemon=True
+        )
+        self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._thread = None
+            self._clean()
+            raise
+
+    def stop(self) -> None:
+        """Stop as ``SIGTERM`` would, and remove what it wrote. ``with`` does it."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            thread.join()
+            self._server = None
+            self._clean()
+
+    @property
+    def doors(self) -> Mapping[str, str]:
+        """Each door's ``host:port``, by its name."""
+        return self._running.doors
+
+    def url(self, scheme: str) -> str:
+        """The URL that :func:`headrace.connect` takes, by its scheme: ``hub.url("spp")``."""
+        doors = self.doors
+        door = _SCHEMES.get(scheme, scheme)
+        if door not in doors:
+            raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
+        return f"{'http' if door == 'http' else scheme.removesuffix('_tcp')}://{doors[door]}"
+
+    def connect(self, scheme: str, **options: Any) -> Any:
+        """An asynchronous client of one of the doors, for ``async with``."""
+        return connect(self.url(scheme), **options)
+
+    def connect_sync(self, scheme: str, **options: Any) -> Any:
+        """A client whose methods block, for ``with``."""
+        return connect_sync(self.url(scheme), **options)
+
+    def messages(self, *, topic: str = "**", origin: str | None = None) -> list[Message]:
+        """Every committed message, or those of a topic pattern and an origin."""
+        log = self._running.hub.log
+        wanted = Filter(topic, None if origin is None else [origin])
+        return [
+            message for batch in log.scan(log.first) for message in messages(wanted.apply(batch.to_arrow()))
+        ]
+
+    def wait_for(
+        self, count: int, *, topic: str = "**", origin: str | None = None, seconds: float = 10.0
+    ) -> list[Message]:
+        """Wait until there are ``count`` messages, or fail with what there is after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while len(found := self.messages(topic=topic, origin=origin)) < count:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{len(found)} messages of {count} after {seconds:g} s: {found[-5:]}")
+            time.sleep(_POLL)
+        return found
+
+    @property
+    def status(self) -> dict[str, object]:
+        """What ``/api/status`` would say."""
+        return self._running.status()
+
+    @property
+    def _running(self) -> Server:
+        if self._server is None:
+            raise ClosedError("this hub is not running: use it in its with block")
+        return self._server
+
+    def _run(self, settings: Settings, started: Future[None]) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve(settings, started))
+
+    async def _serve(self, settings: Settings, started: Future[None]) -> None:
+        server = Server(settings, http=web.start)
+        try:
+            await server.start()
+        except BaseException as error:  # noqa: BLE001 -- it is raised where somebody waits for the start
+            started.set_exception(error)
+            return
+        self._loop, self._stop, self._server = asyncio.get_running_loop(), asyncio.Event(), server
+        started.set_result(None)
+        await self._stop.wait()
+        await server.drain()
+
+    def _clean(self) -> None:
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None

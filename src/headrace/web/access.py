@@ -1,0 +1,98 @@
+"""Who may ask what of the http door.
+
+- Health checks, ``/metrics`` and the dashboard's own files are for everyone who reaches the door.
+- Under ``auth.required`` everything else wants HTTP Basic authentication: a client id of ``auth.clients`` and its key.
+  (The old clients' ``/sdk/sub/preauth`` has its own rule.)
+- What changes something wants the header ``X-Headrace``, which a foreign web page cannot send.
+- A door on the loopback interface answers only those who call it by such a name: a foreign page whose name is made to
+  lead here (DNS rebinding) gets nothing.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+from base64 import b64decode
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from typing import Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from headrace.net.server import Server
+
+OURS: Final = "X-Headrace"
+"""A header that browsers let only our own pages send: requests that change something must carry it."""
+
+OPEN: Final = ("/healthz", "/readyz", "/metrics", "/sdk/sub/preauth")
+
+_SAFE: Final = ("GET", "HEAD", "OPTIONS")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def refusal(kind: type[web.HTTPError], why: str) -> web.HTTPError:
+    """An answer that says why not, as every other answer: in JSON."""
+    return kind(text=msgspec.json.encode({"error": why}).decode(), content_type="application/json")
+
+
+class Access:
+    """Judges every request before a handler sees it."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    @web.middleware
+    async def judge(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let a request on, or answer why not."""
+        if not self._called_by_its_name(request):
+            raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
+        if request.method not in _SAFE and OURS not in request.headers:
+            raise refusal(web.HTTPForbidden, f"send the header {OURS}: 1 with requests that change something")
+        if self._guarded(request.path) and not self._knows(request.headers.get(hdrs.AUTHORIZATION, "")):
+            self._server.hub.counters.refuse("http", "unauthenticated", str(request.remote), request.path)
+            refused = refusal(
+                web.HTTPUnauthorized, "auth.required is on: give a client id of auth.clients and its key"
+            )
+            refused.headers[hdrs.WWW_AUTHENTICATE] = 'Basic realm="Headrace", charset="UTF-8"'
+            raise refused
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    def _guarded(self, path: str) -> bool:
+        return self._server.settings.auth.required and path.startswith("/api/") and path not in OPEN
+
+    def _knows(self, given: str) -> bool:
+        scheme, _, encoded = given.partition(" ")
+        if scheme.lower() != "basic":
+            return False
+        try:
+            name, _, key = b64decode(encoded, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return False
+        known = self._server.settings.auth.clients.get(name.lower())
+        # The same work for an unknown client: the time it takes must not tell which ids exist.
+        right = hmac.compare_digest((known.reveal() if known else "unknown").encode(), key.encode())
+        return known is not None and right
+
+    def _called_by_its_name(self, request: web.Request) -> bool:
+        transport = request.transport
+        here = None if transport is None else transport.get_extra_info("sockname")
+        if here is None or not ip_address(here[0].partition("%")[0]).is_loopback:
+            return True
+        name = request.url.host or ""
+        try:
+            return ip_address(name).is_loopback
+        except ValueError:
+            return name == "localhost" or name.endswith(".localhost")

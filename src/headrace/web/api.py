@@ -1,0 +1,382 @@
+"""What the dashboard asks a hub, as JSON.
+
+``GET  /api/status``             what the hub knows about itself
+``GET  /api/history``            the last ten minutes, second by second
+``GET  /api/events``             server-sent: ``status`` at once and ``sample`` each second
+``GET  /api/messages``           messages: ``before``, ``from`` or ``time`` (µs), ``count``, ``topic``, ``origin``
+``GET  /api/messages/SEQ``       one message, its payload whole
+``GET  /api/tail``               server-sent: ``messages`` as they come, with the same filters
+``POST /api/messages``           publish one: ``{"topic", "payload" | "payload_base64", "attributes"}``
+``GET  /api/services``           the services: ``after``, ``contains``, ``count``
+``GET  /api/service?id=ID``      one of them, its value whole
+``GET  /api/service/events?id=`` server-sent: ``service`` when it changes
+``GET  /api/subscriptions``      who subscribes what by content: ``contains``, ``count``
+``POST /api/subscriptions/try``  who would get a message: ``{"topic", "payload", "attributes"}``
+``POST /api/log/seal``           seal what is committed
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Coroutine
+from time import time
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from headrace.errors import FullError, HeadraceError, StorageError, UsageError
+from headrace.hub.filters import Filter
+from headrace.hub.services import Service
+from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Run
+from headrace.net.server import Server
+from headrace.web import messages
+from headrace.web.access import refusal
+from headrace.web.events import Pulse, streaming
+from headrace.web.history import History, Levels, Sample
+
+T = TypeVar("T")
+
+ORIGIN: Final = "http"
+"""The origin of messages that the dashboard publishes."""
+
+SAMPLE_SECONDS: Final = 1.0
+_TAIL_SECONDS: Final = 0.25
+_TAIL_MOST: Final = 60
+"""Messages a page is sent at a time: more than a person reads; what is left out is counted."""
+
+_SERVICES: Final = 200
+_SUBSCRIPTIONS: Final = 200
+_COMMIT_SECONDS: Final = 10.0
+
+
+class Publication(msgspec.Struct, forbid_unknown_fields=True):
+    """A message that somebody wants to publish."""
+
+    topic: str = ""
+    payload: str = ""
+    payload_base64: str | None = None
+    attributes: dict[str, str | float] = {}
+
+
+class Api:
+    """The handlers of one hub's http door, and what they share."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._history = History()
+        self._pulse: Pulse[Sample] = Pulse()
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._sampling: asyncio.Task[None] | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        """Where each handler is found."""
+        return [
+            web.get("/api/status", self._status),
+            web.get("/api/history", self._past),
+            web.get("/api/events", self._streamed(self._events)),
+            web.get("/api/messages", self._messages),
+            web.post("/api/messages", self._publish),
+            web.get(r"/api/messages/{seq:\d{1,15}}", self._message),
+            web.get("/api/tail", self._streamed(self._tail)),
+            web.get("/api/services", self._services),
+            web.get("/api/service", self._service),
+            web.get("/api/service/events", self._streamed(self._service_events)),
+            web.get("/api/subscriptions", self._subscriptions),
+            web.post("/api/subscriptions/try", self._try),
+            web.post("/api/log/seal", self._seal),
+            web.post("/api/cluster/vouch", self._vouch),
+        ]
+
+    async def start(self, _app: web.Application) -> None:
+        """Begin to sample."""
+        self._sample()
+        self._sampling = asyncio.ensure_future(self._keep_sampling())
+
+    async def stop(self, _app: web.Application) -> None:
+        """End the sampling and every stream of events: a page would keep them open for ever."""
+        ending = [*self._streams, *([self._sampling] if self._sampling is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _keep_sampling(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self._pulse.beat(self._sample())
+
+    def _sample(self) -> Sample:
+        server = self._server
+        log = server.hub.log
+        floors = [*server.hub.state.holds.values(), *(consumer.floor + 1 for consumer in server.consumers)]
+        behind = log.head + 1 - min(floors) if floors else 0
+        levels = Levels(log.head, log.tail, log.first, log.size, server.connections, max(behind, 0))
+        return self._history.take(time(), levels, server.hub.counters)
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return as_json(self._server.status())
+
+    async def _past(self, _: web.Request) -> web.Response:
+        return as_json(list(self._history.samples))
+
+    async def _events(self, request: web.Request) -> None:
+        async with streaming(request, self._server.settings.limits.slow_seconds) as events:
+            while True:
+                await events.send("status", self._server.status())
+                await events.send("sample", await self._pulse.next())
+
+    async def _messages(self, request: web.Request) -> web.Response:
+        asked = request.query
+        log, wanted = self._server.hub.log, _filter(request)
+        count = _number(request, "count", 100, 1, messages.MOST)
+        if "time" in asked:
+            first = await self._read(log.seq_at, _number(request, "time", 0, 0, 1 << 62))
+            found = await self._read(messages.following, log, wanted, first, count)
+        elif "from" in asked:
+            first = _number(request, "from", 1, 1, MAX_SEQUENCE)
+            found = await self._read(messages.following, log, wanted, first, count)
+        else:
+            before = _number(request, "before", log.head + 1, 1, MAX_SEQUENCE)
+            found = await self._read(messages.newest, log, wanted, before, count)
+        return as_json(found)
+
+    async def _message(self, request: web.Request) -> web.Response:
+        log = self._server.hub.log
+        seq = int(request.match_info["seq"])
+        found = await self._read(messages.one, log, seq)
+        if found is None:
+            kept = (
+                f"messages {log.first} to {log.head} are kept" if log.head >= log.first else "there is none"
+            )
+            raise refusal(web.HTTPNotFound, f"there is no message {seq}; {kept}")
+        return as_json(found)
+
+    async def _tail(self, request: web.Request) -> None:
+        log, wanted = self._server.hub.log, _filter(request)
+        cursor = _number(request, "from", log.head + 1, 1, MAX_SEQUENCE)
+        async with streaming(request, self._server.settings.limits.slow_seconds) as events:
+            while True:
+                if cursor <= log.head:
+                    head = log.head
+                    found = await self._read(messages.newest, log, wanted, head + 1, _TAIL_MOST)
+                    fresh = [each for each in found.messages if each["seq"] >= cursor]
+                    if fresh:
+                        # Whether any between was left out is known only if the search came as far as the cursor.
+                        left_out = found.first > cursor
+                        await events.send("messages", {"messages": fresh, "left_out": left_out, "head": head})
+                    cursor = head + 1
+                else:
+                    await events.quiet()
+                await asyncio.sleep(_TAIL_SECONDS)
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        wanted, payload = await _publication(request)
+        if len(payload) > self._server.settings.limits.message_bytes:
+            most = self._server.settings.limits.message_bytes
+            raise refusal(
+                web.HTTPUnprocessableEntity, f"{len(payload)} bytes: {most} is limits.message_bytes"
+            )
+        told: asyncio.Future[Batch | StorageError] = asyncio.get_running_loop().create_future()
+
+        def done(result: Batch | StorageError) -> None:
+            if not told.done():
+                told.set_result(result)
+
+        self._server.hub.submit(_batch(wanted, payload, str(request.remote)), done)
+        try:
+            async with asyncio.timeout(_COMMIT_SECONDS):
+                result = await told
+        except TimeoutError:
+            late = f"not committed within {_COMMIT_SECONDS:g} s; it may still be"
+            raise refusal(web.HTTPGatewayTimeout, late) from None
+        if isinstance(result, StorageError):
+            return _failed(result)
+        return as_json({"seq": result.first})
+
+    async def _services(self, request: web.Request) -> web.Response:
+        services = self._server.services
+        contains = request.query.get("contains", "")
+        count = _number(request, "count", _SERVICES, 1, _SERVICES)
+        after = _number(request, "after", 0, 0, MAX_SEQUENCE)
+        found: list[Service] = []
+        for service in services:
+            if service.created > after and contains in service.id:
+                found.append(service)
+                if len(found) == count:
+                    break
+        described = [_described(service, messages.PREVIEW) for service in found]
+        return as_json({"services": described, "total": len(services)})
+
+    async def _service(self, request: web.Request) -> web.Response:
+        return as_json(_described(self._named(request), messages.WHOLE))
+
+    async def _service_events(self, request: web.Request) -> None:
+        service = self._named(request)
+        async with streaming(request, self._server.settings.limits.slow_seconds) as events:
+            seen = -1
+            while True:
+                current = self._server.services.get(service.id)
+                if current is None:
+                    await events.send("removed", {"id": service.id})
+                    return
+                if current.seq != seen:
+                    seen = current.seq
+                    await events.send("service", _described(current, messages.WHOLE))
+                else:
+                    await events.quiet()
+                await asyncio.sleep(_TAIL_SECONDS)
+
+    async def _subscriptions(self, request: web.Request) -> web.Response:
+        kept, connector = self._server.subscriptions, self._server.routing.connector
+        contains = request.query.get("contains", "").lower()
+        count = _number(request, "count", _SUBSCRIPTIONS, 1, _SUBSCRIPTIONS)
+        found = []
+        for client, subscription in kept:
+            if contains in client.hex():
+                found.append(
+                    {
+                        "client": client.hex(),
+                        "connector": subscription.connector.decode(),
+                        "connected": connector is not None and client in connector.sessions,
+                        "seq": subscription.seq,
+                        "fields": {name: msgspec.Raw(field) for name, field in subscription.fields.items()},
+                    }
+                )
+                if len(found) == count:
+                    break
+        return as_json({"subscriptions": found, "total": len(kept)})
+
+    async def _try(self, request: web.Request) -> web.Response:
+        wanted, payload = await _publication(request)
+        log, matching = self._server.hub.log, self._server.routing.matching
+        batch = _batch(wanted, payload, str(request.remote)).numbered(log.tail + 1, log.last_time, 0)
+
+        def match() -> list[str]:
+            return [
+                bytes(client).hex() for _, matches in matching.pieces(batch) for client in matches.clients
+            ]
+
+        clients = sorted(await self._read(match))
+        return as_json({"clients": clients[:_SUBSCRIPTIONS], "total": len(clients)})
+
+    async def _seal(self, _: web.Request) -> web.Response:
+        try:
+            return as_json({"sealed": await self._server.upkeep.seal()})
+        except StorageError as error:
+            return _failed(error)
+
+    async def _vouch(self, _: web.Request) -> web.Response:
+        try:
+            self._server.vouch()
+        except UsageError as error:
+            raise refusal(web.HTTPConflict, str(error)) from None
+        return as_json({"vouched": True})
+
+    def _named(self, request: web.Request) -> Service:
+        name = request.query.get("id", "")
+        service = self._server.services.get(name)
+        if service is None:
+            raise refusal(web.HTTPNotFound, f"there is no service {name!r}")
+        return service
+
+    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Read the log in a thread; what it cannot give is an answer too."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._server.readers, function, *arguments
+            )
+        except HeadraceError as error:
+            raise refusal(web.HTTPInternalServerError, f"{error}") from None
+
+    def _streamed(
+        self, handler: Callable[[web.Request], Coroutine[Any, Any, None]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A handler of events, known for as long as it runs."""
+
+        async def run(request: web.Request) -> web.StreamResponse:
+            task = asyncio.current_task()
+            if task is not None:
+                self._streams.add(task)
+            try:
+                await handler(request)
+            finally:
+                self._streams.discard(task)
+            return web.Response()
+
+        return run
+
+
+def as_json(content: object, status: int = 200) -> web.Response:
+    """An answer in JSON, which nobody keeps."""
+    return web.Response(
+        body=msgspec.json.encode(content),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+def _failed(error: StorageError) -> web.Response:
+    # 507 Insufficient Storage: nothing is lost, and the hub goes on trying.
+    return as_json({"error": str(error)}, status=507 if isinstance(error, FullError) else 500)
+
+
+def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    given = request.query.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) < 20 and low <= int(given) <= high):
+        raise refusal(web.HTTPBadRequest, f"{name}={given}: expected a number from {low} to {high}")
+    return int(given)
+
+
+def _filter(request: web.Request) -> Filter:
+    topic, origin = request.query.get("topic") or None, request.query.get("origin") or None
+    return Filter(topic, None if origin is None else [origin])
+
+
+async def _publication(request: web.Request) -> tuple[Publication, bytes]:
+    """The message in a request's body, and its payload."""
+    async with asyncio.timeout(_COMMIT_SECONDS):
+        body = await request.read()
+    try:
+        wanted = msgspec.json.decode(body, type=Publication)
+        if wanted.payload_base64 is None:
+            return wanted, wanted.payload.encode()
+        return wanted, b64decode(wanted.payload_base64, validate=True)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise refusal(web.HTTPBadRequest, f"that is no message: {error}") from None
+
+
+def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
+    import pyarrow as pa
+
+    texts = {name: value for name, value in wanted.attributes.items() if isinstance(value, str)}
+    numbers = {name: float(value) for name, value in wanted.attributes.items() if not isinstance(value, str)}
+    columns = None
+    if texts or numbers:
+        names = ("attributes", "numbers")
+        given: tuple[list[Any], list[Any]] = [*texts.items()], [*numbers.items()]
+        arrays = [
+            pa.array([pairs], SCHEMA.field(name).type) for name, pairs in zip(names, given, strict=True)
+        ]
+        columns = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in names]))
+    return Batch(Run.of([payload]), origin=ORIGIN, publisher=peer, topic=wanted.topic, columns=columns)
+
+
+def _described(service: Service, limit: int) -> dict[str, Any]:
+    value = service.snapshot
+    facts: dict[str, Any] = {
+        "id": service.id,
+        "kind": service.kind.value,
+        "created": service.created,
+        "seq": service.seq,
+        "size": len(value),
+    }
+    cut = value[:limit]
+    try:
+        facts["value"] = cut.decode()
+    except UnicodeDecodeError:
+        facts["value_base64"] = b64encode(cut).decode()
+    return facts

@@ -1,0 +1,69 @@
+// Pages by the address's fragment: #/stream?topic=orders/*. A page is { title, open(main, query) -> close() }.
+import { fill, h, notice } from "./dom.js";
+import { begin } from "./store.js";
+import cluster from "./cluster.js";
+import overview from "./overview.js";
+import pipeline from "./pipeline.js";
+import services from "./services.js";
+import stream from "./stream.js";
+import subscriptions from "./subscriptions.js";
+
+const pages = { overview, stream, services, subscriptions, cluster, pipeline };
+const main = document.getElementById("main");
+const links = {};
+let close = () => {};
+let shown = null;
+
+for (const [name, page] of Object.entries(pages)) {
+  links[name] = h("a", { href: `#/${name}` }, page.title);
+  document.getElementById("pages").append(h("li", {}, links[name]));
+}
+
+function route() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const name = pages[path] ? path : "overview";
+  close();
+  for (const [each, link] of Object.entries(links)) {
+    if (each === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${pages[name].title} · Headrace`;
+  fill(main, h("h1", {}, pages[name].title));
+  close = pages[name].open(main, new URLSearchParams(query)) || (() => {});
+  // Who moves by keyboard or ear goes on at the new page; the first page leaves the focus where it is.
+  if (shown !== null && shown !== name) main.focus({ preventScroll: true });
+  shown = name;
+}
+
+const themes = { "": ["◐", "as the system has them"], light: ["☀", "light"], dark: ["☾", "dark"] };
+const button = document.getElementById("theme");
+
+function setTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  button.textContent = themes[theme][0];
+  button.setAttribute("aria-label", `Colours: ${themes[theme][1]}`);
+}
+
+let theme = "";
+try {
+  theme = localStorage.getItem("headrace-theme") || "";
+} catch { /* A browser that keeps nothing shows the system's colours. */ }
+setTheme(themes[theme] ? theme : "");
+button.addEventListener("click", () => {
+  const order = Object.keys(themes);
+  theme = order[(order.indexOf(theme) + 1) % order.length];
+  setTheme(theme);
+  try {
+    localStorage.setItem("headrace-theme", theme);
+  } catch { /* Then it holds until the page is closed. */ }
+});
+
+const connection = document.getElementById("connection");
+begin((state) => {
+  connection.dataset.state = state;
+  connection.textContent = { live: "live", lost: "reconnecting", waiting: "connecting" }[state];
+});
+window.addEventListener("hashchange", route);
+window.addEventListener("error", (event) => main.prepend(notice(`The page has failed: ${event.message}`, "bad")));
+route();

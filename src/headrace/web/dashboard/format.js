@@ -1,0 +1,55 @@
+// Numbers and times as people read them.
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+export const count = (value) => whole.format(value);
+
+export function rate(value) {
+  if (value >= 10000) return short.format(value);
+  return value >= 100 || Number.isInteger(value) ? whole.format(value) : value.toFixed(1);
+}
+
+export function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+}
+
+export function span(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} days`;
+}
+
+export function clock(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB");
+}
+
+// A message's time: microseconds since 1970.
+export function moment(microseconds) {
+  const date = new Date(microseconds / 1000);
+  return `${date.toLocaleDateString("sv")} ${date.toLocaleTimeString("en-GB")}.${String(date.getMilliseconds()).padStart(3, "0")}`;
+}
+
+export function hex(binary) {
+  const lines = [];
+  for (let at = 0; at < binary.length; at += 16) {
+    const part = binary.slice(at, at + 16);
+    const codes = Array.from(part, (byte) => byte.toString(16).padStart(2, "0")).join(" ");
+    const text = Array.from(part, (byte) => (byte > 31 && byte < 127 ? String.fromCharCode(byte) : "·")).join("");
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${codes.padEnd(47)}  ${text}`);
+  }
+  return lines.join("\n");
+}
+
+// A payload as the API gives it: text, or base64 where it is not UTF-8.
+export function payloadBytes(message, key = "payload") {
+  if (message[key] !== undefined) return new TextEncoder().encode(message[key]);
+  return Uint8Array.from(atob(message[`${key}_base64`] || ""), (character) => character.charCodeAt(0));
+}
+
+export function payloadLine(message, key = "payload") {
+  if (message[key] !== undefined) return message[key].replace(/\s+/g, " ");
+  return `0x${Array.from(payloadBytes(message, key).slice(0, 48), (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+}

@@ -1,0 +1,74 @@
+import { Chart } from "./chart.js";
+import { empty, fact, fill, h, notice, table } from "./dom.js";
+import { bytes, count, rate, span } from "./format.js";
+import { listen } from "./store.js";
+
+const MINUTES = 5;
+
+// Samples as series: every name that occurs, 0 where it is absent.
+export function series(samples, pick) {
+  const names = new Set(samples.flatMap((sample) => Object.keys(pick(sample))));
+  return Object.fromEntries([...names].sort().map((name) => [name, samples.map((sample) => pick(sample)[name] ?? 0)]));
+}
+
+const sum = (rates) => Object.values(rates).reduce((total, value) => total + value, 0);
+
+function flat(counters, name) {
+  const value = counters[name];
+  if (value === undefined) return [];
+  return typeof value === "object" ? Object.entries(value) : [["", value]];
+}
+
+export default {
+  title: "Overview",
+  open(main) {
+    const incoming = new Chart("Messages in, per second, by protocol");
+    const outgoing = new Chart("Messages out, per second, by door");
+    const trouble = new Chart("Refusals, repairs and skips, per second");
+    const disk = new Chart("Log on disk", { format: bytes, binary: true });
+    const warnings = h("div", {});
+    const facts = h("dl", { class: "facts" });
+    const doors = h("section", { class: "sheet", "aria-label": "Doors" });
+    const counts = h("section", { class: "sheet", "aria-label": "What went wrong" });
+    main.append(warnings, facts,
+      h("div", { class: "grid" }, [["In", incoming], ["Out", outgoing], ["Refused and repaired", trouble], ["Disk", disk]]
+        .map(([title, chart]) => h("section", { class: "sheet" }, h("h2", {}, title), chart.element))),
+      h("div", { class: "grid" }, doors, counts));
+    return listen(({ status, samples, state }) => {
+      const recent = samples.slice(-MINUTES * 60);
+      const last = recent.at(-1);
+      const times = recent.map((sample) => sample.time);
+      // Entries that are no messages (origin log) keep the hub's own state; nobody sent them.
+      incoming.update(times, series(recent, ({ received: { log, ...others } }) => others));
+      outgoing.update(times, series(recent, (sample) => sample.delivered));
+      trouble.update(times, series(recent, ({ refused, repaired, skipped, conflated }) => ({ refused, repaired, skipped, conflated })));
+      disk.update(times, { bytes: recent.map((sample) => sample.bytes) });
+      if (!status) return;
+      const kept = status.head - status.first + 1;
+      fill(facts,
+        fact("Head of the sequence", count(status.head), status.tail > status.head ? `${count(status.tail - status.head)} not yet committed` : ""),
+        fact("In", rate(last ? sum(last.received) : 0), "messages/s"),
+        fact("Out", rate(last ? sum(last.delivered) : 0), "messages/s"),
+        fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${status.disk.segments} segments`),
+        fact("Furthest behind", count(last ? last.behind : 0), "a consumer or hold", last && last.behind > 1e6 ? "wary" : ""),
+        fact("Connections", count(status.connections)),
+        fact("Mode", status.mode, `${status.node.name}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
+        fact("Up", span(status.uptime), `version ${status.version}`));
+      fill(warnings,
+        state === "lost" ? notice("The hub does not answer; the page tries again by itself. Figures are from before.", "bad") : null,
+        flat(status.counters, "sync_failures").length ? notice("The disk has failed to sync: check it, then restart the hub.", "bad") : null,
+        flat(status.counters, "holds_broken").length ? notice("Retention has passed a hold: a consumer or job has lost messages. Raise log.retain_bytes or see why it lags.") : null);
+      fill(doors, h("h2", {}, "Doors"), table("Where each door listens", [
+        ["Door", ([name]) => name],
+        ["Address", ([, address]) => h("code", {}, address)],
+      ], Object.entries(status.doors)));
+      const wrong = ["refused", "refused_messages", "skipped", "unavailable", "undeliverable", "dropped", "cut_off", "consumer_dead", "consumer_lost"]
+        .flatMap((name) => flat(status.counters, name).map(([labels, value]) => [name.replaceAll("_", " "), labels, value]));
+      fill(counts, h("h2", {}, "Refused, dropped and lost"), wrong.length ? table("Since the hub started", [
+        ["What", ([name]) => name],
+        ["Where and why", ([, labels]) => labels.split("/").join(" · ")],
+        ["Count", ([, , value]) => count(value), { n: true }],
+      ], wrong) : empty("Nothing since the hub started."));
+    });
+  },
+};

@@ -1,0 +1,80 @@
+import { ask, empty, fill, h, notice, table } from "./dom.js";
+import { bytes, count, moment, payloadLine } from "./format.js";
+import { payloadView } from "./stream.js";
+
+const EACH = 2000;
+
+export default {
+  title: "Services",
+  open(main, given) {
+    let source = null;
+    let chosen = given.get("id");
+    const search = h("input", { type: "search", placeholder: "part of a name", "aria-label": "Find a service", oninput: () => list() });
+    const said = h("div", {});
+    const found = h("div", {});
+    const detail = h("section", { class: "sheet", "aria-live": "polite", "aria-label": "Service" });
+    main.append(h("p", { class: "lead" }, "Named live objects: what each is now, and how it came to be so."), said,
+      h("div", { class: "grid" }, h("section", { class: "sheet stack", "aria-label": "Services" }, search, found), detail));
+
+    async function list() {
+      try {
+        const { services, total } = await ask(`/api/services?contains=${encodeURIComponent(search.value)}`);
+        fill(said);
+        if (!total) {
+          fill(found, empty("There are no services yet. Create one by changing it:", "headrace services put fleet/42 '{\"speed\": 61}'"));
+          fill(detail, empty("A service that you choose is shown here, live."));
+          return;
+        }
+        fill(found, services.length ? table(`${count(services.length)} of ${count(total)}`, [
+          ["Service", (row) => h("button", { class: "link", type: "button", onclick: () => watch(row.id) }, row.id)],
+          ["Kind", (row) => row.kind, { narrow: true }],
+          ["Value", (row) => h("div", { class: "clip" }, payloadLine(row, "value"))],
+          ["Changed at", (row) => count(row.seq), { n: true, narrow: true }],
+        ], services, (row) => ({ "aria-selected": String(row.id === chosen) })) : empty("No service has that in its name."));
+        if (!chosen && services.length) watch(services[0].id);
+      } catch (error) {
+        fill(said, notice(error.message, "bad"));
+      }
+    }
+
+    function watch(id) {
+      source?.close();
+      chosen = id;
+      const value = h("div", {});
+      const facts = h("dl", { class: "envelope" });
+      const changes = h("div", {});
+      fill(detail, h("h2", {}, id), facts, value, h("h2", {}, "Changes"), changes);
+      source = new EventSource(`/api/service/events?id=${encodeURIComponent(id)}`);
+      source.addEventListener("service", (event) => {
+        const service = JSON.parse(event.data);
+        fill(facts, [["Kind", service.kind], ["Created at", count(service.created)], ["Changed at", count(service.seq)], ["Size", bytes(service.size)]]
+          .flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]));
+        fill(value, payloadView(service, "value"));
+        history(id, changes);
+      });
+      source.addEventListener("removed", () => {
+        source.close();
+        fill(value, notice("This service has been removed."));
+      });
+    }
+
+    async function history(id, place) {
+      // A service's changes are the messages whose topic is its name; a pattern's stars would mean more than that.
+      if (id.includes("*")) return;
+      try {
+        const { messages, first } = await ask(`/api/messages?count=20&topic=${encodeURIComponent(id)}`);
+        fill(place, messages.length ? table("The last changes, newest first", [
+          ["Number", (row) => h("a", { href: `#/stream?seq=${row.seq}` }, count(row.seq)), { n: true }],
+          ["Time", (row) => moment(row.time), { narrow: true }],
+          ["Change", (row) => h("div", { class: "clip" }, payloadLine(row))],
+        ], messages.reverse()) : empty(`No change since message ${count(first)}.`));
+      } catch (error) {
+        fill(place, notice(error.message, "bad"));
+      }
+    }
+
+    list().then(() => { if (given.get("id")) watch(given.get("id")); });
+    const timer = setInterval(list, EACH);
+    return () => { clearInterval(timer); source?.close(); };
+  },
+};

@@ -1,0 +1,81 @@
+"""Server-sent events: what changes is pushed to the pages that show it.
+
+A page that does not take what it is sent is cut off after a while, and opens the stream again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Generic, TypeVar
+
+import msgspec
+from aiohttp import web
+
+T = TypeVar("T")
+
+RETRY: Final = b"retry: 1000\n\n"
+
+_QUIET: Final = 15.0
+"""Seconds without an event after which a comment keeps proxies from closing the stream."""
+
+
+class Events:
+    """One open stream of events."""
+
+    def __init__(self, response: web.StreamResponse, seconds: float) -> None:
+        self._response = response
+        self._seconds = seconds
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def send(self, event: str, data: object) -> None:
+        """Send one event; raises when the page is gone, or takes nothing."""
+        body = msgspec.json.encode(data)
+        await self._write(b"event: " + event.encode() + b"\ndata: " + body + b"\n\n")
+
+    async def quiet(self) -> None:
+        """There was nothing to send: say so from time to time."""
+        if asyncio.get_running_loop().time() - self._sent_at >= _QUIET:
+            await self._write(b":\n\n")
+
+    async def _write(self, data: bytes) -> None:
+        async with asyncio.timeout(self._seconds):
+            await self._response.write(data)
+        self._sent_at = asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def streaming(request: web.Request, seconds: float) -> AsyncIterator[Events]:
+    """Answer a request with events for as long as the block runs and the page is there."""
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )
+    await response.prepare(request)
+    await response.write(RETRY)
+    try:
+        yield Events(response, seconds)
+    except (ConnectionError, TimeoutError):
+        # The page went away, or sleeps: it comes back by itself.
+        if request.transport is not None:
+            request.transport.abort()
+
+
+class Pulse(Generic[T]):
+    """A value that is new each second; many wait for the next one."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[T] | None = None
+
+    def beat(self, value: T) -> None:
+        """Give everybody who waits the next value."""
+        waiting, self._next = self._next, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(value)
+
+    async def next(self) -> T:
+        """The value that comes next."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        # Shielded: one that stops waiting must not take the value from the others.
+        return await asyncio.shield(self._next)

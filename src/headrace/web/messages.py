@@ -1,0 +1,137 @@
+"""Messages as the dashboard shows them: found by number, time and filter, cut to what a person looks at.
+
+Reading is done in threads, a bounded piece at a time: a search that finds little says how far it has looked, and goes
+on from there when it is asked again.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import TrimmedError
+from headrace.hub.filters import Filter
+from headrace.log import Log
+from headrace.message import Batch, Message, merge, messages
+
+PREVIEW: Final = 512
+"""Bytes of a payload that stand in a list."""
+
+WHOLE: Final = 1 << 20
+"""Bytes of a payload that are shown when it is opened."""
+
+MOST: Final = 500
+"""Messages in one answer."""
+
+_FIRST_LOOK: Final = 1_000
+_FURTHEST: Final = 1_000_000
+"""How many messages one search looks through: first a few, then more and more."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Messages in order, and the range that was looked through for them."""
+
+    messages: list[dict[str, Any]]
+    first: int
+    last: int
+
+
+def newest(log: Log, wanted: Filter, before: int, count: int) -> Found:
+    """The last ``count`` messages below ``before`` that pass."""
+    last = min(before - 1, log.head)
+    found: list[Message] = []
+    end, width = last, _FIRST_LOOK
+    begin = end + 1
+    while end >= log.first and len(found) < count and last - end < _FURTHEST:
+        begin = max(log.first, end - width + 1)
+        found = _passing(log, wanted, begin, end, count - len(found), newest_first=True) + found
+        end, width = begin - 1, width * 4
+    if len(found) == count:
+        begin = found[0].seq
+    return Found([shown(message) for message in found], begin, last)
+
+
+def following(log: Log, wanted: Filter, first: int, count: int) -> Found:
+    """The first ``count`` messages from ``first`` on that pass."""
+    first = max(first, log.first)
+    last = min(log.head, first + _FURTHEST - 1)
+    found = _passing(log, wanted, first, last, count, newest_first=False)
+    if len(found) == count:
+        last = found[-1].seq
+    return Found([shown(message) for message in found], first, last)
+
+
+def one(log: Log, seq: int) -> dict[str, Any] | None:
+    """One message, its payload as whole as it is shown; ``None`` if it is not there."""
+    try:
+        batches = log.read(seq, seq) if 1 <= seq <= log.head else []
+    except TrimmedError:
+        return None
+    for batch in batches:
+        for message in batch:
+            return shown(message, WHOLE)
+    return None
+
+
+def shown(message: Message, limit: int = PREVIEW) -> dict[str, Any]:
+    """A message as JSON: its payload as text, or as base64 where it is not UTF-8, cut to ``limit`` bytes."""
+    payload = message.payload[:limit]
+    facts: dict[str, Any] = {
+        "seq": message.seq,
+        "time": message.time,
+        "origin": message.origin,
+        "node": message.node,
+        "publisher": message.publisher,
+        "number": message.number,
+        "topic": message.topic,
+        "attributes": dict(message.attributes),
+        "numbers": {name: _finite(value) for name, value in message.numbers.items()},
+        "size": len(message.payload),
+    }
+    try:
+        facts["payload"] = payload.decode()
+    except UnicodeDecodeError as error:
+        whole = limit >= len(message.payload)
+        if not whole and error.start >= len(payload) - 3:
+            # The cut went through a character.
+            facts["payload"] = payload[: error.start].decode()
+        else:
+            facts["payload_base64"] = b64encode(payload).decode()
+    return facts
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinities; they are shown as words."""
+    return value if isfinite(value) else str(value)
+
+
+def _passing(
+    log: Log, wanted: Filter, first: int, last: int, count: int, *, newest_first: bool
+) -> list[Message]:
+    found: list[Message] = []
+    gathered: list[Batch] = []
+
+    def look() -> None:
+        rows = wanted.apply(merge(gathered))
+        if newest_first and rows.num_rows > count:
+            rows = rows.slice(rows.num_rows - count)
+        found.extend(messages(rows))
+        gathered.clear()
+
+    size = 0
+    for batch in log.scan(first, last):
+        gathered.append(batch)
+        size += len(batch)
+        if size >= 4 * _FIRST_LOOK:
+            look()
+            size = 0
+            if newest_first:
+                del found[:-count]
+            elif len(found) >= count:
+                break
+    if gathered:
+        look()
+    return found[-count:] if newest_first else found[:count]

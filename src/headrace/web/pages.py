@@ -1,0 +1,43 @@
+"""The dashboard's own files: read once, served from memory, and asked for anew when they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from importlib.resources import files
+from typing import Final
+
+from aiohttp import hdrs, web
+
+TYPES: Final = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def routes() -> list[web.RouteDef]:
+    """``/`` and everything that it loads."""
+    found: list[web.RouteDef] = []
+    folder = files("headrace.web") / "dashboard"
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        suffix = "." + entry.name.rpartition(".")[2]
+        if suffix in TYPES:
+            path = "/" if entry.name == "index.html" else f"/dashboard/{entry.name}"
+            found.append(web.get(path, _serving(entry.read_bytes(), TYPES[suffix])))
+    return found
+
+
+def _serving(content: bytes, kind: str) -> Handler:
+    tag = f'"{sha256(content).hexdigest()[:16]}"'
+    headers = {hdrs.ETAG: tag, hdrs.CACHE_CONTROL: "no-cache"}
+
+    async def serve(request: web.Request) -> web.Response:
+        if request.headers.get(hdrs.IF_NONE_MATCH) == tag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
+
+    return serve

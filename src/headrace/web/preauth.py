@@ -1,0 +1,60 @@
+"""``/sdk/sub/preauth``: how old SDK clients ask for a token, and where their connector is.
+
+``GET /sdk/sub/preauth?client_id=…`` answers ``{"status": "ok", "timestamp": …, "token": …, "connector": "host:port"}``,
+all strings: what the client then says in its ``auth``. Under ``auth.required`` it hands a token to whoever asks, so it
+answers there only where ``auth.preauth`` says so.
+"""
+
+from __future__ import annotations
+
+from time import time
+
+import msgspec
+from aiohttp import web
+
+from headrace.config import Address
+from headrace.errors import WireError
+from headrace.net.server import Server
+from headrace.wire.auth import client_id_text, parse_client_id, sign
+
+_ANY = ("0.0.0.0", "::")
+
+
+def answer(server: Server, request: web.Request) -> web.Response:
+    """Answer one request."""
+    auth = server.settings.auth
+    if auth.required and not auth.preauth:
+        return _refused(server, request, 403, "not_allowed", "this hub hands out no tokens (auth.preauth)")
+    if "sdk" not in server.doors:
+        return _refused(server, request, 503, "no_connector", "there is no connector here (listen.sdk)")
+    try:
+        client = parse_client_id(request.query.get("client_id", ""))
+    except WireError as error:
+        return _refused(server, request, 400, error.reason, str(error))
+    key = auth.clients.get(client_id_text(client))
+    if auth.required and key is None:
+        return _refused(server, request, 403, "unknown_client", "this client has no key here (auth.clients)")
+    # A token is good once, so no two may be for the same time.
+    timestamp = f"{time():.6f}"
+    token = sign(key.reveal().encode() if key is not None else b"", client, timestamp)
+    return _json(
+        {"status": "ok", "timestamp": timestamp, "token": token, "connector": _connector(server, request)}
+    )
+
+
+def _connector(server: Server, request: web.Request) -> str:
+    """Where the connector is, as whoever asks can reach it."""
+    wanted = server.settings.listen.sdk
+    address = server.doors["sdk"]
+    if wanted is None or wanted.host not in _ANY or request.url.host is None:
+        return address
+    return str(Address(request.url.host, int(address.rpartition(":")[2])))
+
+
+def _refused(server: Server, request: web.Request, status: int, reason: str, detail: str) -> web.Response:
+    server.hub.counters.refuse("preauth", reason, request.remote or "somebody", detail)
+    return _json({"status": "error", "reason": detail}, status)
+
+
+def _json(content: dict[str, str], status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")

@@ -1,0 +1,229 @@
+"""The dashboard in a real browser, against a real hub with traffic.
+
+``HEADRACE_SCREENSHOTS=DIR`` keeps a picture of each page, light and dark: that is how the ones in the docs are made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from tests.hubprocess import HubProcess
+
+import headrace
+from headrace.wire.fyrehose import Push, serialize
+
+PAGES = ("overview", "stream", "services", "subscriptions", "cluster", "pipeline")
+SCREENSHOTS = os.environ.get("HEADRACE_SCREENSHOTS")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="NO BROWSER: the dashboard is not tried. Install chromium (apt install chromium)"
+)
+
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """A hub with a little of everything in it, and messages that keep coming."""
+    with HubProcess.start(tmp_path_factory.mktemp("dashboard"), "node.name=mill") as hub:
+        with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+            for number in range(3):
+                link.publish(f'{{"order": {number}}}'.encode(), topic=f"orders/{number}")
+        with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+            for number in range(3):
+                spp.publish(f"fleet/{number}", {"speed": 60 + number})
+        done = threading.Event()
+        pushing = threading.Thread(target=_push, args=(hub.address("fyrehose"), done))
+        pushing.start()
+        yield hub
+        done.set()
+        pushing.join()
+
+
+def _push(address: tuple[str, int], done: threading.Event) -> None:
+    with socket.create_connection(address) as sock:
+        number = 0
+        while not done.wait(0.1):
+            number += 1
+            sock.sendall(
+                serialize(Push(json.dumps({"vehicle": number % 7, "speed": 40 + number % 50}).encode()))
+            )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox does not work for root, as tests often are in containers.
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(browser: Browser, hub: HubProcess) -> Iterator[Page]:
+    with _context(browser) as context:
+        yield _opened(context, hub)
+
+
+def _context(browser: Browser, scheme: str = "light", width: int = 1280) -> BrowserContext:
+    return browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+
+
+def _opened(context: BrowserContext, hub: HubProcess, where: str = "overview") -> Page:
+    page = context.new_page()
+    page.failures = []  # type: ignore[attr-defined]
+    page.on("pageerror", lambda error: page.failures.append(str(error)))  # type: ignore[attr-defined]
+    page.on(
+        "console",
+        lambda said: page.failures.append(said.text) if said.type == "error" else None,  # type: ignore[attr-defined]
+    )
+    page.on(
+        "request",
+        lambda request: (
+            request.url.startswith(f"http://{hub.doors['http']}/") or page.failures.append(request.url)
+        ),  # type: ignore[attr-defined]
+    )
+    page.goto(f"http://{hub.doors['http']}/#/{where}")
+    expect(page.locator("#connection")).to_have_text("live")
+    return page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_opens_without_a_complaint(
+    browser: Browser, hub: HubProcess, name: str, scheme: str
+) -> None:
+    with _context(browser, scheme) as context:
+        page = _opened(context, hub, name)
+        expect(page.get_by_role("heading", level=1)).to_have_text(name.capitalize())
+        expect(page.locator(f"nav a[href='#/{name}']")).to_have_attribute("aria-current", "page")
+        page.wait_for_timeout(1200)
+        assert page.failures == []  # type: ignore[attr-defined]
+        if SCREENSHOTS:
+            Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=Path(SCREENSHOTS) / f"{name}-{scheme}.png")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, hub: HubProcess, name: str) -> None:
+    with _context(browser, width=390) as context:
+        page = _opened(context, hub, name)
+        page.wait_for_timeout(500)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_can_be_pressed_or_filled_has_a_name(browser: Browser, hub: HubProcess, name: str) -> None:
+    with _context(browser) as context:
+        page = _opened(context, hub, name)
+        page.wait_for_timeout(500)
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll("button, a, input, select, textarea, svg[role=img], img")]
+                .filter((e) => !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.length
+                    || e.getAttribute("alt") !== null)).map((e) => e.outerHTML)"""
+        )
+        assert nameless == []
+
+
+def test_the_overview_moves_by_itself(page: Page) -> None:
+    head = page.locator(".fact", has_text="Head of the sequence").locator("dd")
+    before = head.inner_text()
+    expect(head).not_to_have_text(before)
+    expect(page.locator(".legend li", has_text="fyrehose").first).to_be_visible()
+    assert page.locator(".chart path").count() >= 1
+
+
+def test_the_stream_is_live_and_a_message_opens(page: Page, hub: HubProcess) -> None:
+    page.get_by_role("link", name="Stream").click()
+    first = page.locator("tbody tr").first.locator("button.link")
+    before = first.inner_text()
+    expect(first).not_to_have_text(before)
+    page.get_by_role("button", name="Pause").click()
+    page.locator("tbody tr").first.locator("button.link").click()
+    opened = page.get_by_label("Message", exact=True)
+    expect(opened.locator("dl")).to_contain_text("fyrehose")
+    expect(opened.locator("pre")).to_contain_text('"vehicle"')
+    opened.get_by_role("tab", name="Hex").click()
+    expect(opened.locator("pre")).to_contain_text("000000  7b 22 76 65")
+
+
+def test_the_stream_filters_and_jumps(page: Page) -> None:
+    page.get_by_role("link", name="Stream").click()
+    page.get_by_label("Topic").first.fill("orders/*")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.get_by_label("Topic").first.fill("nothing/here")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator(".empty")).to_contain_text("No message passes this filter")
+    page.get_by_label("Topic").first.fill("")
+    page.get_by_label("Sequence number").fill("2")
+    page.get_by_role("button", name="Go").click()
+    expect(page.get_by_label("Message", exact=True)).to_contain_text("Message 2")
+    page.get_by_label("Sequence number").fill("999999999")
+    page.get_by_role("button", name="Go").click()
+    expect(page.locator(".notice")).to_contain_text("No message there")
+
+
+def test_a_message_can_be_published(page: Page, hub: HubProcess) -> None:
+    page.get_by_role("link", name="Stream").click()
+    page.get_by_text("Publish a message").click()
+    form = page.locator("details form")
+    form.get_by_label("Topic").fill("from/page")
+    form.get_by_label("Attributes").fill("city=Praha x=5")
+    form.get_by_label("Payload").fill("žluťoučký <b>kůň</b>")
+    form.get_by_role("button", name="Publish").click()
+    expect(form.locator("output")).to_contain_text("It is message")
+    page.get_by_label("Topic").first.fill("from/page")
+    page.get_by_role("button", name="Filter").click()
+    # Text is text, whatever it says.
+    expect(page.locator("tbody tr").first).to_contain_text("<b>kůň</b>")
+
+
+def test_a_service_is_shown_live_with_its_changes(page: Page, hub: HubProcess) -> None:
+    page.get_by_role("link", name="Services").click()
+    page.get_by_role("button", name="fleet/1").click()
+    detail = page.get_by_label("Service", exact=True)
+    expect(detail.locator("pre")).to_contain_text('"speed": 61')
+    with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+        spp.publish("fleet/1", {"speed": 99})
+    expect(detail.locator("pre")).to_contain_text('"speed": 99')
+    expect(detail.locator("tbody tr").first).to_contain_text("99")
+    page.get_by_label("Find a service").fill("no such")
+    expect(page.get_by_text("No service has that in its name")).to_be_visible()
+
+
+def test_colours_are_chosen_and_kept(page: Page) -> None:
+    page.get_by_role("button", name="Colours").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    page.get_by_role("button", name="Colours").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_it_goes_by_keyboard(page: Page) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Stream"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Stream")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_a_hub_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
+    with HubProcess.start(tmp_path) as hub, _context(browser) as context:
+        page = _opened(context, hub)
+        hub.kill9()
+        expect(page.locator("#connection")).to_have_text("reconnecting")
+        expect(page.locator(".notice")).to_contain_text("does not answer")
+        hub.restart()
+        expect(page.locator("#connection")).to_have_text("live")
