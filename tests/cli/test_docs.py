@@ -22,7 +22,11 @@ def section(name: str) -> str:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in every_command() if path not in ((), ("consumers",), ("log",), ("services",))],
+    [
+        path
+        for path in every_command()
+        if path not in ((), ("cluster",), ("consumers",), ("log",), ("pipeline",), ("services",))
+    ],
     ids=" ".join,
 )
 def test_every_command_has_a_section_with_its_options(path: tuple[str, ...]) -> None:

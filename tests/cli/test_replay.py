@@ -14,7 +14,7 @@ from tests.cli.terminal import Terminal
 from tests.cli.test_pub_link import facts, kept, url
 from tests.hubprocess import HubProcess
 
-from headrace.cli import replaying
+from headrace.client import tube_replay
 from headrace.client.tube_rows import plain_rows
 from headrace.message import SCHEMA, Batch
 from headrace.message import Run as Payloads
@@ -118,9 +118,9 @@ def test_runs_have_no_gap_and_lose_nothing(rows: list[tuple[int, int]], room: in
     ).to_arrow()
     batch = batch.set_column(0, SCHEMA.field("seq"), pa.array(seqs, pa.int64()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replaying, "_REQUEST_BYTES", room)
-        patch.setattr(replaying, "_REQUEST_ROWS", most)
-        runs = list(replaying.runs(batch))
+        patch.setattr(tube_replay, "_REQUEST_BYTES", room)
+        patch.setattr(tube_replay, "_REQUEST_ROWS", most)
+        runs = list(tube_replay.runs(batch))
     numbers = [number + place for number, run in runs for place in range(run.num_rows)]
     assert numbers == seqs
     assert [each for _, run in runs for each in run["payload"].to_pylist()] == batch["payload"].to_pylist()
@@ -134,4 +134,4 @@ def test_large_attributes_make_small_requests() -> None:
     count = 4
     rows = plain_rows([b""] * count, "t", {"a": "x" * (3 << 20)})
     batch = Batch(Payloads.of([b""] * count), first=1, columns=rows.select(["attributes"])).to_arrow()
-    assert [number for number, _ in replaying.runs(batch)] == [1, 3]
+    assert [number for number, _ in tube_replay.runs(batch)] == [1, 3]

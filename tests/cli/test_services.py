@@ -78,6 +78,39 @@ def test_what_is_not_there(hub: HubProcess, command: Command) -> None:
     assert b"there is no service 'nowhere'" in done.stderr
 
 
+def test_create_and_remove(hub: HubProcess, command: Command) -> None:
+    def link(*arguments: object) -> tuple[int, bytes, bytes]:
+        done = command("services", *arguments, "--url", url(hub))
+        return done.returncode, done.stdout, done.stderr
+
+    assert link("create", "c/last", "--kind", "last") == (0, b"c/last is there, of kind last\n", b"")
+    put(hub, command, "c/last", '{"text": "replaced, not merged"}')
+    with watch(hub, "c/last", 4) as process:
+        assert process.stdout is not None
+        try:
+            assert json.loads(process.stdout.readline())
+            assert link("remove", "c/last") == (0, b"removed c/last\n", b"")
+            assert link("remove", "c/last") == (0, b"c/last was removed before\n", b"")
+            code, _, told = link("get", "c/last")
+            assert (code, b"there is no service 'c/last'" in told) == (1, True)
+            put(hub, command, "c/last", "still heard")
+            assert json.loads(process.stdout.readline()) == {"value": "still heard"}
+            assert link("create", "c/last", "--kind", "last")[0] == 0
+            assert json.loads(process.stdout.readline()) == {"value": ""}
+            put(hub, command, "c/last", "again")
+            assert json.loads(process.stdout.readline()) == {"value": "again"}
+            assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()
+    assert link("create", "c/last") == (
+        1,
+        b"",
+        b"headrace: service 'c/last' is there, of kind last (conflict)\n",
+    )
+    code, _, told = link("remove", "nowhere")
+    assert (code, b"there is no service 'nowhere'" in told) == (1, True)
+
+
 def test_no_services(tmp_path: Path, command: Command) -> None:
     with HubProcess.start(tmp_path) as hub:
         assert facts(command("services", "list", "--url", url(hub))) == []

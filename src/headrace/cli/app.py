@@ -7,10 +7,12 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import pub, replay, serve, sub, tail
+from headrace.cli import bench, doctor, pub, replay, serve, sub, tail, top, up
+from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.exits import Root
 from headrace.cli.log import log
+from headrace.cli.pipeline import pipeline
 from headrace.cli.prose import examples, paragraphs
 from headrace.cli.services import services
 
@@ -38,15 +40,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up", help=serve.UP_HELP, epilog=serve.UP_EXAMPLES)(serve.up)
+app.command("up", help=up.HELP, epilog=up.EXAMPLES)(up.up)
 app.command("serve", help=serve.SERVE_HELP, epilog=serve.SERVE_EXAMPLES)(serve.serve)
 app.command("pub", help=pub.HELP, epilog=pub.EXAMPLES)(pub.pub)
 app.command("sub", help=sub.HELP, epilog=sub.EXAMPLES)(sub.sub)
 app.command("tail", help=tail.HELP, epilog=tail.EXAMPLES)(tail.tail)
 app.command("replay", help=replay.HELP, epilog=replay.EXAMPLES)(replay.replay)
+app.command("top", help=top.HELP, epilog=top.EXAMPLES)(top.top)
+app.command("bench", help=bench.HELP, epilog=bench.EXAMPLES)(bench.bench)
+app.command("doctor", help=doctor.HELP, epilog=doctor.EXAMPLES)(doctor.doctor)
+app.add_typer(cluster, name="cluster")
 app.add_typer(consumers, name="consumers")
 app.add_typer(services, name="services")
 app.add_typer(log, name="log")
+app.add_typer(pipeline, name="pipeline")
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,9 +14,11 @@ all the same. Any other error is a mistake in Headrace, and is never hidden.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any, Final
 
 import typer
@@ -53,6 +55,18 @@ class Root(TyperGroup):
             where = "" if error.filename is None else f"{error.filename}: "
             raise _failed(f"{where}{(error.strerror or str(error)).lower()}", FAILED) from None
         return result
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """The same for a process that a command has forked: its end is that of the process."""
+    try:
+        yield
+    except HeadraceError as error:
+        code = WRONGLY_ASKED if isinstance(error, UsageError) else FAILED
+        raise SystemExit(_failed(str(error), code).exit_code) from None
+    except OSError as error:
+        raise SystemExit(_failed(str(error).lower(), FAILED).exit_code) from None
 
 
 def debugging() -> bool:

@@ -47,6 +47,10 @@ class LiveHub:
         sealed = self._call("POST", "/api/log/seal", _SEAL_SECONDS).get("sealed")
         return sealed if isinstance(sealed, int) else 0
 
+    def vouch(self) -> None:
+        """Have a node of a cluster go on with what it has."""
+        self._call("POST", "/api/cluster/vouch", _ANSWER_SECONDS)
+
     def _call(self, method: str, path: str, seconds: float) -> dict[str, Any]:
         if "http" not in self.doors:
             raise UsageError(

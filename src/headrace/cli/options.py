@@ -56,6 +56,8 @@ class Door(StrEnum):
     TUBE = "tube"
     FYREHOSE = "fyrehose"
     SPP = "spp"
+    SDK = "sdk"
+    PUBLISHER = "publisher"
 
     @property
     def setting(self) -> str:
@@ -68,6 +70,7 @@ class PubDoor(StrEnum):
 
     TUBE = Door.TUBE.value
     FYREHOSE = Door.FYREHOSE.value
+    PUBLISHER = Door.PUBLISHER.value
 
 
 class Transport(StrEnum):
@@ -92,17 +95,6 @@ def hub_url(given: str | None, door: Door) -> str:
         raise UsageError(f"{given!r}: expected {door.value}://host:port")
     return given
 
-
-HubUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        "-u",
-        metavar="URL",
-        help="The hub's door; without it, where the settings here have it: fyrehose://127.0.0.1:2323.",
-        rich_help_panel=HUB_PANEL,
-    ),
-]
 
 LinkUrl = Annotated[
     str | None,

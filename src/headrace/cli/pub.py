@@ -24,12 +24,13 @@ HELP: Final = paragraphs(
     (other publishers' messages may lie between); in a pipe, {"first":42,"last":47}. A connection that is lost on the
     way is replaced, and no message is doubled by that.
 
-    With --door fyrehose nothing is acknowledged: "sent" means that the connection took it.
+    With --door fyrehose, and with --door publisher, nothing is acknowledged: "sent" means that the connection took it.
     """
 )
 EXAMPLES: Final = examples(
     ("Two messages:", "headrace pub hello 'and good day'"),
     ("With a topic and attributes:", "headrace pub 21.5 --topic weather/bern --attr celsius=21.5"),
+    ("For those who subscribed what it says:", "headrace pub hello --attr x=5 --attr city=Praha"),
     ("One a line, as they come:", "tail -F app.log | headrace pub --topic logs/app"),
     ("A file's bytes as one message:", "headrace pub --file picture.png"),
     (
@@ -88,18 +89,25 @@ def pub(
     spoken = _door(door, address, transport)
     if spoken is Door.FYREHOSE and (topic is not None or attributes):
         raise UsageError("fyrehose carries no --topic and no --attr: leave out --door fyrehose, or them")
+    if spoken is Door.PUBLISHER and topic is not None:
+        raise UsageError(
+            "the publisher door carries no --topic: leave out --door publisher, or give it as --attr"
+        )
     from headrace.cli import publishing
 
-    most = publishing.longest(address, transport)
-    if spoken is Door.FYREHOSE:
-        sent = publishing.push(address, transport, _messages(messages, files, count, most))
+    described = publishing.described(topic or "", attributes or [])
+    batches = _messages(messages, files, count, publishing.longest(address, transport, described))
+    if spoken is not Door.TUBE:
+        if spoken is Door.FYREHOSE:
+            sent = publishing.push(address, transport, batches)
+        else:
+            sent = publishing.publish_attributes(address, batches, described)
         if as_json:
             print_json({"url": address, "sent": sent.messages, "bytes": sent.bytes})
         else:
             print(f"sent {counted(sent.messages, 'message')} ({counted(sent.bytes, 'byte')}) to {address}")
         return
-    described = publishing.described(topic or "", attributes or [])
-    first, last = publishing.publish(address, _messages(messages, files, count, most), described)
+    first, last = publishing.publish(address, batches, described)
     if wants_json(asked=as_json):
         print_json({"first": first, "last": last})
     elif first is None:
@@ -113,13 +121,13 @@ def _door(door: PubDoor | None, url: str, transport: Transport | None) -> Door:
     scheme = url.partition("://")[0].lower()
     if scheme.startswith("fyrehose"):
         spoken = Door.FYREHOSE
-    elif scheme == Door.TUBE.value:
-        spoken = Door.TUBE
+    elif scheme in (Door.TUBE.value, Door.PUBLISHER.value):
+        spoken = Door(scheme)
     else:
-        raise UsageError(f"{url!r}: expected tube://host:port or fyrehose://host:port")
+        raise UsageError(f"{url!r}: expected tube://host:port, fyrehose://host:port or publisher://host:port")
     if door is not None and door.value != spoken.value:
         raise UsageError(f"--door {door.value} and --url {url} name different doors")
-    if spoken is Door.TUBE and transport is not None:
+    if spoken is not Door.FYREHOSE and transport is not None:
         raise UsageError("--transport is fyrehose's: add --door fyrehose")
     return spoken
 

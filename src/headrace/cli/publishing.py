@@ -1,14 +1,13 @@
 """What ``pub`` does: take messages from where they are, and send them in batches.
 
 Over the link it sends ahead of the answers, and looks at each of them: a message that is refused ends the command, even
-if more could be sent. Over fyrehose there are no answers to look at.
+if more could be sent. Over fyrehose, and at the publisher door, there are no answers to look at.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from headrace.cli.attributes import value_of
 from headrace.cli.options import Transport
 from headrace.cli.pipes import lines
 from headrace.cli.stderr import speak_briefly
 from headrace.client import connect
 from headrace.client.backbone import Options
+from headrace.client.publisher import Publisher, max_payload
 from headrace.client.tube import LinkClient
 from headrace.client.tube_publisher import Ack, Acknowledged
 from headrace.errors import UsageError
@@ -33,8 +34,6 @@ _BATCH_BYTES: Final = 1 << 20
 
 _LONGEST: Final = 7 << 20
 """The link takes :data:`~headrace.wire.link.MAX_MESSAGE` with the topic, the attributes and their framing."""
-
-_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -53,6 +52,11 @@ class Described:
     attributes: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def together(self) -> dict[str, str | float]:
+        """Attributes and numbers, as the publisher door takes them."""
+        return {**self.attributes, **self.numbers}
+
 
 def described(topic: str, attributes: Sequence[str]) -> Described:
     """A topic and ``NAME=VALUE`` attributes: a number where the value is one.
@@ -67,12 +71,11 @@ def described(topic: str, attributes: Sequence[str]) -> Described:
             raise UsageError(f"--attr {given}: expected NAME=VALUE")
         if name in shared.attributes or name in shared.numbers:
             raise UsageError(f"--attr {given}: {name} is given twice")
-        if _NUMBER.fullmatch(value):
-            shared.numbers[name] = float(value)
-        elif len(value) > 1 and value[0] == value[-1] == '"':
-            shared.attributes[name] = value[1:-1]
-        else:
-            shared.attributes[name] = value
+        match value_of(value):
+            case str() as text:
+                shared.attributes[name] = text
+            case number:
+                shared.numbers[name] = number
     return shared
 
 
@@ -88,10 +91,24 @@ def push(url: str, transport: Transport | None, batches: AsyncIterator[Run]) -> 
     return asyncio.run(_push(url, transport, batches))
 
 
-def longest(url: str, transport: Transport | None) -> int:
+def publish_attributes(url: str, batches: AsyncIterator[Run], shared: Described) -> Sent:
+    """Send every batch to a publisher door; everything is read there once this returns without a warning."""
+    speak_briefly()
+    return asyncio.run(_publish_attributes(url, batches, shared))
+
+
+def longest(url: str, transport: Transport | None, shared: Described) -> int:
     """The most bytes a message may have."""
-    if url.lower().startswith("tube:"):
+    scheme = url.partition(":")[0].lower()
+    if scheme == "tube":
         return _LONGEST
+    if scheme == "publisher":
+        most = max_payload(shared.together)
+        if most < 0:
+            raise UsageError(
+                "the attributes alone have more bytes than a message at the publisher door may have"
+            )
+        return most
     by_datagram = transport is Transport.UDP or url.startswith("fyrehose+udp:")
     return MAX_PUSH_DATAGRAM if by_datagram else MAX_DATA
 
@@ -166,6 +183,18 @@ def _pieces(run: Run) -> Iterator[list[bytes]]:
         size += len(payload)
     if piece:
         yield piece
+
+
+async def _publish_attributes(url: str, batches: AsyncIterator[Run], shared: Described) -> Sent:
+    sent = Sent()
+    attributes = shared.together
+    publisher: Publisher
+    async with connect(url) as publisher:
+        async for run in batches:
+            await publisher.publish_many((attributes, payload) for payload in run)
+            sent.messages += len(run)
+            sent.bytes += run.size
+    return sent
 
 
 async def _push(url: str, transport: Transport | None, batches: AsyncIterator[Run]) -> Sent:

@@ -1,9 +1,6 @@
 """What ``replay`` does: read a range of one log and publish it to another hub, once.
 
-A replay's publisher is named after the source's log, and the number of a row is its sequence number there. The hub that
-gets it knows the highest number it has of a publisher, and takes none below it again: that is what makes a replay
-repeatable. It is also why rows are sent in order, and each request only after the answer to the one before: a row that
-came late would be taken for a repeat.
+A replay's publisher is named after the source's log; :mod:`~headrace.client.tube_replay` says what makes it repeatable.
 
 Log entries that are no messages (a service created, a cursor moved) are not replayed. They leave gaps in the numbers,
 so rows are sent in runs without a gap.
@@ -13,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -30,15 +26,12 @@ from headrace.cli.seeking import seek
 from headrace.cli.stderr import speak_briefly
 from headrace.client import connect
 from headrace.client.tube import DEFAULT_PORT, LinkClient
+from headrace.client.tube_replay import ReplayTarget, runs
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.log.store import Log
 from headrace.message import NOT_A_MESSAGE, merge
-from headrace.wire import link_requests as ask
-from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, PUBLISHED, body_of
 
-_REQUEST_BYTES: Final = 1 << 20
-_REQUEST_ROWS: Final = 8192
 _MICROSECONDS: Final = 1_000_000
 
 
@@ -135,36 +128,17 @@ class _Files:
             await asyncio.sleep(0)
 
 
-class _Target(LinkClient):
+def _target(url: str) -> ReplayTarget:
     """The hub that gets the messages."""
-
-    @classmethod
-    def at(cls, url: str) -> _Target:
-        hosts = url.partition("://")[2].removesuffix("/")
-        if not hosts:
-            raise UsageError(f"{url!r} names no host: expected tube://host:port")
-        addresses = [Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")]
-        return cls(addresses, name="headrace replay")
-
-    async def newest(self, publisher: str) -> int | None:
-        """The highest number of a publisher."""
-        answer = await self.ask(lambda n: ask.Publisher(id=n, publisher=publisher))
-        newest: int | None = answer.head.get("newest")
-        return newest
-
-    async def append(
-        self, publisher: str, number: int, rows: pa.RecordBatch
-    ) -> tuple[int | None, int | None]:
-        """Publish rows under the publisher's own numbers; asked again after a lost tube, they are there once."""
-        body = memoryview(body_of(rows))
-        answer = await self.ask(
-            lambda n: ask.Publish(id=n, publisher=publisher, number=number, origin="replay"), body
-        )
-        return answer.head.get("first"), answer.head.get("last")
+    hosts = url.partition("://")[2].removesuffix("/")
+    if not hosts:
+        raise UsageError(f"{url!r} names no host: expected tube://host:port")
+    addresses = [Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")]
+    return ReplayTarget(addresses, name="headrace replay")
 
 
 async def _replay(source: str | Path, target: str, begin: Place, until: Place, name: str | None) -> Replayed:
-    async with _Target.at(target) as there:
+    async with _target(target) as there:
         if isinstance(source, Path):
             return await _copy(_Files(source), there, begin, until, name)
         link: LinkClient
@@ -172,7 +146,9 @@ async def _replay(source: str | Path, target: str, begin: Place, until: Place, n
             return await _copy(_Hub(link), there, begin, until, name)
 
 
-async def _copy(source: _Source, there: _Target, begin: Place, until: Place, name: str | None) -> Replayed:
+async def _copy(
+    source: _Source, there: ReplayTarget, begin: Place, until: Place, name: str | None
+) -> Replayed:
     if source.log == there.log:
         raise UsageError(f"both hubs have the log {source.log}: a log is replayed to another one")
     first, last = await _range(source, begin, until)
@@ -214,35 +190,6 @@ async def _range(source: _Source, begin: Place, until: Place) -> tuple[int, int]
         case int():
             last = min(until, head)
     return first, last
-
-
-def runs(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows to be published, in runs whose sequence numbers have no gap and that a request has room for.
-
-    Each comes with its first number.
-    """
-    if not rows.num_rows:
-        return
-    seqs = rows.column("seq").to_numpy()
-    sizes = np.cumsum(pc.binary_length(rows.column("payload")).to_numpy(zero_copy_only=False), dtype=np.int64)
-    ends = [*(np.flatnonzero(np.diff(seqs) != 1) + 1).tolist(), len(seqs)]
-    published = rows.select(PUBLISHED.names)
-    begin = 0
-    for end in ends:
-        while begin < end:
-            before = int(sizes[begin - 1]) if begin else 0
-            room = int(np.searchsorted(sizes, before + _REQUEST_BYTES, side="right"))
-            stop = max(begin + 1, min(end, room, begin + _REQUEST_ROWS))
-            # Payloads are measured, attributes are not: where they are the larger part, it is halved until it fits.
-            while stop - begin > 1 and _size(published.slice(begin, stop - begin)) > MAX_MESSAGE - MAX_HEAD:
-                stop = begin + (stop - begin) // 2
-            yield int(seqs[begin]), published.slice(begin, stop - begin)
-            begin = stop
-
-
-def _size(rows: pa.RecordBatch) -> int:
-    size: int = pa.ipc.get_record_batch_size(rows)
-    return size
 
 
 def _bar() -> Progress:

@@ -30,15 +30,32 @@ logger = logging.getLogger("headrace")
 Announce = Callable[[Server], None]
 
 
-def run(settings: Settings, ready_file: Path | None, *, take_free_ports: bool, banner: bool) -> None:
-    """Start, say where the doors are, serve, drain. ``banner`` says it to a person, else it is a line of the log."""
+def run(
+    settings: Settings,
+    ready_file: Path | None,
+    *,
+    take_free_ports: bool,
+    banner: bool,
+    record: Path | None = None,
+) -> None:
+    """Start, say where the doors are, serve, drain. ``banner`` says it to a person, else it is a line of the log.
+
+    With ``record``, the bytes of every connection are captured in that directory.
+    """
     if ready_file is not None and not _in_use(ready_file):
         # What a killed hub left behind must not be taken for this one's.
         with _blaming(ready_file):
             ready_file.unlink(missing_ok=True)
     server = Server(settings, http=web.start, take_free_ports=take_free_ports)
     announce = show_banner if banner and sys.stderr.isatty() else _log_ready
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    if record is not None:
+        from headrace.net.recording import Recorder, RecordingLoop
+
+        RecordingLoop.recorder = Recorder(record, lambda: server.doors)
+        new_loop = RecordingLoop
+        logger.warning("every TCP connection is recorded in %s, keys and payloads included", record)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_serve(server, ready_file, announce))
 
 
@@ -48,12 +65,33 @@ async def _serve(server: Server, ready_file: Path | None, announce: Announce) ->
     # What start-up has made stays: a full collection that walked it all again would hold up messages for milliseconds.
     gc.collect()
     gc.freeze()
+    while True:
+        try:
+            announce(server)
+            with _ready(server, ready_file):
+                again = await _either(stop, server.beginning_anew)
+        finally:
+            await server.drain()
+        if not again:
+            return
+        # A node that fell too far behind goes on behind a snapshot; for clients it is a short restart.
+        server = server.successor()
+        await server.start()
+
+
+async def _either(stop: asyncio.Event, again: asyncio.Event | None) -> bool:
+    """Wait until the hub is told to stop, or has to begin anew; return whether it is the latter."""
+    if again is None:
+        await stop.wait()
+        return False
+    waiting = [asyncio.ensure_future(each.wait()) for each in (stop, again)]
     try:
-        announce(server)
-        with _ready(server, ready_file):
-            await stop.wait()
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await server.drain()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return not stop.is_set()
 
 
 def _told_to_stop() -> asyncio.Event:

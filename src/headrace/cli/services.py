@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,7 +23,7 @@ HELP: Final = paragraphs(
     """
     Look at a hub's services, watch one, change one: named live objects that messages create and change.
 
-    list and get ask over the link, watch and put speak SPP.
+    watch and put speak SPP, the others ask over the link.
     """
 )
 EXAMPLES: Final = examples(
@@ -79,6 +80,41 @@ PUT_EXAMPLES: Final = examples(
     ("Merge:", """headrace services put fleet/42 '{"speed": 61}'"""),
     ("From a file:", "headrace services put site/logo --file logo.png"),
 )
+
+CREATE_HELP: Final = paragraphs(
+    """
+    Create a service before anything is put into it, or offer one again that was removed.
+
+    Putting creates a service too, of a kind that follows from what is put. Here the kind is yours to choose, and it is
+    the only way back for an id that was removed: those who are still subscribed move to the new, empty object. A
+    service that is there already stays as it is.
+    """
+)
+CREATE_EXAMPLES: Final = examples(
+    ("An object:", "headrace services create fleet/42"),
+    ("JSON text that is replaced, not merged:", "headrace services create config --kind last"),
+)
+
+REMOVE_HELP: Final = paragraphs(
+    """
+    Remove a service: it is offered to nobody any more.
+
+    Those who have subscribed are told and stay subscribed: what is published under its id still reaches them. Nothing
+    that is published brings it back, only services create does.
+    """
+)
+REMOVE_EXAMPLES: Final = examples(
+    ("Remove:", "headrace services remove fleet/42"),
+    ("And offer it again, empty:", "headrace services create fleet/42"),
+)
+
+
+class Kind(StrEnum):
+    """What a service's object is."""
+
+    JSON = "json"
+    LAST = "last"
+
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The service's id.")]
 
@@ -143,3 +179,26 @@ def put(
     from headrace.cli import services_live
 
     services_live.put(hub_url(url, Door.SPP), service, change, file)
+
+
+@services.command("create", help=CREATE_HELP, epilog=CREATE_EXAMPLES)
+def create(
+    service: Id,
+    kind: Annotated[
+        Kind,
+        typer.Option("--kind", "-k", help="json: an object, changes are merged. last: what came last."),
+    ] = Kind.JSON,
+    url: LinkUrl = None,
+) -> None:
+    """Create a service, or offer a removed one again."""
+    from headrace.cli import services_change
+
+    services_change.create(hub_url(url, Door.TUBE), service, "json" if kind is Kind.JSON else "last")
+
+
+@services.command("remove", help=REMOVE_HELP, epilog=REMOVE_EXAMPLES)
+def remove(service: Id, url: LinkUrl = None) -> None:
+    """Offer a service no longer."""
+    from headrace.cli import services_change
+
+    services_change.remove(hub_url(url, Door.TUBE), service)

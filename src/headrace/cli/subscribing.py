@@ -1,9 +1,10 @@
-"""What ``sub`` does: take batches from the hub, print them, stop in time."""
+"""What ``sub`` does: take messages from the hub, all of them or those of which something is true, and print them."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 
 from headrace.cli.options import Transport
 from headrace.cli.pipes import Outlet
@@ -11,7 +12,13 @@ from headrace.cli.rendering import Form, render
 from headrace.cli.stderr import speak_briefly
 from headrace.client import connect
 from headrace.client.backbone import Options
+from headrace.client.sdk import Sdk
 from headrace.errors import LostRangeError
+from headrace.message import Message
+from headrace.wire.predicate import Predicate
+
+_AT_ONCE = 512
+"""Messages that are printed in one go, if they are there."""
 
 
 def subscribe(
@@ -40,3 +47,41 @@ async def _subscribe(
                 if not left:
                     break
     return lost
+
+
+def subscribe_where(
+    url: str,
+    predicates: Mapping[str, Predicate],
+    client_id: str | None,
+    key: str | None,
+    from_seq: int | None,
+    count: int | None,
+    form: Form,
+) -> None:
+    """Print what satisfies a subscription, up to ``count`` messages."""
+    speak_briefly()
+    after = None if from_seq is None else max(0, from_seq - 1)
+    sdk: Sdk = connect(url, client_id=client_id, key=key, after=after)
+    asyncio.run(_subscribe_where(sdk, predicates, count, form))
+
+
+async def _subscribe_where(
+    sdk: Sdk, predicates: Mapping[str, Predicate], count: int | None, form: Form
+) -> None:
+    outlet = Outlet(sys.stdout.fileno())
+    left = sys.maxsize if count is None else count
+    with outlet.while_read():
+        async with sdk:
+            await sdk.subscribe(predicates)
+            while left and (message := await anext(sdk, None)) is not None:
+                some = [message, *_at_hand(sdk, min(left, _AT_ONCE) - 1)]
+                await outlet.write(b"".join(render(each.seq, (each.payload,), form) for each in some))
+                left -= len(some)
+
+
+def _at_hand(sdk: Sdk, most: int) -> list[Message]:
+    """What else can be had without waiting."""
+    some: list[Message] = []
+    while len(some) < most and (message := sdk.at_hand()) is not None:
+        some.append(message)
+    return some

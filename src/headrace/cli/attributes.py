@@ -1,0 +1,124 @@
+"""Attributes as they are written on a command line: ``NAME=VALUE``, and conditions on them.
+
+===================  ====================================================================
+``city=Praha``       the text, or the number where it is one; ``"7"`` in double quotes is text
+``kind=a|b|"c|d"``   one of these
+``x=0..10``          a number from 0 to 10; ``x=0..`` at least, ``x=..10`` at most
+``name^=pre``        text that begins so
+``kind!=a|b``        none of these; a message without the attribute is one of those, too
+``city``             the attribute is there
+``!city``            it is not
+===================  ====================================================================
+
+A name is whatever stands before the first of these signs. What begins with ``..`` or ends so and is no range is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from headrace.client.where import (
+    Condition,
+    at_least,
+    at_most,
+    between,
+    exists,
+    missing,
+    not_,
+    starts_with,
+    where,
+)
+from headrace.errors import UsageError
+from headrace.wire.predicate import Predicate
+
+_DECIMAL: Final = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_NUMBER: Final = re.compile(_DECIMAL, re.ASCII)
+_RANGE: Final = re.compile(rf"(?P<low>{_DECIMAL})?\.\.(?P<high>{_DECIMAL})?", re.ASCII)
+_CONDITION: Final = re.compile(r"(?P<name>[^=^!]+)(?P<sign>\^=|!=|=)(?P<value>.*)", re.DOTALL)
+_PART: Final = re.compile(r'"[^"]*"|[^|"]*')
+
+
+def value_of(text: str) -> str | float:
+    """A value: a number where it is one, text in double quotes without them.
+
+    >>> value_of("21.5"), value_of("Bern"), value_of('"3011"')
+    (21.5, 'Bern', '3011')
+    """
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    quoted = len(text) > 1 and text[0] == text[-1] == '"'
+    return text[1:-1] if quoted else text
+
+
+def conditions(given: Sequence[str]) -> dict[str, Predicate]:
+    """What ``--where`` options ask for together.
+
+    >>> conditions(["x=0..10", "city=Praha"])
+    {'x': Between(low=0.0, high=10.0), 'city': Equals(value='Praha')}
+    """
+    found: dict[str, Condition] = {}
+    for text in given:
+        name, condition = _condition(text)
+        if name in found:
+            raise UsageError(f"--where {text}: {name} is given twice; an attribute has one condition")
+        found[name] = condition
+    return where(found)
+
+
+def _condition(text: str) -> tuple[str, Condition]:
+    parsed = _CONDITION.fullmatch(text)
+    if parsed is None:
+        name = text.removeprefix("!")
+        if not name or set(name) & set("=^!"):
+            raise UsageError(
+                f"--where {text}: expected NAME=VALUE, NAME=LOW..HIGH, NAME^=PREFIX, NAME or !NAME"
+            )
+        return name, exists() if name == text else missing()
+    name, sign, value = parsed["name"], parsed["sign"], parsed["value"]
+    try:
+        match sign:
+            case "^=":
+                return name, starts_with(value)
+            case "!=":
+                return name, not_(_one_or_several(value))
+            case _:
+                return name, _range(value) or _one_or_several(value)
+    except UsageError as error:
+        raise UsageError(f"--where {text}: {error}") from None
+
+
+def _range(text: str) -> Predicate | None:
+    ends = _RANGE.fullmatch(text)
+    match ends and (ends["low"], ends["high"]):
+        case str(low), str(high):
+            return between(float(low), float(high))
+        case str(low), None:
+            return at_least(float(low))
+        case None, str(high):
+            return at_most(float(high))
+        case _:
+            return None
+
+
+def _one_or_several(text: str) -> Condition:
+    if "|" not in text:
+        return value_of(text)
+    parts = _parts(text)
+    return value_of(parts[0]) if len(parts) == 1 else [value_of(part) for part in parts]
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between the bars that are not in double quotes."""
+    parts: list[str] = []
+    at = 0
+    while True:
+        part = _PART.match(text, at)
+        end = at if part is None else part.end()
+        if end < len(text) and text[end] != "|":
+            raise UsageError('a value in double quotes ends with them, or at a "|"')
+        parts.append(text[at:end])
+        if end == len(text):
+            return parts
+        at = end + 1

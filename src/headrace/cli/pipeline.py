@@ -1,0 +1,144 @@
+"""``pipeline``: Spark jobs over the sequence: run them, see how far they are, which there are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from headrace.cli.options import HUB_PANEL, Data, Door, Json, default_url, gather
+from headrace.cli.prose import examples, paragraphs
+
+HELP: Final = paragraphs(
+    """
+    Run Spark jobs over a hub's messages, and see how far they are.
+
+    It needs PySpark and a Java: pip install 'headrace[spark]' brings both.
+    """
+)
+EXAMPLES: Final = examples(
+    ("All that belongs to a hub:", "headrace pipeline run"),
+    ("How far is it?", "headrace pipeline status"),
+)
+
+RUN_HELP: Final = paragraphs(
+    """
+    Run jobs until they are told to stop, or with --available-now until all that is there is done.
+
+    Without a name these are archive, verify and measure. Each goes on where it stopped, from its checkpoint. SIGTERM
+    and Ctrl-C let micro-batches end, for some seconds, and then stop; what was not done is done the next time, once.
+    """
+)
+RUN_EXAMPLES: Final = examples(
+    ("Archive, verify and measure, beside a hub on this machine:", "headrace pipeline run"),
+    (
+        "Archive what there is now, elsewhere:",
+        "headrace pipeline run archive --available-now --param path=/srv/a",
+    ),
+    (
+        "Compare the logs of two hubs:",
+        "headrace pipeline run verify --servers 10.0.0.1:8081,10.0.0.2:8081",
+    ),
+    (
+        "The matcher fleet, for a hub with matching.engine = spark:",
+        "headrace pipeline run match --param dispatchers=10.0.0.1:6000",
+    ),
+    ("On a Spark cluster:", "headrace pipeline run --master spark://10.0.0.9:7077"),
+)
+
+STATUS_HELP: Final = paragraphs(
+    """
+    Show what the pipeline of a hub is doing: how fast each job is, how long its micro-batches take, how far it is
+    behind the newest message.
+    """
+)
+STATUS_EXAMPLES: Final = examples(
+    ("For people:", "headrace pipeline status"),
+    ("For a script:", "headrace pipeline status --json | jq .jobs.archive.behind"),
+)
+
+JOBS_HELP: Final = paragraphs(
+    """
+    Show the jobs there are, and what each may be told with --param.
+    """
+)
+JOBS_EXAMPLES: Final = examples(
+    ("For people:", "headrace pipeline jobs"),
+    ("For a script:", "headrace pipeline jobs --json | jq .archive"),
+)
+
+Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="The jobs to run.")]
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--servers",
+        metavar="HOST:PORT[,HOST:PORT]...",
+        help="The hubs' tube_tcp doors; without it, where the settings here have it: 127.0.0.1:8081.",
+        rich_help_panel=HUB_PANEL,
+    ),
+]
+Master = Annotated[
+    str,
+    typer.Option("--master", metavar="URL", help="The Spark master: local[N], spark://…, yarn, k8s://…"),
+]
+AvailableNow = Annotated[bool, typer.Option("--available-now", help="Do what is there now, and end.")]
+Params = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        "-p",
+        metavar="[JOB.]NAME=VALUE",
+        help="Tell each job that takes it, or one of them. See: headrace pipeline jobs.",
+    ),
+]
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="The driver's, which in local mode is all there is.")
+]
+
+pipeline = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
+
+
+@pipeline.command("run", help=RUN_HELP, epilog=RUN_EXAMPLES)
+def run(
+    jobs: Jobs = None,
+    servers: Servers = None,
+    master: Master = "local[*]",
+    available_now: AvailableNow = False,
+    params: Params = None,
+    memory: Memory = "1g",
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")] = False,
+) -> None:
+    """Run jobs."""
+    from headrace.cli import pipeline_run
+
+    pipeline_run.run(
+        jobs or (),
+        servers or _servers(),
+        master=master,
+        available_now=available_now,
+        params=params or (),
+        memory=memory,
+        data=gather(None, data).node.data,
+        as_json=as_json,
+    )
+
+
+@pipeline.command("status", help=STATUS_HELP, epilog=STATUS_EXAMPLES)
+def status(servers: Servers = None, as_json: Json = False) -> None:
+    """Show what the pipeline is doing."""
+    from headrace.cli import pipeline_look
+
+    pipeline_look.status(servers or _servers(), as_json=as_json)
+
+
+@pipeline.command("jobs", help=JOBS_HELP, epilog=JOBS_EXAMPLES)
+def list_jobs(as_json: Json = False) -> None:
+    """Show the jobs there are."""
+    from headrace.cli import pipeline_look
+
+    pipeline_look.jobs(as_json=as_json)
+
+
+def _servers() -> str:
+    return default_url(Door.TUBE).partition("://")[2]

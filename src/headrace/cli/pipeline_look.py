@@ -1,0 +1,78 @@
+"""What ``pipeline status`` and ``pipeline jobs`` print."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import typer
+
+from headrace.cli.exits import FAILED
+from headrace.cli.output import console, print_json
+from headrace.cli.pipeline_run import progress_line
+from headrace.cli.stderr import speak_briefly
+from headrace.client import connect
+from headrace.spark.jobs.job import JOBS, find
+
+STALE_SECONDS = 10.0
+"""A pipeline reports each second; one that has not for so long does not run, or cannot reach the hub."""
+
+
+def status(servers: str, *, as_json: bool) -> None:
+    """What the hub was last told by its pipeline."""
+    speak_briefly()
+    facts = asyncio.run(_ask(servers))
+    if facts is None:
+        facts = {"state": "none", "jobs": {}}
+    elif facts["age"] > STALE_SECONDS and facts["state"] != "stopped":
+        facts["state"] = "silent"
+    if as_json:
+        print_json(facts)
+    else:
+        _show(facts)
+    if facts["state"] in ("none", "silent"):
+        raise typer.Exit(FAILED)
+
+
+def jobs(*, as_json: bool) -> None:
+    """Every job and its parameters."""
+    found = {name: find(name) for name in JOBS}
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "about": job.ABOUT,
+                    "parameters": {
+                        each: {"meaning": known.doc, "default": known.default or None}
+                        for each, known in job.PARAMETERS.items()
+                    },
+                }
+                for name, job in found.items()
+            }
+        )
+        return
+    out = console()
+    for name, job in found.items():
+        out.print(f"[bold]{name}[/bold]: {job.ABOUT}")
+        for each, known in job.PARAMETERS.items():
+            default = f" ({known.default})" if known.default else ""
+            out.print(f"  {each:<18} {known.doc}{default}", soft_wrap=True, markup=False)
+
+
+async def _ask(servers: str) -> dict[str, Any] | None:
+    async with connect(f"tube://{servers}") as client:
+        found = (await client.status()).get("pipeline")
+        return dict(found) if found is not None else None
+
+
+def _show(facts: dict[str, Any]) -> None:
+    match facts["state"]:
+        case "none":
+            print("no pipeline has reported to this hub")
+        case "silent":
+            print(f"the pipeline (process {facts['pid']}) has been silent for {facts['age']:.0f} s")
+        case state:
+            where = f"; Spark's pages: {facts['ui']}" if facts.get("ui") and state == "running" else ""
+            print(f"{state} since {facts['since']} on {facts['master']}{where}")
+    for name, job in facts["jobs"].items():
+        print(f"  {progress_line(job)}" if job.get("batch") is not None else f"  {name} {job['state']}")

@@ -1,0 +1,176 @@
+"""What ``pipeline run`` does: run jobs, show how far they are, stop when told to.
+
+On a terminal that is one line that changes; in a pipe it is a JSON line for each thing that happens: ``started``,
+``progress`` (a micro-batch is done), ``done``, ``stopped``.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.cli.output import counted, wants_json
+from headrace.cli.stderr import speak_briefly
+from headrace.config import Settings
+from headrace.errors import UsageError
+from headrace.spark.jobs.job import DEFAULT_JOBS
+from headrace.spark.options import Access
+from headrace.spark.runner import Asked, Pipeline
+from headrace.spark.sessions import cores
+
+logger = logging.getLogger("headrace")
+
+
+def run(
+    jobs: Sequence[str],
+    servers: str,
+    *,
+    master: str,
+    available_now: bool,
+    params: Sequence[str],
+    memory: str,
+    data: Path,
+    as_json: bool,
+) -> None:
+    """Run jobs until they are done or stopped."""
+    speak_briefly()
+    asked = Asked(
+        tuple(dict.fromkeys(jobs or DEFAULT_JOBS)),
+        Access(servers),
+        master=master,
+        params=parse_params(params),
+        available_now=available_now,
+        root=str(data / "pipeline"),
+        memory=memory,
+    )
+    show = _JsonLines() if wants_json(asked=as_json) else _Line()
+    pipeline = Pipeline(asked, show.tell)
+    stop_on_signals(pipeline)
+    try:
+        pipeline.run()
+    finally:
+        show.end()
+
+
+def run_for_hub(settings: Settings) -> None:
+    """Run the pipeline that the settings describe, beside the hub of this machine."""
+    wanted, where = settings.pipeline, settings.listen.tube_tcp
+    master = f"local[{max(cores('local[*]') - 1, 1)}]" if wanted.master == "auto" else wanted.master
+    asked = Asked(
+        wanted.jobs,
+        Access(str(where)),
+        master=master,
+        root=str(settings.node.data.absolute() / "pipeline"),
+        memory=wanted.memory,
+    )
+
+    def tell(facts: Mapping[str, object]) -> None:
+        if facts["event"] == "started":
+            logger.info("the pipeline runs %s; Spark's pages: %s", ", ".join(wanted.jobs), facts["ui"])
+
+    pipeline = Pipeline(asked, tell)
+    stop_on_signals(pipeline)
+    pipeline.run()
+
+
+def stop_on_signals(pipeline: Pipeline) -> None:
+    """Have the first SIGTERM or SIGINT stop a pipeline; the next has its plain meaning."""
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def told(_number: int, _frame: Any) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_DFL)
+        pipeline.stop()
+
+    for each in signals:
+        signal.signal(each, told)
+
+
+def parse_params(params: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` by name; a later one wins.
+
+    >>> parse_params(["path=/srv/archive", "archive.interval=10"])
+    {'path': '/srv/archive', 'archive.interval': '10'}
+    """
+    told = {}
+    for param in params:
+        name, equals, value = param.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--param {param!r}: expected NAME=VALUE")
+        told[name.strip()] = value
+    return told
+
+
+class _JsonLines:
+    """For programs."""
+
+    def tell(self, facts: Mapping[str, object]) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+class _Line:
+    """For people: what happened once stands, how far the jobs are changes."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, str] = {}
+        self._live = sys.stdout.isatty()
+
+    def tell(self, facts: Mapping[str, object]) -> None:
+        match facts["event"]:
+            case "started":
+                self._say(
+                    f"running {', '.join(map(str, _list(facts['jobs'])))}; Spark's pages: {facts['ui'] or 'off'}"
+                )
+            case "progress":
+                self._jobs[str(facts["job"])] = progress_line(facts)
+                self._show(" · ".join(self._jobs.values()))
+            case "done":
+                rest = {name: value for name, value in facts.items() if name not in ("event", "job", "state")}
+                self._say(f"{facts['job']}: " + ", ".join(f"{name} {value}" for name, value in rest.items()))
+            case "stopped":
+                self._say("stopped")
+
+    def end(self) -> None:
+        """Leave the last line where it is."""
+        if self._jobs and self._live:
+            print()
+
+    def _show(self, line: str) -> None:
+        print(f"\r\x1b[2K{line}" if self._live else line, end="" if self._live else "\n", flush=True)
+
+    def _say(self, line: str) -> None:
+        if self._jobs and self._live:
+            print()
+            self._jobs.clear()
+        print(line, flush=True)
+
+
+def progress_line(facts: Mapping[str, object]) -> str:
+    """How far a job is, in a few words.
+
+    >>> progress_line({"job": "archive", "rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25})
+    'archive 1,250/s, 12 behind, 0.25 s a batch'
+    """
+    behind = facts.get("behind")
+    parts = [f"{facts['job']} {float(str(facts.get('rows_per_second') or 0)):,.0f}/s"]
+    if isinstance(behind, int):
+        parts.append(f"{behind:,} behind")
+    parts.append(f"{float(str(facts.get('batch_seconds') or 0)):.2f} s a batch")
+    findings = facts.get("findings")
+    if isinstance(findings, int):
+        parts.append(counted(findings, "finding"))
+    return ", ".join(parts)
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else []

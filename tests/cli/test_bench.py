@@ -1,0 +1,27 @@
+"""``headrace bench``: it measures everything once, and what it prints can be read."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Command
+from tests.cli.terminal import Terminal
+
+
+def test_for_a_script(command: Command) -> None:
+    done = command("bench", "--seconds", "0.2", "--size", "64")
+    assert done.returncode == 0, done.stderr
+    figures = {figure["what"]: figure for figure in json.loads(done.stdout)}
+    assert len(figures) == 4
+    latency = figures.pop("one message, push to delivery")
+    assert 0 < latency["p50_us"] <= latency["p99_us"]
+    for figure in figures.values():
+        assert figure["rate"] > 0
+        assert round(figure["bytes_per_second"] / figure["rate"]) == 64
+
+
+def test_on_a_terminal() -> None:
+    with Terminal("bench", "--seconds", "0.1") as terminal:
+        assert terminal.wait() == 0
+        assert "read from the log" in terminal.shown
+        assert "█" in terminal.shown

@@ -1,0 +1,250 @@
+"""``pipeline`` and ``up`` as their users have them: processes, signals, files, the hub's status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from tests.cli.conftest import Command, Run
+from tests.hubprocess import HubProcess
+
+import headrace
+from headrace.cli.pipeline_run import _Line, parse_params
+from headrace.errors import UsageError
+
+SECONDS = 240.0
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come about within {seconds:g} s"
+        time.sleep(0.05)
+    return result
+
+
+def status(hub: HubProcess) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://{hub.doors['http']}/api/status", timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def publish(hub: HubProcess, count: int, **options: Any) -> None:
+    with headrace.connect_sync(hub.url("tube_tcp").replace("tube_tcp", "tube")) as link:
+        link.publish([b"message"] * count, **options)
+
+
+def archived(path: Path) -> list[int]:
+    if not list(path.glob("day=*/hour=*/*.parquet")):
+        return []
+    table: pa.Table = ds.dataset(path, partitioning="hive").to_table(columns=["seq"])
+    return sorted(table.column("seq").to_pylist())
+
+
+def test_params() -> None:
+    assert parse_params(["a=1", "b.c=x=y", "a=2"]) == {"a": "2", "b.c": "x=y"}
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        parse_params(["path"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["archiv"], "did you mean archive?"),
+        (["nothing"], "there are archive, verify"),
+        (["archive", "--param", "pth=x"], "did you mean path?"),
+        (["archive", "--param", "verify.path=x"], "no parameter 'verify.path'"),
+        (["archive", "--param", "path"], "expected NAME=VALUE"),
+    ],
+)
+def test_asking_wrongly_is_told_before_spark_starts(
+    command: Command, arguments: list[str], told: str
+) -> None:
+    done = command("pipeline", "run", *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr.decode()
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_jobs(run: Run) -> None:
+    listed = json.loads(run("pipeline", "jobs", "--json").stdout)
+    assert {"archive", "verify", "measure"} <= set(listed)
+    assert listed["archive"]["parameters"]["interval"]["default"] == "60"
+    assert "interval" in run("pipeline", "jobs").stdout
+
+
+def test_no_pipeline_is_told(hub: HubProcess, run: Run) -> None:
+    result = run("pipeline", "status", "--servers", hub.doors["tube_tcp"])
+    assert (result.exit_code, result.stdout) == (1, "no pipeline has reported to this hub\n")
+
+
+@pytest.fixture
+def own_hub(tmp_path: Path) -> Iterator[HubProcess]:
+    with HubProcess.start(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, run: Run) -> None:
+    """What is there, then what comes, each once; no traffic, no work; a signal, a good end."""
+    servers = own_hub.doors["tube_tcp"]
+    line = [sys.executable, "-m", "headrace", "pipeline", "run", "--servers", servers]
+    line += ["--param", f"path={tmp_path}/out", "--param", "archive.interval=1"]
+    publish(own_hub, 1000, topic="numbers")
+    done = subprocess.run(
+        [*line, "archive", "verify", "--available-now"],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(each) for each in done.stdout.splitlines()]
+    assert [each["event"] for each in events if each["event"] != "progress"] == ["started", "stopped"]
+    assert {(each["job"], each["through"]) for each in events if each["event"] == "progress"} == {
+        ("archive", 1000),
+        ("verify", 1000),
+    }
+    assert archived(tmp_path / "out" / "archive") == list(range(1, 1001))
+    assert status(own_hub)["holds"]["archive"] == 1001
+    assert run("pipeline", "status", "--servers", servers).stdout.startswith("stopped since")
+
+    live = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        publish(own_hub, 500, topic="numbers", attributes={"place": "Bern"})
+
+        def all_measured() -> bool:
+            if live.poll() is not None:
+                pytest.fail("\n".join(live.communicate()), pytrace=False)
+            hour = status(own_hub)["measure"].get("hour")
+            return hour is not None and hour["messages"] == 1500
+
+        until(all_measured, "all to be measured")
+        measured = status(own_hub)["measure"]["hour"]
+        assert measured["topics"] == [{"topic": "numbers", "messages": 1500}]
+        assert measured["attributes"] == [{"name": "place", "value": "Bern", "messages": 500}]
+        assert set(measured["lag"]) == {"p50", "p90", "p99", "max"}
+        until(lambda: _settled(own_hub), "all jobs to have caught up")
+        before, files = status(own_hub), _files(tmp_path / "out")
+        # Long enough for many triggers of each job: nothing may move.
+        age = before["uptime"]
+        until(lambda: status(own_hub)["uptime"] > age + 6, "six seconds")
+        after = status(own_hub)
+        assert (after["head"], after["tail"]) == (before["head"], before["tail"])
+        assert _files(tmp_path / "out") == files
+        shown = run("pipeline", "status", "--servers", servers).stdout
+        assert "running since" in shown
+        assert "verify" in shown
+        live.send_signal(signal.SIGTERM)
+        output, complaints = live.communicate(timeout=60)
+        assert live.returncode == 0, complaints
+        assert json.loads(output.splitlines()[-1])["event"] == "stopped"
+    finally:
+        live.kill()
+        live.wait()
+    seqs = archived(tmp_path / "out" / "archive")
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert len(seqs) > 1500
+    assert ds.dataset(tmp_path / "out" / "verify", format="parquet").count_rows() == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_up_keeps_hub_and_pipeline_running(tmp_path: Path) -> None:
+    """A killed pipeline and a killed hub are started again; one signal stops all, and nothing is left."""
+    with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
+        watcher = psutil.Process(hub.pid)
+        publish(hub, 100)
+        first = until(lambda: _running(hub), "the pipeline to run")
+        os.kill(first["pid"], signal.SIGKILL)
+        inner = json.loads(hub.ready_file.read_bytes())["pid"]
+        assert inner != hub.pid
+        os.kill(inner, signal.SIGKILL)
+        until(lambda: hub.ready_file.exists() and _pid(hub.ready_file) not in (None, inner), "another hub")
+        assert {k: v for k, v in json.loads(hub.ready_file.read_bytes()).items() if k != "pid"} == hub.doors
+        publish(hub, 100)
+        second = until(lambda: _running(hub), "another pipeline to run")
+        assert second["pid"] != first["pid"]
+        path = hub.data / "pipeline" / "archive"
+        until(lambda: len(archived(path)) >= 200, "all to be archived")
+        children = watcher.children(recursive=True)
+        assert len(children) >= 3  # hub, pipeline, its JVM
+        hub.terminate()
+        _, left = psutil.wait_procs(children, timeout=20)
+        assert left == []
+    assert archived(path)[:200] == list(range(1, 201))
+    assert "the hub ended with -9" in hub.stderr
+    assert "the pipeline ended with -9" in hub.stderr
+
+
+def test_a_hub_that_cannot_start_is_not_tried_again(hub: HubProcess, command: Command) -> None:
+    done = command("up", "--data", hub.data, "--set", "pipeline.jobs=")
+    assert done.returncode == 1
+    assert f"is in use by process {hub.pid}" in done.stderr.decode()
+
+
+def test_stopping_the_hub_stops_up(tmp_path: Path) -> None:
+    with HubProcess.start(tmp_path, "pipeline.jobs=", command="up") as hub:
+        inner = json.loads(hub.ready_file.read_bytes())["pid"]
+        assert inner != hub.pid
+        watcher = hub._process
+        assert watcher is not None
+        os.kill(inner, signal.SIGTERM)
+        assert watcher.wait(SECONDS) == 0
+        hub._process = None  # it has ended, as it should
+
+
+def _running(hub: HubProcess) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = status(hub)["pipeline"]
+    except (OSError, KeyError):
+        return None
+    return found if found["state"] == "running" and found["age"] < 3 else None
+
+
+def _settled(hub: HubProcess) -> bool:
+    """Whether every job has read all messages there are and waits."""
+    found = status(hub)
+    jobs = found["pipeline"]["jobs"]
+    return len(jobs) == 3 and all(job.get("behind") == 0 and not job.get("rows") for job in jobs.values())
+
+
+def _files(path: Path) -> dict[str, int]:
+    return {str(file): file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
+
+
+def _pid(ready_file: Path) -> int | None:
+    try:
+        return int(json.loads(ready_file.read_bytes())["pid"])
+    except (OSError, ValueError):
+        return None
+
+
+def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that changes for what goes on, lines that stay for what has happened."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    line = _Line()
+    line.tell({"event": "started", "jobs": ["archive", "verify"], "ui": "http://127.0.0.1:4040"})
+    facts = {"event": "progress", "rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25}
+    line.tell({**facts, "job": "archive"})
+    line.tell({**facts, "job": "verify", "behind": None, "findings": 1})
+    line.tell({"event": "done", "job": "replay", "state": "done", "messages": 3})
+    line.tell({"event": "stopped", "jobs": []})
+    line.end()
+    started, live, done, stopped, _ = capsys.readouterr().out.split("\n")
+    assert started == "running archive, verify; Spark's pages: http://127.0.0.1:4040"
+    assert live.split("\r\x1b[2K")[1:] == [
+        "archive 1,250/s, 12 behind, 0.25 s a batch",
+        "archive 1,250/s, 12 behind, 0.25 s a batch · verify 1,250/s, 0.25 s a batch, 1 finding",
+    ]
+    assert (done, stopped) == ("replay: messages 3", "stopped")

@@ -1,0 +1,91 @@
+"""``headrace top``: what a hub does, second by second."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from collections import deque
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.cli.conftest import Command, Run
+from tests.cli.terminal import Terminal
+from tests.hubprocess import HubProcess
+
+import headrace
+from headrace.cli import watching
+
+STATUS: dict[str, Any] = {
+    "node": {"name": "mill"},
+    "mode": "WRK",
+    "head": 1234,
+    "first": 1,
+    "disk": {"bytes": 2048},
+    "fsync": "interval",
+    "connections": 1,
+    "uptime": 61.0,
+    "consumers": {"near": {"floor": 1200, "dead": 0, "lost": 0}, "far": {"floor": 10, "dead": 2, "lost": 3}},
+    "counters": {"refused": {"spp/malformed": 7}},
+}
+SAMPLE: dict[str, Any] = {
+    "received": {"fyrehose": 1500.0, "log": 9.0},
+    "delivered": {"spp": 20.0},
+    "refused": 2.0,
+    "repaired": 0.0,
+    "skipped": 0.0,
+    "conflated": 0.0,
+}
+
+
+def drawn() -> str:
+    out = StringIO()
+    past = {"in": deque([0.0, 1500.0]), "out": deque([20.0])}
+    Console(file=out, width=160).print(watching.draw(watching.Second(STATUS, SAMPLE), past))
+    return out.getvalue()
+
+
+def test_one_screen() -> None:
+    screen = drawn()
+    assert "mill WRK head 1,234" in screen
+    assert "fyrehose 1,500" in screen
+    assert "log 9" not in screen
+    assert screen.index("far") < screen.index("near")
+    assert "1,224" in screen
+    assert "spp: malformed" in screen
+
+
+def test_bars() -> None:
+    assert doctest.testmod(watching).failed == 0
+    assert watching.spark(deque()) == ""
+    assert watching.spark(deque([0.0, 0.0])) == "▁▁"
+
+
+def test_json_lines_in_a_pipe(hub: HubProcess, command: Command) -> None:
+    done = command("top", "--url", f"http://{hub.doors['http']}", "--count", "2")
+    assert done.returncode == 0, done.stderr
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert second["time"] > first["time"]
+    assert second["head"] >= first["head"]
+
+
+def test_on_a_terminal(hub: HubProcess) -> None:
+    with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        link.publish(b"x")
+    with Terminal("top", "--url", f"http://{hub.doors['http']}") as terminal:
+        terminal.read_until("messages/s")
+        terminal.interrupt()
+        assert terminal.wait() == 130
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://127.0.0.1"])
+def test_nobody_there(run: Run, url: str) -> None:
+    result = run("top", "--url", url)
+    assert result.exit_code in (1, 2)
+    assert result.output.count("\n") == 1
+
+
+def test_a_door_that_is_no_http_door(hub: HubProcess, run: Run) -> None:
+    result = run("top", "--url", f"http://{hub.doors['http']}/nothing")
+    assert (result.exit_code, "404" in result.output) == (1, True)
