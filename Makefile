@@ -1,7 +1,7 @@
 # Headrace: `make up` runs it, `make test` tests it; each sets itself up from nothing.
 #
 #   make setup   create .venv with the hub, its command line, Spark and the development tools
-#   make up      run the hub and its http door (dashboard and pipeline are to come)
+#   make up      run the hub, its http door and the Spark pipeline
 #   make test    every test
 #   make check   format, lint, types, layers, docs, and some seconds of fuzzing per codec
 #   make fmt     put the code and the drawn pages into the form `check` and `test` ask for
@@ -47,6 +47,7 @@ up: setup
 	@$(BIN)/headrace up
 
 test: setup
+	@sh tools/browser.sh
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # mkdocs --quiet would silence the warnings that --strict counts, and so pass everything.

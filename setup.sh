@@ -58,10 +58,11 @@ rm -f "$venv/.ready"
 # message nor the first test waits.
 echo "Compiling the kernels ..."
 "$venv/bin/python" -c '
-import importlib, pkgutil, headrace.wire
+import importlib, pkgutil, headrace.wire, headrace.matching
 for module in pkgutil.iter_modules(headrace.wire.__path__, "headrace.wire."):
     if module.name.endswith("kernels"):
         importlib.import_module(module.name)
+headrace.matching.warm()
 '
 
 touch "$venv/.ready"

@@ -2,7 +2,8 @@
 
 The hub runs as a process of its own with its log on (``fsync=interval``); so do nats-server (JetStream in files) and
 redis-server (append-only file, everysec). What is measured here are client libraries as a Python program uses
-them, each with acknowledgements in windows. A figure is the median of its rounds.
+them, each with acknowledgements in windows. A figure is the median of its rounds, and in a round everybody has a turn,
+so that what else the machine does is shared.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import multiprocessing
+import socket
 import statistics
 import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.queues import Queue
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -30,6 +32,8 @@ SIZE = 128
 WINDOW = 4_000
 """Messages that may be unacknowledged, the same for everybody."""
 
+_COLD = 100
+
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -40,14 +44,14 @@ def main(argv: Sequence[str]) -> int:
 def measure(quick: bool) -> list[bench.Table]:
     """Measure the link, and whichever of nats-py and redis-py (with their servers) are installed."""
     rounds = 1 if quick else 3
-    return [read(rounds, quick), latency(quick), publish(rounds, quick), ceilings(quick)]
+    return [read(rounds, quick), latency(quick), *publish(rounds, quick), ceilings(quick)]
 
 
 def read(rounds: int, quick: bool) -> bench.Table:
     table = bench.Table(
         f"read of {SIZE}-byte messages by another process, as validated Arrow record batches",
         ("messages/s", "MB/s"),
-        note="MB are of payload; the last table has the raw loopback socket of this machine",
+        note="MB are of payload; the ceilings below have the raw loopback socket of this machine",
     )
     total = 2_000 if quick else 2_000_000
     with running(Headrace) as server:
@@ -64,48 +68,74 @@ def latency(quick: bool) -> bench.Table:
     table = bench.Table(
         "follow: from publish to delivery of one message at a time, µs",
         ("p50", "p99", "p99.9"),
-        note="publisher and follower in one process, the hub in another",
+        note="publisher and follower in one process, the hub in another; the raw socket goes there and back",
     )
+    count = 200 if quick else 5_000
     with running(Headrace) as server:
-        samples = sorted(uvloop.run(_round_trips(_address(server), 200 if quick else 5_000)))
-        table.add("link", *(samples[int(len(samples) * part)] * 1e6 for part in (0.5, 0.99, 0.999)))
+        for name, samples in (
+            ("raw loopback socket", _raw_round_trips(count)),
+            ("link", uvloop.run(_round_trips(_address(server), count))),
+        ):
+            samples.sort()
+            table.add(name, *(samples[int(len(samples) * part)] * 1e6 for part in (0.5, 0.99, 0.999)))
     return table
 
 
-def publish(rounds: int, quick: bool) -> bench.Table:
-    table = bench.Table(
-        f"acknowledged publishing of {SIZE}-byte messages, {WINDOW:,} unacknowledged at most",
-        ("messages/s", "MB/s"),
-        note="one at a time: a call and an acknowledgement for each message; batches: of 500",
-    )
+class _Way(NamedTuple):
+    """One way to publish with acknowledgements."""
+
+    name: str
+    peer: type[Peer]
+    module: str | None
+    publish: Callable[[Any, int], Awaitable[None]]
+    times: int
+    """How much more of it is needed for as long a run."""
+
+
+WAYS = (
+    _Way("link, one at a time", Headrace, None, lambda *given: _publish_singly(*given), 2),
+    _Way("link, batches", Headrace, None, lambda *given: _publish_batches(*given), 10),
+    _Way("nats-py JetStream async", Nats, "nats", lambda *given: _publish_nats(*given), 1),
+    _Way("redis-py XADD pipelines", Redis, "redis", lambda *given: _publish_redis(*given), 1),
+)
+
+
+def publish(rounds: int, quick: bool) -> list[bench.Table]:
+    """Acknowledged publishing: a table for each peer there is, with the link's figures of the same rounds."""
     total = 2_000 if quick else 100_000
-    ways: list[tuple[str, type[Peer], str | None, Callable[[Any, int], Awaitable[None]], int]] = [
-        ("link, one at a time", Headrace, None, _publish_singly, 1),
-        ("link, batches", Headrace, None, _publish_batches, 10),
-        ("nats-py JetStream async", Nats, "nats", _publish_nats, 1),
-        ("redis-py XADD pipelines", Redis, "redis", _publish_redis, 1),
-    ]
-    for name, peer, module, way, times in ways:
-        if module is not None and importlib.util.find_spec(module) is None:
-            package = {"nats": "nats-py"}.get(module, module)
-            print(f"SKIPPED {name}: {package} is not installed; pip install {package}")
-            continue
-        if not available(peer):
-            continue
-        count = total if quick else total * times
-        rates = []
-        for _ in range(rounds):
-            with running(peer, **({"persist": True} if peer is Redis else {})) as server:
+    ways = [way for way in WAYS if _installed(way)]
+    rates: dict[str, list[float]] = {way.name: [] for way in ways}
+    for _ in range(rounds):
+        for way in ways:
+            count = total if quick else total * way.times
+            with running(way.peer, **({"persist": True} if way.peer is Redis else {})) as server:
                 begin = time.perf_counter()
-                uvloop.run(way(server, count))  # type: ignore[arg-type]
-                rates.append(count / (time.perf_counter() - begin))
-        rate = statistics.median(rates)
-        table.add(name, rate, rate * SIZE / 1e6)
-    table.rows = [
-        bench.Row(row.name, row.values, None if row.name.startswith("link") else "link, one at a time")
-        for row in table.rows
-    ]
-    return table
+                uvloop.run(way.publish(server, count))  # type: ignore[arg-type]
+                rates[way.name].append(count / (time.perf_counter() - begin))
+    figures = {name: statistics.median(each) for name, each in rates.items()}
+    mine = [way.name for way in ways if way.module is None]
+    peers = [way.name for way in ways if way.module is not None]
+    tables = []
+    for peer in peers or [None]:
+        table = bench.Table(
+            f"acknowledged publishing of {SIZE}-byte messages, {WINDOW:,} unacknowledged at most"
+            + ("" if peer is None else f", beside {peer}"),
+            ("messages/s", "MB/s"),
+            note="one at a time: a call and an acknowledgement for each message; batches: of 500",
+        )
+        for name in [*mine, *([] if peer is None else [peer])]:
+            base = None if name == peer else peer
+            table.add(name, figures[name], figures[name] * SIZE / 1e6, base=base)
+        tables.append(table)
+    return tables
+
+
+def _installed(way: _Way) -> bool:
+    if way.module is not None and importlib.util.find_spec(way.module) is None:
+        package = {"nats": "nats-py"}.get(way.module, way.module)
+        print(f"SKIPPED {way.name}: {package} is not installed; pip install {package}")
+        return False
+    return available(way.peer)
 
 
 async def _publish_singly(server: Headrace, count: int) -> None:
@@ -167,14 +197,42 @@ async def _round_trips(address: Address, count: int) -> list[float]:
         follow = reader.follow()
         await follow.begun()
         publisher = writer.publisher()
-        for number in range(count):
+        # The first ones find everything cold: modules to be imported, memory to be touched.
+        for number in range(-_COLD, count):
             begin = time.perf_counter()
             await publisher.publish(b"%0*d" % (SIZE, number))
             message = await anext(follow)
             times.append(time.perf_counter() - begin)
             if int(message.payload) != number:
                 raise ValueError(f"message {message.seq} came where {number} was published")
+    return times[_COLD:]
+
+
+def _raw_round_trips(count: int) -> list[float]:
+    """How long a message and its echo take over plain sockets: what no hub can be quicker than."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        process = _spawn.Process(target=_echo, args=(listening.getsockname(),), daemon=True)
+        process.start()
+        sock, _ = listening.accept()
+        with sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            times = []
+            for _ in range(count):
+                begin = time.perf_counter()
+                sock.sendall(bytes(SIZE))
+                left = SIZE
+                while left:
+                    left -= len(sock.recv(left))
+                times.append(time.perf_counter() - begin)
+        process.join()
     return times
+
+
+def _echo(address: tuple[str, int]) -> None:
+    with socket.create_connection(address) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := sock.recv(4096):
+            sock.sendall(data)
 
 
 def _reader(address: Address, total: int, told: Queue[float]) -> None:

@@ -36,7 +36,7 @@ from headrace.config import DOORS, load
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^<!-- run -->\n```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 MARKER = "<!-- run -->"
-SECONDS = 60
+SECONDS = 120
 DEFAULT_PORTS = {
     door: address.port for door in DOORS if (address := getattr(load(environ={}).listen, door)) is not None
 }

@@ -80,7 +80,8 @@ def test_whatever_was_delivered_is_in_the_log(tmp_path: Path, random: Random, sc
         hub.terminate()
     history = History(hub.data / "log")
     assert str(history.uuid) == log
-    assert history.first > 1 if scenario.trims else history.first == 1
+    # Whether retention came to trim anything depends on how busy the machine is.
+    assert scenario.trims or history.first == 1
     compared = history.compare(seen)
     assert scenario.trims or compared == sum(len(run.seqs) for run in seen)
     assert compared > 0

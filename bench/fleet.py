@@ -1,0 +1,143 @@
+"""Matching in Spark: the matcher fleet's engine beside a broadcast join in Spark SQL of the same data.
+
+Subscriptions have two predicates over 20 attributes: one of 1,000 values of a text, and 1 % of the domain of a number.
+Messages are the same Parquet files for both, in the envelope's columns. The join is the one that Spark does best: texts
+are exploded to pairs of name and value, which the broadcast table of subscriptions is hashed by; the range is what is
+left to check. What is timed is a whole query, after one that warmed everything up; both must find as many clients.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import bench
+from bench.matching import KINDS, MESSAGES, Load, _load, _name, _value
+from headrace.message import SCHEMA
+from headrace.spark import session
+from headrace.spark.jobs.match import match
+from headrace.wire.link import SUBSCRIPTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SIZES = ((1_000, 2), (100_000, 32), (1_000_000, 8))
+"""Subscriptions, and how often the same messages come; the first is for tests."""
+
+
+def main(argv: Sequence[str]) -> int:
+    return bench.run("fleet", measure, argv)
+
+
+def measure(quick: bool) -> list[bench.Table]:
+    """Measure both with one core and with two."""
+    tables = []
+    for size, copies in SIZES[:1] if quick else SIZES[1:]:
+        load = _load(KINDS[0], size)
+        for cores in (2,) if quick else (1, 2):
+            spark = session(f"local[{cores}]", app="bench", memory="2g")
+            try:
+                tables.append(fleet(spark, load, copies, cores, 1 if quick else 3))
+            finally:
+                spark.stop()
+    return tables
+
+
+def fleet(spark: SparkSession, load: Load, copies: int, cores: int, rounds: int) -> bench.Table:
+    """Both ways, over so many copies of the load's messages."""
+    with tempfile.TemporaryDirectory() as directory:
+        _write(load, copies, Path(directory))
+        return _compared(spark, load, copies * MESSAGES, directory, cores, rounds)
+
+
+def _compared(
+    spark: SparkSession, load: Load, messages: int, directory: str, cores: int, rounds: int
+) -> bench.Table:
+    from pyspark.sql import functions as F
+
+    size = len(load.columns["low"])
+    table = bench.Table(
+        f"matching {messages:,} messages in Spark, {size:,} subscriptions, local[{cores}]",
+        ("messages/s", "matches/message"),
+        note=f"Parquet to clients found; the median of {rounds} after one to warm up",
+    )
+    rows = spark.read.parquet(directory)
+    found = {
+        "Spark SQL, broadcast join": _joined(spark, rows, load).agg(F.count("*")),
+        "headrace": match(rows, _subscriptions(load)).agg(F.sum(F.size("clients"))),
+    }
+    counts, rates = {}, {}
+    for name, query in found.items():
+        took = []
+        for _ in range(rounds + 1):
+            begin = time.perf_counter()
+            counts[name] = query.collect()[0][0] or 0
+            took.append(time.perf_counter() - begin)
+        rates[name] = messages / statistics.median(took[1:])
+    join, ours = found
+    assert counts[join] == counts[ours], "Spark SQL and the matcher disagree"
+    table.add(join, rates[join], counts[join] / messages)
+    table.add(ours, rates[ours], counts[ours] / messages, base=join)
+    return table
+
+
+def _joined(spark: SparkSession, rows: DataFrame, load: Load) -> DataFrame:
+    """Each message and each subscription that it satisfies."""
+    from pyspark.sql import functions as F
+
+    columns = load.columns
+    asked = spark.createDataFrame(
+        pa.table(
+            {
+                "id": np.arange(len(columns["low"])),
+                "name": [_name(each) for each in columns["first"].tolist()],
+                "value": [_value(each) for each in columns["value"].tolist()],
+                "second": [_name(each) for each in columns["second"].tolist()],
+                "low": columns["low"],
+                "high": columns["high"],
+            }
+        )
+    ).cache()
+    asked.count()
+    said = rows.select("seq", "numbers", F.explode("attributes").alias("name", "value"))
+    both = said.join(F.broadcast(asked), ["name", "value"])
+    return both.where("element_at(numbers, second) between low and high").select("seq", "id")
+
+
+def _subscriptions(load: Load) -> pa.Table:
+    """What the link would tell."""
+    kept = load.matcher.table()
+    return pa.table(
+        {
+            "client": pa.array([each.hex() for each in kept.column("client").to_pylist()]),
+            "connector": pa.array(["conn-001"] * kept.num_rows),
+            "seq": np.arange(kept.num_rows),
+            "fields": kept.column("predicates"),
+        }
+    ).cast(SUBSCRIPTIONS)
+
+
+def _write(load: Load, copies: int, directory: Path) -> None:
+    """Messages as files, several of them so that all cores have something to do."""
+    at = SCHEMA.get_field_index("seq")
+    part = load.batch.to_arrow()
+    parts = []
+    for copy in range(copies):
+        seqs = np.arange(copy * MESSAGES + 1, (copy + 1) * MESSAGES + 1)
+        parts.append(part.set_column(at, SCHEMA.field("seq"), pa.array(seqs)))
+    half = max(copies // 2, 1)
+    for number, begin in enumerate(range(0, copies, half)):
+        pq.write_table(pa.Table.from_batches(parts[begin : begin + half]), directory / f"{number}.parquet")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,288 @@
+"""The Spark pipeline: the source beside Spark's own Parquet file stream, the sink beside a bare socket, and latency.
+
+One machine, one session at a time. Every source reads the same rows in the same columns; what is timed are the
+micro-batches of a query over all of them (not how long a query takes to start), after one that warmed everything up.
+The bare writer does what any sink must: it takes Arrow batches from Spark and writes their bytes to a TCP socket that
+somebody empties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+import bench
+from bench._peers import Headrace, running
+from headrace.client.tube import LinkClient
+from headrace.config import Address
+from headrace.spark import register, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SIZE = 100
+RATE = 1000
+"""Messages a second, where it is latency that is measured."""
+
+
+def main(argv: Sequence[str]) -> int:
+    return bench.run("pipeline", measure, argv)
+
+
+def measure(quick: bool) -> list[bench.Table]:
+    """Measure source, sink and latency with one core and with two."""
+    tables = []
+    with running(Headrace) as full, running(Headrace) as other, tempfile.TemporaryDirectory() as directory:
+        for cores in (2,) if quick else (1, 2):
+            spark = session(f"local[{cores}]", app="bench", memory="2g", stateless=True)
+            register(spark)
+            try:
+                tables += pipeline(spark, full, other, Path(directory), cores, quick)
+            finally:
+                spark.stop()
+    return tables
+
+
+def pipeline(
+    spark: SparkSession, full: Headrace, other: Headrace, directory: Path, cores: int, quick: bool
+) -> list[bench.Table]:
+    """All tables of one session: ``full`` is read from, after it was filled; ``other`` is written to."""
+    total = 20_000 if quick else 3_000_000
+    servers = _servers(full)
+    parquet = directory / "parquet"
+    if not parquet.exists():
+        uvloop.run(_fill(servers, total))
+        _seal(full)
+        rows = spark.read.format("headrace").option("servers", servers).load()
+        rows.repartition(8).write.parquet(str(parquet))
+    rounds = 1 if quick else 4
+    return [
+        sources(spark, servers, parquet, directory, cores, total, rounds),
+        sinks(spark, _servers(other), parquet, cores, total // 3, rounds),
+        latency(spark, _servers(other), cores, *((0.5, 1) if quick else (5, 20))),
+    ]
+
+
+def sources(
+    spark: SparkSession, servers: str, parquet: Path, directory: Path, cores: int, total: int, rounds: int
+) -> bench.Table:
+    table = bench.Table(
+        f"source: {total:,} rows of {SIZE}-byte payloads as a stream, local[{cores}]",
+        ("rows/s", "MB/s"),
+        note="MB are of payload; a figure is the median of three rounds after one to warm up",
+    )
+    files = spark.readStream.schema(spark.read.parquet(str(parquet)).schema).parquet(str(parquet))
+    reader = spark.readStream.format("headrace").option("servers", servers)
+    reader = reader.option("startingOffsets", "earliest").option("minPartitions", 2 * cores)
+    ways = {
+        "Parquet files": files,
+        "headrace": reader.load(),
+        "headrace, by the link alone": reader.option("files", "false").load(),
+    }
+    for sink in ("noop", "parquet"):
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, rows in ways.items():
+                rates[name].append(total / _timed(rows, sink, directory, total))
+        for name, each in rates.items():
+            rate = statistics.median(each[1:] or each)
+            base = None if name == "Parquet files" else f"Parquet files to {sink}"
+            table.add(f"{name} to {sink}", rate, rate * SIZE / 1e6, base=base)
+    return table
+
+
+def sinks(
+    spark: SparkSession, servers: str, parquet: Path, cores: int, total: int, rounds: int
+) -> bench.Table:
+    table = bench.Table(
+        f"sink: {total:,} rows of {SIZE}-byte payloads, local[{cores}]",
+        ("rows/s", "MB/s"),
+        note="headrace: staged by every task, then committed in one append; base: a bare writer to a socket",
+    )
+    rows = spark.read.parquet(str(parquet)).select("payload").limit(total).repartition(2 * cores).cache()
+    rows.count()
+    with draining() as port:
+        spark.dataSource.register(_bare_writer())
+        ways: dict[str, Callable[[], None]] = {
+            "Arrow to a socket": lambda: rows.write.format("bare").option("port", port).mode("append").save(),
+            "headrace": lambda: (
+                rows.write.format("headrace").options(servers=servers, topic="out").mode("append").save()
+            ),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, write in ways.items():
+                begin = time.perf_counter()
+                write()
+                rates[name].append(total / (time.perf_counter() - begin))
+    rows.unpersist()
+    for name, each in rates.items():
+        rate = statistics.median(each[1:] or each)
+        base = None if name == "Arrow to a socket" else "Arrow to a socket"
+        table.add(name, rate, rate * SIZE / 1e6, base=base)
+    return table
+
+
+def latency(spark: SparkSession, servers: str, cores: int, warming: float, seconds: float) -> bench.Table:
+    table = bench.Table(
+        f"hub to Spark to hub at {RATE:,} messages/s, local[{cores}], ms",
+        ("p50", "p99", "most"),
+        note="from before the publish to the delivery of the message that Spark made of it",
+    )
+    # A number, not "latest": the query looks for that when it gets to it, and pings may be sent before.
+    source = spark.readStream.format("headrace").options(
+        servers=servers, topic="ping", startingOffsets=uvloop.run(_next(servers))
+    )
+    rows = source.load().selectExpr("payload", "'pong' as topic")
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = rows.writeStream.format("headrace").option("servers", servers)
+        query = writer.option("checkpointLocation", checkpoint).start()
+        try:
+            uvloop.run(_pings(servers, warming))
+            samples = sorted(uvloop.run(_pings(servers, seconds)))
+        finally:
+            query.stop()
+    table.add(
+        "ping to pong", *(1e3 * samples[int(len(samples) * part)] for part in (0.5, 0.99)), 1e3 * samples[-1]
+    )
+    return table
+
+
+def _timed(rows: DataFrame, sink: str, directory: Path, total: int) -> float:
+    """How long one query over everything takes; that it was everything is looked at."""
+    place = Path(tempfile.mkdtemp(dir=directory))
+    writer = rows.writeStream.format(sink).option("checkpointLocation", str(place / "checkpoint"))
+    if sink == "parquet":
+        writer = writer.option("path", str(place / "rows"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    took = sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress) / 1000
+    read = sum(progress["numInputRows"] for progress in query.recentProgress)
+    if read != total:
+        raise ValueError(f"{read} rows were read where {total} are")
+    shutil.rmtree(place, ignore_errors=True)
+    return took
+
+
+def _bare_writer() -> Any:
+    """A data source that Spark pickles by value, being a class of this function's."""
+    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+    class Writer(DataSourceArrowWriter):
+        def __init__(self, port: int) -> None:
+            self.port = port
+
+        def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+            import socket as sockets
+
+            with sockets.create_connection(("127.0.0.1", self.port)) as sock:
+                for batch in iterator:
+                    sock.sendall(memoryview(batch.serialize()))
+                sock.shutdown(sockets.SHUT_WR)
+                sock.recv(1)
+            return WriterCommitMessage()
+
+    class Bare(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "bare"
+
+        def writer(self, schema: Any, overwrite: bool) -> Writer:
+            return Writer(int(self.options["port"]))
+
+    return Bare
+
+
+@contextmanager
+def draining() -> Iterator[int]:
+    """A port that takes whatever is written to it, and hangs up when the writer is done."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drain(sock: socket.socket) -> None:
+        buffer = bytearray(1 << 20)
+        with sock:
+            while sock.recv_into(buffer):
+                pass
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drain, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+async def _fill(servers: str, total: int) -> None:
+    async with LinkClient([Address.parse(servers)]) as link:
+        publisher = link.publisher()
+        for begin in range(0, total, 1000):
+            payloads = [b"%0*d" % (SIZE, number) for number in range(begin, begin + 1000)]
+            await publisher.publish(payloads, topic="in")
+        await publisher.flush()
+
+
+async def _next(servers: str) -> int:
+    async with LinkClient([Address.parse(servers)]) as link:
+        return (await link.head()).head + 1
+
+
+async def _pings(servers: str, seconds: float) -> list[float]:
+    """Publish at a steady rate, and time what comes back."""
+    count = int(seconds * RATE)
+    delays: list[float] = []
+    address = Address.parse(servers)
+    async with LinkClient([address]) as writer, LinkClient([address]) as reader, asyncio.timeout(120):
+        follow = reader.follow(topic="pong")
+        await follow.begun()
+
+        async def listen() -> None:
+            async for message in follow:
+                sent = float(message.payload)
+                # What an earlier turn of this sent is not of this turn.
+                if sent >= begin - 1e-5:
+                    delays.append(time.perf_counter() - sent)
+                    if len(delays) == count:
+                        return
+
+        begin = time.perf_counter()
+        listening = asyncio.ensure_future(listen())
+        publisher = writer.publisher()
+        for number in range(count):
+            await asyncio.sleep(max(0.0, begin + number / RATE - time.perf_counter()))
+            await publisher.publish(b"%.6f" % time.perf_counter(), topic="ping")
+        await listening
+        await follow.aclose()
+    return delays
+
+
+def _servers(hub: Headrace) -> str:
+    return str(json.loads((hub.directory / "ready.json").read_text())["tube_tcp"])
+
+
+def _seal(hub: Headrace) -> None:
+    ask = urllib.request.Request(f"{hub.http}/api/log/seal", b"", {"X-Headrace": "1"})
+    urllib.request.urlopen(ask).close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""What is in deploy/, as far as it can be tried where no container engine runs: by linters, and against a real hub."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.hubprocess import HubProcess
+
+import headrace
+from headrace.config import DOORS, Settings, load
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def tool(name: str) -> Path:
+    return Path(sys.executable).with_name(name)
+
+
+def test_the_dockerfile() -> None:
+    done = run(tool("hadolint"), DEPLOY / "Dockerfile")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == ""
+
+
+def test_the_image_opens_every_door_to_its_network() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    set_there = dict(re.findall(r"(HEADRACE_\w+)=(\S+)", text))
+    settings = load(environ=set_there)
+    for door in DOORS:
+        default = getattr(Settings().listen, door)
+        assert str(getattr(settings.listen, door)) == f"0.0.0.0:{default.port}"
+        assert re.search(rf"^EXPOSE.*\b{default.port}\b", text, re.MULTILINE), door
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cluster.yaml"])
+def test_compose(name: str) -> None:
+    done = run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", DEPLOY / name)
+    assert done.returncode == 0, done.stdout
+    content = yaml.safe_load((DEPLOY / name).read_text())
+    for service in content["services"].values():
+        assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+        for published in service.get("ports", ()):
+            assert published.startswith("127.0.0.1:"), "nothing is open to a network until somebody says so"
+        for volume in service.get("volumes", ()):
+            assert volume.split(":")[0] in content["volumes"]
+        environment = service.get("environment", {})
+        load(
+            environ={
+                key: value.replace("${CLUSTER_KEY:?set CLUSTER_KEY}", "k")
+                for key, value in environment.items()
+            }
+        )
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cluster.yaml"])
+def test_the_commands_in_compose_exist(name: str) -> None:
+    content = yaml.safe_load((DEPLOY / name).read_text())
+    for service in content["services"].values():
+        if "command" not in service:
+            continue
+        words = [word for word in service["command"] if not word.startswith("-")]
+        command = words[:2] if words[0] == "pipeline" else words[:1]
+        options = {word for word in service["command"] if word.startswith("--")}
+        told = run(sys.executable, "-m", "headrace", *command, "--help").stdout
+        assert {option for option in options if option not in told} == set()
+
+
+def test_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("NO systemd-analyze: the unit file is not checked")
+    # Only where Headrace will be installed can its path be an executable.
+    here = (DEPLOY / "headrace.service").read_text().replace("/opt/headrace/bin/headrace", sys.executable)
+    (tmp_path / "headrace.service").write_text(here)
+    done = run(analyze, "verify", tmp_path / "headrace.service")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_example_settings() -> None:
+    settings = load(DEPLOY / "headrace.toml", environ={})
+    assert settings.auth.required
+    assert settings.listen.fyrehose is None
+
+
+def test_the_grafana_dashboard_is_what_its_tool_writes_and_asks_for_what_there_is(tmp_path: Path) -> None:
+    written = json.loads((DEPLOY / "grafana.json").read_text())
+    assert written == runpy.run_path(str(ROOT / "tools" / "grafana.py"))["dashboard"]()
+    asked = set(re.findall(r"headrace_\w+", json.dumps(written)))
+    with HubProcess.start(tmp_path) as hub:
+        with headrace.connect_sync(f"fyrehose://{hub.doors['fyrehose']}", from_seq=1) as backbone:
+            backbone.push(b"one")
+            next(iter(backbone))
+        with socket.create_connection(hub.address("fyrehose")) as stranger:
+            stranger.sendall(b"\xff")
+            stranger.recv(1)
+        from urllib.request import urlopen
+
+        with urlopen(f"http://{hub.doors['http']}/metrics", timeout=30) as answer:
+            given = set(re.findall(r"^(headrace_\w+)", answer.read().decode(), re.MULTILINE))
+    assert asked - given == set()

@@ -1,0 +1,112 @@
+"""The archive equals the log although its driver, its JVM and the hub are killed again and again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from tests.hubprocess import HubProcess
+
+import headrace
+from headrace.errors import HeadraceError
+from headrace.message import SCHEMA
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SECONDS = 200.0
+
+
+def archived(path: Path) -> pa.Table:
+    """What a reader sees that knows nothing of Spark."""
+    if not list(path.glob("day=*/hour=*/*.parquet")):
+        return SCHEMA.empty_table()
+    return ds.dataset(path, partitioning="hive").to_table().select(SCHEMA.names).sort_by("seq").cast(SCHEMA)
+
+
+def whole(hub: HubProcess) -> pa.Table:
+    with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        return pa.Table.from_batches(link.read(1, entries=True), SCHEMA)
+
+
+@contextmanager
+def traffic(hub: HubProcess) -> Iterator[None]:
+    """Messages without end, whatever happens to the hub."""
+    over = threading.Event()
+
+    def publish() -> None:
+        number = 0
+        while not over.is_set():
+            try:
+                with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}", timeout=5.0) as link:
+                    while not over.wait(0.01):
+                        link.publish(
+                            [b"message %d" % each for each in range(number, number + 200)], topic="t"
+                        )
+                        number += 200
+            except HeadraceError:
+                continue
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    random = Random(7)
+    path = tmp_path / "archive"
+    with HubProcess.start(tmp_path / "hub") as hub:
+        line = [
+            sys.executable,
+            "-m",
+            "headrace",
+            "pipeline",
+            "run",
+            "archive",
+            "--servers",
+            hub.doors["tube_tcp"],
+        ]
+        line += ["--param", f"path={path}", "--param", "interval=0.1"]
+        with traffic(hub):
+            for attempt in range(3):
+                before = archived(path).num_rows
+                driver = subprocess.Popen(
+                    line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+                )
+                try:
+                    deadline = time.monotonic() + SECONDS
+                    while archived(path).num_rows <= before:
+                        assert driver.poll() is None
+                        assert time.monotonic() < deadline
+                        time.sleep(0.02)
+                    time.sleep(random.uniform(0, 1.5))  # the moment is what is tried here
+                    if attempt == 1:
+                        hub.kill9()
+                        hub.restart()
+                finally:
+                    os.killpg(driver.pid, signal.SIGKILL)
+                    driver.wait()
+                seen = archived(path)
+                assert seen == whole(hub).slice(0, seen.num_rows)
+        done = subprocess.run(
+            [*line, "--available-now"], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        log, seen = whole(hub), archived(path)
+        assert seen == log.slice(0, seen.num_rows)
+        # All but what the archive's own hold has added since.
+        assert set(log.slice(seen.num_rows).column("origin").to_pylist()) <= {"log"}
