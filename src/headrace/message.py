@@ -79,11 +79,13 @@ class Run:
     only for those who want arrays: a message that comes alone must be quick, and numpy is for crowds.
     """
 
-    __slots__ = ("_data", "_offsets", "lone")
+    __slots__ = ("_data", "_offsets", "count", "lone")
 
     def __init__(self, data: Bytes, offsets: Offsets) -> None:
         self._data: Bytes | None = data
         self._offsets: Offsets | None = offsets
+        self.count = len(offsets) - 1
+        """How many payloads there are: ``len()``, for those who ask with every batch."""
         self.lone: bytes | None = None
 
     @classmethod
@@ -91,6 +93,7 @@ class Run:
         """A run of a single payload."""
         run = cls.__new__(cls)
         run._data = run._offsets = None
+        run.count = 1
         run.lone = payload
         return run
 
@@ -126,7 +129,7 @@ class Run:
         return f"Run.of({list(itertools.islice(self, 4))}{'…' if len(self) > 4 else ''})"
 
     def __len__(self) -> int:
-        return 1 if self._offsets is None else len(self._offsets) - 1
+        return self.count
 
     def __getitem__(self, index: int) -> bytes:
         if not -len(self) <= index < len(self):
@@ -212,12 +215,12 @@ class Batch:
     columns: pa.RecordBatch | None = None
 
     def __len__(self) -> int:
-        return len(self.run)
+        return self.run.count
 
     @property
     def last(self) -> int:
         """The sequence number of the last message."""
-        return self.first + len(self.run) - 1
+        return self.first + self.run.count - 1
 
     @property
     def last_time(self) -> int:

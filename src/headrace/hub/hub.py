@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from headrace.errors import StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters
@@ -33,6 +33,7 @@ TURN_BYTES: Final = 256 << 10
 """Payload bytes that make a turn long enough to be worth its overhead, and short enough to keep everyone busy."""
 
 
+@runtime_checkable
 class Door(Protocol):
     """What the hub wants of a door: take what was committed, quickly, and keep no more than it must."""
 

@@ -118,7 +118,10 @@ class Log:
     @property
     def tail(self) -> int:
         """The last sequence number appended; 0 in an empty log."""
-        return self._kept[-1].last
+        try:
+            return self._segments[-1].last
+        except IndexError:
+            raise _closed() from None
 
     @property
     def last_time(self) -> int:
@@ -154,13 +157,14 @@ class Log:
         following, time = file.next, self._last_time
         for place, batch in enumerate(batches, 1):
             first_time, last_time = time_span(batch)
-            if batch.first != following or first_time < time or not len(batch):
-                what = f"{len(batch)} messages from {batch.first} at {first_time}"
+            count = batch.run.count
+            if batch.first != following or first_time < time or not count:
+                what = f"{count} messages from {batch.first} at {first_time}"
                 raise UsageError(f"{what} cannot follow message {following - 1} at {time}")
             encoded, length = file.encode(batch, first_time, continued=place < len(batches))
             pieces += encoded
-            notes.append((batch.first, len(batch), first_time, last_time, length))
-            following, time = batch.first + len(batch), last_time
+            notes.append((following, count, first_time, last_time, length))
+            following, time = following + count, last_time
         if following - 1 > MAX_SEQUENCE:
             raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
         self._write(file, pieces)
@@ -308,7 +312,8 @@ class Log:
             return
         path = self.directory / f"{old.next:016d}.open"
         with translating(path):
-            self._cut_leftover(old)
+            if self._leftover:
+                self._cut_leftover(old)
             sync = self.fsync == "always"
             fresh = TailFile.create(path, self.uuid, old.next, self._last_time, sync=sync)
         self._dirty_directory = True
@@ -385,14 +390,14 @@ class Log:
     def _kept(self) -> tuple[Segment, ...]:
         segments = self._segments
         if not segments:
-            raise ClosedError("the log is closed")
+            raise _closed()
         return segments
 
     @property
     def _tail_file(self) -> TailFile:
-        self._check_writable()
         last = self._kept[-1]
-        if not isinstance(last, TailFile):
+        if self.lock is None or not isinstance(last, TailFile):
+            self._check_writable()
             raise UsageError("the log has no open tail")
         return last
 
@@ -437,7 +442,8 @@ class Log:
     def _write(self, file: TailFile, pieces: list[Piece]) -> None:
         offset = file.size
         try:
-            self._cut_leftover(file)
+            if self._leftover:
+                self._cut_leftover(file)
             while pieces:
                 written = os.pwritev(file.fd, pieces[:_MAX_PIECES], offset)
                 offset += written
@@ -449,9 +455,12 @@ class Log:
             raise translated(error, file.path) from error
 
     def _cut_leftover(self, file: TailFile) -> None:
-        if self._leftover:
-            os.ftruncate(file.fd, file.size)
-            self._leftover = False
+        os.ftruncate(file.fd, file.size)
+        self._leftover = False
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the log is closed")
 
 
 def _behind(pieces: list[Piece], written: int) -> list[Piece]:

@@ -12,7 +12,6 @@ from headrace.config import Settings
 from headrace.hub.authentication import Authentication
 from headrace.hub.hub import Hub
 from headrace.hub.services import Services
-from headrace.message import Batch
 from headrace.net.connections import Connections
 
 
@@ -30,10 +29,7 @@ class House:
 
 
 class Door(Protocol):
-    """An open door."""
-
-    def deliver(self, batches: Sequence[Batch]) -> None:
-        """Take newly committed batches; called in sequence order, each once."""
+    """An open door. One that is also a :class:`headrace.hub.hub.Door` is handed what is committed."""
 
     def tick(self, now: float) -> None:
         """Some time has passed: judge deadlines; called a few times a second."""

@@ -24,6 +24,7 @@ from headrace.config import Address, Settings
 from headrace.errors import StorageError, UsageError
 from headrace.hub.authentication import Authentication
 from headrace.hub.consumers import Consumers
+from headrace.hub.hub import Door as Recipient
 from headrace.hub.hub import Hub
 from headrace.hub.matchers import Matchers
 from headrace.hub.publishers import Publishers
@@ -476,7 +477,8 @@ class Server:
     def _add(self, door: Door) -> None:
         # Before it accepts anyone: what is committed from then on must reach it.
         self._doors.append(door)
-        self.hub.doors.append(door)
+        if isinstance(door, Recipient):
+            self.hub.doors.append(door)
 
     async def _close_doors(self, seconds: float) -> None:
         closing = [close_all(self._doors, seconds)]

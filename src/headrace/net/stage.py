@@ -70,6 +70,13 @@ class Stage:
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Take newly committed batches."""
         waiting = self._waiting
+        if not (waiting or self._barriers or len(self._matching) or self._away or self._reading):
+            # Nobody wants anything, as on a hub that routes nothing: no batch need be looked at.
+            newest = batches[-1]
+            if batches[0].first == self.next and not (self._stopped or self.blocked()):
+                self.next = newest.last + 1
+                self._matched(newest, None)
+                return
         following = waiting[-1].last + 1 if waiting else self.next
         for batch in batches:
             if batch.first != following:

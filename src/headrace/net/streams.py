@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar, cast
 
 from headrace.errors import WireError
-from headrace.message import Batch
 from headrace.net.door import House
 from headrace.wire.inbox import Decoder
 
@@ -53,9 +51,6 @@ class Streams(Generic[S]):
 
     def release(self, _address: str) -> None:
         """An admitted connection is over."""
-
-    def deliver(self, batches: Sequence[Batch]) -> None:
-        """Take newly committed batches; most doors here are fed otherwise."""
 
     def tick(self, now: float) -> None:
         """Judge every connection's deadlines."""
