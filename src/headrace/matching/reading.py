@@ -72,12 +72,32 @@ def read_names(
     out: Ints,
     at: int,
 ) -> int:
-    """Number the names of entries ``begin`` to ``end`` of a map's keys; write them from ``out[at]`` on."""
+    """Number the names of entries ``begin`` to ``end`` of a map's keys; write them from ``out[at]`` on.
+
+    Messages mostly name their attributes in one order: a name is first compared with the one that followed its
+    predecessor last time, and looked up only if it is another.
+    """
+    following = np.full(64, np.int32(-1))
+    before = 0
     for entry in range(begin, end):
-        code = intern(data, offsets[entry], offsets[entry + 1], names, name_begins, slots, count, seed)
-        if code == count:
-            count += 1
+        start = offsets[entry]
+        size = offsets[entry + 1] - start
+        guess = following[before]
+        same = guess >= 0 and name_begins[guess + 1] - name_begins[guess] == size
+        if same:
+            word = name_begins[guess]
+            for offset in range(size):
+                if names[word + offset] != data[start + offset]:
+                    same = False
+                    break
+        code = np.int32(guess)
+        if not same:
+            code = intern(data, start, start + size, names, name_begins, slots, count, seed)
+            if code == count:
+                count += 1
+            following[before] = code
         out[at + entry - begin] = code
+        before = code & 63
     return count
 
 
