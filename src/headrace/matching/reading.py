@@ -90,7 +90,7 @@ def read_names(
                 if names[word + offset] != data[start + offset]:
                     same = False
                     break
-        code = np.int32(guess)
+        code = int(guess)
         if not same:
             code = intern(data, start, start + size, names, name_begins, slots, count, seed)
             if code == count:
