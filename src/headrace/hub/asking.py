@@ -29,6 +29,9 @@ class Asking:
         self._asked: dict[Session, None] | None = None
         """Those for whom an entry is under way; who comes later waits for the next."""
 
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._asked or ())
+
     def ask(self, session: Session) -> None:
         """Have a session told a place behind all that has happened so far."""
         if self._asked is None or session not in self._asked:
@@ -38,6 +41,8 @@ class Asking:
     def forget(self, session: Session) -> None:
         """It has left, or knows."""
         self._waiting.pop(session, None)
+        if self._asked is not None:
+            self._asked.pop(session, None)
 
     def go_on(self) -> None:
         """Ask for those who wait, unless a question is under way."""
@@ -51,6 +56,6 @@ class Asking:
             # Nobody who numbers can be reached now: their owner comes again.
             self._waiting = asked | self._waiting
             return
-        for session in asked:
+        for session in tuple(asked):
             self._told(session, outcome.first)
         self.go_on()

@@ -222,8 +222,8 @@ class Connector:
 
     @property
     def behind(self) -> int:
-        """How many clients are fed from the log."""
-        return len(self._behind)
+        """How many clients are fed from the log, or will be as soon as it is known from where on."""
+        return len(self._behind) + len(self._asking)
 
     def _is_here(self, client: bytes) -> bool:
         kept = self._subscriptions.get(client)
