@@ -410,7 +410,7 @@ class Driver:
             return True
         self._give_up(
             f"{log.directory} has the log {log.uuid}, the cluster the log {uuid}:"
-            " give this node an empty data directory"
+            " stop this node, and have `headrace cluster replace` set its log aside"
         )
         return False
 

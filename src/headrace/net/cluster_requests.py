@@ -189,6 +189,8 @@ class ToPrimary:
         self._aimed = asyncio.Event()
         self._again: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._heard = 0.0
+        """When a primary last answered as such."""
 
     @property
     def busy(self) -> bool:
@@ -324,23 +326,28 @@ class ToPrimary:
             if answer is not None:
                 self._lost()
             raise LostPrimaryError
+        self._heard = asyncio.get_running_loop().time()
         return answer
 
     def _attempt(self, work: Any, told: Any) -> None:
         """Try something that may be tried again, with one primary after the other; tell what came out."""
 
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+
         async def trying() -> Any:
-            while True:
+            # One that says again and again that it is not the primary is not waited for anew each time.
+            while loop.time() < (deadline := max(begun, self._heard) + self._patience):
                 try:
-                    async with asyncio.timeout(self._patience):
+                    async with asyncio.timeout_at(deadline):
                         await self._aimed.wait()
-                    return await work()
                 except TimeoutError:
-                    return UnavailableError(
-                        f"the cluster has had no primary for {self._patience:g} s: try again"
-                    )
+                    break
+                try:
+                    return await work()
                 except LostPrimaryError:
                     await asyncio.sleep(_RETRY_SECONDS)
+            return UnavailableError(f"the cluster has had no primary for {self._patience:g} s: try again")
 
         async def tell() -> None:
             told(await trying())
