@@ -12,8 +12,6 @@ import pytest
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.hub.hub import Hub
 from headrace.hub.publishers import Publishers
-from headrace.hub.publishing import Publishing
-from headrace.hub.staging import Commits
 from headrace.hub.state import State
 from headrace.log import Log
 from headrace.message import Batch, Run
@@ -54,7 +52,7 @@ def asking(hub: Hub, stream: Elsewhere, patience: float) -> ToPrimary:
     requests = ToPrimary(hub, Primary(hub), patience=patience, name=lambda: "name")
     stream.requests = requests
     hub.sequencer = requests.passing
-    requests.aim(cast(ParcelStream, stream), 1)
+    requests.aim(cast("ParcelStream", stream), 1)
     return requests
 
 

@@ -108,7 +108,7 @@ class Recovering:
         if self._asked.get(sender) == (body.incarnation, body.nonce):
             state = standing.state()
             if standing.status is Status.VIEW_CHANGE:
-                # It knows who the cluster is, and that something was written. What the log is, it is finding out itself.
+                # It knows who the cluster is, and that something was written; what the log is, it does not know yet.
                 state = replace(state, voter=False)
             standing.send(sender, response, tell(state, standing.history.upto(standing.tail)))
         else:
