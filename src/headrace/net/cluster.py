@@ -303,8 +303,12 @@ class Cluster:
 
     def broadcast(self, body: Replication, bulk: bytes) -> None:
         """Send a parcel to every other node, if there is a way."""
+        head: bytes | None = None
         for stream in tuple(self._streams.values()):
-            stream.post(body, bulk)
+            head = head or stream.head_of(body, bulk)
+            if head is None:
+                return
+            stream.post_as(head, body, bulk)
 
     def fetch_snapshot(self, token: int, source: int, after: int) -> None:
         """Fetch a snapshot in the background."""
