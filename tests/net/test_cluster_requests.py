@@ -15,7 +15,8 @@ from headrace.hub.publishers import Publishers
 from headrace.hub.state import State
 from headrace.log import Log
 from headrace.message import Batch, Run
-from headrace.net.cluster_requests import NOT_PRIMARY, Answer, Primary, ToPrimary, serialize_answer
+from headrace.net.cluster_asking import NOT_PRIMARY, Answer, serialize_answer
+from headrace.net.cluster_requests import Primary, ToPrimary
 from headrace.net.parcel import ParcelStream
 from headrace.wire.parcel_body import Ack, Publish
 

@@ -28,8 +28,9 @@ from headrace.log import Log
 from headrace.log.installing import install
 from headrace.log.snapshot import Snapshot
 from headrace.message import node_id
+from headrace.net.cluster_asking import Answer, parse_asked, serialize_answer
 from headrace.net.cluster_replica import STATE_FILE, Driver, open_log
-from headrace.net.cluster_requests import Answer, Primary, ToPrimary, parse_asked, serialize_answer
+from headrace.net.cluster_requests import Primary, ToPrimary
 from headrace.net.cluster_snapshots import Snapshots
 from headrace.net.parcel import DialledStream, ParcelStream
 from headrace.wire.parcel import Parcel
