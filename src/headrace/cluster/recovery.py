@@ -134,7 +134,10 @@ class Recovering:
             standing.incarnations[standing.me] = heard.incarnations[standing.me]
             self.begin()
             return
-        self._answers[sender] = Answer(body.view, body.last, body.commit, heard)
+        known = self._answers.get(sender)
+        if heard.voter or known is None or not known.testimony.voter:
+            # What a node said in normal order holds, also if it has left that since.
+            self._answers[sender] = Answer(body.view, body.last, body.commit, heard)
         self._weigh_answers()
 
     def tick(self) -> None:

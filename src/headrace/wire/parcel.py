@@ -165,11 +165,11 @@ class Exchange:
 
     def sent(self, body: Body) -> State:
         """Move by a parcel we send; one that may not pass now raises."""
-        return self._machine.step(_event("send", type(body)))
+        return self._machine.step(_event("send", type(body).__name__))
 
     def received(self, body: Body) -> State:
         """Move by a parcel that came; one that may not pass now raises."""
-        return self._machine.step(_event("receive", type(body)))
+        return self._machine.step(_event("receive", type(body).__name__))
 
 
 def serialize(parcel: Parcel) -> bytes:
@@ -189,16 +189,18 @@ def serialize_head(node: int, body: Body, bulk: int) -> bytes:
         raise LimitError("parcel", "bulk", bulk, limit)
     said = cbor2.dumps(pack_body(body, bulk))
     sender = cbor2.dumps(_ID.pack("ProtoParcel.id", node))
-    encoded = b"".join((_beginning(type(body)), sender, _SIZE, cbor2.dumps(len(said)), _BODY, said))
+    kind = type(body).__name__
+    beginning = _beginning(kind, body.is_response)
+    encoded = b"".join((beginning, sender, _SIZE, cbor2.dumps(len(said)), _BODY, said))
     if len(encoded) > MAX_PARCEL:
-        raise LimitError("parcel", type(body).__name__, len(encoded), MAX_PARCEL)
+        raise LimitError("parcel", kind, len(encoded), MAX_PARCEL)
     return bytes((len(encoded),)) + encoded
 
 
 @cache
-def _beginning(kind: type[Body]) -> bytes:
+def _beginning(kind: str, is_response: bool) -> bytes:
     """What a type's parcels begin with, up to the sender's id: a map of five, and the first two of them."""
-    facts = (_KEYS[0], kind.is_response, _KEYS[1], kind.__name__, _KEYS[2])
+    facts = (_KEYS[0], is_response, _KEYS[1], kind, _KEYS[2])
     return b"".join((b"\xa5", *map(cbor2.dumps, facts)))
 
 
@@ -307,9 +309,11 @@ _ID = unsigned(16)
 
 
 @cache
-def _event(verb: str, kind: type[Body]) -> Event:
-    ordered = kind in (DscReq, DscRes, SeqReq, SeqRes, ProtoError)
-    return Event(f"{verb} {kind.__name__ if ordered else 'other'}")
+def _event(verb: str, kind: str) -> Event:
+    return Event(f"{verb} {kind if kind in _ORDERED else 'other'}")
+
+
+_ORDERED = frozenset(each.__name__ for each in (DscReq, DscRes, SeqReq, SeqRes, ProtoError))
 
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
