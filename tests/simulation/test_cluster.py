@@ -238,7 +238,7 @@ MUTATIONS: dict[str, tuple[type[Replica], dict[str, Any], str]] = {
     ),
     "counts votes of an earlier life": (
         broken(views_class=CountsOldLives),
-        {**AMBUSH, "synced_only": True},
+        {**AMBUSH, "synced_only": True, "ambushes": 0.5, "held": 0.5, "partitions": 24},
         LOST,
     ),
     "enters a view too early": (
@@ -343,7 +343,7 @@ def test_a_cut_link_to_one_backup_changes_no_view_and_leaves_it_informed() -> No
     world = parted("one backup hears the other only")
     before = {node.replica.view for node in world.nodes if node.replica}
     assert world.goes_on(within=3.0)
-    world.network.run(lambda: False, world.network.now + 2)
+    world.network.run(lambda: False, world.network.now + 5)
     assert {node.replica.view for node in world.nodes if node.replica} == before
     assert {node.commit for node in world.nodes} == {len(world.chosen)}
 
