@@ -30,7 +30,7 @@ from headrace.config import DOORS
 
 Pair = tuple[int, int]
 
-SERVED = ("fyrehose", "spp", "tube_tcp", "parcel", "http")
+SERVED = ("fyrehose", "spp", "sdk", "publisher", "tube_tcp", "parcel", "http")
 
 
 class Wires:
@@ -178,13 +178,25 @@ class Trio:
             raise
         return trio
 
-    def _started(self, number: int) -> HubProcess:
+    def replace(self, number: int) -> HubProcess:
+        """Start another node in the place of one that ended: its name and addresses, and nothing else of it."""
+        lost = self.nodes[number]
+        assert not lost.running
+        self.nodes[number] = self._started(number, lost)
+        return self.nodes[number]
+
+    def _started(self, number: int, lost: HubProcess | None = None) -> HubProcess:
         others = [each for each in range(3) if each != number]
-        doors = [f"listen.{door}=127.0.0.1:{free_port()}" for door in DOORS if door in SERVED]
+        if lost is None:
+            directory = self._directory / f"node{number}"
+            doors = [f"listen.{door}=127.0.0.1:{free_port()}" for door in DOORS if door in SERVED]
+        else:
+            directory = lost.directory.with_name(f"{lost.directory.name}-new")
+            doors = [f"listen.{door}={address}" for door, address in lost.doors.items()]
         shut = [f"listen.{door}=off" for door in DOORS if door not in SERVED]
         peers = ",".join(f"127.0.0.1:{self.wires.port(number, each)}" for each in others)
         node = HubProcess.start(
-            self._directory / f"node{number}",
+            directory,
             f"node.name=node{number}",
             "cluster.name=trio",
             f"cluster.peers={peers}",

@@ -365,5 +365,7 @@ class TestRecovery:
             two.vouch(1.0)
         new = Replica(10, 3, state=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
         new.start(0.0)
-        with pytest.raises(UsageError, match="2 nodes of the cluster have not been heard from"):
+        with pytest.raises(
+            UsageError, match="not every node of the cluster has been heard from yet: 2 missing"
+        ):
             new.vouch(1.0)

@@ -278,6 +278,36 @@ def test_publishers_wait_for_a_lost_hub_and_then_are_refused(root: Root, front: 
     assert payloads(root.log) == [b"a", b"d"]
 
 
+def test_one_that_comes_and_goes_and_never_answers_is_not_waited_for_anew(root: Root, front: Front) -> None:
+    front.submit("a")
+    front.hub.turn(0)
+    for now in (1.0, 4.0, 7.0):
+        assert len(list(front.passing.due())) == 1
+        front.passing.lost(now)
+        front.passing.tick(now)
+        assert front.told == {}
+        front.passing.connected()
+    front.passing.lost(11.0)
+    front.passing.tick(11.0)
+    assert isinstance(front.told["a"], UnavailableError)
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["an answer", "nobody waits"])
+def test_it_is_waited_for_anew_after(root: Root, front: Front, asks: bool) -> None:
+    front.passing.lost(1.0)
+    if asks:
+        front.submit("a")
+    front.passing.connected()
+    front.round()
+    front.passing.lost(100.0)
+    front.submit("b")
+    front.hub.turn(0)
+    front.passing.tick(109.0)
+    assert "b" not in front.told
+    front.passing.tick(110.0)
+    assert isinstance(front.told["b"], UnavailableError)
+
+
 def test_a_failed_upstream_refuses_for_good(front: Front) -> None:
     front.submit("a")
     front.hub.turn(0)

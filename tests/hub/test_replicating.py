@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import HeadraceError, StorageError, UnavailableError
+from headrace.errors import HeadraceError, LimitError, StorageError, UnavailableError
 from headrace.hub.hub import Hub
 from headrace.hub.publishers import Publishers
 from headrace.hub.publishing import Publishing
@@ -198,3 +198,22 @@ def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
     commits.take("q", 1, [batch(b"a", b"b")], told.append)
     commits.take("q", 0, [batch(b"a", b"b")], told.append)
     assert (told[2:], log.tail) == ([(1, 2), (None, None)], 3)
+
+
+def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothing(
+    log: Log, door: Door, tmp_path: Path
+) -> None:
+    queries = Queries()
+    hub = make(log, door, queries)
+    hub.append_bytes = 100
+    commits = Commits(hub, queries, Staging(tmp_path / "stages"))
+    told: list[object] = []
+    commits.take("q", 1, [batch(bytes(60)), batch(bytes(60))], told.append)
+    (error,) = told
+    assert isinstance(error, LimitError)
+    assert "120" in str(error)
+    assert error.limit == 100
+    commits.take("q", 1, [batch(bytes(60))], told.append)
+    hub.turn(1)
+    hub.committed(log.tail)
+    assert told[1:] == [(1, 1)]

@@ -10,19 +10,10 @@ from contextlib import ExitStack
 import cbor2
 import pytest
 from tests.net.conftest import Start
-from tests.net.raw import SECONDS, until
+from tests.net.raw import DSC_REQ, SECONDS, SEQ_REQ, until
 
 from headrace.message import Batch, Run
 from headrace.net.server import Server
-
-SEQ_REQ = bytes.fromhex(
-    "38a56b69735f726573706f6e7365f46b70617263656c5f747970656653657152657162696419ebec6473697a650664626f647965456d707479"
-)
-DSC_REQ = bytes.fromhex(
-    "6da56b69735f726573706f6e7365f46b70617263656c5f74797065664473635265716269641912346473697a650064626f6479a1664473635265"
-    "71a1686964656e74697479a4626964191234646d6f646563445343646e616d65644976616e64686f7374693132372e302e302e31"
-)
-"""As the original sends it: id 0x1234, Ivan, DSC, 127.0.0.1, size 0."""
 
 
 class Peer:

@@ -32,9 +32,9 @@ def test_both_ways(key: str) -> None:
     assert listener.greeted
     prepare = Prepare(1, 1, 1, 0)
     for sender, receiver in ((dialler, listener), (listener, dialler), (dialler, listener)):
-        sealed = b"".join(sender.seal(7, prepare, b"batch"))
+        sealed = b"".join(sender.seal(sender.head(7, prepare, b"batch"), b"batch"))
         assert receiver.open(parse(sealed)) == Parcel(7, prepare, b"batch")
-        sealed = b"".join(sender.seal(7, Ping(), b""))
+        sealed = b"".join(sender.seal(sender.head(7, Ping(), b""), b""))
         assert receiver.open(parse(sealed)) == Parcel(7, Ping())
 
 
@@ -49,22 +49,22 @@ def test_another_key_or_cluster() -> None:
 
 def test_changed_repeated_left_out_and_foreign() -> None:
     dialler, listener = ends()
-    first = b"".join(dialler.seal(7, Prepare(1, 1, 1, 0), b"batch"))
-    second = b"".join(dialler.seal(7, Prepare(1, 2, 2, 0), b"batch"))
+    first = b"".join(dialler.seal(dialler.head(7, Prepare(1, 1, 1, 0), b"batch"), b"batch"))
+    second = b"".join(dialler.seal(dialler.head(7, Prepare(1, 2, 2, 0), b"batch"), b"batch"))
     with pytest.raises(MalformedError):
         listener.open(parse(second))  # the first was left out
     dialler, listener = ends()
     with pytest.raises(MalformedError):
         listener.open(parse(first))  # of another connection
     dialler, listener = ends()
-    sealed = b"".join(dialler.seal(7, Ping(), b""))
+    sealed = b"".join(dialler.seal(dialler.head(7, Ping(), b""), b""))
     listener.open(parse(sealed))
     with pytest.raises(MalformedError):
         listener.open(parse(sealed))  # once more
     dialler, listener = ends()
     with pytest.raises(MalformedError):
-        dialler.open(parse(b"".join(dialler.seal(7, Ping(), b""))))  # sent back
-    sealed = b"".join(dialler.seal(7, Prepare(1, 1, 1, 0), b"batch"))
+        dialler.open(parse(b"".join(dialler.seal(dialler.head(7, Ping(), b""), b""))))  # sent back
+    sealed = b"".join(dialler.seal(dialler.head(7, Prepare(1, 1, 1, 0), b"batch"), b"batch"))
     with pytest.raises(MalformedError):
         listener.open(parse(sealed.replace(b"batch", b"botch")))
 

@@ -238,7 +238,7 @@ MUTATIONS: dict[str, tuple[type[Replica], dict[str, Any], str]] = {
     ),
     "counts votes of an earlier life": (
         broken(views_class=CountsOldLives),
-        {**AMBUSH, "synced_only": True},
+        {**AMBUSH, "synced_only": True, "ambushes": 0.5, "held": 0.5, "partitions": 24},
         LOST,
     ),
     "enters a view too early": (
@@ -343,7 +343,7 @@ def test_a_cut_link_to_one_backup_changes_no_view_and_leaves_it_informed() -> No
     world = parted("one backup hears the other only")
     before = {node.replica.view for node in world.nodes if node.replica}
     assert world.goes_on(within=3.0)
-    world.network.run(lambda: False, world.network.now + 2)
+    world.network.run(lambda: False, world.network.now + 5)
     assert {node.replica.view for node in world.nodes if node.replica} == before
     assert {node.commit for node in world.nodes} == {len(world.chosen)}
 
@@ -385,3 +385,23 @@ def test_a_lone_hubs_log_becomes_a_clusters_by_an_operators_word() -> None:
         node.vouch()
     world.chosen = {1: "old 1", 2: "old 2"}
     assert world.goes_on(within=5.0)
+
+
+@pytest.mark.parametrize("left", ["the primary", "a backup"])
+def test_if_only_one_node_keeps_its_disk_it_takes_an_operators_word_for_another(left: str) -> None:
+    world = World(3, Replica, **QUIET)
+    world.network.run(lambda: False, 1.0)
+    assert world.goes_on(within=2.0)
+    world.network.run(lambda: False, world.network.now + 1)
+    whole = next(node for node in world.nodes if node.accepting == (left == "the primary"))
+    others = [node for node in world.nodes if node is not whole]
+    for node in world.nodes:
+        node.end("killed" if node is whole else "emptied")
+    for node in world.nodes:
+        node.start()
+    assert not world.goes_on(within=20.0)
+    others[0].vouch()
+    assert world.goes_on(within=10.0)
+    world.network.run(lambda: False, world.network.now + 12)
+    assert {node.commit for node in world.nodes} == {len(world.chosen)}
+    assert all(node.replica and node.replica.status is Status.NORMAL for node in world.nodes)

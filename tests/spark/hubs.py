@@ -47,11 +47,16 @@ class Hub(HubProcess):
         return [message.payload for message in self.messages(**options)]
 
     def seal(self) -> None:
-        asked = urllib.request.Request(
-            f"http://{self.doors['http']}/api/log/seal", b"", {"X-Headrace": "1"}, method="POST"
-        )
-        with urllib.request.urlopen(asked, timeout=30) as answer:
-            answer.read()
+        seal(self)
+
+
+def seal(hub: HubProcess) -> None:
+    """Have a hub seal all that it has committed."""
+    asked = urllib.request.Request(
+        f"http://{hub.doors['http']}/api/log/seal", b"", {"X-Headrace": "1"}, method="POST"
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        answer.read()
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -53,8 +53,9 @@ VOUCH_HELP: Final = paragraphs(
     """
     Let the running node of a data directory go on with what its disk has left, whatever it has lost.
 
-    Only for a cluster of which a majority lost power at once without log.fsync=always: its nodes wait, because nobody
-    can tell what is missing. Do it on a majority of them; messages that none of those has are lost. It asks first.
+    Only for a cluster of which a majority lost power at once without log.fsync=always, or their disks: its nodes wait,
+    because nobody can tell what is missing. Do it one by one, beginning with those that have most, until a majority
+    votes; a node that lost nothing counts. Messages that none of those has are lost. It asks first.
     """
 )
 VOUCH_EXAMPLES: Final = examples(("Asking first:", "headrace cluster vouch --data /var/lib/headrace"))

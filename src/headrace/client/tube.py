@@ -455,7 +455,10 @@ class Batches:
         time: int | None = None,
     ) -> None:
         self.cursor = cursor
-        """The next sequence number; ``None`` while the hub has not said where a follow begins."""
+        """The next sequence number; ``None`` while the hub has not said where a follow begins.
+
+        After a read: where it ended. That is before the last that was asked for if the hub has not come that far.
+        """
         self._connection = connection
         self._chosen = chosen
         self._members = chosen.members()
@@ -532,6 +535,8 @@ class Batches:
                 raise
             if message is None:
                 self._over = True
+                # Not behind the last row: what came after that may have been chosen against.
+                self.cursor = self._inbox.last.get("next", self.cursor)
             return message
         return None
 

@@ -46,6 +46,8 @@ SILENCE_SECONDS: Final = 5.0
 MAX_STRANGERS: Final = 64
 """Neighbours that are not of the cluster; a newcomer beyond that is refused."""
 
+_REPLICATION: Final = frozenset(get_args(Replication))
+
 
 class Event(Enum):
     """What changes a node's mode."""
@@ -257,7 +259,7 @@ class Membership:
             return f"id {sender} is this node's own"
         if sender not in self._neighbours:
             return f"id {sender} has not introduced itself by DscReq"
-        if isinstance(body, get_args(Replication)) and sender not in self.members:
+        if type(body) in _REPLICATION and sender not in self.members:
             return f"id {sender} is not of this cluster"
         return None
 

@@ -97,7 +97,7 @@ class Recovering:
     def recovery(self, sender: int, body: Recovery) -> None:
         """Another node asks."""
         standing = self._standing
-        if standing.status not in (Status.NORMAL, Status.RECOVERING):
+        if standing.status is Status.FAULTY:
             return
         known = standing.incarnations.get(sender, 0)
         if body.incarnation > known:
@@ -106,7 +106,11 @@ class Recovering:
             standing.persist()
         response = RecoveryResponse(standing.view, body.nonce, standing.tail, standing.commit)
         if self._asked.get(sender) == (body.incarnation, body.nonce):
-            standing.send(sender, response, standing.testimony())
+            state = standing.state()
+            if standing.status is Status.VIEW_CHANGE:
+                # It knows who the cluster is, and that something was written; what the log is, it does not know yet.
+                state = replace(state, voter=False)
+            standing.send(sender, response, tell(state, standing.history.upto(standing.tail)))
         else:
             # An earlier life had that number, or a higher one: the answer only tells that it is taken.
             state = replace(standing.state(), incarnations={sender: known + 1})
@@ -130,7 +134,10 @@ class Recovering:
             standing.incarnations[standing.me] = heard.incarnations[standing.me]
             self.begin()
             return
-        self._answers[sender] = Answer(body.view, body.last, body.commit, heard)
+        known = self._answers.get(sender)
+        if heard.voter or known is None or not known.testimony.voter:
+            # What a node said in normal order holds, also if it has left that since.
+            self._answers[sender] = Answer(body.view, body.last, body.commit, heard)
         self._weigh_answers()
 
     def tick(self) -> None:
@@ -208,7 +215,7 @@ class Recovering:
         standing = self._standing
         if not self._all_answered:
             missing = standing.size - 1 - len(self._answers)
-            raise UsageError(f"{missing} nodes of the cluster have not been heard from yet")
+            raise UsageError(f"not every node of the cluster has been heard from yet: {missing} missing")
         for each in self._answers.values():
             standing.merge(each.testimony.incarnations)
         standing.nodes = tuple(sorted([standing.me, *self._answers]))

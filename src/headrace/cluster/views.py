@@ -163,6 +163,9 @@ class Views:
         if len(wishes) >= standing.majority:
             view = sorted(wishes, reverse=True)[standing.majority - 1]
             if view > standing.view:
+                # This node's own wish may be untold, and whoever moves wishes no more: without it the others would
+                # hear of the view only when it is given up.
+                standing.broadcast(StartViewChange(view))
                 self.move_to(view)
 
     def _report(self) -> None:

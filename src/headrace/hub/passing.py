@@ -13,7 +13,8 @@ A request that is refused leaves a gap in those numbers, and what is under way b
 comes later goes under a new name, from 0 on.
 
 Bounded: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience``
-seconds; then everything is refused until there is one again.
+seconds; then everything is refused until there is one again. One that comes and goes, and answers nothing meanwhile, is
+as good as none: only an answer makes the wait begin anew.
 
 Nothing here has a socket or a clock: ``now`` is an argument, :attr:`Passing.wake` is how it asks for the driver.
 """
@@ -106,7 +107,9 @@ class Passing:
         self._settling: list[tuple[int, int, Request, Published]] = []
         """Answered, and not committed here yet: by the place of the last row."""
         self._settled = 0
+        self._connected = False
         self._lost_at: float | None = now
+        """When the connection was lost, until something is answered on the next one."""
         self._failure: str | None = None
 
     # What the hub asks
@@ -197,7 +200,7 @@ class Passing:
 
     def connected(self) -> None:
         """There is a connection: send again what is not answered, then the rest."""
-        self._lost_at = None
+        self._connected = True
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._under_way = 0
@@ -205,6 +208,9 @@ class Passing:
 
     def lost(self, now: float) -> None:
         """There is no connection any more."""
+        if self._connected and not (self._sent or self._waiting):
+            self._lost_at = None  # Nobody has waited for an answer.
+        self._connected = False
         if self._lost_at is None:
             self._lost_at = now
 
@@ -212,7 +218,7 @@ class Passing:
         """What is to be sent now."""
         while (
             self._waiting
-            and self._lost_at is None
+            and self._connected
             and len(self._sent) < MAX_REQUESTS
             and (not self._sent or self._under_way + self._waiting[0].size <= MAX_UNDER_WAY)
         ):
@@ -232,6 +238,7 @@ class Passing:
         """The hub that numbers has answered."""
         if request not in self._sent:
             return
+        self._lost_at = None
         del self._sent[request]
         self._under_way -= request.size
         if isinstance(result, HeadraceError):
@@ -261,12 +268,12 @@ class Passing:
         """Refuse what has waited too long for a connection."""
         if self._failure is not None:
             self._refuse_all(self._failure)
-        elif self._lost_at is not None and now - self._lost_at >= self._patience:
+        elif not self._connected and self._lost_at is not None and now - self._lost_at >= self._patience:
             self._refuse_all(f"{self._unreachable} for {self._patience:g} s")
 
     def surrender(self) -> list[Request]:
         """Everything that is not answered, in order: this hub numbers it itself now, and answers as ever."""
-        self._lost_at = None
+        self._connected = True
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._under_way = 0
@@ -324,6 +331,8 @@ class Passing:
         refused = [*self._sent, *self._waiting]
         if not refused:
             return
+        if self._connected:
+            self._lost_at = None
         # Whatever was sent may be there all the same. It is not sent again, so its numbers are used up.
         self._name, self._number = self._make_name(), 0
         self._sent.clear()

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from headrace.errors import HeadraceError, RefusedError, StorageError
+from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError
 from headrace.hub.hub import Hub
 from headrace.hub.sequencer import Published
 from headrace.hub.state import entry
@@ -268,6 +268,12 @@ class Commits:
 
     def append(self, query: str, batch: int, rows: Sequence[Batch], names: Sequence[str], told: Told) -> None:
         """Append a commit's rows and its mark; ``told`` the span, or what went wrong."""
+        size, most = sum(each.run.size for each in rows), self._hub.append_bytes
+        if most is not None and size > most:
+            # In a cluster they go from node to node in one parcel. Trying again would not make them fewer.
+            told(LimitError("link", "payload of a commit", size, most))
+            self.give_up(query)
+            return
         if self._hub.sequencer is not None:
             self._hub.sequencer.commit(query, batch, rows, partial(self._committed, query, names, told))
             return

@@ -67,7 +67,7 @@ def _checked(window: bytes, at: int, length: int) -> Batch:
     if not count or ((bare + 7) & ~7) + columns != length:
         raise _malformed(length, "must be what its parts take")
     edges = np.frombuffer(window, np.int32, count + 1, at + frame.HEADER.size)
-    if edges[0] != 0 or edges[-1] != payload or bool(np.any(edges[1:] < edges[:-1])):
+    if edges[0] != 0 or edges[-1] != payload or (count > 1 and bool((edges[1:] < edges[:-1]).any())):
         raise _malformed(payload, "must be what the offsets say")
     try:
         batch = frame.decode(window, at)

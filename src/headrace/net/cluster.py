@@ -28,8 +28,9 @@ from headrace.log import Log
 from headrace.log.installing import install
 from headrace.log.snapshot import Snapshot
 from headrace.message import node_id
+from headrace.net.cluster_asking import Answer, parse_asked, serialize_answer
 from headrace.net.cluster_replica import STATE_FILE, Driver, open_log
-from headrace.net.cluster_requests import Answer, Primary, ToPrimary, parse_asked, serialize_answer
+from headrace.net.cluster_requests import Primary, ToPrimary
 from headrace.net.cluster_snapshots import Snapshots
 from headrace.net.parcel import DialledStream, ParcelStream
 from headrace.wire.parcel import Parcel
@@ -303,8 +304,12 @@ class Cluster:
 
     def broadcast(self, body: Replication, bulk: bytes) -> None:
         """Send a parcel to every other node, if there is a way."""
+        head: bytes | None = None
         for stream in tuple(self._streams.values()):
-            stream.post(body, bulk)
+            head = head or stream.head_of(body, bulk)
+            if head is None:
+                return
+            stream.post_as(head, body, bulk)
 
     def fetch_snapshot(self, token: int, source: int, after: int) -> None:
         """Fetch a snapshot in the background."""

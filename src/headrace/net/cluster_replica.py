@@ -123,6 +123,7 @@ class Driver:
         self._passing = passing
         self._disk = disk
         self._random = Random()
+        self._now = asyncio.get_running_loop().time
         self.replica: Replica | None = None
         self.trouble: str | None = None
         """What it is trying to get over, if anything."""
@@ -228,9 +229,9 @@ class Driver:
         """Hand something to the replica, and do what it wants, in its order."""
         if self._closed:
             return
-        effects = ask(self._now())
-        self._queue.extend((effect, batches, uuid) for effect in effects)
-        if self._hub.sequencer is None and not self._accepting():
+        now = self._now()
+        self._queue.extend((effect, batches, uuid) for effect in ask(now))
+        if self._hub.sequencer is None and not self._accepting(now):
             # Before anything else: what is cut off below is for the next primary to judge.
             self._hub.give_way(self._passing)
         if self._working:
@@ -373,25 +374,24 @@ class Driver:
 
     # Who numbers
 
-    def _accepting(self) -> bool:
-        return self.replica is not None and self.replica.accepting(self._now())
+    def _accepting(self, now: float) -> bool:
+        return self.replica is not None and self.replica.accepting(now)
 
     def _settle(self) -> None:
         """See to it that the right one numbers messages, and set the clock."""
         if self._closed:
             return
-        hub = self._hub
-        if not self._accepting():
+        hub, now = self._hub, self._now()
+        if not self._accepting(now):
             if hub.sequencer is None:
                 hub.give_way(self._passing)
         elif hub.sequencer is not None and hub.log.head >= self._began and not self._queue:
             hub.sequencer = None
             self._around.numbers_here()
         self._around.settled()
-        self._set_timer()
+        self._set_timer(now)
 
-    def _set_timer(self) -> None:
-        now = self._now()
+    def _set_timer(self, now: float) -> None:
         timer = None if self.replica is None else self.replica.next_timer()
         when = now + _TICK_SECONDS
         if timer is not None:
@@ -410,12 +410,9 @@ class Driver:
             return True
         self._give_up(
             f"{log.directory} has the log {log.uuid}, the cluster the log {uuid}:"
-            " give this node an empty data directory"
+            " stop this node, and have `headrace cluster replace` set its log aside"
         )
         return False
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 def open_log(directory: Path, *, fsync: Fsync, segment_bytes: int) -> tuple[Log, Kept | None]:

@@ -5,8 +5,7 @@ try again harmless. Here its requests go to the primary as Publish parcels on th
 dialled, and the answers come back on the same one. When the primary is another one, or the connection is lost,
 whatever is not answered is asked anew; when this node itself is the primary, it answers itself.
 
-The bulk of a Publish is a head (msgpack, behind its length) that says what is asked, and Arrow rows. That of an Ack
-is such a head alone.
+What they say, as bytes, is in :mod:`~headrace.net.cluster_asking`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import msgspec
 import pyarrow.compute as pc
 
 from headrace.errors import (
@@ -31,7 +29,18 @@ from headrace.hub.passing import Passing, Request
 from headrace.hub.publishing import Publishing, mark, published
 from headrace.hub.sequencer import Published, Told, ToldNewest
 from headrace.hub.staging import Commits
-from headrace.message import Batch, merge
+from headrace.message import Batch
+from headrace.net.cluster_asking import (
+    NOT_PRIMARY,
+    Answer,
+    Asked,
+    asked_for,
+    batch_of,
+    body_for,
+    parse_answer,
+    refusal,
+    serialize_asked,
+)
 from headrace.net.parcel import ParcelStream
 from headrace.wire.link import PASSED, PUBLISHED, body_of, rows_of
 from headrace.wire.parcel_body import Ack, Publish
@@ -47,36 +56,6 @@ _MAX_TEXT: Final = 0xFFFF
 
 _STAGE_BYTES: Final = 4 << 20
 _RETRY_SECONDS: Final = 0.05
-_MAX_REASON: Final = 1000
-
-
-class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is asked of the primary."""
-
-    kind: Literal["pass", "publish", "newest", "stage", "commit"]
-    publisher: str = ""
-    """Whose number it has; of a stage or commit, the query."""
-    number: int = 0
-    """Of the first row; of a stage or commit, the query's batch."""
-    follows: bool = False
-    origin: str = ""
-
-
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the primary says."""
-
-    first: int | None = None
-    last: int | None = None
-    repeated: int = 0
-    newest: int | None = None
-    error: str = ""
-    """The code of a refusal; ``primary``: this node is not, or not yet, the one to ask."""
-    reason: str = ""
-
-
-_ASKED: Final = msgspec.msgpack.Decoder(Asked)
-_ANSWER: Final = msgspec.msgpack.Decoder(Answer)
-NOT_PRIMARY: Final = Answer(error="primary", reason="this node does not number messages now")
 
 
 class LostPrimaryError(Exception):
@@ -107,11 +86,9 @@ class Primary:
                 case "pass":
                     self._pass(asked, body, tell)
                 case "publish":
-                    rows = rows_of(body, PUBLISHED)
-                    batch = published(
-                        rows, origin=asked.origin, publisher=asked.publisher, number=asked.number
+                    self._publishing.publish(
+                        batch_of(asked, body), partial(_tell, tell), follows=asked.follows
                     )
-                    self._publishing.publish(batch, partial(_tell, tell), follows=asked.follows)
                 case "newest":
                     self._publishing.newest(asked.publisher, partial(_tell_newest, tell))
                 case "stage":
@@ -121,7 +98,7 @@ class Primary:
                     rows_staged = self._staged.pop(source, [])
                     self._commits.take(asked.publisher, asked.number, rows_staged, partial(_tell_span, tell))
         except HeadraceError as error:
-            tell(_refusal(error))
+            tell(refusal(error))
 
     def _tell(self, tell: Callable[[Answer], None], answer: Answer) -> None:
         # What was not taken because another node numbers now is for that node to judge.
@@ -189,6 +166,8 @@ class ToPrimary:
         self._aimed = asyncio.Event()
         self._again: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._heard = 0.0
+        """When a primary last answered as such."""
 
     @property
     def busy(self) -> bool:
@@ -211,14 +190,14 @@ class ToPrimary:
         self._here = True
         self._aimed.set()
         for request in self.passing.surrender():
-            self._ask(_asked(request), _body(request), partial(self._answered, request))
+            self._ask(asked_for(request), body_for(request), partial(self._answered, request))
 
     def acknowledged(self, stream: ParcelStream, ack: Ack, bulk: bytes) -> None:
         """The primary has answered."""
         if stream is not self._stream:
             return
         waiting = self._waiting.pop(ack.request, None)
-        answer = _decoded(_ANSWER, bulk)
+        answer = parse_answer(bulk)
         if waiting is not None:
             waiting(answer)
 
@@ -245,10 +224,10 @@ class ToPrimary:
         if self._stream is None:
             if self._here:
                 for request in self.passing.surrender():
-                    self._ask(_asked(request), _body(request), partial(self._answered, request))
+                    self._ask(asked_for(request), body_for(request), partial(self._answered, request))
             return
         for request in self.passing.due():
-            self._ask(_asked(request), _body(request), partial(self._answered, request))
+            self._ask(asked_for(request), body_for(request), partial(self._answered, request))
 
     def _ask(self, asked: Asked, body: bytes | memoryview, told: Callable[[Answer | None], None]) -> None:
         if self._here:
@@ -259,8 +238,7 @@ class ToPrimary:
             return
         self._number += 1
         self._waiting[self._number] = told
-        head = msgspec.msgpack.encode(asked)
-        bulk = b"".join((len(head).to_bytes(4), head, _PADDING[: -(len(head) + 4) % 8], body))
+        bulk = serialize_asked(asked, body)
         if not self._stream.post(Publish(self._view, self._number), bulk, certain=True):
             self._lost()
 
@@ -270,7 +248,7 @@ class ToPrimary:
         if answer.error == "primary":
             self._lost()
             return
-        self.passing.answered(request, _published(answer))
+        self.passing.answered(request, answer.published)
 
     def _lost(self) -> None:
         """Whoever was asked is not the primary, or not yet: ask anew in a moment, in the same order."""
@@ -296,18 +274,18 @@ class ToPrimary:
                 while at < table.num_rows:
                     body = memoryview(body_of(table.slice(at, step)))
                     asked = Asked("stage", publisher=query, number=batch, origin=origin)
-                    staged = _published(await self._call(asked, body))
+                    staged = (await self._call(asked, body)).published
                     if isinstance(staged, HeadraceError):
                         return staged
                     at += step
-            return _published(await self._call(Asked("commit", publisher=query, number=batch), b""))
+            return (await self._call(Asked("commit", publisher=query, number=batch), b"")).published
 
         self._attempt(work, told)
 
     def _ask_newest(self, publisher: str, told: ToldNewest) -> None:
         async def work() -> int | HeadraceError | None:
             answer = await self._call(Asked("newest", publisher=publisher), b"")
-            return _error(answer) or answer.newest
+            return answer.refused or answer.newest
 
         self._attempt(work, told)
 
@@ -324,23 +302,28 @@ class ToPrimary:
             if answer is not None:
                 self._lost()
             raise LostPrimaryError
+        self._heard = asyncio.get_running_loop().time()
         return answer
 
     def _attempt(self, work: Any, told: Any) -> None:
         """Try something that may be tried again, with one primary after the other; tell what came out."""
 
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+
         async def trying() -> Any:
-            while True:
+            # One that says again and again that it is not the primary is not waited for anew each time.
+            while loop.time() < (deadline := max(begun, self._heard) + self._patience):
                 try:
-                    async with asyncio.timeout(self._patience):
+                    async with asyncio.timeout_at(deadline):
                         await self._aimed.wait()
-                    return await work()
                 except TimeoutError:
-                    return UnavailableError(
-                        f"the cluster has had no primary for {self._patience:g} s: try again"
-                    )
+                    break
+                try:
+                    return await work()
                 except LostPrimaryError:
                     await asyncio.sleep(_RETRY_SECONDS)
+            return UnavailableError(f"the cluster has had no primary for {self._patience:g} s: try again")
 
         async def tell() -> None:
             told(await trying())
@@ -350,82 +333,16 @@ class ToPrimary:
         task.add_done_callback(self._tasks.discard)
 
 
-def parse_asked(bulk: bytes) -> tuple[Asked, memoryview]:
-    """What the bulk of a Publish asks, and its rows."""
-    size = int.from_bytes(bulk[:4])
-    if size > len(bulk) - 4:
-        raise MalformedError("parcel", "bulk", bulk[:16], "must begin with what is asked")
-    head = 4 + size
-    return _decoded(_ASKED, bulk[4:head]), memoryview(bulk)[head + -head % 8 :]
-
-
-def serialize_answer(answer: Answer) -> bytes:
-    """An answer as the bulk of an Ack."""
-    return msgspec.msgpack.encode(answer)
-
-
-_PADDING: Final = bytes(8)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise MalformedError("parcel", "bulk", data[:16], str(error)) from None
-
-
-def _asked(request: Request) -> Asked:
-    if request.passed:
-        return Asked("pass", publisher=request.publisher, number=request.number)
-    return Asked(
-        "publish",
-        publisher=request.publisher,
-        number=request.number,
-        follows=request.follows,
-        origin=request.rows[0].origin,
-    )
-
-
-def _body(request: Request) -> memoryview:
-    schema = PASSED if request.passed else PUBLISHED
-    return memoryview(body_of(merge(request.rows).select(schema.names)))
-
-
-def _published(answer: Answer) -> Published | HeadraceError:
-    return _error(answer) or Published(answer.first, answer.last, answer.repeated)
-
-
-def _error(answer: Answer) -> HeadraceError | None:
-    if not answer.error:
-        return None
-    if answer.error == "unavailable":
-        return UnavailableError(answer.reason)
-    return RefusedError(answer.error, answer.reason)
-
-
 def _tell(tell: Callable[[Answer], None], result: Published | HeadraceError) -> None:
     if isinstance(result, HeadraceError):
-        tell(_refusal(result))
+        tell(refusal(result))
     else:
         tell(Answer(result.first, result.last, int(result.repeated)))
 
 
 def _tell_newest(tell: Callable[[Answer], None], newest: int | HeadraceError | None) -> None:
-    tell(_refusal(newest) if isinstance(newest, HeadraceError) else Answer(newest=newest))
+    tell(refusal(newest) if isinstance(newest, HeadraceError) else Answer(newest=newest))
 
 
 def _tell_span(tell: Callable[[Answer], None], result: tuple[int | None, int | None] | HeadraceError) -> None:
-    tell(_refusal(result) if isinstance(result, HeadraceError) else Answer(*result))
-
-
-def _refusal(error: HeadraceError) -> Answer:
-    reason = str(error)[:_MAX_REASON]
-    match error:
-        case RefusedError(code=code, reason=said):
-            return Answer(error=code, reason=said[:_MAX_REASON])
-        case LimitError():
-            return Answer(error="limit", reason=reason)
-        case UnavailableError():
-            return Answer(error="unavailable", reason=reason)
-        case _:
-            return Answer(error="storage", reason=reason)
+    tell(refusal(result) if isinstance(result, HeadraceError) else Answer(*result))

@@ -53,6 +53,9 @@ MAX_QUEUED: Final = 32 << 20
 MAX_ASKED: Final = 4
 """Nodes that are being asked at a time because others have named them."""
 
+_TOGETHER: Final = 16 << 10
+"""Bulk that is copied behind its parcel, so that both go together."""
+
 _RETRY_SECONDS: Final = 0.1
 _RETRY_MOST_SECONDS: Final = 1.0
 """A peer that is down is tried at least this often: it must be met soon after it is back."""
@@ -118,18 +121,35 @@ class ParcelStream(Stream[Any]):
 
     def post(self, body: Body, bulk: bytes = b"", *, certain: bool = False) -> bool:
         """Send a parcel, unless too much waits already; ``certain`` ones are bounded by whoever sends them."""
+        head = self.head_of(body, bulk)
+        return head is not None and self.post_as(head, body, bulk, certain=certain)
+
+    def head_of(self, body: Body, bulk: bytes) -> bytes | None:
+        """A parcel's own bytes, for this and other connections to nodes; ``None`` if it cannot be sent."""
+        try:
+            return self._seal.head(self.circle.membership.me.id, body, bulk)
+        except WireError as error:
+            logger.error("a %s cannot be sent: %s", type(body).__name__, error)
+            self.counters.add("parcels_dropped")
+            return None
+
+    def post_as(self, head: bytes, body: Body, bulk: bytes, *, certain: bool = False) -> bool:
+        """Send a parcel whose own bytes are made."""
         if not self.admitted or (not certain and self.buffered > MAX_QUEUED):
             self.counters.add("parcels_dropped")
             return False
         try:
             self._exchange.sent(body)
-            pieces = self._seal.seal(self.circle.membership.me.id, body, bulk)
         except WireError as error:
             logger.error("a %s cannot be sent: %s", type(body).__name__, error)
             self.counters.add("parcels_dropped")
             return False
-        for piece in pieces:
-            if piece:
+        pieces = self._seal.seal(head, bulk)
+        if len(bulk) <= _TOGETHER:
+            # One write is one packet, and wakes the peer once.
+            self.send(b"".join(pieces))
+        else:
+            for piece in pieces:
                 self.send(piece)
         return True
 

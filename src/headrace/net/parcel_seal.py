@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import Final
 
 from headrace.errors import MalformedError
-from headrace.wire.parcel import Parcel, serialize_parts
+from headrace.wire.parcel import Parcel, serialize_head
 from headrace.wire.parcel_body import Body
 
 TAG_BYTES: Final = 32
@@ -54,11 +54,14 @@ class Seal:
         """A DscReq or DscRes with its hello, as it goes on the stream."""
         return self._sealed(node, body, self._nonce + self._name)
 
-    def seal(self, node: int, body: Body, bulk: bytes) -> list[bytes]:
+    def head(self, node: int, body: Body, bulk: bytes) -> bytes:
+        """A parcel's own bytes, which say how many follow: the same on every connection of a cluster's."""
+        return serialize_head(node, body, len(bulk) + self.tag)
+
+    def seal(self, head: bytes, bulk: bytes) -> list[bytes]:
         """A parcel as the pieces that go on the stream."""
         if not self._key:
-            return list(serialize_parts(Parcel(node, body, bulk)))
-        head, _ = serialize_parts(Parcel(node, body, bytes(len(bulk) + TAG_BYTES)))
+            return [head, bulk]
         return [head, bulk, self._tag_of(self._dialled, head, bulk)]
 
     def open(self, parcel: Parcel, *, hello: bool = False) -> Parcel:
@@ -69,7 +72,7 @@ class Seal:
         if self._key:
             if len(bulk) < TAG_BYTES:
                 raise MalformedError("parcel", "tag", bulk, "the cluster's key is needed here (cluster.key)")
-            head, _ = serialize_parts(parcel)
+            head = serialize_head(parcel.id, parcel.body, len(bulk))
             bulk, tag = bulk[:-TAG_BYTES], bulk[-TAG_BYTES:]
             if hello:
                 self._meet(bulk)
@@ -95,7 +98,7 @@ class Seal:
     def _sealed(self, node: int, body: Body, bulk: bytes) -> bytes:
         if not self._dialled and self._key:
             self._session = self._derived(self._peer_nonce + self._nonce)
-        return b"".join(self.seal(node, body, bulk))
+        return b"".join(self.seal(self.head(node, body, bulk), bulk))
 
     def _derived(self, nonces: bytes) -> bytes:
         return hmac.digest(self._key, b"headrace cluster" + nonces + self._name, "sha256")

@@ -8,16 +8,19 @@ are in no pickle.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from headrace.client.sync import Sync
-from headrace.client.tube import LinkClient
+from headrace.client.tube import Extent, LinkClient
 from headrace.spark.options import Access
 
 CREDIT: Final = 16 << 20
 """Bytes of rows that may be under way to a reader."""
+
+_POLL_SECONDS: Final = 0.05
 
 _kept: dict[Access, list[Sync[LinkClient]]] = {}
 _keeping = threading.Lock()
@@ -53,6 +56,20 @@ def link(access: Access) -> Iterator[Any]:
         raise
     with _keeping:
         _kept.setdefault(access, []).append(client)
+
+
+def reach(client: Any, seq: int, access: Access) -> Extent:
+    """How far the log reaches, once that is ``seq``; as it is, if it does not come that far.
+
+    What one node of a cluster has told to be committed comes to the others as well, if a moment later: of several
+    servers one is given as much time as a lost connection is. A single one has nothing to wait for.
+    """
+    deadline = time.monotonic() + (access.patience if len(access.hosts) > 1 else 0.0)
+    while True:
+        extent: Extent = client.head()
+        if extent.head >= seq or time.monotonic() >= deadline:
+            return extent
+        time.sleep(_POLL_SECONDS)
 
 
 def close_links() -> None:

@@ -23,13 +23,16 @@ from headrace.errors import HeadraceError, LostRangeError, TrimmedError, UsageEr
 from headrace.hub.filters import Filter
 from headrace.log.sealed import SealedSegment
 from headrace.message import NOT_A_MESSAGE
-from headrace.spark.links import link
+from headrace.spark.links import link, reach
 from headrace.spark.options import Reading
 from headrace.wire.link_requests import parse_where
 
 ROWS: Final = 10_000
 BYTES: Final = 8 << 20
 """Rows are handed to Spark in batches of at least so many rows or bytes, but for the last."""
+
+TRIMMED: Final = "retention removed them before they were read"
+REWOUND: Final = "the log ends before them, and did not before"
 
 logger = logging.getLogger("headrace.spark")
 
@@ -139,16 +142,21 @@ def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
             )
             try:
                 yield from stream
-                return
             except TrimmedError as trimmed:
                 lost = min(trimmed.oldest - 1, span.last)
                 report_loss(first, lost, fail=options.fail_on_data_loss)
                 first = lost + 1
+                continue
+            first = stream.cursor
+            if first <= span.last and reach(client, span.last, options.access).head < span.last:
+                # It was there when the batch was planned.
+                report_loss(first, span.last, fail=options.fail_on_data_loss, why=REWOUND)
+                return
 
 
-def report_loss(first: int, last: int, *, fail: bool) -> None:
+def report_loss(first: int, last: int, *, fail: bool, why: str = TRIMMED) -> None:
     """Say that messages are gone: as an error, or where the user wants to go on, in the log."""
-    error = LostRangeError(first, last, "retention removed them before they were read (failOnDataLoss)")
+    error = LostRangeError(first, last, f"{why} (failOnDataLoss)")
     if fail:
         raise error
     logger.warning("%s; going on behind them", error)

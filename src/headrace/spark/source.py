@@ -183,9 +183,10 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             most_bytes = limit.max_bytes
         first = None if most_bytes is None else begin + 1
         extent = self._look(start, first=first, size=most_bytes)
-        end = extent.head if self._target is None else min(self._target, extent.head)
         if extent.head < begin:
-            self._rewound(begin, extent)
+            self._catch_up(begin)
+            extent = self._look(start, first=first, size=most_bytes)
+        end = extent.head if self._target is None else min(self._target, extent.head)
         if end <= begin or (self._target is None and extent.message <= begin):
             return start
         if isinstance(limit, ReadMaxRows):
@@ -216,9 +217,9 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         extent = self._look(start)
         last = _seq(end)
         if last > extent.head:
-            # A batch that was planned before the hub lost the end of its log.
-            self._rewound(last, extent)
-            last = extent.head
+            # A batch that was planned by another node's head, or before the hub lost the end of its log.
+            extent = self._catch_up(last)
+            last = min(last, extent.head)
         return self._partitions(extent, _seq(start) + 1, last)
 
     def commit(self, end: Offset) -> None:
@@ -250,13 +251,17 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
                 client.hold(self._options.hold, max(seq, oldest))
             self._held = seq
 
-    def _rewound(self, begin: int, extent: Extent) -> None:
-        """The log ends before what was read: it lost its end, and the numbers are given to other messages."""
-        from headrace.spark.rows import report_loss
+    def _catch_up(self, seq: int) -> Extent:
+        """Wait for a node that is behind. A log that stays so lost its end: the numbers are given to others."""
+        from headrace.spark.links import link, reach
+        from headrace.spark.rows import REWOUND, report_loss
 
-        if begin > self._told:
-            self._told = begin
-            report_loss(extent.head + 1, begin, fail=self._options.fail_on_data_loss)
+        with link(self._options.access) as client:
+            extent = reach(client, seq, self._options.access)
+        if extent.head < seq and seq > self._told:
+            self._told = seq
+            report_loss(extent.head + 1, seq, fail=self._options.fail_on_data_loss, why=REWOUND)
+        return extent
 
 
 def split(first: int, last: int, parallelism: int, least: int | None = None) -> list[tuple[int, int]]:

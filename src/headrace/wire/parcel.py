@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, NoReturn
 
 import cbor2
@@ -43,7 +44,17 @@ from headrace.wire.parcel_body import (
     pack_body,
     unpack_body,
 )
-from headrace.wire.parcel_shape import U16, U64, Bool, Text, anything, pack_struct, struct, unpack_struct
+from headrace.wire.parcel_shape import (
+    U16,
+    U64,
+    Bool,
+    Text,
+    anything,
+    fields_of,
+    struct,
+    unpack_struct,
+    unsigned,
+)
 
 MAX_PARCEL = 255
 """What the length byte can say."""
@@ -154,11 +165,11 @@ class Exchange:
 
     def sent(self, body: Body) -> State:
         """Move by a parcel we send; one that may not pass now raises."""
-        return self._machine.step(_event("send", body))
+        return self._machine.step(_event("send", type(body).__name__))
 
     def received(self, body: Body) -> State:
         """Move by a parcel that came; one that may not pass now raises."""
-        return self._machine.step(_event("receive", body))
+        return self._machine.step(_event("receive", type(body).__name__))
 
 
 def serialize(parcel: Parcel) -> bytes:
@@ -168,16 +179,29 @@ def serialize(parcel: Parcel) -> bytes:
 
 def serialize_parts(parcel: Parcel) -> tuple[bytes, bytes]:
     """One parcel as its own bytes and its bulk, which is not copied."""
-    limit = MAX_BULK if parcel.body.carries_batch else MAX_TAG
-    if len(parcel.bulk) > limit:
-        raise LimitError("parcel", "bulk", len(parcel.bulk), limit)
-    body = pack_body(parcel.body, len(parcel.bulk))
-    size = len(cbor2.dumps(body))
-    envelope = _ProtoParcel(parcel.is_response, parcel.parcel_type, parcel.id, size, body)
-    encoded = cbor2.dumps(pack_struct("ProtoParcel", envelope))
+    return serialize_head(parcel.id, parcel.body, len(parcel.bulk)), parcel.bulk
+
+
+def serialize_head(node: int, body: Body, bulk: int) -> bytes:
+    """A parcel's own bytes, which ``bulk`` others follow."""
+    limit = MAX_BULK if body.carries_batch else MAX_TAG
+    if bulk > limit:
+        raise LimitError("parcel", "bulk", bulk, limit)
+    said = cbor2.dumps(pack_body(body, bulk))
+    sender = cbor2.dumps(_ID.pack("ProtoParcel.id", node))
+    kind = type(body).__name__
+    beginning = _beginning(kind, body.is_response)
+    encoded = b"".join((beginning, sender, _SIZE, cbor2.dumps(len(said)), _BODY, said))
     if len(encoded) > MAX_PARCEL:
-        raise LimitError("parcel", parcel.parcel_type, len(encoded), MAX_PARCEL)
-    return bytes((len(encoded),)) + encoded, parcel.bulk
+        raise LimitError("parcel", kind, len(encoded), MAX_PARCEL)
+    return bytes((len(encoded),)) + encoded
+
+
+@cache
+def _beginning(kind: str, is_response: bool) -> bytes:
+    """What a type's parcels begin with, up to the sender's id: a map of five, and the first two of them."""
+    facts = (_KEYS[0], is_response, _KEYS[1], kind, _KEYS[2])
+    return b"".join((b"\xa5", *map(cbor2.dumps, facts)))
 
 
 def parse_parcel(encoded: bytes) -> tuple[Parcel, int]:
@@ -279,12 +303,17 @@ class _ProtoParcel:
     body: Annotated[Any, anything()]
 
 
-def _event(verb: str, body: Body) -> Event:
-    match body:
-        case DscReq() | DscRes() | SeqReq() | SeqRes() | ProtoError():
-            return Event(f"{verb} {type(body).__name__}")
-        case _:
-            return Event(f"{verb} other")
+_KEYS = [field.name for field in fields_of(_ProtoParcel)]
+_SIZE, _BODY = (cbor2.dumps(key) for key in _KEYS[3:])
+_ID = unsigned(16)
+
+
+@cache
+def _event(verb: str, kind: str) -> Event:
+    return Event(f"{verb} {kind if kind in _ORDERED else 'other'}")
+
+
+_ORDERED = frozenset(each.__name__ for each in (DscReq, DscRes, SeqReq, SeqRes, ProtoError))
 
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
