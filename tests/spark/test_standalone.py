@@ -75,6 +75,16 @@ def test_what_is_asked_wrongly(arguments: list[str], said: str) -> None:
         command(arguments)
 
 
+def test_a_worker_works_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = command(["worker", "--cores", "1", "spark://10.0.0.1:7077"])
+    assert line[1:] == [
+        "org.apache.spark.deploy.worker.Worker", "--work-dir", f"{tmp_path}/spark-work", "--cores", "1",
+        "spark://10.0.0.1:7077",
+    ]  # fmt: skip
+    assert "--work-dir" not in command(["worker", "-d", "here", "spark://10.0.0.1:7077"])
+
+
 @pytest.mark.slow
 def test_jobs_on_two_workers(master: str, hub: Hub, tmp_path: Path) -> None:
     hub.publish([b"x" * 100] * 50_000, topic="bulk")

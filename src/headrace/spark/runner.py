@@ -95,6 +95,7 @@ class Pipeline:
             # A hub that is not there is told at once, not after a JVM has started.
             with link(asked.access):
                 pass
+        self._tell({"event": "starting", "jobs": list(asked.jobs), "master": asked.master})
         with self._reporting():
             spark = session(
                 asked.master,
@@ -110,6 +111,8 @@ class Pipeline:
                     self._run(spark)
             finally:
                 self._state = "stopping"
+                if self._stopping.is_set():
+                    self._tell({"event": "stopping", "jobs": list(asked.jobs)})
                 self._stop_queries()
                 self._stop_spark(spark)
                 close_links()

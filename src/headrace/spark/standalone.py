@@ -4,7 +4,8 @@
     python -m headrace.spark.standalone worker --host 10.0.0.2 --cores 8 --memory 16g spark://10.0.0.1:7077
 
 The pip package of PySpark has what a cluster needs, but no scripts that start it, and needs to be told of a Java. Here
-both are found, and this process becomes Spark's own: arguments are Spark's, signals reach it, and it ends with it.
+both are found, and this process becomes Spark's own: arguments are Spark's, signals reach it, and it ends with it. A
+worker keeps what executors write down in the folder ``spark-work`` of where it is started, unless told otherwise.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ def command(arguments: Sequence[str]) -> list[str]:
     role, *rest = arguments
     if role == "worker" and not any(each.startswith("spark://") for each in rest):
         raise UsageError("a worker is told its master: spark://HOST:7077")
+    if role == "worker" and not {"-d", "--work-dir"} & set(rest):
+        # Spark's own choice is a folder in the package, which need not be ours to write.
+        rest = ["--work-dir", str(Path("spark-work").absolute()), *rest]
     script = Path(pyspark.__file__).parent / "bin" / "spark-class"
     return [str(script), CLASSES[role], *rest]
 
