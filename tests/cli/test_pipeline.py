@@ -191,6 +191,23 @@ def test_up_keeps_hub_and_pipeline_running(tmp_path: Path) -> None:
     assert "the pipeline ended with -9" in hub.stderr
 
 
+@pytest.mark.spark
+def test_up_is_stopped_while_spark_is_being_started(tmp_path: Path) -> None:
+    with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
+        watcher = psutil.Process(hub.pid)
+
+        def has_java() -> bool:
+            return any("java" in child.name() for child in watcher.children(recursive=True))
+
+        until(has_java, "a JVM")
+        children = watcher.children(recursive=True)
+        hub.terminate()
+        _, left = psutil.wait_procs(children, timeout=20)
+        assert left == []
+    assert "does not stop" not in hub.stderr
+    assert "Traceback" not in hub.stderr
+
+
 def test_a_hub_that_cannot_start_is_not_tried_again(hub: HubProcess, command: Command) -> None:
     done = command("up", "--data", hub.data, "--set", "pipeline.jobs=")
     assert done.returncode == 1

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from tests.hubprocess import HubProcess
 from tests.net import raw
+from tests.net.linkpeer import LinkPeer, rows
 
 import headrace
 from headrace.errors import ConfigError
 from headrace.net.recording import FILE_BYTES, Recorder
 from headrace.spark.jobs.decode import _decoded
 from headrace.spark.jobs.folder import Folder
+from headrace.tube import connect
 
 
 def frames(captures: Path, door: str) -> list[tuple[bool, str]]:
@@ -70,23 +72,25 @@ def test_datagrams_are_recorded_by_address_one_by_one(tmp_path: Path) -> None:
             }
         hub.terminate()
     folder = Folder.at(str(captures))
-    rows = [row for name in folder.names() for row in _decoded(folder, name, {})]
-    said = [(names[row["peer"]], row["outgoing"], row["kind"], row["payload"]) for row in rows]
+    found = [row for name in folder.names() for row in _decoded(folder, name, {})]
+    said = [(names[row["peer"]], row["outgoing"], row["kind"], row["payload"]) for row in found]
     assert said.count(("one", False, "Keepalive", None)) == 1
-    assert ("one", True, "Ack", None) in said
+    assert ("one", True, "KeepaliveAck", None) in said
     for number in range(3):
         assert ("other", False, "Push", b"message %d" % number) in said
         assert ("one", True, "Deliver", b"message %d" % number) in said
-    assert [row["kind"] for row in rows if row["error"]] == ["refused"]
-    assert {row["door"] for row in rows} == {"fyrehose"}
+    assert [row["kind"] for row in found if row["error"]] == ["refused"]
+    assert {row["door"] for row in found} == {"fyrehose"}
 
 
-def test_a_websocket_tube_is_recorded_and_decoded(tmp_path: Path) -> None:
+async def test_a_websocket_tube_is_recorded_and_decoded(tmp_path: Path) -> None:
     captures = tmp_path / "captures"
     with HubProcess.start(tmp_path / "hub", options=("--record", str(captures))) as hub:
-        with headrace.connect_sync(f"ws://{hub.doors['tube_ws']}") as link:
-            link.publish([b"hello" * 1000] * 100)
-            assert sum(rows.num_rows for rows in link.read(1)) == 100
+        async with connect(f"ws://{hub.doors['tube_ws']}") as tube:
+            peer = LinkPeer(tube)
+            await peer.ask(op="hello", id=0, version=1)
+            await peer.ask(rows(*[b"hello" * 1000] * 100), op="publish", id=1)
+            await peer.ask(op="head", id=2)
         hub.terminate()
     found = frames(captures, "tube_ws")
     for outgoing in (False, True):

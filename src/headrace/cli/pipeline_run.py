@@ -76,18 +76,23 @@ def run_for_hub(settings: Settings) -> None:
             logger.info("the pipeline runs %s; Spark's pages: %s", ", ".join(wanted.jobs), facts["ui"])
 
     pipeline = Pipeline(asked, tell)
-    stop_on_signals(pipeline)
+    stop_on_signals(pipeline, watched=True)
     pipeline.run()
 
 
-def stop_on_signals(pipeline: Pipeline) -> None:
-    """Have the first SIGTERM or SIGINT stop a pipeline; the next has its plain meaning."""
+def stop_on_signals(pipeline: Pipeline, *, watched: bool = False) -> None:
+    """Have the first SIGTERM or SIGINT stop a pipeline; the next has its plain meaning.
+
+    One that is ``watched`` need not wait for a Spark that is being started: whoever watches ends the JVM as well.
+    """
     signals = (signal.SIGTERM, signal.SIGINT)
 
     def told(_number: int, _frame: Any) -> None:
         for each in signals:
             signal.signal(each, signal.SIG_DFL)
         pipeline.stop()
+        if watched and pipeline.starting:
+            raise KeyboardInterrupt
 
     for each in signals:
         signal.signal(each, told)
