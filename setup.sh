@@ -52,7 +52,7 @@ fi
 
 echo "Installing Headrace with Spark and the development tools (a few minutes the first time) ..."
 rm -f "$venv/.ready"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[spark,dev]'
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[spark,delta,iceberg,dev]'
 
 # Kernels are compiled when they are imported, and cached beside their source: now, so that neither the first
 # message nor the first test waits.

@@ -23,13 +23,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
-
-from headrace.spark.java import java_home
-
-SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-MASTER = "org.apache.spark.deploy.master.Master"
-WORKER = "org.apache.spark.deploy.worker.Worker"
 START_SECONDS = 120
 
 
@@ -40,9 +33,7 @@ def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str =
     master = f"spark://127.0.0.1:{port}"
     environment = {
         **os.environ,
-        "JAVA_HOME": str(java_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",
     }
     with contextlib.ExitStack() as stack:
@@ -51,17 +42,21 @@ def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str =
         )
 
         def run(*arguments: str) -> None:
-            log = stack.enter_context(Path(scratch, f"{arguments[0].rpartition('.')[2]}.log").open("ab"))
+            log = stack.enter_context(Path(scratch, f"{arguments[0]}.log").open("ab"))
             process = subprocess.Popen(
-                [SPARK_CLASS, *arguments], env=environment, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, "-m", "headrace.spark.standalone", *arguments],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
             stack.callback(_stop, process)
 
-        run(MASTER, "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(pages))
+        run("master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(pages))
         size = ("--cores", str(cores), "--memory", memory)
         for number in range(workers):
             work = str(Path(scratch, f"worker-{number}"))
-            run(WORKER, *size, "--host", "127.0.0.1", "--webui-port", "0", "--work-dir", work, master)
+            run("worker", *size, "--host", "127.0.0.1", "--webui-port", "0", "--work-dir", work, master)
         _wait_for(f"http://127.0.0.1:{pages}/json/", workers)
         yield master
 

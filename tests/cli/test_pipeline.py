@@ -110,7 +110,11 @@ def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, r
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     events = [json.loads(each) for each in done.stdout.splitlines()]
-    assert [each["event"] for each in events if each["event"] != "progress"] == ["started", "stopped"]
+    assert [each["event"] for each in events if each["event"] != "progress"] == [
+        "starting",
+        "started",
+        "stopped",
+    ]
     assert {(each["job"], each["through"]) for each in events if each["event"] == "progress"} == {
         ("archive", 1000),
         ("verify", 1000),
@@ -148,7 +152,7 @@ def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, r
         live.send_signal(signal.SIGTERM)
         output, complaints = live.communicate(timeout=60)
         assert live.returncode == 0, complaints
-        assert json.loads(output.splitlines()[-1])["event"] == "stopped"
+        assert [json.loads(each)["event"] for each in output.splitlines()[-2:]] == ["stopping", "stopped"]
     finally:
         live.kill()
         live.wait()
@@ -185,6 +189,23 @@ def test_up_keeps_hub_and_pipeline_running(tmp_path: Path) -> None:
     assert archived(path)[:200] == list(range(1, 201))
     assert "the hub ended with -9" in hub.stderr
     assert "the pipeline ended with -9" in hub.stderr
+
+
+@pytest.mark.spark
+def test_up_is_stopped_while_spark_is_being_started(tmp_path: Path) -> None:
+    with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
+        watcher = psutil.Process(hub.pid)
+
+        def has_java() -> bool:
+            return any("java" in child.name() for child in watcher.children(recursive=True))
+
+        until(has_java, "a JVM")
+        children = watcher.children(recursive=True)
+        hub.terminate()
+        _, left = psutil.wait_procs(children, timeout=20)
+        assert left == []
+    assert "does not stop" not in hub.stderr
+    assert "Traceback" not in hub.stderr
 
 
 def test_a_hub_that_cannot_start_is_not_tried_again(hub: HubProcess, command: Command) -> None:
@@ -233,18 +254,24 @@ def _pid(ready_file: Path) -> int | None:
 def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that changes for what goes on, lines that stay for what has happened."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
     line = _Line()
+    line.tell({"event": "starting", "jobs": ["archive", "verify"], "master": "local[2]"})
     line.tell({"event": "started", "jobs": ["archive", "verify"], "ui": "http://127.0.0.1:4040"})
     facts = {"event": "progress", "rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25}
     line.tell({**facts, "job": "archive"})
     line.tell({**facts, "job": "verify", "behind": None, "findings": 1})
+    monkeypatch.setenv("COLUMNS", "40")
+    line.tell({**facts, "job": "archive"})
     line.tell({"event": "done", "job": "replay", "state": "done", "messages": 3})
     line.tell({"event": "stopped", "jobs": []})
     line.end()
-    started, live, done, stopped, _ = capsys.readouterr().out.split("\n")
+    starting, started, live, done, stopped, _ = capsys.readouterr().out.split("\n")
+    assert starting == "starting Spark on local[2] …"
     assert started == "running archive, verify; Spark's pages: http://127.0.0.1:4040"
     assert live.split("\r\x1b[2K")[1:] == [
         "archive 1,250/s, 12 behind, 0.25 s a batch",
         "archive 1,250/s, 12 behind, 0.25 s a batch · verify 1,250/s, 0.25 s a batch, 1 finding",
+        "archive 1,250/s, 12 behind, 0.25 s a b…",
     ]
     assert (done, stopped) == ("replay: messages 3", "stopped")

@@ -17,6 +17,7 @@ from tests.hubprocess import HubProcess
 
 import headrace
 from headrace.config import DOORS, Settings, load
+from headrace.spark import standalone
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -79,6 +80,15 @@ def test_the_commands_in_compose_exist(name: str) -> None:
         options = {word for word in service["command"] if word.startswith("--")}
         told = run(sys.executable, "-m", "headrace", *command, "--help").stdout
         assert {option for option in options if option not in told} == set()
+
+
+def test_the_modules_in_compose_take_what_they_are_told() -> None:
+    content = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text())
+    told = [service["entrypoint"] for service in content["services"].values() if "entrypoint" in service]
+    assert len(told) == 2
+    for python, flag, module, *arguments in told:
+        assert (python, flag, module) == ("python", "-m", standalone.__name__)
+        assert standalone.command(arguments)[1].startswith("org.apache.spark.deploy.")
 
 
 def test_the_unit(tmp_path: Path) -> None:

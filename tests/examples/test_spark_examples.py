@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 import pytest
 from tests.hubprocess import HubProcess
 
@@ -83,23 +81,3 @@ def test_fleet(hub: HubProcess, tmp_path: Path) -> None:
     assert (found["lat"], found["lon"], found["positions"]) == (46.948, 7.44, 2)
     assert found["fences"] == ["bern", "bern station"]
     assert service(hub, "fleet/7")["fences"] == []
-
-
-def test_a_cluster_of_two_workers(hub: HubProcess, tmp_path: Path) -> None:
-    """The same jobs on a real master: what they write is what the log has."""
-    spec = importlib.util.spec_from_file_location("cluster", EXAMPLES / "spark-cluster" / "cluster.py")
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    with linked(hub) as link:
-        link.publish([b"x" * 100] * 50_000, topic="bulk")
-        head = link.head().head
-    with example.cluster(0, memory="1g") as master:
-        line = [sys.executable, "-m", "headrace", "pipeline", "run", "archive", "verify", "--available-now"]
-        line += ["--servers", hub.doors["tube_tcp"], "--master", master, "--param", f"path={tmp_path}/out"]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    seqs = ds.dataset(tmp_path / "out" / "archive", partitioning="hive").to_table(columns=["seq"])["seq"]
-    assert sorted(seqs.to_pylist())[:head] == list(range(1, head + 1))
-    assert ds.dataset(tmp_path / "out" / "verify", format="parquet").count_rows() == 0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 from tests.hubprocess import HubProcess
+from tests.net import raw
+from tests.net.linkpeer import LinkPeer, rows
 
 import headrace
 from headrace.errors import ConfigError
-from headrace.net.recording import Recorder
+from headrace.net.recording import FILE_BYTES, Recorder
 from headrace.spark.jobs.decode import _decoded
 from headrace.spark.jobs.folder import Folder
+from headrace.tube import connect
 
 
 def frames(captures: Path, door: str) -> list[tuple[bool, str]]:
@@ -45,8 +49,59 @@ def test_what_passes_is_recorded(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_datagrams_are_recorded_by_address_one_by_one(tmp_path: Path) -> None:
+    captures = tmp_path / "captures"
+    with HubProcess.start(tmp_path / "hub", options=("--record", str(captures))) as hub:
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+        ):
+            for peer in (one, other):
+                peer.bind(("127.0.0.1", 0))
+                peer.settimeout(30)
+            one.sendto(raw.keepalive(), hub.address("fyrehose"))
+            assert one.recv(2048) == raw.ack()
+            for number in range(3):
+                other.sendto(raw.push(b"message %d" % number), hub.address("fyrehose"))
+            other.sendto(b"?" * 30, hub.address("fyrehose"))
+            got: list[tuple[int, bytes]] = []
+            while len(got) < 3:
+                got += raw.delivers(one.recv(65536))
+            names = {
+                f"127.0.0.1:{peer.getsockname()[1]}": name for peer, name in ((one, "one"), (other, "other"))
+            }
+        hub.terminate()
+    folder = Folder.at(str(captures))
+    found = [row for name in folder.names() for row in _decoded(folder, name, {})]
+    said = [(names[row["peer"]], row["outgoing"], row["kind"], row["payload"]) for row in found]
+    assert said.count(("one", False, "Keepalive", None)) == 1
+    assert ("one", True, "KeepaliveAck", None) in said
+    for number in range(3):
+        assert ("other", False, "Push", b"message %d" % number) in said
+        assert ("one", True, "Deliver", b"message %d" % number) in said
+    assert [row["kind"] for row in found if row["error"]] == ["refused"]
+    assert {row["door"] for row in found} == {"fyrehose"}
+
+
+async def test_a_websocket_tube_is_recorded_and_decoded(tmp_path: Path) -> None:
+    captures = tmp_path / "captures"
+    with HubProcess.start(tmp_path / "hub", options=("--record", str(captures))) as hub:
+        async with connect(f"ws://{hub.doors['tube_ws']}") as tube:
+            peer = LinkPeer(tube)
+            await peer.ask(op="hello", id=0, version=1)
+            await peer.ask(rows(*[b"hello" * 1000] * 100), op="publish", id=1)
+            await peer.ask(op="head", id=2)
+        hub.terminate()
+    found = frames(captures, "tube_ws")
+    for outgoing in (False, True):
+        kinds = [kind for each, kind in found if each is outgoing]
+        assert kinds[:2] == ["Handshake", "FragmentSize"]
+        assert kinds.count("Message") >= 3
+        assert "Close" in kinds
+
+
 def test_it_ends_when_enough_is_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(tmp_path / "captures", dict, most=100)
+    recorder = Recorder(tmp_path / "captures", dict, most=FILE_BYTES + 100)
     file = recorder.begin("spp", "somebody")
     assert file is not None
     with file, caplog.at_level(logging.WARNING):

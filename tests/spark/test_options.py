@@ -28,6 +28,8 @@ def test_everything_said_as_spark_says_it() -> None:
             "startingoffsets": "Earliest",
             "maxoffsetspertrigger": "1000",
             "maxbytespertrigger": "5000000",
+            "minbytespertrigger": "1000000",
+            "maxtriggerdelay": "2m",
             "minpartitions": "7",
             "failondataloss": "FALSE",
             "topic": "a/**",
@@ -44,6 +46,7 @@ def test_everything_said_as_spark_says_it() -> None:
     assert [str(host) for host in options.access.hosts] == ["one:1", "two:8081"]
     assert options.starting == "earliest"
     assert (options.max_offsets, options.max_bytes, options.min_partitions) == (1000, 5_000_000, 7)
+    assert (options.min_bytes, options.max_delay) == (1_000_000, 120.0)
     assert not options.fail_on_data_loss
     assert options.origins == ("spp", "tube")
     assert options.predicates == {"region": {"use": 1, "strval": "eu"}}
@@ -79,6 +82,8 @@ def test_times(text: str, expected: int) -> None:
         ({"maxOffsetsPerTrigger": "9"}, False, "is for spark.readStream"),
         ({"hold": "h"}, False, "is for spark.readStream"),
         ({"maxOffsetsPerTrigger": "0"}, True, "a whole number from 1 on"),
+        ({"minBytesPerTrigger": "9"}, False, "is for spark.readStream"),
+        ({"maxTriggerDelay": "soon"}, True, "expected seconds, or a time such as 500ms, 60s or 15m"),
         ({"maxBytesPerTrigger": "10m"}, True, "a whole number from 1 on"),
         ({"failOnDataLoss": "no"}, True, "expected true or false"),
         ({"topic": " "}, True, "topic is empty"),

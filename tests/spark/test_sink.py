@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from tests.spark.hubs import Hub
 
 from headrace.errors import RefusedError, UsageError
+from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.links import close_links
 from headrace.spark.messages import published
 from headrace.spark.options import Writing, writing
@@ -257,6 +258,8 @@ def test_a_batch_is_written_whole_or_not_at_all(spark: SparkSession, kept: Hub) 
     assert kept.head().head == before
     with pytest.raises(PySparkException, match="only ever appended to"):
         good.write.format("headrace").option("servers", kept.servers).mode("overwrite").save()
+    with pytest.raises(UsageError, match=r'outputMode\("append"\); what "update".* foreachBatch'):
+        HeadraceDataSource({"servers": kept.servers}).streamWriter(good.schema, overwrite=True)
 
 
 def pipe(spark: SparkSession, hub: Hub, directory: Path, limit: int) -> Any:

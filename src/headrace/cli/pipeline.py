@@ -36,6 +36,10 @@ RUN_EXAMPLES: Final = examples(
         "headrace pipeline run archive --available-now --param path=/srv/a",
     ),
     (
+        "The same as a Delta table:",
+        "headrace pipeline run archive --table-format delta --param path=/srv/a",
+    ),
+    (
         "Compare the logs of two hubs:",
         "headrace pipeline run verify --servers 10.0.0.1:8081,10.0.0.2:8081",
     ),
@@ -91,6 +95,14 @@ Params = Annotated[
         help="Tell each job that takes it, or one of them. See: headrace pipeline jobs.",
     ),
 ]
+TableFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--table-format",
+        metavar="parquet|delta|iceberg",
+        help="What the archive is; the same as --param archive.table_format=…",
+    ),
+]
 Memory = Annotated[
     str, typer.Option("--memory", metavar="SIZE", help="The driver's, which in local mode is all there is.")
 ]
@@ -105,6 +117,7 @@ def run(
     master: Master = "local[*]",
     available_now: AvailableNow = False,
     params: Params = None,
+    table_format: TableFormat = None,
     memory: Memory = "1g",
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")] = False,
@@ -117,7 +130,7 @@ def run(
         servers or _servers(),
         master=master,
         available_now=available_now,
-        params=params or (),
+        params=[*(params or ()), *([f"archive.table_format={table_format}"] if table_format else ())],
         memory=memory,
         data=gather(None, data).node.data,
         as_json=as_json,

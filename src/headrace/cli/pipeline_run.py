@@ -1,12 +1,13 @@
 """What ``pipeline run`` does: run jobs, show how far they are, stop when told to.
 
-On a terminal that is one line that changes; in a pipe it is a JSON line for each thing that happens: ``started``,
-``progress`` (a micro-batch is done), ``done``, ``stopped``.
+On a terminal that is one line that changes; in a pipe it is a JSON line for each thing that happens: ``starting``,
+``started``, ``progress`` (a micro-batch is done), ``done``, ``stopping``, ``stopped``.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,18 +76,23 @@ def run_for_hub(settings: Settings) -> None:
             logger.info("the pipeline runs %s; Spark's pages: %s", ", ".join(wanted.jobs), facts["ui"])
 
     pipeline = Pipeline(asked, tell)
-    stop_on_signals(pipeline)
+    stop_on_signals(pipeline, watched=True)
     pipeline.run()
 
 
-def stop_on_signals(pipeline: Pipeline) -> None:
-    """Have the first SIGTERM or SIGINT stop a pipeline; the next has its plain meaning."""
+def stop_on_signals(pipeline: Pipeline, *, watched: bool = False) -> None:
+    """Have the first SIGTERM or SIGINT stop a pipeline; the next has its plain meaning.
+
+    One that is ``watched`` need not wait for a Spark that is being started: whoever watches ends the JVM as well.
+    """
     signals = (signal.SIGTERM, signal.SIGINT)
 
     def told(_number: int, _frame: Any) -> None:
         for each in signals:
             signal.signal(each, signal.SIG_DFL)
         pipeline.stop()
+        if watched and pipeline.starting:
+            raise KeyboardInterrupt
 
     for each in signals:
         signal.signal(each, told)
@@ -127,6 +133,8 @@ class _Line:
 
     def tell(self, facts: Mapping[str, object]) -> None:
         match facts["event"]:
+            case "starting":
+                self._say(f"starting Spark on {facts['master']} …")
             case "started":
                 self._say(
                     f"running {', '.join(map(str, _list(facts['jobs'])))}; Spark's pages: {facts['ui'] or 'off'}"
@@ -137,6 +145,8 @@ class _Line:
             case "done":
                 rest = {name: value for name, value in facts.items() if name not in ("event", "job", "state")}
                 self._say(f"{facts['job']}: " + ", ".join(f"{name} {value}" for name, value in rest.items()))
+            case "stopping":
+                self._say("stopping: what is under way comes to its end, for some seconds")
             case "stopped":
                 self._say("stopped")
 
@@ -146,6 +156,9 @@ class _Line:
             print()
 
     def _show(self, line: str) -> None:
+        # A line that is wrapped cannot be taken back.
+        width = shutil.get_terminal_size((0, 0)).columns if self._live else 0
+        line = f"{line[: width - 2]}…" if 0 < width <= len(line) else line
         print(f"\r\x1b[2K{line}" if self._live else line, end="" if self._live else "\n", flush=True)
 
     def _say(self, line: str) -> None:

@@ -54,7 +54,7 @@ def run(
 
         RecordingLoop.recorder = Recorder(record, lambda: server.doors)
         new_loop = RecordingLoop
-        logger.warning("every TCP connection is recorded in %s, keys and payloads included", record)
+        logger.warning("what every peer sends and gets is recorded in %s, keys and payloads included", record)
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_serve(server, ready_file, announce))
 

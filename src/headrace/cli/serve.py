@@ -57,7 +57,7 @@ Record = Annotated[
     typer.Option(
         "--record",
         metavar="DIR",
-        help="Capture the bytes of every TCP connection there, a file each, for the job decode.",
+        help="Capture what every peer sends and gets there, a file each, for the job decode.",
     ),
 ]
 

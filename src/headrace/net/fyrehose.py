@@ -15,12 +15,14 @@ from headrace.message import Batch
 from headrace.net.door import House
 from headrace.net.fyrehose_tcp import FyrehoseTcp
 from headrace.net.fyrehose_udp import FyrehoseUdp
+from headrace.net.recording import recorded_datagrams
 
 
 class FyrehoseDoor:
     """The backbone, open on a TCP and a UDP socket."""
 
     def __init__(self, house: House, tcp: socket.socket, udp: socket.socket) -> None:
+        udp = recorded_datagrams(udp, "fyrehose")
         backbone = _backbone(house, udp)
         self.tcp = FyrehoseTcp(house.hub, house.settings, backbone, house.connections, house.readers)
         self.udp = FyrehoseUdp(house.hub, house.settings, backbone, udp, house.readers)

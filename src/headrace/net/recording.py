@@ -1,9 +1,10 @@
-"""Recording: what every TCP connection of a door sends and gets, to a capture each, for ``decode`` to read.
+"""Recording: what every peer of a door sends and gets, to a capture each, for ``decode`` to read.
 
 Doors know nothing of it. The event loop that makes their servers puts a protocol of its own between each connection and
-its door, which writes down what passes. That is for looking at a problem, not for every day: files are written where
-messages are handled, and hold everything, keys and payloads included. So they are for their owner's eyes only, and
-recording ends for good when :data:`MAX_BYTES` are written. Datagrams are not recorded: ``tcpdump`` does that.
+its door, which writes down what passes; a socket for datagrams is replaced by one that does the same, with a capture
+for each address. That is for looking at a problem, not for every day: files are written where messages are handled, and
+hold everything, keys and payloads included. So they are for their owner's eyes only, and recording ends for good when
+:data:`MAX_BYTES` are written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import contextlib
 import logging
 import os
 import socket
+import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Any, BinaryIO, Final, cast
 
 import uvloop
 
+from headrace.client.udp import UDP_SEGMENT, segment_size
 from headrace.errors import ConfigError
 from headrace.wire.capture import Capture, Chunk, serialize
 
@@ -28,6 +32,11 @@ logger = logging.getLogger("headrace")
 
 MAX_BYTES: Final = 4 << 30
 """Of all captures of a run."""
+
+FILE_BYTES: Final = 4096
+"""What a capture counts for before anything is in it: peers may be many and say little."""
+OPEN_PEERS: Final = 256
+"""Addresses whose captures of datagrams are open at a time. One that comes back later gets another capture."""
 
 _UNRECORDED: Final = frozenset({"http"})
 
@@ -57,17 +66,18 @@ class Recorder:
                 return door if where.rpartition(":")[0].strip("[]") == host else None
         return None
 
-    def begin(self, door: str, peer: str) -> BinaryIO | None:
-        """A file for a new connection; ``None`` if there is no more room."""
+    def begin(self, door: str, peer: str, *, datagrams: bool = False) -> BinaryIO | None:
+        """A file for a new connection, or for datagrams; ``None`` if there is no more room."""
         if self._left <= 0:
             return None
         path = self._directory / f"{door}-{self._started}-{next(self._numbers):06d}.capture"
         try:
             file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-            file.write(serialize(Capture(door, peer)))
+            file.write(serialize(Capture(door, peer, datagrams)))
         except OSError as error:
             self._give_up(f"{path}: {error}")
             return None
+        self._spend(FILE_BYTES)
         return file
 
     def write(self, file: BinaryIO, data: Any, *, outgoing: bool) -> bool:
@@ -79,10 +89,13 @@ class Recorder:
         except OSError as error:
             self._give_up(str(error))
             return False
-        self._left -= len(data)
+        self._spend(len(data))
+        return True
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
         if self._left <= 0:
             self._give_up("as much as may be is recorded")
-        return True
 
     def _give_up(self, why: str) -> None:
         self._left = 0
@@ -106,6 +119,71 @@ class RecordingLoop(uvloop.Loop):
             return _Recorded(protocol_factory(), recorder, door)
 
         return await super().create_server(recorded, *args, **kwargs)
+
+
+def recorded_datagrams(sock: socket.socket, door: str) -> socket.socket:
+    """The socket of a door's datagrams: itself, or where the event loop records, one that writes down what passes."""
+    loop = asyncio.get_running_loop()
+    recorder = loop.recorder if isinstance(loop, RecordingLoop) else None
+    return sock if recorder is None else _RecordedSocket(sock, recorder, door)
+
+
+class _RecordedSocket(socket.socket):
+    """A socket whose datagrams are written down, one by one even where a call takes or gives several."""
+
+    def __init__(self, sock: socket.socket, recorder: Recorder, door: str) -> None:
+        super().__init__(fileno=sock.detach())
+        self.setblocking(False)
+        self._recorder = recorder
+        self._door = door
+        self._files: OrderedDict[Any, BinaryIO] = OrderedDict()
+
+    def recvmsg_into(self, buffers: Any, *rest: Any) -> Any:
+        """Receive and write down."""
+        size, ancillary, flags, address = super().recvmsg_into(buffers, *rest)
+        self._note(memoryview(buffers[0])[:size], segment_size(size, ancillary), address, outgoing=False)
+        return size, ancillary, flags, address
+
+    def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, address: Any = None, /) -> int:
+        """Send several of one size and write them down."""
+        sent = super().sendmsg(buffers, ancillary, flags, address)
+        (step,) = next(
+            (struct.unpack("=H", size) for _, kind, size in ancillary if kind == UDP_SEGMENT), (sent,)
+        )
+        self._note(memoryview(buffers[0])[:sent], step, address, outgoing=True)
+        return sent
+
+    def sendto(self, data: Any, address: Any) -> int:  # type: ignore[override]
+        """Send and write down."""
+        sent = super().sendto(data, address)
+        self._note(memoryview(data), sent, address, outgoing=True)
+        return sent
+
+    def close(self) -> None:
+        """End the captures."""
+        while self._files:
+            self._end(next(iter(self._files)))
+        super().close()
+
+    def _note(self, data: memoryview, step: int, address: Any, *, outgoing: bool) -> None:
+        peer = address[:2]
+        file = self._files.get(peer)
+        if file is None:
+            file = self._recorder.begin(self._door, f"{peer[0]}:{peer[1]}", datagrams=True)
+            if file is None:
+                return
+            self._files[peer] = file
+            if len(self._files) > OPEN_PEERS:
+                self._end(next(iter(self._files)))
+        self._files.move_to_end(peer)
+        for at in range(0, max(len(data), 1), max(step, 1)):
+            if not self._recorder.write(file, data[at : at + step], outgoing=outgoing):
+                self._end(peer)
+                return
+
+    def _end(self, peer: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._files.pop(peer).close()
 
 
 class _Recorded(asyncio.BufferedProtocol):

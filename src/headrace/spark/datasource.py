@@ -56,7 +56,10 @@ class HeadraceDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """``df.writeStream``."""
         if overwrite:
-            raise UsageError('a log is only ever appended to: write with outputMode("append") or ("update")')
+            raise UsageError(
+                'a log is only ever appended to: write with outputMode("append"); what "update" or "complete" brings '
+                'is written from foreachBatch: batch.write.format("headrace").mode("append")'
+            )
         return StreamWriter(writing(self.options), schema)
 
 

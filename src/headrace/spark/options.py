@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +26,10 @@ DEFAULT_PORT: Final = 8081
 CLIENT_VARIABLE: Final = "HEADRACE_CLIENT_ID"
 KEY_VARIABLE: Final = "HEADRACE_KEY"
 
+MAX_DELAY: Final = 15 * 60.0
+"""Seconds that ``minBytesPerTrigger`` may keep a message waiting where nobody says."""
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
 Place = Literal["earliest", "latest"] | int
 """Where to begin or end: a word, or the number of a message."""
 
@@ -36,6 +41,8 @@ _READ: Final = (
     "startingTimestamp",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minBytesPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "failOnDataLoss",
     "topic",
@@ -44,6 +51,13 @@ _READ: Final = (
     "entries",
     "hold",
     "files",
+)
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minBytesPerTrigger",
+    "maxTriggerDelay",
+    "hold",
 )
 _WRITE: Final = (*_BOTH, "topic")
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path"})
@@ -95,6 +109,9 @@ class Reading:
     ending: Place = "latest"
     max_offsets: int | None = None
     max_bytes: int | None = None
+    min_bytes: int | None = None
+    max_delay: float = MAX_DELAY
+    """Seconds: with ``min_bytes``, how long less may wait."""
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     topic: str | None = None
@@ -131,7 +148,7 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
             "endingOffsets is for spark.read: a stream has no end (see trigger(availableNow=True))"
         )
     if not stream:
-        for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "hold"):
+        for name in _STREAM_ONLY:
             if given.has(name):
                 raise UsageError(
                     f"{name} is for spark.readStream: a batch has no triggers and keeps no place"
@@ -145,6 +162,8 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
         ending=given.place("endingOffsets", ("latest",)) or "latest",
         max_offsets=given.number("maxOffsetsPerTrigger"),
         max_bytes=given.number("maxBytesPerTrigger"),
+        min_bytes=given.number("minBytesPerTrigger"),
+        max_delay=given.seconds("maxTriggerDelay", MAX_DELAY),
         min_partitions=given.number("minPartitions"),
         fail_on_data_loss=given.truth("failOnDataLoss", default=True),
         topic=given.text("topic"),
@@ -197,6 +216,15 @@ class _Given:
         if not 1 <= number < 1 << 62:
             raise UsageError(f"{name} = {value!r}: expected a whole number from 1 on")
         return number
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self.text(name)
+        if value is None:
+            return default
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|h)?", value.strip())
+        if found is None:
+            raise UsageError(f"{name} = {value!r}: expected seconds, or a time such as 500ms, 60s or 15m")
+        return float(found[1]) * _UNITS[found[2] or "s"]
 
     def truth(self, name: str, *, default: bool) -> bool:
         value = self.text(name)

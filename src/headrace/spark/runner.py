@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,28 +89,45 @@ class Pipeline:
         """Have :meth:`run` come to its end; may be called from a signal handler."""
         self._stopping.set()
 
+    @property
+    def starting(self) -> bool:
+        """Whether Spark is still being started, so that nothing is under way."""
+        return self._state == "starting"
+
     def run(self) -> None:
-        """Run until it is over."""
+        """Run until it is over; a ``KeyboardInterrupt`` is an end too, if it was told to stop."""
+        try:
+            self._start_and_run()
+        except KeyboardInterrupt:
+            if not self._stopping.is_set():
+                raise
+        self._tell({"event": "stopped", "jobs": list(self._asked.jobs)})
+
+    def _start_and_run(self) -> None:
         asked = self._asked
         if any(name not in WITHOUT_HUB for name in asked.jobs):
             # A hub that is not there is told at once, not after a JVM has started.
             with link(asked.access):
                 pass
+        self._tell({"event": "starting", "jobs": list(asked.jobs), "master": asked.master})
         with self._reporting():
-            spark = session(
-                asked.master,
-                app=f"headrace {' '.join(asked.jobs)}",
-                memory=asked.memory,
-                ui=asked.ui,
-                # Our jobs keep no state in Spark: what they keep, they keep themselves.
-                stateless=True,
-                **{"spark.scheduler.mode": "FAIR", **asked.conf},
-            )
+            with _own_interrupts():
+                spark = session(
+                    asked.master,
+                    app=f"headrace {' '.join(asked.jobs)}",
+                    memory=asked.memory,
+                    ui=asked.ui,
+                    # Our jobs keep no state in Spark: what they keep, they keep themselves.
+                    stateless=True,
+                    **{"spark.scheduler.mode": "FAIR", **asked.conf},
+                )
             try:
                 with _as_sentences("the pipeline"):
                     self._run(spark)
             finally:
                 self._state = "stopping"
+                if self._stopping.is_set():
+                    self._tell({"event": "stopping", "jobs": list(asked.jobs)})
                 self._stop_queries()
                 self._stop_spark(spark)
                 close_links()
@@ -117,7 +135,6 @@ class Pipeline:
                 self._progress = {
                     name: {**facts, "state": "stopped"} for name, facts in self._progress.items()
                 }
-        self._tell({"event": "stopped", "jobs": list(asked.jobs)})
 
     def facts(self) -> dict[str, object]:
         """What the pipeline is doing."""
@@ -224,6 +241,15 @@ class Pipeline:
         finally:
             ended.set()
             thread.join(STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep what Ctrl-C does: a Spark context has its own idea, which is to cut off whatever is under way."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def _failure(name: str, failure: BaseException | None, told: str) -> HeadraceError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -163,6 +164,8 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         self._target: int | None = None
         """Where a query with ``availableNow`` ends."""
         self._known: Extent | None = None
+        self._taken: float | None = None
+        """When the newest batch was taken, by the clock of ``monotonic``."""
         self._held = 0
         self._told = 0
         """Up to where lost messages were reported."""
@@ -187,7 +190,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             self._catch_up(begin)
             extent = self._look(start, first=first, size=most_bytes)
         end = extent.head if self._target is None else min(self._target, extent.head)
-        if end <= begin or (self._target is None and extent.message <= begin):
+        if end <= begin or (self._target is None and (extent.message <= begin or not self._due(begin))):
             return start
         if isinstance(limit, ReadMaxRows):
             # Counted from the first that there is: what was lost is passed over at no cost.
@@ -232,6 +235,19 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         from headrace.spark.links import close_links
 
         close_links()
+
+    def _due(self, begin: int) -> bool:
+        """Whether what is behind ``begin`` need not wait for more: it is enough, or has waited for long enough.
+
+        As with Kafka's ``minOffsetsPerTrigger``, the wait counts from the batch before; the first has none.
+        """
+        least, now = self._options.min_bytes, monotonic()
+        if least is not None and self._taken is not None and now - self._taken < self._options.max_delay:
+            extent = self._extent(first=begin + 1, size=least)
+            if extent.reach is None or extent.reach >= extent.head:
+                return False
+        self._taken = now
+        return True
 
     def _look(self, offset: Mapping[str, Any] | None = None, **asked: int | None) -> Extent:
         from headrace.spark.rows import another_log

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from websockets.frames import Frame, Opcode
 
 from headrace.config import DOORS
 from headrace.errors import MalformedError, UsageError
@@ -39,6 +40,18 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return list(_decoded(Folder.at(str(folder)), name, PORTS))
 
 
+SWITCH = b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n"
+
+
+def framed(data: bytes, opcode: Opcode = Opcode.BINARY, *, fin: bool = True) -> bytes:
+    """A frame as a WebSocket client sends it, by the library."""
+    return Frame(opcode, bytes(data), fin=fin).serialize(mask=True)
+
+
+def pieces_of(message: bytes) -> list[bytes]:
+    return [bytes(piece) for piece in tube.websocket_pieces(message, 128)]
+
+
 def kinds(found: list[dict[str, Any]]) -> list[str]:
     return [row["kind"] for row in found]
 
@@ -52,6 +65,7 @@ def test_every_door_has_its_decoder(tmp_path: Path) -> None:
         "spp": (offer, "Publish"),
         "sdk": (sdk.serialize(sdk.Heartbeat()), "Heartbeat"),
         "publisher": (publish.serialize(publish.Publish({"n": 1}, b"hi")), "Publish"),
+        "tube_ws": (SWITCH + framed(b"\x80\x01") + b"".join(map(framed, pieces_of(hello))), "Message"),
         "tube_tcp": (b"\x80\x01" + b"".join(map(bytes, tube.stream_pieces(hello, 128))), "Message"),
         "parcel": ((CORPUS / "parcel" / "seqreq").read_bytes()[1:], "Parcel"),
         "router": ((CORPUS / "attribute" / "router-push").read_bytes()[1:], "Push"),
@@ -67,7 +81,47 @@ def test_every_door_has_its_decoder(tmp_path: Path) -> None:
         json.loads(found[-1]["fields"])
     message = rows(tmp_path, "tube_tcp.capture")[-1]
     assert json.loads(message["fields"]) == {"op": "hello", "id": 0}
-    assert set(wanted) | {"tube_ws", "http"} == set(DOORS)
+    assert set(wanted) | {"http"} == set(DOORS)
+
+
+@pytest.mark.parametrize("size", [1, 125, 126, 65_535, 65_536, 200_000])
+def test_websocket_messages_of_any_size_in_any_frames(tmp_path: Path, size: int) -> None:
+    message = Random(size).randbytes(size)
+    piece = b"".join(map(bytes, tube.websocket_pieces(message, 1 << 20)))
+    cut = len(piece) // 2
+    wire = SWITCH + framed(b"\x80\x01") + framed(b"?", Opcode.PING)
+    wire += framed(piece[:cut], fin=False) + framed(b"", Opcode.PONG) + framed(piece[cut:], Opcode.CONT)
+    wire += framed(b"\x03\xe8bye", Opcode.CLOSE)
+    name = capture(
+        tmp_path / "a.capture", "tube_ws", *((False, wire[at : at + 999]) for at in range(0, len(wire), 999))
+    )
+    found = rows(tmp_path, name)
+    assert kinds(found) == ["Handshake", "FragmentSize", "WebSocketPing", "WebSocketPing", "Message", "Close"]
+    assert found[4]["payload"] == message
+    assert json.loads(found[5]["fields"]) == {"code": 1000, "reason": "bye"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        framed(b"words", Opcode.TEXT),
+        Frame(Opcode.BINARY, b"\x80\x01").serialize(mask=False),
+        b"\xc2\x80",
+        b"\x82\xff" + b"\xff" * 12,
+        framed(b""),
+    ],
+)
+def test_websocket_frames_that_are_refused(tmp_path: Path, bad: bytes) -> None:
+    found = rows(
+        tmp_path, capture(tmp_path / "a.capture", "tube_ws", (False, SWITCH + bad), (False, b"more"))
+    )
+    assert kinds(found) == ["Handshake", "refused"]
+    assert "tube" in found[1]["error"]
+
+
+def test_a_websocket_handshake_without_an_end(tmp_path: Path) -> None:
+    found = rows(tmp_path, capture(tmp_path / "a.capture", "tube_ws", (False, b"x" * 70_000)))
+    assert kinds(found) == ["refused"]
 
 
 def test_malformed_is_a_row_with_its_error(tmp_path: Path) -> None:
@@ -83,7 +137,8 @@ def test_malformed_is_a_row_with_its_error(tmp_path: Path) -> None:
     assert kinds(found) == ["Push", "refused", "Push"]
     (tmp_path / "d.capture").write_bytes(b"no capture\n")
     assert kinds(rows(tmp_path, "d.capture")) == ["refused"]
-    assert kinds(rows(tmp_path, capture(tmp_path / "e.capture", "tube_ws", (False, b"GET /")))) == ["bytes"]
+    cut = rows(tmp_path, capture(tmp_path / "e.capture", "tube_ws", (False, b"GET /")))
+    assert kinds(cut) == ["unfinished"]
 
 
 # pcap

@@ -10,11 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark.sql import SparkSession
 from tests.hubprocess import HubProcess
+from tests.spark.hubs import until
 from tests.spark.jobs.conftest import Play
 
 import headrace
 from headrace.message import SCHEMA
+from headrace.spark import register
+from headrace.spark.jobs import archive
+from headrace.spark.jobs.job import Run
+from headrace.spark.options import Access
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -58,6 +64,52 @@ def test_archive_equals_the_log_through_restarts(hub: HubProcess, play: Play, tm
     through = play("archive", servers)["through"]
     assert through == 1511  # the hold is an entry of the log
     assert archived(tmp_path / "archive") == whole(hub).slice(0, 1511)
+
+
+def test_archive_takes_a_burst_at_once_and_lets_a_trickle_wait(
+    spark: SparkSession, hub: HubProcess, tmp_path: Path
+) -> None:
+    """An interval of an hour stands for one that is long: what is archived here, its size has brought about."""
+    register(spark)
+    path = tmp_path / "archive"
+    told = {"path": str(path), "interval": "3600", "size": "100000"}
+    every_look_tells = "spark.sql.streaming.noDataProgressEventInterval"
+    spark.conf.set(every_look_tells, "0")
+    started = archive.start(Run(spark, "archive", Access(hub.doors["tube_tcp"]), told, archive.PARAMETERS))
+    try:
+        with linked(hub) as link:
+
+            def through() -> int:
+                assert started.query.isActive, started.query.exception()
+                return int(str(started.facts()["through"]))
+
+            def looks() -> list[str]:
+                return [each.timestamp for each in started.query.recentProgress if not each.numInputRows]
+
+            def looked_in_vain() -> None:
+                """Wait until the query has twice found that there is nothing to do."""
+                known = set(looks())
+                until(lambda: len(set(looks()) - known) >= 2)
+
+            looked_in_vain()
+            assert not list(path.rglob("*.parquet"))
+            link.publish(b"the first")
+            until(lambda: through() == 1)
+            for _ in range(30):
+                link.publish([bytes(1000)] * 10)
+            burst = link.head().head
+            until(lambda: through() >= burst - 100)
+            settled = link.publish(b"alone")[1]
+            looked_in_vain()
+            before, files = through(), sorted(path.rglob("*.parquet"))
+            assert before < settled
+            looked_in_vain()
+            assert (through(), sorted(path.rglob("*.parquet"))) == (before, files)
+            assert link.head().message == settled
+    finally:
+        started.query.stop()
+        spark.conf.unset(every_look_tells)
+    assert archived(path) == whole(hub).slice(0, before)
 
 
 def test_verify_tells_of_a_sound_log_once(hub: HubProcess, play: Play, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError, WireError
 from headrace.message import Run
+from headrace.spark.jobs.websocket import WebSocketStream
 from headrace.wire import attribute, fyrehose, link, parcel, publish, sdk, spp, tube
 from headrace.wire.inbox import Decoder
 from headrace.wire.tube import MAX_FRAGMENT_SIZE
@@ -29,8 +31,15 @@ _PAYLOADS: Final = ("payload", "data", "value", "change", "bulk")
 """What frames call the bytes that they carry."""
 
 
+_LIMITS: Final = Limits(fragment_size=MAX_FRAGMENT_SIZE, max_message=1 << 30, max_inflated=1 << 30)
+
+
 def _tube() -> StreamDecoder:
-    return StreamDecoder(Limits(fragment_size=MAX_FRAGMENT_SIZE, max_message=1 << 30, max_inflated=1 << 30))
+    return StreamDecoder(_LIMITS)
+
+
+def _websocket(*, masked: bool) -> WebSocketStream:
+    return WebSocketStream(_LIMITS, masked=masked)
 
 
 STREAMS: Final[Mapping[str, tuple[Callable[[], Decoder[Any]] | None, Callable[[], Decoder[Any]] | None]]] = {
@@ -42,6 +51,7 @@ STREAMS: Final[Mapping[str, tuple[Callable[[], Decoder[Any]] | None, Callable[[]
     "dispatcher": (attribute.DispatcherDecoder, None),
     "publisher": (publish.PublisherDecoder, None),
     "status": (attribute.StatusDecoder, None),
+    "tube_ws": (partial(_websocket, masked=True), partial(_websocket, masked=False)),
     "tube_tcp": (_tube, _tube),
 }
 """Each door's decoders: of what comes to the hub, and of what it sends. What has none is kept as bytes."""

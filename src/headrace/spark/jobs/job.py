@@ -136,8 +136,11 @@ class Run:
         """Another stream of a hub's, by its format's name."""
         return self._load(self.spark.readStream, None, options, name)
 
-    def query(self, rows: DataFrame, each: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """Have ``each`` do every micro-batch of ``rows``."""
+    def query(
+        self, rows: DataFrame, each: Callable[[DataFrame, int], None], *, interval: float | None = None
+    ) -> StreamingQuery:
+        """Have ``each`` do every micro-batch of ``rows``, one each ``interval``, which else is the parameter."""
+        seconds = self.number("interval", 0.01) if interval is None else interval
 
         def guarded(batch: DataFrame, number: int) -> None:
             try:
@@ -150,7 +153,7 @@ class Run:
         if self.available_now:
             writer = writer.trigger(availableNow=True)
         else:
-            writer = writer.trigger(processingTime=f"{self.number('interval', 0.01)} seconds")
+            writer = writer.trigger(processingTime=f"{seconds} seconds")
         return writer.foreachBatch(guarded).start()
 
     def _load(
@@ -171,7 +174,7 @@ def find(name: str) -> Job:
     """A job's module.
 
     >>> find("archive").ABOUT
-    'the sequence to Parquet, by day and hour'
+    'the sequence to Parquet, Delta or Iceberg, by day and hour'
     """
     if name not in JOBS:
         close = get_close_matches(name, JOBS, n=1)

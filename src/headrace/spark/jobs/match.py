@@ -25,7 +25,7 @@ from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.matching import Matcher
 from headrace.message import SCHEMA
-from headrace.spark.jobs.archive import enveloped
+from headrace.spark.jobs.archive_files import enveloped
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
 from headrace.spark.jobs.match_push import Lifeline

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import UsageError
 from headrace.message import NOT_A_MESSAGE, SCHEMA
-from headrace.spark.jobs.archive import log_of
+from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived
 from headrace.spark.jobs.job import Parameter, Run
 from headrace.spark.options import Access
 
@@ -40,6 +40,7 @@ PARAMETERS: Final = {
         "times the pace at which they came: 1 as they did, 60 a minute a second; 0: no pace", "0"
     ),
     "name": Parameter("the publisher's name, by which a repeat is known"),
+    **TABLE_PARAMETERS,
 }
 
 _STEP: Final = 0.02
@@ -69,8 +70,7 @@ def start(run: Run) -> dict[str, object]:
     pace = Pace(run.number("rate"), run.number("speed"))
     if pace.rate and pace.speed:
         raise UsageError("replay: rate and speed are two answers to one question: say one")
-    log = log_of(run.folder)
-    rows = run.spark.read.parquet(run.path)
+    log, rows = archived(run)
     rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
     name = run.param("name") or publisher_name(log, run)
     result = published(rows, run.access, name, pace).toArrow().to_pylist()[0]
@@ -127,7 +127,7 @@ def _publish(
 ) -> Iterator[pa.RecordBatch]:
     from headrace.client.sync import Sync
     from headrace.client.tube_replay import ReplayTarget, runs
-    from headrace.spark.jobs.archive import enveloped
+    from headrace.spark.jobs.archive_files import enveloped
 
     client_id, key = access.credentials() or (None, None)
     target = ReplayTarget(access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key)

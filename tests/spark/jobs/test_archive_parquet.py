@@ -1,4 +1,4 @@
-"""The archive: the sequence up to some number, each message once, whatever is killed and whoever reads."""
+"""An archive in Parquet: the sequence up to some number, each message once, whatever is killed and whoever reads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.spark.jobs.rows import BEGIN, LOG, frame, rows
 
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
-from headrace.spark.jobs import archive
-from headrace.spark.jobs.archive import Added, Archive
+from headrace.spark.jobs import archive_files
+from headrace.spark.jobs.archive_files import Added, write_files
+from headrace.spark.jobs.archive_parquet import ParquetArchive
 from headrace.spark.jobs.folder import Folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -23,8 +24,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 HOUR = 3_600_000_000
 
 
-def opened(path: Path, log: str = LOG, **options: int) -> Archive:
-    return Archive(Folder.at(str(path)), log, **options)
+def opened(path: Path, log: str = LOG, **options: int) -> ParquetArchive:
+    return ParquetArchive(Folder.at(str(path)), log, **options)
 
 
 def archived(path: Path) -> pa.Table:
@@ -163,11 +164,11 @@ def test_disorder_is_not_archived(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_large_task_makes_several_files(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "FILE_BYTES", 8_000)
-    monkeypatch.setattr(archive, "GROUP_ROWS", 500)
+    monkeypatch.setattr(archive_files, "FILE_BYTES", 8_000)
+    monkeypatch.setattr(archive_files, "GROUP_ROWS", 500)
     batches = rows(1, 5000).to_batches(max_chunksize=250)
     folder = Folder.at(str(tmp_path))
-    made = pa.Table.from_batches(archive._write(folder, 0, LOG, batches)).to_pylist()
+    made = pa.Table.from_batches(write_files(folder, 0, LOG, batches)).to_pylist()
     assert len(made) > 2
     assert [each["first"] for each in made[1:]] == [each["last"] + 1 for each in made[:-1]]
     assert pa.concat_tables(pq.read_table(tmp_path / each["name"]) for each in made).num_rows == 5000
