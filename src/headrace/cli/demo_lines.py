@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any, Self
 
 from headrace.demo.audit import Audit
@@ -13,8 +14,9 @@ from headrace.demo.play import Play
 class Lines:
     """Lines on stdout: ``started``, ``alert``, ``progress`` each second, ``summary``, and ``kept``."""
 
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: Play, data: Path) -> None:
         self._play = play
+        self._data = data
         self._alerts = 0
         self._second = 0
 
@@ -24,6 +26,7 @@ class Lines:
             "started",
             dashboard=play.dashboard,
             doors=dict(play.doors),
+            data=str(self._data),
             vehicles=len(play.fleet.vehicles),
             seconds=play.seconds,
             spark=play.spark_wanted,

@@ -49,7 +49,7 @@ def show(seconds: float, vehicles: int, *, spark: bool, keep: bool, as_json: boo
     """Show it; ends in the exit code."""
     # Terminated is interrupted: everything is stopped.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    with _stage(spark=spark) as stage:
+    with staged(spark=spark) as stage:
         # Only now what is heavy: children were forked from a small process.
         from headrace.cli.demo_lines import Lines
         from headrace.cli.demo_view import Picture
@@ -58,7 +58,7 @@ def show(seconds: float, vehicles: int, *, spark: bool, keep: bool, as_json: boo
         # Clients that meet with a hub that stops would say so in the middle of the picture.
         logging.getLogger("headrace").setLevel(logging.CRITICAL)
         play = Play(stage.doors, vehicles=vehicles, seconds=seconds, spark=stage.spark_end if spark else None)
-        view = Lines(play) if wants_json(asked=as_json) else Picture(play)
+        view = Lines(play, stage.data) if wants_json(asked=as_json) else Picture(play)
         with view:
             audit = asyncio.run(play.run(view.look))
         view.tell(audit)
@@ -71,20 +71,21 @@ def show(seconds: float, vehicles: int, *, spark: bool, keep: bool, as_json: boo
         raise typer.Exit(FAILED)
 
 
-class _Stage:
+class Stage:
     """The hub and the Spark job."""
 
     def __init__(self, directory: Path) -> None:
         self.hub = Child("hub")
         self.job = Child("spark")
         self.doors: dict[str, str] = {}
+        self.data = directory / "data"
         self._directory = directory
         self._ready = directory / "ready.json"
         self._ended: SparkEnd | None = None
 
     def raise_hub(self) -> None:
         """Start the hub, and wait until its doors are open."""
-        settings = gather(None, self._directory / "data").override(
+        settings = gather(None, self.data).override(
             # Payloads are JSON, and some protocols have no other place for what a message says.
             {"node.name": "demo", "matching.json_attributes": True},
             source="the demo",
@@ -139,9 +140,10 @@ class _Stage:
 
 
 @contextlib.contextmanager
-def _stage(*, spark: bool) -> Iterator[_Stage]:
+def staged(*, spark: bool) -> Iterator[Stage]:
+    """A hub, and the Spark job if that is wanted, for as long as the block runs."""
     with tempfile.TemporaryDirectory(prefix="headrace-demo-", ignore_cleanup_errors=True) as directory:
-        stage = _Stage(Path(directory))
+        stage = Stage(Path(directory))
         try:
             stage.raise_hub()
             if spark:

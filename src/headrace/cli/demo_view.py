@@ -78,13 +78,14 @@ def draw(play: Play, width: int, height: int) -> RenderableType:
     columns = max(_MAP_WIDTH[0], min(_MAP_WIDTH[1], width - _SIDE if beside else width)) - _FRAME
     rows = max(6, min(columns // 4, height - (14 if beside else 17)))
     town = Panel(map_of(play, columns, rows), title="the town", border_style="dim", expand=False)
-    lists = max(2, height - rows - (6 if beside else 15))
+    lists = max(2, height - rows - (8 if beside else 15))
     if not beside:
         return Group(_heading(play, width), town, _protocols(play), _alerts(play, lists))
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=columns + _FRAME)
     grid.add_column(width=width - columns - _FRAME - 4)
     grid.add_row(town, Group(_protocols(play), "", _watches(play)))
+    grid.add_row("", "")
     grid.add_row(_alerts(play, lists), _results(play, lists))
     return Group(_heading(play, width), grid)
 
@@ -121,7 +122,7 @@ _NEXT: Final = (
     ("headrace up", "a hub that stays, its dashboard, and the pipeline"),
     ("headrace sub --where 'x=0..10'", "a subscription by content"),
     ("headrace pub 'here' --attr x=5", "a message for it"),
-    ("headrace services", "live objects, such as Spark's results"),
+    ("headrace services list", "live objects, such as Spark's results"),
     ("headrace demo --keep", "this again; the hub stays"),
 )
 

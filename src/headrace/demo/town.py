@@ -56,7 +56,7 @@ FENCES: Final = (
     Fence("harbour", 40, 280, 30, 170),
     Fence("old town", 460, 740, 230, 370),
     Fence("station", 920, 1160, 60, 220),
-    Fence("stadium", 760, 960, 440, 570),
+    Fence("stadium", 700, 980, 430, 570),
 )
 
 
@@ -104,7 +104,7 @@ class Vehicle:
 
     def telemetry(self, seconds: float) -> dict[str, str | float]:
         """What it says of itself."""
-        temperature = 76 + 21 * math.sin(seconds / 7 + self.warmth)
+        temperature = 76 + (14 + 1.5 * self.warmth) * math.sin(seconds / 7 + self.warmth)
         battery = max(5.0, 98 - self.warmth * 4 - seconds / 6)
         return {"vehicle": self.name, "battery": round(battery, 1), "temperature": round(temperature, 1)}
 

@@ -6,6 +6,7 @@ A :class:`Sample` is made from the hub's counters as they stand and as they stoo
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,6 +18,9 @@ SAMPLES: Final = 600
 
 _IN: Final = "received"
 _OUT: Final = "delivered"
+_LAGS: Final = ("p50", "p90", "p99")
+_NEWS: Final = 5.0
+"""Seconds without news of ``measure`` after which nothing is measured any more."""
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
 
 
@@ -39,6 +43,19 @@ class Sample(msgspec.Struct, frozen=True):
     repaired: float
     skipped: float
     conflated: float
+    measured: dict[str, float]
+    """What the job ``measure`` counts: messages a second as ``rate``, and its percentiles of the lag in seconds."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What the job ``measure`` shows now."""
+
+    start: str
+    """When the newest minute began."""
+    messages: int
+    """How many messages it has so far."""
+    lag: dict[str, float]
+    """How late those of the newest second were, in seconds, by percentile."""
 
 
 class Levels(msgspec.Struct, frozen=True):
@@ -50,6 +67,7 @@ class Levels(msgspec.Struct, frozen=True):
     bytes: int
     connections: int
     behind: int
+    measured: Measured | None = None
 
 
 class History:
@@ -58,6 +76,8 @@ class History:
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._before: tuple[float, dict[str, dict[str, int]]] | None = None
+        self._measured: tuple[float, Measured, float] | None = None
+        """When ``measure`` last had news, what that was, and the rate that followed from it."""
 
     def take(self, now: float, levels: Levels, counters: Counters) -> Sample:
         """Make and keep the sample of this moment; ``now`` in seconds since 1970."""
@@ -84,9 +104,45 @@ class History:
             rates(_IN),
             rates(_OUT),
             *(round(sum(rates(name).values()), 1) for name in _SUMS),
+            self._measure(now, levels.measured),
         )
         self.samples.append(sample)
         return sample
+
+    def _measure(self, now: float, measured: Measured | None) -> dict[str, float]:
+        """A rate, from how the newest minute grows: a second of its own is often seen before it is full."""
+        if measured is None:
+            return {}
+        then, before, rate = self._measured or (now, measured, 0.0)
+        if measured.start != before.start or self._measured is None:
+            self._measured = now, measured, rate
+        elif measured.messages > before.messages:
+            rate = round((measured.messages - before.messages) / max(now - then, 1e-3), 1)
+            self._measured = now, measured, rate
+        elif now - then > _NEWS:
+            rate = 0.0
+        return {"rate": rate, **measured.lag}
+
+
+def measured_from(shown: Mapping[str, object]) -> Measured | None:
+    """What the services ``measure/minute`` and ``measure/second`` say, if they say what they should."""
+    try:
+        minute = msgspec.convert(shown.get("minute"), _Window)
+        second = msgspec.convert(shown.get("second"), _Window)
+    except msgspec.ValidationError:
+        # Anybody may publish under these names.
+        return None
+    return Measured(
+        minute.start, minute.messages, {name: second.lag[name] for name in _LAGS if name in second.lag}
+    )
+
+
+class _Window(msgspec.Struct):
+    """What is drawn of a window."""
+
+    start: str
+    messages: int
+    lag: dict[str, float]
 
 
 def _counts(counters: Counters) -> dict[str, dict[str, int]]:

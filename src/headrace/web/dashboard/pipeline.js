@@ -4,6 +4,7 @@ import { bytes, count, rate, span } from "./format.js";
 import { listen } from "./store.js";
 
 const EACH = 2000;
+const MINUTES = 5;
 
 export default {
   title: "Pipeline",
@@ -14,11 +15,10 @@ export default {
     const tops = h("div", {});
     const counted = new Chart("Messages measured, per second");
     const lagged = new Chart("Seconds from number to Spark", { format: (value) => value.toFixed(2) });
-    const taken = [];
     const measured = h("section", { class: "sheet", "aria-label": "Measured" }, h("h2", {}, "Measured"), counted.element, lagged.element, tops);
     main.append(h("p", { class: "lead" }, "The Spark jobs that read the sequence, and what they found."), said, jobs, h("div", { class: "grid" }, findings, measured));
 
-    const stop = listen(({ status }) => {
+    const stop = listen(({ status, samples }) => {
       const pipeline = status?.pipeline;
       const running = Object.entries(pipeline?.jobs ?? {});
       const silent = pipeline && pipeline.age > 10;
@@ -32,12 +32,11 @@ export default {
           ["Behind", ([, job]) => (job.behind === null || job.behind === undefined ? "" : count(job.behind)), { n: true }],
         ], running) : empty("No Spark job reports to this hub. Hub and pipeline together:", "headrace up"));
       const windows = Object.entries(status?.measure ?? {});
-      const second = status?.measure?.second;
-      if (second && (!taken.length || second.start !== taken.at(-1).start)) taken.push({ ...second, seen: Date.now() / 1000 });
-      if (taken.length > 120) taken.shift();
-      counted.update(taken.map((each) => each.seen), { messages: taken.map((each) => each.messages ?? 0) });
-      lagged.update(taken.map((each) => each.seen), Object.fromEntries(["p50", "p90", "p99"]
-        .map((name) => [name, taken.map((each) => each.lag?.[name] ?? 0)])));
+      const measured = samples.slice(-MINUTES * 60).filter((sample) => "rate" in (sample.measured ?? {}));
+      const times = measured.map((sample) => sample.time);
+      counted.update(times, { messages: measured.map((sample) => sample.measured.rate) });
+      lagged.update(times, Object.fromEntries(["p50", "p90", "p99"]
+        .map((name) => [name, measured.map((sample) => sample.measured[name] ?? 0)])));
       fill(tops, windows.length ? table("The newest window of each length", [
         ["Window", ([name]) => h("a", { href: `#/services?id=measure/${name}` }, name)],
         ["Messages", ([, each]) => count(each.messages ?? 0), { n: true }],
