@@ -106,12 +106,24 @@ async def test_the_audit_notices(hub: Hub, played: tuple[Play, Audit]) -> None:
 
 
 async def test_a_neighbour_is_known_to_the_hub(hub: Hub) -> None:
-    neighbour = Neighbour()
+    neighbour = Neighbour("far town")
     asking = asyncio.ensure_future(neighbour.listen(hub.doors["parcel"]))
     try:
         await until(lambda: neighbour.asked)
         assert neighbour.seq == hub.status["head"]
         assert neighbour.name in str(hub.status["cluster"])
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_neighbour_that_is_refused_says_why(hub: Hub) -> None:
+    first, second = Neighbour("twin town"), Neighbour("twin town")
+    asking = asyncio.ensure_future(first.listen(hub.doors["parcel"]))
+    try:
+        await until(lambda: first.asked)
+        with pytest.raises(ConnectionError, match="refuses"):
+            await second.listen(hub.doors["parcel"])
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

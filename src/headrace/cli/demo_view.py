@@ -143,11 +143,11 @@ def _told(play: Play, audit: Audit) -> list[str]:
 
 def _heading(play: Play, width: int) -> RenderableType:
     left = max(0.0, play.seconds - play.elapsed)
-    line = Text()
+    line = Text(no_wrap=True, overflow="ellipsis")
     line.append("headrace demo", "bold")
-    line.append(f"  {play.dashboard}  ", "cyan")
-    line.append(f"head {play.head:,}", "bold")
     line.append(f"  {left:.0f} s left" if play.phase == "driving" else f"  {_PHASES[play.phase]}")
+    line.append(f"  head {play.head:,}", "bold")
+    line.append(f"  {play.dashboard}", "cyan")
     bar = Table.grid()
     done = min(play.elapsed, play.seconds)
     bar.add_row(ProgressBar(total=play.seconds, completed=done, width=width - 1, complete_style="cyan"))

@@ -27,7 +27,7 @@ from headrace.config import Address
 from headrace.demo.town import FENCES, HOT, Fence
 from headrace.errors import HeadraceError, LostRangeError
 from headrace.wire.parcel import Parcel, ParcelDecoder, serialize
-from headrace.wire.parcel_body import Body, DscReq, DscRes, Mode, NodeInfo, SeqReq, SeqRes
+from headrace.wire.parcel_body import Body, DscReq, DscRes, Mode, NodeInfo, ProtoError, SeqReq, SeqRes
 from headrace.wire.predicate import Between
 
 AWAY: Final = 2.0
@@ -172,9 +172,8 @@ class Results:
 class Neighbour:
     """A node that is no part of the cluster: it may ask, and has no say."""
 
-    name: Final = "next town"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = "next town") -> None:
+        self.name = name
         self.asked = 0
         self.seq = 0
         """What it was last told."""
@@ -213,6 +212,8 @@ class Neighbour:
             if not data:
                 raise ConnectionError("the hub has closed the parcel connection")
             for parcel in self._decoder.feed(data):
+                if isinstance(parcel.body, ProtoError):
+                    raise ConnectionError(f"the hub refuses its neighbour: {parcel.body.reason}")
                 if isinstance(parcel.body, expected):
                     return parcel.body
 
