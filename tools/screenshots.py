@@ -2,43 +2,51 @@
 
 It runs the demo with Spark, for 100 seconds unless told otherwise, and after three quarters of it has a browser
 (Chromium) open each page of the dashboard, light and dark. What is seen is therefore what a user would see: real
-traffic, real results. The pictures are written to ``docs/img``; look at them before you commit them.
+traffic, real results. The page Cluster is that of the example's three nodes. The pictures are written to ``docs/img``;
+look at them before you commit them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
 import shutil
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from headrace.cli.demo_run import staged
 
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
-PAGES = ("overview", "stream", "services", "subscriptions", "cluster", "pipeline")
-SIZE = {"width": 1180, "height": 800}
+PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
+CLUSTER = IMG.parent.parent / "examples" / "cluster" / "run.py"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+SIZE: Any = {"width": 1180, "height": 800}
 TERMINAL = 120, 34
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def photograph(address: str) -> None:
+def photograph(address: str, pages: Sequence[str]) -> None:
     """A picture of each page, light and dark."""
     from playwright.sync_api import sync_playwright
 
-    browser_path = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        for scheme in ("light", "dark"):
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for scheme in SCHEMES:
             page = browser.new_context(viewport=SIZE, color_scheme=scheme).new_page()
-            for name in PAGES:
+            for name in pages:
                 page.goto(f"{address}#/{name}")
                 page.reload()
                 page.wait_for_timeout(1500)
@@ -46,6 +54,35 @@ def photograph(address: str) -> None:
                 page.wait_for_timeout(1500)
                 page.screenshot(path=IMG / f"{name}-{scheme}.png")
         browser.close()
+
+
+def photograph_cluster() -> None:
+    """The page Cluster, of three nodes."""
+    with tempfile.TemporaryDirectory() as directory:
+        program = [sys.executable, str(CLUSTER), "--data", directory]
+        cluster = subprocess.Popen(  # noqa: S603 -- ourselves
+            program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        try:
+            told = [cluster.stdout.readline() for _ in range(3)]
+            address = told[0].split()[-1]
+            deadline = time.monotonic() + 60
+            while not _works(address):
+                if time.monotonic() > deadline:
+                    sys.exit("the example's cluster does not come up")
+                time.sleep(0.2)
+            photograph(address, ["cluster"])
+        finally:
+            cluster.terminate()
+            cluster.wait()
+
+
+def _works(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}api/status", timeout=5) as answer:  # noqa: S310 -- our own
+            return json.load(answer)["mode"] == "WRK"
+    except OSError:
+        return False
 
 
 def _arrange(page: Any, name: str) -> None:
@@ -69,7 +106,7 @@ def main(seconds: float) -> None:
         from headrace.demo.play import Play
 
         play = Play(stage.doors, vehicles=24, seconds=seconds, spark=stage.spark_end)
-        camera = threading.Thread(target=photograph, args=(play.dashboard,))
+        camera = threading.Thread(target=photograph, args=(play.dashboard, PAGES))
         shown = ""
 
         def look() -> None:
@@ -86,6 +123,7 @@ def main(seconds: float) -> None:
         camera.join()
     # Pages load nothing from elsewhere; any font of equal widths will do.
     (IMG / "demo.svg").write_text(_WEB_FONT.sub("", shown).replace("Fira Code", "ui-monospace"))
+    photograph_cluster()
     print("\n".join(finding.says for finding in audit.findings))
 
 
