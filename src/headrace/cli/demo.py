@@ -40,7 +40,7 @@ def demo(
     vehicles: Annotated[
         int, typer.Option("--vehicles", min=4, max=400, metavar="N", help="How many there are.")
     ] = 24,
-    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Whether the Spark job runs too.")] = True,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave the Spark job out.")] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Have the hub stay when the demo is over, until Ctrl-C.")
     ] = False,
@@ -49,4 +49,4 @@ def demo(
     """Show everything."""
     from headrace.cli.demo_run import show
 
-    show(seconds, vehicles, spark=spark, keep=keep, as_json=as_json)
+    show(seconds, vehicles, spark=not no_spark, keep=keep, as_json=as_json)
