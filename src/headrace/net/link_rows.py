@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     first: int
     last: int
     body: Buffer | None
-    count: int
+    rows: int
     """Rows that the reader gets."""
 
 

@@ -190,7 +190,7 @@ class RowStream:
                 {"id": self.id, "event": "rows", "first": first, "last": piece.last}, piece.body
             )
             self._told = piece.last
-            self._delivered.value += piece.count
+            self._delivered.value += piece.rows
         self.cursor = piece.last + 1
         return True
 

@@ -103,8 +103,8 @@ class History:
             levels.behind,
             rates(_IN),
             rates(_OUT),
-            *(round(sum(rates(name).values()), 1) for name in _SUMS),
-            self._measure(now, levels.measured),
+            measured=self._measure(now, levels.measured),
+            **{name: round(sum(rates(name).values()), 1) for name in _SUMS},
         )
         self.samples.append(sample)
         return sample
