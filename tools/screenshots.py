@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from headrace.cli.demo_run import staged
+from headrace.cli.demo_run import JOBS, staged
 
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
 PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
@@ -101,7 +101,7 @@ def _arrange(page: Any, name: str) -> None:
 
 def main(seconds: float) -> None:
     """Run the demo, and take pictures of it."""
-    with staged(spark=True) as stage:
+    with staged((*JOBS, "verify")) as stage:
         from headrace.cli.demo_view import draw
         from headrace.demo.play import Play
 

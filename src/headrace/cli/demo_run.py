@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -49,7 +49,7 @@ def show(seconds: float, vehicles: int, *, spark: bool, keep: bool, as_json: boo
     """Show it; ends in the exit code."""
     # Terminated is interrupted: everything is stopped.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    with staged(spark=spark) as stage:
+    with staged(JOBS if spark else ()) as stage:
         # Only now what is heavy: children were forked from a small process.
         from headrace.cli.demo_lines import Lines
         from headrace.cli.demo_view import Picture
@@ -76,7 +76,7 @@ class Stage:
 
     def __init__(self, directory: Path) -> None:
         self.hub = Child("hub")
-        self.job = Child("spark")
+        self.spark = Child("spark")
         self.doors: dict[str, str] = {}
         self.data = directory / "data"
         self._directory = directory
@@ -99,14 +99,14 @@ class Stage:
         told = msgspec.json.decode(self._ready.read_bytes(), type=dict[str, int | str])
         self.doors = {door: str(where) for door, where in told.items() if door != "pid"}
 
-    def start_job(self) -> None:
-        """Start the Spark job."""
+    def start_spark(self, jobs: Sequence[str]) -> None:
+        """Start Spark jobs."""
         root = str(self._directory / "pipeline")
-        self.job.start(_run_job, self.doors["tube_tcp"], root, self._said("spark"))
+        self.spark.start(_run_jobs, jobs, self.doors["tube_tcp"], root, self._said("spark"))
 
     def spark_end(self) -> SparkEnd | None:
         """Why the Spark job has ended, if it has."""
-        code = self.job.ended()
+        code = self.spark.ended()
         if code is not None:
             from headrace.demo.play import SparkEnd
 
@@ -116,7 +116,7 @@ class Stage:
 
     def clear(self) -> None:
         """Stop both at once."""
-        children = (self.job, self.hub)
+        children = (self.spark, self.hub)
         for child in children:
             child.tell(signal.SIGTERM)
         deadline = time.monotonic() + _STOP_SECONDS
@@ -140,14 +140,14 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(*, spark: bool) -> Iterator[Stage]:
-    """A hub, and the Spark job if that is wanted, for as long as the block runs."""
+def staged(jobs: Sequence[str]) -> Iterator[Stage]:
+    """A hub, and Spark with these jobs if there are any, for as long as the block runs."""
     with tempfile.TemporaryDirectory(prefix="headrace-demo-", ignore_cleanup_errors=True) as directory:
         stage = Stage(Path(directory))
         try:
             stage.raise_hub()
-            if spark:
-                stage.start_job()
+            if jobs:
+                stage.start_spark(jobs)
             yield stage
         finally:
             # It takes seconds at most, and a half-stopped demo is what nobody wants.
@@ -165,7 +165,7 @@ def _run_hub(settings: Settings, ready: Path, said: Path) -> None:
         run(settings, ready, take_free_ports=True, banner=False)
 
 
-def _run_job(servers: str, root: str, said: Path) -> None:
+def _run_jobs(jobs: Sequence[str], servers: str, root: str, said: Path) -> None:
     from headrace.cli.exits import ending
 
     _speak_into(said)
@@ -178,7 +178,7 @@ def _run_job(servers: str, root: str, said: Path) -> None:
         from headrace.spark.runner import Asked, Pipeline
 
         job: Job = import_module("headrace.demo.job")
-        asked = Asked(JOBS, Access(servers), master="local[1]", root=root, ui=False, own={JOB: job})
+        asked = Asked(jobs, Access(servers), master="local[1]", root=root, ui=False, own={JOB: job})
         pipeline = Pipeline(asked)
         stop_on_signals(pipeline)
         pipeline.run()

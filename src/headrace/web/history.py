@@ -19,8 +19,10 @@ SAMPLES: Final = 600
 _IN: Final = "received"
 _OUT: Final = "delivered"
 _LAGS: Final = ("p50", "p90", "p99")
-_NEWS: Final = 5.0
-"""Seconds without news of ``measure`` after which nothing is measured any more."""
+_NEWS: Final = 5
+"""News of ``measure`` that a rate is made from: one alone depends on when it was looked at."""
+_OLD_NEWS: Final = 5.0
+"""Seconds without news after which nothing is measured any more."""
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
 
 
@@ -76,8 +78,9 @@ class History:
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._before: tuple[float, dict[str, dict[str, int]]] | None = None
-        self._measured: tuple[float, Measured, float] | None = None
-        """When ``measure`` last had news, what that was, and the rate that followed from it."""
+        self._news: deque[tuple[float, Measured]] = deque(maxlen=_NEWS)
+        """The last news of ``measure`` in its newest minute, and when they came."""
+        self._rate = 0.0
 
     def take(self, now: float, levels: Levels, counters: Counters) -> Sample:
         """Make and keep the sample of this moment; ``now`` in seconds since 1970."""
@@ -113,15 +116,20 @@ class History:
         """A rate, from how the newest minute grows: a second of its own is often seen before it is full."""
         if measured is None:
             return {}
-        then, before, rate = self._measured or (now, measured, 0.0)
-        if measured.start != before.start or self._measured is None:
-            self._measured = now, measured, rate
-        elif measured.messages > before.messages:
-            rate = round((measured.messages - before.messages) / max(now - then, 1e-3), 1)
-            self._measured = now, measured, rate
-        elif now - then > _NEWS:
-            rate = 0.0
-        return {"rate": rate, **measured.lag}
+        news = self._news
+        if not news or news[-1][1].start != measured.start:
+            # How many more the minute before has got, nobody says.
+            news.clear()
+            news.append((now, measured))
+        elif news[-1][1].messages != measured.messages:
+            news.append((now, measured))
+        elif now - news[-1][0] > _OLD_NEWS:
+            self._rate = 0.0
+        if len(news) > 1:
+            (then, before), (last, newest) = news[0], news[-1]
+            if now - last <= _OLD_NEWS:
+                self._rate = round((newest.messages - before.messages) / max(last - then, 1e-3), 1)
+        return {"rate": self._rate, **measured.lag}
 
 
 def measured_from(shown: Mapping[str, object]) -> Measured | None:

@@ -13,8 +13,8 @@ export default {
     const said = h("div", {});
     const findings = h("section", { class: "sheet", "aria-label": "Findings of verify" });
     const tops = h("div", {});
-    const counted = new Chart("Messages measured, per second");
-    const lagged = new Chart("Seconds from number to Spark", { format: (value) => value.toFixed(2) });
+    const counted = new Chart("Messages a second", { caption: true });
+    const lagged = new Chart("Seconds until Spark has a message, by percentile", { caption: true, format: (value) => value.toFixed(2) });
     const measured = h("section", { class: "sheet", "aria-label": "Measured" }, h("h2", {}, "Measured"), counted.element, lagged.element, tops);
     main.append(h("p", { class: "lead" }, "The Spark jobs that read the sequence, and what they found."), said, jobs, h("div", { class: "grid" }, findings, measured));
 
@@ -43,7 +43,7 @@ export default {
         ["Bytes", ([, each]) => bytes(each.bytes ?? 0), { n: true }],
         ["Publishers", ([, each]) => count(each.publishers ?? 0), { n: true, narrow: true }],
         ["Top topics", ([, each]) => (each.topics ?? []).slice(0, 3).map(({ topic }) => topic || "none").join(", "), { narrow: true }],
-      ], windows) : empty("The job measure has not reported here yet."));
+      ], windows) : empty("The job measure has not reported here yet. To run it:", "headrace pipeline run measure"));
     });
 
     async function look() {
@@ -51,7 +51,7 @@ export default {
         const { services } = await ask("/api/services?contains=verify&count=20");
         const verify = services.find((service) => service.id === "verify");
         const value = verify ? (await ask("/api/service?id=verify")).value : null;
-        fill(findings, h("h2", {}, "Findings of verify"), value === null ? empty("The job verify has not reported here yet.") : h("pre", {}, pretty(value)));
+        fill(findings, h("h2", {}, "Findings of verify"), value === null ? empty("The job verify has not reported here yet. To run it:", "headrace pipeline run verify") : h("pre", {}, pretty(value)));
         fill(said);
       } catch (error) {
         fill(said, notice(error.message, "bad"));
