@@ -33,6 +33,10 @@ def refused(server: Server, reason: str) -> int:
     return server.hub.counters.get("refused", door="tube", reason=reason)
 
 
+def delivered(server: Server) -> int:
+    return server.hub.counters.get("delivered", door="tube")
+
+
 async def fill(peer: LinkPeer, count: int, size: int = 10, per: int = 100) -> None:
     for first in range(0, count, per):
         some = [b"%0*d" % (size, number) for number in range(first, min(first + per, count))]
@@ -272,7 +276,9 @@ async def test_read_brings_the_range(server: Server, peer: LinkPeer, sealed: boo
     if sealed:
         assert await server.upkeep.seal() == 1
     for first, last in ((1, None), (1, 1000), (17, 18), (500, 999), (1000, 5000), (1001, None), (7, 6)):
+        before = delivered(server)
         got, heads = await peer.stream(op="read", id=3, first=first, last=last)
+        assert delivered(server) - before == len(got)
         expected = range(first, min(last or 1000, 1000) + 1)
         assert [m.seq for m in got] == list(expected)
         assert [m.payload for m in got] == [b"%010d" % (seq - 1) for seq in expected]
@@ -365,8 +371,10 @@ async def test_filters(server: Server, peer: LinkPeer) -> None:
             ({"topic": "nothing"}, []),
             ({}, [1, 2, 3, 4, 5, 6, 7]),
         ):
+            before = delivered(server)
             got, heads = await peer.stream(op="read", id=1, first=1, **head)
             assert [m.seq for m in got] == expected
+            assert delivered(server) - before == len(expected)
             assert heads[-1]["next"] == 8
 
 
@@ -388,7 +396,7 @@ async def test_follow_has_no_seam_between_log_and_live(server: Server, door: str
             expected = head["last"] + 1
             await reader.say(op="more", id=1, bytes=len(body))
         await writing
-        assert seen == 2150
+        assert seen == delivered(server) == 2150
 
 
 async def test_follow_from_now_and_from_a_time(server: Server, peer: LinkPeer) -> None:
@@ -414,6 +422,7 @@ async def test_a_filter_says_how_far_it_has_come(server: Server, peer: LinkPeer)
     head, body = await peer.hear()
     assert [m.seq for m in opened(body)] == [51]
     assert head["last"] == 51
+    assert delivered(server) == 1
 
 
 async def test_a_follow_whose_tube_is_gone_leaves_nothing(server: Server) -> None:

@@ -73,6 +73,7 @@ async def test_a_new_consumer_begins_where_it_is_told(server: Server, peer: Link
     await publish(server, b"1", b"2", b"3")
     await join(peer, **{"from": 2})
     assert await take(peer, 2) == [2, 3]
+    assert server.hub.counters.get("delivered", door="tube") == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The dashboard in a real browser, against a real hub with traffic.
 
-``HEADRACE_SCREENSHOTS=DIR`` keeps a picture of each page, light and dark: that is how the ones in the docs are made.
+``HEADRACE_SCREENSHOTS=DIR`` keeps a picture of each page, light and dark. Those in the docs are made by
+``tools/screenshots.py``, from a hub with the demo's traffic.
 """
 
 from __future__ import annotations
@@ -30,6 +31,22 @@ pytestmark = pytest.mark.skipif(
 
 expect.set_options(timeout=20_000)
 
+WINDOWS = {
+    name: {
+        "span": span,
+        "start": "2026-01-31T12:00:00Z",
+        "end": "2026-01-31T12:01:00Z",
+        "messages": 1234 * span,
+        "bytes": 98765 * span,
+        "publishers": 12,
+        "topics": [{"topic": "vehicle/tram-1", "messages": 40}, {"topic": "vehicle/bus-1", "messages": 30}],
+        "attributes": [{"name": "vehicle", "value": "tram-1", "messages": 40}],
+        "lag": {"p50": 0.25, "p90": 0.5, "p99": 0.75, "max": 1.5},
+    }
+    for name, span in {"second": 1, "minute": 60, "hour": 3600}.items()
+}
+"""What the job ``measure`` publishes; ``tests/spark/jobs`` hold that these are its names."""
+
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
@@ -41,6 +58,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
             for number in range(3):
                 spp.publish(f"fleet/{number}", {"speed": 60 + number})
+            for name, window in WINDOWS.items():
+                spp.publish(f"measure/{name}", window)
         done = threading.Event()
         pushing = threading.Thread(target=_push, args=(hub.address("fyrehose"), done))
         pushing.start()
@@ -197,6 +216,25 @@ def test_a_service_is_shown_live_with_its_changes(page: Page, hub: HubProcess) -
     expect(detail.locator("tbody tr").first).to_contain_text("99")
     page.get_by_label("Find a service").fill("no such")
     expect(page.get_by_text("No service has that in its name")).to_be_visible()
+
+
+def test_the_pipeline_shows_what_measure_counts(page: Page, hub: HubProcess) -> None:
+    page.get_by_role("link", name="Pipeline").click()
+    measured = page.get_by_label("Measured")
+    expect(measured.locator("tbody tr")).to_have_count(3)
+    expect(measured.locator("tbody tr").nth(1)).to_contain_text("74,040")
+    expect(measured.locator("tbody tr").nth(1)).to_contain_text("vehicle/tram-1, vehicle/bus-1")
+    expect(measured.locator(".legend li", has_text="p99")).to_contain_text("0.75")
+    # The charts move by what comes.
+    with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+        spp.publish("measure/second", {"lag": {"p50": 0.3, "p90": 0.5, "p99": 2.5, "max": 3.5}})
+        spp.publish("measure/minute", {"messages": 90_000})
+    expect(measured.locator(".legend li", has_text="p99")).to_contain_text("2.50")
+    expect(measured.locator(".legend li", has_text="messages")).not_to_contain_text("messages 0")
+    # A page that is opened later has a past.
+    page.reload()
+    expect(measured.locator(".legend li", has_text="p99")).to_contain_text("2.50")
+    assert page.locator("section[aria-label=Measured] .chart path").first.get_attribute("d").count("L") >= 1
 
 
 def test_colours_are_chosen_and_kept(page: Page) -> None:

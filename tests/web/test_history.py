@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.hub.counters import Counters
-from headrace.web.history import SAMPLES, History, Levels
+from headrace.web.history import SAMPLES, History, Levels, Measured, measured_from
 
 LEVELS = Levels(head=5, tail=6, first=1, bytes=100, connections=2, behind=3)
 
@@ -45,3 +47,34 @@ def test_only_so_many_are_kept() -> None:
         history.take(float(second), LEVELS, Counters())
     assert len(history.samples) == SAMPLES
     assert history.samples[0].time == 5.0
+
+
+def test_what_is_measured_is_a_rate_by_the_growth_of_its_minute() -> None:
+    history = History()
+
+    def taken(now: float, measured: Measured | None) -> dict[str, float]:
+        levels = msgspec.structs.replace(LEVELS, measured=measured)
+        return history.take(now, levels, Counters()).measured
+
+    lag = {"p50": 0.5}
+    assert taken(0.0, None) == {}
+    assert taken(1.0, Measured("12:00", 100, lag)) == {"rate": 0.0, "p50": 0.5}
+    assert taken(2.0, Measured("12:00", 350, lag))["rate"] == 250.0
+    assert taken(3.0, Measured("12:00", 350, lag))["rate"] == 250.0, (
+        "its micro-batch takes more than a second"
+    )
+    assert taken(4.0, Measured("12:00", 850, lag))["rate"] == 250.0
+    assert taken(5.0, Measured("12:01", 20, lag))["rate"] == 250.0, "how many the old minute got is not known"
+    assert taken(6.0, Measured("12:01", 320, lag))["rate"] == 300.0
+    for second in range(1, 10):
+        assert taken(6.0 + second, Measured("12:01", 320 + 200 * second, lag))["rate"] >= 200.0
+    assert taken(16.0, Measured("12:01", 2320, lag))["rate"] == 200.0, "of the last few alone"
+    assert taken(30.0, Measured("12:01", 2320, lag))["rate"] == 0.0
+
+
+def test_what_measure_shows_is_taken_as_it_is_published() -> None:
+    window = {"span": 60, "start": "2026-01-31T12:00:00Z", "messages": 7, "lag": {"p50": 0.1, "max": 3.0}}
+    shown = {"minute": window, "second": {**window, "span": 1}}
+    assert measured_from(shown) == Measured("2026-01-31T12:00:00Z", 7, {"p50": 0.1})
+    assert measured_from({}) is None
+    assert measured_from({"minute": {"start": 5}, "second": window}) is None

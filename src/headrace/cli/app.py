@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import bench, doctor, pub, replay, serve, sub, tail, top, up
+from headrace.cli import bench, demo, doctor, pub, replay, serve, sub, tail, top, up
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.exits import Root
@@ -25,6 +25,7 @@ HELP: Final = paragraphs(
     """
 )
 EXAMPLES: Final = examples(
+    ("See it all in a minute:", "headrace demo"),
     ("Start a hub:", "headrace up"),
     ("Watch its messages, in another terminal:", "headrace tail"),
     ("Send one, in a third:", "headrace pub 'hello, world'"),
@@ -47,6 +48,7 @@ app.command("sub", help=sub.HELP, epilog=sub.EXAMPLES)(sub.sub)
 app.command("tail", help=tail.HELP, epilog=tail.EXAMPLES)(tail.tail)
 app.command("replay", help=replay.HELP, epilog=replay.EXAMPLES)(replay.replay)
 app.command("top", help=top.HELP, epilog=top.EXAMPLES)(top.top)
+app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES)(demo.demo)
 app.command("bench", help=bench.HELP, epilog=bench.EXAMPLES)(bench.bench)
 app.command("doctor", help=doctor.HELP, epilog=doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(cluster, name="cluster")

@@ -12,35 +12,27 @@ pipeline that was asked for wrongly (no PySpark, no Java), is not tried again.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from multiprocessing import connection, get_context
-from multiprocessing.process import BaseProcess
+from multiprocessing import connection
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import typer
 
-from headrace.cli.exits import FAILED, WRONGLY_ASKED
+from headrace.cli.children import Child
+from headrace.cli.exits import WRONGLY_ASKED
 from headrace.config import Settings
 
 logger = logging.getLogger("headrace")
 
-FIRST_PAUSE: Final = 0.5
-LONGEST_PAUSE: Final = 30.0
-STEADY_SECONDS: Final = 60.0
-"""A child that has run for so long begins again with the first pause."""
 PIPELINE_STOP_SECONDS: Final = 9.0
 _LOOK: Final = 0.1
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def supervise(settings: Settings, ready_file: Path | None, *, banner: bool) -> None:
@@ -53,58 +45,14 @@ def supervise(settings: Settings, ready_file: Path | None, *, banner: bool) -> N
     raise typer.Exit(code)
 
 
-@dataclass(slots=True)
-class _Child:
-    """One of the two: its process, if it runs, and when it may be started again."""
-
-    name: str
-    process: BaseProcess | None = None
-    started: float = 0.0
-    pause: float = FIRST_PAUSE
-    not_before: float = 0.0
-    given_up: bool = False
-    was_up: bool = field(default=False)
-
-    def start(self, target: Callable[..., None], *arguments: Any) -> None:
-        self.process = get_context("fork").Process(
-            target=_apart, args=(target, *arguments), name=f"headrace-{self.name}"
-        )
-        self.process.start()
-        self.started = monotonic()
-
-    def ended(self) -> int | None:
-        """The exit code, once, of a process that has ended."""
-        if self.process is None or self.process.is_alive():
-            return None
-        code = self.process.exitcode
-        self.process = None
-        now = monotonic()
-        if now - self.started > STEADY_SECONDS:
-            self.pause = FIRST_PAUSE
-        self.not_before, self.pause = now + self.pause, min(self.pause * 2, LONGEST_PAUSE)
-        return FAILED if code is None else code
-
-    def tell(self, number: int) -> None:
-        if self.process is not None and self.process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, number)
-
-    def kill(self) -> None:
-        """End it and whatever it has started."""
-        if self.process is not None and self.process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.join()
-
-
 class _Watcher:
     def __init__(self, settings: Settings, ready: Path, *, banner: bool) -> None:
         self._settings = settings
         self._ready = ready
         self._banner = banner
         self._stopping = False
-        self._hub = _Child("hub")
-        self._pipeline = _Child("pipeline")
+        self._hub = Child("hub")
+        self._pipeline = Child("pipeline")
         if not settings.pipeline.jobs or settings.listen.tube_tcp is None:
             if settings.pipeline.jobs:
                 logger.warning("the pipeline needs the tube_tcp door, which is off: the hub runs without it")
@@ -181,20 +129,6 @@ class _Watcher:
                 if child.process.is_alive():
                     logger.error("the %s does not stop: it is killed", child.name)
                 child.kill()
-
-
-def _apart(target: Callable[..., None], *arguments: Any) -> None:
-    """In a child: have a session of its own, and end as the watcher ends."""
-    os.setsid()
-    parent = os.getppid()
-    # Only Linux can; elsewhere a child outlives a watcher that was killed.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit(FAILED)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    target(*arguments)
 
 
 def _run_hub(settings: Settings, ready: Path, banner: bool) -> None:

@@ -126,6 +126,7 @@ class Driver:
         self.consumer = consumer
         self.delivery = Delivery(consumer)
         self._hub = hub
+        self._delivered = hub.counters.counter("delivered", door="tube")
         self._log = hub.log
         self._readers = readers
         self._loop = asyncio.get_running_loop()
@@ -267,6 +268,7 @@ class Driver:
             if wanted != found.matching:
                 body = memoryview(body_of(_within(found.rows, wanted)))
             member.send(given, found.last, body)
+            self._delivered.value += sum(last - first + 1 for first, last in wanted)
 
     def _trimmed(self, error: TrimmedError) -> None:
         oldest = max(error.oldest, self._log.first)

@@ -83,6 +83,7 @@ class Operations:
         self._settings = settings
         self._readers = readers
         self._live = live
+        self._delivered = hub.counters.counter("delivered", door="tube")
         self._status = status
         self._subscribed = subscriptions
         self._consumers = consumers
@@ -197,6 +198,7 @@ class Operations:
             last=last,
             wanted=wanted,
             credit=request.credit,
+            delivered=self._delivered,
         )
         connection.stream(stream)
 

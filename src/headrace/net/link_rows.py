@@ -45,6 +45,8 @@ class Piece(NamedTuple):
     first: int
     last: int
     body: Buffer | None
+    rows: int
+    """Rows that the reader gets."""
 
 
 def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
@@ -55,7 +57,9 @@ def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
         return piece
     batches = log.read(first, last, ROWS_BYTES)
     body = batches_body(batches, 4 * ROWS_BYTES)
-    return _encoded(first, merge(batches)) if body is None else Piece(first, batches[-1].last, body)
+    if body is None:
+        return _encoded(first, merge(batches))
+    return Piece(first, batches[-1].last, body, batches[-1].last - first + 1)
 
 
 class Chunk:
@@ -80,9 +84,10 @@ class Chunk:
     def piece(self, first: int, wanted: Filter | None) -> Piece:
         """The chunk for one reader, who stands at ``first``."""
         if wanted is None:
-            return Piece(first, self.last, self.body)
+            return Piece(first, self.last, self.body, self.last - first + 1)
         rows = wanted.apply(self.rows.slice(first - self.first))
-        return Piece(first, self.last, memoryview(body_of(rows)) if rows.num_rows else None)
+        body = memoryview(body_of(rows)) if rows.num_rows else None
+        return Piece(first, self.last, body, rows.num_rows)
 
 
 class Live:
@@ -128,7 +133,7 @@ def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
     if (end - first + 1) * _WORTH < count or entries["length"][number] > MAX_BODY:
         return None
     try:
-        return Piece(first, end, segment.message(number).data)
+        return Piece(first, end, segment.message(number).data, end - first + 1)
     except OSError:
         # The log knows what it means that a file cannot be opened.
         return None
@@ -143,7 +148,7 @@ def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
         at = batches[-1].last + 1
         if rows.num_rows:
             return _encoded(first, rows, at - 1)
-    return Piece(first, at - 1, None)
+    return Piece(first, at - 1, None, 0)
 
 
 def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece:
@@ -158,4 +163,5 @@ def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece
     upto: int = rows.column("seq")[count - 1].as_py()
     if body.size > MAX_BODY:
         raise LimitError("link", f"message {upto}", body.size, MAX_BODY)
-    return Piece(first, upto if last is None or count < rows.num_rows else last, memoryview(body))
+    reach = upto if last is None or count < rows.num_rows else last
+    return Piece(first, reach, memoryview(body), count)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from headrace.errors import ClosedError, HeadraceError, StorageError, WireError
+from headrace.hub.counters import Counter
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.net.link_rows import Live, Piece, read_piece
@@ -108,6 +109,7 @@ class RowStream:
         last: int | None,
         wanted: Filter | None,
         credit: int,
+        delivered: Counter,
     ) -> None:
         self.id = stream_id
         self.cursor = cursor
@@ -118,6 +120,7 @@ class RowStream:
         self._readers = readers
         self._wanted = wanted
         self._credit = Credit(credit)
+        self._delivered = delivered
         self._ready: Piece | None = None
         """Read, and waiting for credit."""
         self._reading = False
@@ -187,6 +190,7 @@ class RowStream:
                 {"id": self.id, "event": "rows", "first": first, "last": piece.last}, piece.body
             )
             self._told = piece.last
+            self._delivered.value += piece.rows
         self.cursor = piece.last + 1
         return True
 

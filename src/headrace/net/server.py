@@ -296,7 +296,7 @@ class Server:
                 "matchers": list(self.matchers.ring.matchers),
             },
             "connections": self.connections,
-            "measure": self._measured(),
+            "measure": self.measured(),
         }
 
     @property
@@ -323,7 +323,7 @@ class Server:
         making.write_bytes(content + b"\n")
         making.replace(path)
 
-    def _measured(self) -> dict[str, object]:
+    def measured(self) -> dict[str, object]:
         """What the pipeline's job ``measure`` publishes, by the length of its windows."""
         found = {span: self.services.get(f"measure/{span}") for span in MEASURED}
         return {

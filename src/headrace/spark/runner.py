@@ -60,6 +60,8 @@ class Asked:
     memory: str = "1g"
     ui: bool = True
     conf: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, Job] = field(default_factory=dict)
+    """Jobs by their names that do not come with Headrace."""
 
 
 Tell = Callable[[Mapping[str, object]], None]
@@ -82,7 +84,7 @@ class Pipeline:
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
         self._ui: str | None = None
         # What is asked for wrongly is known before a JVM is started.
-        self._jobs: dict[str, Job] = {name: find(name) for name in asked.jobs}
+        self._jobs: dict[str, Job] = {name: asked.own.get(name) or find(name) for name in asked.jobs}
         self._told = parameters_of(self._jobs, asked.params)
 
     def stop(self) -> None:

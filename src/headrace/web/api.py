@@ -34,7 +34,7 @@ from headrace.net.server import Server
 from headrace.web import messages
 from headrace.web.access import refusal
 from headrace.web.events import Pulse, streaming
-from headrace.web.history import History, Levels, Sample
+from headrace.web.history import History, Levels, Sample, measured_from
 
 T = TypeVar("T")
 
@@ -111,7 +111,8 @@ class Api:
         log = server.hub.log
         floors = [*server.hub.state.holds.values(), *(consumer.floor + 1 for consumer in server.consumers)]
         behind = log.head + 1 - min(floors) if floors else 0
-        levels = Levels(log.head, log.tail, log.first, log.size, server.connections, max(behind, 0))
+        measured = measured_from(server.measured())
+        levels = Levels(log.head, log.tail, log.first, log.size, server.connections, max(behind, 0), measured)
         return self._history.take(time(), levels, server.hub.counters)
 
     async def _status(self, _: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ A :class:`Sample` is made from the hub's counters as they stand and as they stoo
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,6 +18,11 @@ SAMPLES: Final = 600
 
 _IN: Final = "received"
 _OUT: Final = "delivered"
+_LAGS: Final = ("p50", "p90", "p99")
+_NEWS: Final = 5
+"""News of ``measure`` that a rate is made from: one alone depends on when it was looked at."""
+_OLD_NEWS: Final = 5.0
+"""Seconds without news after which nothing is measured any more."""
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
 
 
@@ -39,6 +45,19 @@ class Sample(msgspec.Struct, frozen=True):
     repaired: float
     skipped: float
     conflated: float
+    measured: dict[str, float]
+    """What the job ``measure`` counts: messages a second as ``rate``, and its percentiles of the lag in seconds."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What the job ``measure`` shows now."""
+
+    start: str
+    """When the newest minute began."""
+    messages: int
+    """How many messages it has so far."""
+    lag: dict[str, float]
+    """How late those of the newest second were, in seconds, by percentile."""
 
 
 class Levels(msgspec.Struct, frozen=True):
@@ -50,6 +69,7 @@ class Levels(msgspec.Struct, frozen=True):
     bytes: int
     connections: int
     behind: int
+    measured: Measured | None = None
 
 
 class History:
@@ -58,6 +78,9 @@ class History:
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._before: tuple[float, dict[str, dict[str, int]]] | None = None
+        self._news: deque[tuple[float, Measured]] = deque(maxlen=_NEWS)
+        """The last news of ``measure`` in its newest minute, and when they came."""
+        self._rate = 0.0
 
     def take(self, now: float, levels: Levels, counters: Counters) -> Sample:
         """Make and keep the sample of this moment; ``now`` in seconds since 1970."""
@@ -83,10 +106,51 @@ class History:
             levels.behind,
             rates(_IN),
             rates(_OUT),
-            *(round(sum(rates(name).values()), 1) for name in _SUMS),
+            measured=self._measure(now, levels.measured),
+            **{name: round(sum(rates(name).values()), 1) for name in _SUMS},
         )
         self.samples.append(sample)
         return sample
+
+    def _measure(self, now: float, measured: Measured | None) -> dict[str, float]:
+        """A rate, from how the newest minute grows: a second of its own is often seen before it is full."""
+        if measured is None:
+            return {}
+        news = self._news
+        if not news or news[-1][1].start != measured.start:
+            # How many more the minute before has got, nobody says.
+            news.clear()
+            news.append((now, measured))
+        elif news[-1][1].messages != measured.messages:
+            news.append((now, measured))
+        elif now - news[-1][0] > _OLD_NEWS:
+            self._rate = 0.0
+        if len(news) > 1:
+            (then, before), (last, newest) = news[0], news[-1]
+            if now - last <= _OLD_NEWS:
+                self._rate = round((newest.messages - before.messages) / max(last - then, 1e-3), 1)
+        return {"rate": self._rate, **measured.lag}
+
+
+def measured_from(shown: Mapping[str, object]) -> Measured | None:
+    """What the services ``measure/minute`` and ``measure/second`` say, if they say what they should."""
+    try:
+        minute = msgspec.convert(shown.get("minute"), _Window)
+        second = msgspec.convert(shown.get("second"), _Window)
+    except msgspec.ValidationError:
+        # Anybody may publish under these names.
+        return None
+    return Measured(
+        minute.start, minute.messages, {name: second.lag[name] for name in _LAGS if name in second.lag}
+    )
+
+
+class _Window(msgspec.Struct):
+    """What is drawn of a window."""
+
+    start: str
+    messages: int
+    lag: dict[str, float]
 
 
 def _counts(counters: Counters) -> dict[str, dict[str, int]]:

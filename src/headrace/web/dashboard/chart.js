@@ -21,7 +21,7 @@ export function ceiling(value, binary) {
 }
 
 export class Chart {
-  constructor(title, { format = rate, unit = "", binary = false } = {}) {
+  constructor(title, { format = rate, unit = "", binary = false, caption = false } = {}) {
     this.title = title;
     this.binary = binary;
     this.width = 640;
@@ -30,7 +30,7 @@ export class Chart {
     this.colours = new Map();
     this.svg = s("svg", { role: "img", "aria-label": title });
     this.legend = h("ul", { class: "legend" });
-    this.element = h("div", { class: "chart" }, this.svg, this.legend);
+    this.element = h("figure", { class: "chart" }, caption ? h("figcaption", {}, title) : null, this.svg, this.legend);
     this.hovered = null;
     this.svg.addEventListener("pointermove", (event) => {
       const box = this.svg.getBoundingClientRect();

@@ -54,8 +54,8 @@ export default {
       h("button", { type: "submit" }, "Go"));
     const toggle = h("button", { type: "button", "aria-pressed": "true", onclick: () => (live ? pause() : begin()) }, "Pause");
     const said = h("div", {});
-    const list = h("section", { class: "sheet", "aria-label": "Messages" });
-    const detail = h("section", { class: "sheet", hidden: true, "aria-live": "polite", "aria-label": "Message" });
+    const list = h("section", { class: "sheet list", "aria-label": "Messages" });
+    const detail = h("section", { class: "sheet opened", hidden: true, "aria-live": "polite", "aria-label": "Message" });
     const more = h("button", { type: "button", onclick: () => older() }, "Older");
 
     const publishing = h("details", { class: "sheet" }, h("summary", {}, "Publish a message"),
@@ -64,7 +64,7 @@ export default {
           h("label", {}, "Attributes", h("input", { name: "attributes", autocomplete: "off", size: 32, placeholder: "city=Praha speed=61" }))),
         h("label", {}, "Payload", h("textarea", { name: "payload", required: true })),
         h("div", { class: "row" }, h("button", { class: "primary", type: "submit" }, "Publish"), h("output", { name: "told", role: "status" }))));
-    main.append(h("div", { class: "sheet row spread" }, filters, jump, toggle), said, detail, list, publishing);
+    main.append(h("div", { class: "sheet row spread" }, filters, jump, toggle), said, h("div", { class: "beside" }, detail, list), publishing);
 
     const chosen = () => ({ topic: filters.elements.topic.value.trim(), origin: filters.elements.origin.value });
 

@@ -4,10 +4,16 @@ import { hub, listen } from "./store.js";
 
 const EACH = 3000;
 
+// A range whose one end is the largest number there is has only the other.
+function range(low, high) {
+  if (high >= Number.MAX_VALUE) return low <= -Number.MAX_VALUE ? "any number" : `≥ ${low}`;
+  return low <= -Number.MAX_VALUE ? `≤ ${high}` : `${low}\u2060…\u2060${high}`;
+}
+
 function words(predicates) {
   return Object.entries(predicates).map(([name, field]) => {
     if (field.use === 1) return `${name} = ${JSON.stringify(field.strval)}`;
-    if (field.use === 2) return `${name} in ${field.low} … ${field.high}`;
+    if (field.use === 2) return `${name} ${range(field.low, field.high)}`;
     return `${name} ${field.extra}`;
   }).join(" and ");
 }

@@ -1,0 +1,162 @@
+"""The demo's Spark job: how far and how fast each vehicle has gone, by the order of the sequence.
+
+A job as any other of the pipeline: a function of the rows of a micro-batch (:func:`legs`), and what is kept from batch
+to batch (:class:`Logbook`). Spark follows each vehicle's positions from one to the next; the driver adds that to what
+it knew, and publishes ``spark/vehicle/NAME`` for each vehicle it has news of and ``spark/fleet`` for all. A batch that
+is run again comes to the same totals, because it starts from what was known before it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import msgspec
+
+from headrace.message import NOT_A_MESSAGE
+from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
+from headrace.spark.jobs.publishing import publish_services
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ABOUT: Final = "how far and how fast each vehicle of the demo has gone"
+PARAMETERS: Final = {
+    **COMMON,
+    "interval": Parameter(COMMON["interval"].doc, "1"),
+    "fail_on_data_loss": Parameter(COMMON["fail_on_data_loss"].doc, "true"),
+}
+
+SAYS: Final = "vehicle string, x double, y double, speed double, battery double, temperature double"
+"""What a vehicle's payload has in it."""
+
+
+def start(run: Run) -> Started:
+    """Follow the fleet."""
+    journal = _Journal(run)
+    return Started(run.query(run.stream(), journal.add), journal.facts)
+
+
+def legs(rows: DataFrame) -> DataFrame:
+    """Each vehicle's part of some messages: how many, how fast, how far from the first position to the last."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    says = F.from_json(F.col("payload").cast("string"), SAYS)
+    said = (
+        rows.where(~F.col("origin").isin("spark", NOT_A_MESSAGE))
+        .select("seq", "origin", says.alias("says"))
+        .select("seq", "origin", "says.*")
+        .where("vehicle is not null")
+    )
+    # A vehicle's own messages, in the one order that there is.
+    before = Window.partitionBy("vehicle").orderBy("seq")
+    placed = F.col("x").isNotNull()
+    # The last place before this message, over telemetry, which has none.
+    was_x, was_y = (
+        F.last(F.col(name), ignorenulls=True).over(before.rowsBetween(Window.unboundedPreceding, -1))
+        for name in ("x", "y")
+    )
+    moved = F.hypot(F.col("x") - was_x, F.col("y") - was_y)
+    return (
+        said.withColumn("moved", moved)
+        .groupBy("vehicle", "origin")
+        .agg(
+            F.count("*").alias("messages"),
+            F.count("x").alias("positions"),
+            F.max("seq").alias("seq"),
+            F.coalesce(F.sum("moved"), F.lit(0.0)).alias("metres"),
+            F.coalesce(F.max("speed"), F.lit(0.0)).alias("top_speed"),
+            F.min_by(F.struct("x", "y"), F.when(placed, F.col("seq"))).alias("first"),
+            F.max_by(F.struct("x", "y"), F.when(placed, F.col("seq"))).alias("last"),
+            F.min("battery").alias("battery"),
+        )
+    )
+
+
+class Kept(msgspec.Struct):
+    """What is known of a vehicle."""
+
+    origin: str
+    messages: int = 0
+    metres: float = 0.0
+    top_speed: float = 0.0
+    battery: float | None = None
+    place: tuple[float, float] | None = None
+
+
+class Logbook(msgspec.Struct):
+    """What is known of all."""
+
+    seq: int = 0
+    vehicles: dict[str, Kept] = {}
+
+    def add(self, leg: dict[str, Any]) -> None:
+        """Take one vehicle's part of a micro-batch."""
+        vehicle = self.vehicles.setdefault(leg["vehicle"], Kept(leg["origin"]))
+        vehicle.messages += leg["messages"]
+        vehicle.metres += leg["metres"]
+        vehicle.top_speed = max(vehicle.top_speed, leg["top_speed"])
+        vehicle.battery = leg["battery"] if leg["battery"] is not None else vehicle.battery
+        if leg["positions"]:
+            first, last = leg["first"], leg["last"]
+            if vehicle.place is not None:
+                # From where the batch before had left it.
+                vehicle.metres += math.dist(vehicle.place, (first["x"], first["y"]))
+            vehicle.place = (last["x"], last["y"])
+        self.seq = max(self.seq, leg["seq"])
+
+    def fleet(self) -> dict[str, object]:
+        """The service ``spark/fleet``."""
+        by_protocol: dict[str, int] = {}
+        for vehicle in self.vehicles.values():
+            by_protocol[vehicle.origin] = by_protocol.get(vehicle.origin, 0) + vehicle.messages
+        furthest = max(self.vehicles, key=lambda name: self.vehicles[name].metres)
+        return {
+            "messages": sum(by_protocol.values()),
+            "by_protocol": by_protocol,
+            "vehicles": len(self.vehicles),
+            "metres": round(sum(vehicle.metres for vehicle in self.vehicles.values())),
+            "top_speed": max(vehicle.top_speed for vehicle in self.vehicles.values()),
+            "furthest": furthest,
+            "seq": self.seq,
+        }
+
+    def vehicle(self, name: str) -> dict[str, object]:
+        """The service ``spark/vehicle/NAME``."""
+        known = self.vehicles[name]
+        return {
+            "messages": known.messages,
+            "metres": round(known.metres),
+            "top_speed": known.top_speed,
+            "battery": known.battery,
+        }
+
+
+class _Journal:
+    """A run of the job."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._kept = run.kept()
+        self._id = f"demo-{uuid4().hex}"
+        self._seq = 0
+
+    def facts(self) -> dict[str, object]:
+        """What the pipeline's status says besides."""
+        return {"through": self._seq}
+
+    def add(self, rows: DataFrame, batch: int) -> None:
+        """Take one micro-batch."""
+        content = self._kept.before(batch)
+        book = Logbook() if content is None else msgspec.json.decode(content, type=Logbook)
+        found = legs(rows).toArrow().to_pylist()
+        for leg in found:
+            book.add(leg)
+        if found:
+            # To publish when nothing has come would be the next thing to come.
+            changes = {f"spark/vehicle/{leg['vehicle']}": book.vehicle(leg["vehicle"]) for leg in found}
+            publish_services(self._run.access, self._id, batch, {**changes, "spark/fleet": book.fleet()})
+        self._seq = book.seq
+        self._kept.after(batch, msgspec.json.encode(book))

@@ -1,0 +1,131 @@
+"""Take the docs' pictures of the dashboard and of the demo's terminal: ``python tools/screenshots.py [SECONDS]``.
+
+It runs the demo with Spark, for 100 seconds unless told otherwise, and after three quarters of it has a browser
+(Chromium) open each page of the dashboard, light and dark. What is seen is therefore what a user would see: real
+traffic, real results. The page Cluster is that of the example's three nodes. The pictures are written to ``docs/img``;
+look at them before you commit them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from headrace.cli.demo_run import JOBS, staged
+
+IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
+PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
+CLUSTER = IMG.parent.parent / "examples" / "cluster" / "run.py"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+SIZE: Any = {"width": 1180, "height": 800}
+TERMINAL = 120, 34
+_WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def photograph(address: str, pages: Sequence[str]) -> None:
+    """A picture of each page, light and dark."""
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for scheme in SCHEMES:
+            page = browser.new_context(viewport=SIZE, color_scheme=scheme).new_page()
+            for name in pages:
+                page.goto(f"{address}#/{name}")
+                page.reload()
+                page.wait_for_timeout(1500)
+                _arrange(page, name)
+                page.wait_for_timeout(1500)
+                page.screenshot(path=IMG / f"{name}-{scheme}.png")
+        browser.close()
+
+
+def photograph_cluster() -> None:
+    """The page Cluster, of three nodes."""
+    with tempfile.TemporaryDirectory() as directory:
+        program = [sys.executable, str(CLUSTER), "--data", directory]
+        cluster = subprocess.Popen(  # noqa: S603 -- ourselves
+            program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        try:
+            told = [cluster.stdout.readline() for _ in range(3)]
+            address = told[0].split()[-1]
+            deadline = time.monotonic() + 60
+            while not _works(address):
+                if time.monotonic() > deadline:
+                    sys.exit("the example's cluster does not come up")
+                time.sleep(0.2)
+            photograph(address, ["cluster"])
+        finally:
+            cluster.terminate()
+            cluster.wait()
+
+
+def _works(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}api/status", timeout=5) as answer:  # noqa: S310 -- our own
+            return json.load(answer)["mode"] == "WRK"
+    except OSError:
+        return False
+
+
+def _arrange(page: Any, name: str) -> None:
+    """Open something, where a page is empty until one does."""
+
+    if name == "stream":
+        page.get_by_role("button", name="Pause").click()
+        page.locator("tbody tr").first.locator("button.link").click()
+    elif name == "services":
+        page.get_by_label("Find a service").fill("tram")
+        page.get_by_role("button", name="vehicle/tram-1", exact=True).click()
+    elif name == "subscriptions":
+        page.get_by_label("Attributes").fill("x=500 y=300")
+        page.get_by_role("button", name="Who would get this?").click()
+
+
+def main(seconds: float) -> None:
+    """Run the demo, and take pictures of it."""
+    with staged((*JOBS, "verify")) as stage:
+        from headrace.cli.demo_view import draw
+        from headrace.demo.play import Play
+
+        play = Play(stage.doors, vehicles=24, seconds=seconds, spark=stage.spark_end)
+        camera = threading.Thread(target=photograph, args=(play.dashboard, PAGES))
+        shown = ""
+
+        def look() -> None:
+            nonlocal shown
+            if play.elapsed >= seconds * 0.6 and play.results.fleet and not shown:
+                out = Console(record=True, file=io.StringIO(), force_terminal=True, width=TERMINAL[0])
+                out.print(draw(play, *TERMINAL))
+                shown = out.export_svg(title="headrace demo")
+                camera.start()
+
+        audit = asyncio.run(play.run(look))
+        if not shown:
+            sys.exit("Spark had found nothing in time: give it more seconds")
+        camera.join()
+    # Pages load nothing from elsewhere; any font of equal widths will do.
+    (IMG / "demo.svg").write_text(_WEB_FONT.sub("", shown).replace("Fira Code", "ui-monospace"))
+    photograph_cluster()
+    print("\n".join(finding.says for finding in audit.findings))
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 100.0)
