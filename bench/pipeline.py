@@ -31,6 +31,9 @@ from bench._peers import Headrace, running
 from headrace.client.tube import LinkClient
 from headrace.config import Address
 from headrace.spark import register, session
+from headrace.spark.jobs import archive
+from headrace.spark.jobs.job import Run
+from headrace.spark.options import Access
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,6 +106,9 @@ def sources(
             rate = statistics.median(each[1:] or each)
             base = None if name == "Parquet files" else f"Parquet files to {sink}"
             table.add(f"{name} to {sink}", rate, rate * SIZE / 1e6, base=base)
+    archived = [total / _archived(spark, servers, directory, total) for _ in range(rounds)]
+    rate = statistics.median(archived[1:] or archived)
+    table.add("the job archive", rate, rate * SIZE / 1e6, base="Parquet files to parquet")
     return table
 
 
@@ -177,6 +183,19 @@ def _timed(rows: DataFrame, sink: str, directory: Path, total: int) -> float:
         raise ValueError(f"{read} rows were read where {total} are")
     shutil.rmtree(place, ignore_errors=True)
     return took
+
+
+def _archived(spark: SparkSession, servers: str, directory: Path, total: int) -> float:
+    """How long the job ``archive`` takes for everything."""
+    place = Path(tempfile.mkdtemp(dir=directory))
+    run = Run(spark, "archive", Access(servers), {"path": str(place)}, archive.PARAMETERS, available_now=True)
+    started = archive.start(run)
+    started.query.awaitTermination()
+    facts = started.facts()
+    if facts["through"] != total:
+        raise ValueError(f"{facts['through']} messages were archived where {total} are")
+    shutil.rmtree(place, ignore_errors=True)
+    return sum(progress["durationMs"]["triggerExecution"] for progress in started.query.recentProgress) / 1000
 
 
 def _bare_writer() -> Any:

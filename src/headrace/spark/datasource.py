@@ -65,12 +65,16 @@ class HeadraceDataSource(DataSource):
 
 def register(spark: SparkSession) -> None:
     """Make ``format("headrace")`` known to a session, and the session's size to it."""
+    register_kind(spark, HeadraceDataSource)
+
+
+def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:
+    """The same for a source that is made like ours."""
     parallelism = spark.sparkContext.defaultParallelism
     # A class of its own, which Spark pickles by value: what it knows of the session travels with it.
-    kind = type(
-        "HeadraceDataSource", (HeadraceDataSource,), {"parallelism": parallelism, "__module__": "__main__"}
+    spark.dataSource.register(
+        type(kind.__name__, (kind,), {"parallelism": parallelism, "__module__": "__main__"})
     )
-    spark.dataSource.register(kind)
 
 
 def _check_schema(schema: StructType) -> None:

@@ -7,20 +7,27 @@ up to some number, ``through``, which the table itself knows, and what comes up 
 Everything that has a number is archived, entries of origin ``log`` too: an archive without a hole can be seen to be
 without a hole. Retention waits for the archive, by a hold that follows it.
 
+Tasks are given ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's
+files as Arrow has it, in one process.
+
 A micro-batch is due when there are ``size`` bytes of new messages, and each ``interval`` if there are fewer.
 """
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.errors import UsageError
+from headrace.spark.datasource import register_kind
 from headrace.spark.jobs.archive_files import Added
 from headrace.spark.jobs.archive_parquet import ParquetArchive, log_of
 from headrace.spark.jobs.archive_table import Ledger, TableArchive
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
+from headrace.spark.jobs.ranges import NAME, RangesDataSource
 from headrace.spark.links import link
+from headrace.spark.options import Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,8 +59,8 @@ class Archive(Protocol):
     def through(self) -> int:
         """The last sequence number that is archived; 0 when none is."""
 
-    def add(self, rows: DataFrame) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet."""
+    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
 
 
 def start(run: Run) -> Started:
@@ -61,8 +68,14 @@ def start(run: Run) -> Started:
     with link(run.access) as client:
         archive = open_archive(run, client.log)
 
-    def add(rows: DataFrame, _batch: int) -> None:
-        added = archive.add(rows)
+    reading = Reading(run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True)
+    done: dict[str, object] = {}
+
+    def add(ranges: DataFrame, _batch: int) -> None:
+        begin = monotonic()
+        added = archive.add(ranges, reading)
+        done["rows"] = added.messages
+        done["rows_per_second"] = round(added.messages / (monotonic() - begin), 1)
         if added.through:
             with link(run.access) as client:
                 keep_from = added.through + 1
@@ -70,15 +83,17 @@ def start(run: Run) -> Started:
                     client.hold(run.param("hold"), max(keep_from, client.head().first))
 
     def facts() -> dict[str, object]:
-        return {"path": run.path, "through": archive.through}
+        return {**done, "path": run.path, "through": archive.through}
 
     interval = run.number("interval", 0.01)
-    rows = run.stream(
+    register_kind(run.spark, RangesDataSource)
+    ranges = run.stream(
+        source=NAME,
         entries=True,
         minBytesPerTrigger=int(run.number("size", 1)),
         maxTriggerDelay=interval,
     )
-    return Started(run.query(rows, add, interval=min(interval, LOOK_SECONDS)), facts)
+    return Started(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)
 
 
 def open_archive(run: Run, log: str) -> Archive:

@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 from headrace.errors import StorageError, UsageError
 from headrace.message import NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.ranges import rows_of
+from headrace.spark.options import Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,17 +73,24 @@ class Added:
     messages: int
 
 
-def stage(rows: DataFrame, folder: Folder, after: int, log: str) -> list[Staged]:
+def stage(
+    rows: DataFrame, folder: Folder, after: int, log: str, reading: Reading | None = None
+) -> list[Staged]:
     """Have tasks write rows to files that nobody sees yet; returns the files in the order of the sequence."""
-    made = staged(rows, folder, after, log).toArrow().sort_by("first")
+    made = staged(rows, folder, after, log, reading).toArrow().sort_by("first")
     return [Staged(**row) for row in made.to_pylist()]
 
 
-def staged(rows: DataFrame, folder: Folder, after: int, log: str) -> DataFrame:
+def staged(
+    rows: DataFrame, folder: Folder, after: int, log: str, reading: Reading | None = None
+) -> DataFrame:
     """Rows in the envelope's schema, written to files that nobody sees yet; one row per file says what it has.
 
     Rows up to ``after`` are left out. Each partition must be in the order of the sequence, as the source gives it.
+    With ``reading``, rows are not messages but ranges of them, which tasks read themselves.
     """
+    if reading is not None:
+        return rows.mapInArrow(partial(_write_ranges, reading, folder, after, log), STAGED)
     columns = rows.select(*SCHEMA.names)
     return columns.mapInArrow(partial(write_files, folder, after, log), STAGED)
 
@@ -113,6 +122,13 @@ def write_files(
             last = writer.last
     if writer is not None:
         yield _described(writer, hour)
+
+
+def _write_ranges(
+    reading: Reading, folder: Folder, after: int, log: str, ranges: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """A task: the messages of ranges to files by hour."""
+    return write_files(folder, after, log, rows_of(reading, ranges))
 
 
 def join(parts: Sequence[tuple[Folder, str]], folder: Folder, log: str, last: int) -> str:

@@ -31,6 +31,7 @@ from headrace.spark.jobs.archive_files import (
     told,
 )
 from headrace.spark.jobs.folder import MAKING, Folder, blaming
+from headrace.spark.options import Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,9 +69,9 @@ class ParquetArchive:
         """The last sequence number that is archived; 0 when none is."""
         return 0 if self.newest is None else self.newest.last
 
-    def add(self, rows: DataFrame) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet."""
-        made = stage(rows, self._making, self.through, self._log)
+    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+        made = stage(rows, self._making, self.through, self._log, reading)
         in_order(made, self.through, 0 if self.newest is None else self.newest.hour)
         with blaming(self._folder.path):
             for group in self._groups(made):

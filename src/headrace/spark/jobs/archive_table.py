@@ -30,6 +30,7 @@ from headrace.spark.jobs.archive_files import (
     stage,
 )
 from headrace.spark.jobs.folder import MAKING, Folder, blaming
+from headrace.spark.options import Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -113,9 +114,9 @@ class TableArchive:
         self.through = ledger.through()
         self._open = sorted(ledger.newest_hour())
 
-    def add(self, rows: DataFrame) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet."""
-        made = stage(rows, self._making, self.through, self._log)
+    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+        made = stage(rows, self._making, self.through, self._log, reading)
         in_order(made, self.through, self._open[-1].hour if self._open else 0)
         files = [TableFile(each.hour, each.first, each.last, each.rows, each.bytes) for each in made]
         with blaming(self._ledger.files.path):

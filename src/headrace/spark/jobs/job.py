@@ -124,13 +124,13 @@ class Run:
         """The sequence, or a part of it, as it is now."""
         return self._load(self.spark.read, servers, options)
 
-    def stream(self, **options: object) -> DataFrame:
-        """The sequence, from where the query's checkpoint says on."""
+    def stream(self, source: str = "headrace", **options: object) -> DataFrame:
+        """The sequence, from where the query's checkpoint says on; as ``source`` gives it."""
         defaults = {
             "startingOffsets": self.param("starting"),
             "failOnDataLoss": self.param("fail_on_data_loss"),
         }
-        return self._load(self.spark.readStream, None, defaults | options)
+        return self._load(self.spark.readStream, None, defaults | options, source)
 
     def source(self, name: str, **options: object) -> DataFrame:
         """Another stream of a hub's, by its format's name."""
