@@ -76,7 +76,7 @@ class Scene:
             **limits,
         )
         self.source = Source()
-        self.path = Way(self.source, 0)
+        self.path = Way(self.source, 1, 0)
         self.source.paths[1] = self.path
         self.connector.find_path = lambda _client: self.path
 
@@ -332,6 +332,7 @@ class TestPaths:
     @pytest.fixture
     def paths(self, scene: Scene) -> Paths:
         paths = Paths()
+        scene.connector.relying = True
         scene.connector.find_path = lambda _client: paths.get(7)
         return paths
 
@@ -406,6 +407,7 @@ class TestPaths:
         random = Random(data.draw(st.integers(0, 1 << 32)))
         scene = Scene(tmp_path_factory.mktemp("log"))
         paths = Paths()
+        scene.connector.relying = True
         scene.connector.find_path = lambda _client: paths.get(7)
         wire = scene.subscribed()
         source: Source | None = None

@@ -67,10 +67,6 @@ class Fleet:
         return self._process.poll() is None
 
 
-@pytest.mark.skipif(
-    not os.environ.get("HEADRACE_SOAK"),
-    reason="NOT YET KEPT: after the kill of a connector a client of the fleet may get messages again",
-)
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")

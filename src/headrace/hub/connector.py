@@ -2,7 +2,9 @@
 
 What a client subscribes is an entry of the log (:mod:`headrace.hub.subscriptions`); the connector writes the entries
 and obeys the state. It decides when a client that went away has been away for too long, which of two connections with
-one client id stays (the newer), and by which path each session is fed (:mod:`headrace.hub.session`).
+one client id stays (the newer), and by which path each session is fed (:mod:`headrace.hub.session`). Where another hub
+numbers messages, a session begins once it is known where the sequence was when its client came
+(:mod:`headrace.hub.asking`).
 
 A message is encoded once, whoever gets it. Nothing here knows a socket, a thread or a clock: reading the log for those
 who are behind is the owner's to do (``read``), and ``now`` is an argument.
@@ -15,10 +17,12 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from headrace.errors import LimitError, StorageError, TrimmedError
+from headrace.hub.asking import Asking
 from headrace.hub.hub import Hub
 from headrace.hub.session import Outlet, Path, Session, Source
 from headrace.hub.subscriptions import (
     Change,
+    Fields,
     Predicates,
     Subscriptions,
     expire,
@@ -61,6 +65,8 @@ class Connector:
         self.sessions: dict[bytes, Session] = {}
         self.find_path: Callable[[bytes], Path | None] = lambda _client: None
         """The path by which a client's messages come, if there is one."""
+        self.relying = False
+        """Whether clients rely on matchers elsewhere that say how far they are, and on the log where they do not."""
         self.stopping = False
         """Whether the hub stops: then nothing more is written to the log."""
         self._hub = hub
@@ -76,6 +82,7 @@ class Connector:
         self._encoded_batch: Batch | None = None
         self._encoded: dict[int, bytes] = {}
         self._pending = 0
+        self._asking = Asking(hub, connector_id, self._placed)
         self._now = 0.0
         self._away = {client: self._now for client, kept in subscriptions if kept.connector == connector_id}
         """Clients with a subscription here and no connection, and since when; longest first."""
@@ -91,16 +98,10 @@ class Connector:
         if older is not None:
             self._forget(older)
             older.outlet.part("replaced", f"client {client.hex()} has connected again")
+        # A guest's id is new: nothing can have happened to it before.
+        session.placed = guest or self._hub.sequencer is None
         self._away.pop(client, None)
-        kept = self._subscriptions.get(client)
-        if kept is not None:
-            if client in self._expiring:
-                self._submit(session, subscribe(client, self.id, kept.fields))
-            elif kept.connector != self.id:
-                self._submit(session, move(client, self.id))
-            else:
-                self._begin(session, self._hub.log.head + 1)
-                self._pump(session)
+        self._enter(session, self._hub.log.head + 1)
         return session
 
     def leave(self, session: Session) -> None:
@@ -125,16 +126,18 @@ class Connector:
             )
         kept = self._subscriptions.get(session.client)
         fields = serialize_fields(predicates)
-        if not session.pending:
-            if not fields and kept is None:
-                return
-            if kept is not None and kept.connector == self.id and kept.fields == fields:
-                return  # It goes on as it is: clients that reconnect say again what they want.
+        if not session.pending and self._is_kept(session.client, fields):
+            # It goes on as it is: clients that reconnect say again what they want.
+            if not session.placed:
+                session.says = fields
+                self._asking.ask(session)
+            return
         if fields and kept is None and len(self._subscriptions) + self._pending >= self._max_subscriptions:
             count = len(self._subscriptions) + self._pending + 1
             raise LimitError(
                 "sdk", "subscriptions (matching.max_subscriptions)", count, self._max_subscriptions
             )
+        session.says = None
         self._submit(session, subscribe(session.client, self.id, fields))
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
@@ -160,8 +163,8 @@ class Connector:
             if session is None:
                 self._hub.counters.add("absent", door="sdk")
                 continue
-            if source.vouches and not session.live:
-                continue  # The log has it, where the client still wants it.
+            if placed and self.relying and not (session.live and source.vouches_for(session.path)):
+                continue  # The log has it, where the client wants it.
             if placed and session.cursor is not None and session.cursor <= self._hub.log.head:
                 continue
             if placed and seq <= session.last:
@@ -195,7 +198,8 @@ class Connector:
         for session in self.sessions.values():
             path = self.find_path(session.client)
             if path is not session.path:
-                if session.fall_back():
+                # Who has the client's matching behind that, the state here cannot say yet.
+                if session.fall_back(floor or self._hub.log.head):
                     self._behind[session] = None
                 session.path = path
                 session.floor = max(session.floor, floor)
@@ -203,6 +207,7 @@ class Connector:
 
     def tick(self, now: float) -> None:
         """Give up the subscriptions of those who have been away for too long."""
+        self._asking.go_on()
         if not self._now:
             self._away = dict.fromkeys(self._away, now)
         self._now = now
@@ -217,12 +222,54 @@ class Connector:
 
     @property
     def behind(self) -> int:
-        """How many clients are fed from the log."""
-        return len(self._behind)
+        """How many clients are fed from the log, or will be as soon as it is known from where on."""
+        return len(self._behind) + len(self._asking)
 
     def _is_here(self, client: bytes) -> bool:
         kept = self._subscriptions.get(client)
         return kept is not None and kept.connector == self.id
+
+    def _is_kept(self, client: bytes, fields: Fields) -> bool:
+        """Whether a client wants just this, here, as far as the state knows."""
+        kept = self._subscriptions.get(client)
+        if kept is None:
+            return not fields
+        return kept.connector == self.id and kept.fields == fields
+
+    def _enter(self, session: Session, cursor: int) -> None:
+        """A client is here: if it has a subscription, that goes on, from ``cursor`` unless it says after what."""
+        client = session.client
+        kept = self._subscriptions.get(client)
+        if kept is None or session.wants:
+            return
+        if client in self._expiring:
+            self._submit(session, subscribe(client, self.id, kept.fields))
+        elif kept.connector != self.id:
+            self._submit(session, move(client, self.id))
+        elif session.placed:
+            self._begin(session, cursor)
+            self._pump(session)
+        else:
+            self._asking.ask(session)
+
+    def _placed(self, session: Session, seq: int) -> None:
+        """All that happened before a client came lies before entry ``seq``, which is in the log."""
+        client = session.client
+        if session.placed or self.sessions.get(client) is not session:
+            return
+        session.placed = True
+        self._asking.forget(session)
+        kept = self._subscriptions.get(client)
+        if kept is not None and kept.connector != self.id and kept.seq > seq:
+            self._moved(session)
+            return
+        self._enter(session, seq + 1)
+        fields, session.says = session.says, None
+        if fields is not None and not session.pending and not self._is_kept(client, fields):
+            self._submit(session, subscribe(client, self.id, fields))
+
+    def _moved(self, session: Session) -> None:
+        session.outlet.part("moved", f"client {session.client.hex()} has connected elsewhere")
 
     def _expire(self, client: bytes, seq: int) -> None:
         def done(_: Batch | StorageError) -> None:
@@ -239,6 +286,8 @@ class Connector:
                 session.pending -= 1
                 if isinstance(outcome, StorageError):
                     session.outlet.part("storage", str(outcome))
+                else:
+                    self._placed(session, outcome.first)
 
         self._pending += 1
         if session is not None:
@@ -257,8 +306,11 @@ class Connector:
         elif new is None:
             session.end()
             self._behind.pop(session, None)
+        elif not session.placed:
+            if not session.pending:
+                self._asking.ask(session)
         elif new.connector != self.id:
-            session.outlet.part("moved", f"client {client.hex()} has connected elsewhere")
+            self._moved(session)
         elif not session.wants:
             self._begin(session, new.seq + 1)
 
@@ -280,6 +332,7 @@ class Connector:
 
     def _forget(self, session: Session) -> None:
         session.end()
+        self._asking.forget(session)
         self._behind.pop(session, None)
 
     def _concerned(self, matches: Matches) -> dict[Session, list[int]]:

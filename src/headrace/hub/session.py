@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.hub.subscriptions import Fields
+
 
 class Outlet(Protocol):
     """Where a session's bytes go."""
@@ -39,27 +41,30 @@ class Outlet(Protocol):
 class Source:
     """Where pushes come from: this process's matcher, a connection of a dispatcher, or all connections of the fleet.
 
-    One that never says what it vouches for is taken at its word, message by message.
+    One that never says what it vouches for is of another make, or has only begun.
     """
 
-    __slots__ = ("paths", "seen", "vouches")
+    __slots__ = ("paths", "seen")
 
-    def __init__(self, *, vouches: bool = False) -> None:
-        self.vouches = vouches
-        """Whether it has ever had ``paths``: then who does not rely on one has all from the log."""
+    def __init__(self) -> None:
         self.seen = 0
         """The highest sequence number that has come."""
         self.paths: dict[int, Path] = {}
         """By the node id of the matcher."""
 
+    def vouches_for(self, path: Path | None) -> bool:
+        """Whether what this path's matcher pushes comes from here as well."""
+        return path is not None and path.node in self.paths
+
 
 class Path:
     """What one matcher vouches for, by one source: everything behind ``base``; up to ``upto`` all has come."""
 
-    __slots__ = ("base", "source", "upto")
+    __slots__ = ("base", "node", "source", "upto")
 
-    def __init__(self, source: Source, base: int) -> None:
+    def __init__(self, source: Source, node: int, base: int) -> None:
         self.source = source
+        self.node = node
         self.base = base
         self.upto = base
 
@@ -80,14 +85,16 @@ class Paths:
         return None if node is None else self._paths.get(node)
 
     def mark(self, source: Source, node: int, seq: int) -> bool:
-        """A matcher says by a source how far it is; ``True`` if this is a path that was not there before."""
+        """A matcher says by a source how far it is; ``True`` if its clients have another path now."""
         source.seen = max(source.seen, seq)
-        source.vouches = True
         path = source.paths.get(node)
-        if path is not None:
+        if path is None:
+            path = source.paths[node] = Path(source, node, seq)
+        else:
             path.upto = max(path.upto, seq)
-            return False
-        self._paths[node] = source.paths[node] = Path(source, seq)
+            if node in self._paths:
+                return False
+        self._paths[node] = path
         return True
 
     def lose(self, source: Source) -> bool:
@@ -103,7 +110,8 @@ class Session:
     """One client that is connected here; made by :meth:`~headrace.hub.connector.Connector.join`."""
 
     __slots__ = (
-        "after", "client", "cursor", "floor", "guest", "last", "outlet", "path", "pending", "reading", "wants"
+        "after", "client", "cursor", "floor", "guest", "last", "outlet", "path", "pending", "placed", "reading",
+        "says", "wants"
     )  # fmt: skip
 
     def __init__(self, client: bytes, outlet: Outlet, *, after: int | None, guest: bool) -> None:
@@ -113,6 +121,10 @@ class Session:
         """Whether the id is the connection's own, of no use to anybody once it is closed."""
         self.after = after
         """What its first subscription resumes behind, until there is one."""
+        self.placed = True
+        """Whether the state here is no older than the session: only then does it tell what the client wants."""
+        self.says: Fields | None = None
+        """The fields that the client says it wants, where they are nothing new to a state that may be too old."""
         self.wants = False
         """Whether it has a subscription."""
         self.cursor: int | None = None
@@ -142,11 +154,14 @@ class Session:
         self.wants = False
         self.cursor = None
 
-    def fall_back(self) -> bool:
-        """Be fed from the log from now on; ``True`` unless it already is."""
+    def fall_back(self, known: int) -> bool:
+        """Be fed from the log from now on; ``True`` unless it already is.
+
+        Its path was its own up to ``known`` at least.
+        """
         if not self.live:
             return False
-        dealt = self.last if self.path is None else max(self.last, self.path.upto)
+        dealt = self.last if self.path is None else max(self.last, min(self.path.upto, known))
         self.cursor = dealt + 1
         return True
 

@@ -58,7 +58,7 @@ class Routing:
         self._hub = house.hub
         self._paths = Paths()
         self._source = Source()
-        self._own_path = Path(self._source, self._hub.log.head)
+        self._own_path = Path(self._source, self._node, self._hub.log.head)
         self._spark = settings.matching.engine == "spark"
         self._feeder = Feeder(self._source)
         self._stage: Stage | None = None
@@ -66,8 +66,6 @@ class Routing:
         self._sorting: Iterator[None] | None = None
         self._joining = False
         self._stopping = False
-        self._relied = False
-        """Whether a mark has ever come."""
         matches = "matcher" in roles and not self._spark
         self._pushes = False
         self._connects = "connector" in roles
@@ -111,6 +109,7 @@ class Routing:
             replay=settings.replay,
         )
         connector.find_path = self._find_path
+        connector.relying = self.relying
         return connector
 
     # What the hub calls.
@@ -168,7 +167,7 @@ class Routing:
 
     def source(self) -> Source:
         """What a new connection of a dispatcher is to the connector."""
-        return Source(vouches=self._spark and self._relied)
+        return Source()
 
     def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: bytes) -> None:
         """A dispatcher brings a message for clients of this connector."""
@@ -178,7 +177,6 @@ class Routing:
     def marked(self, source: Source, msg_id: bytes) -> None:
         """A matcher says how far it is."""
         seq, node = parse_msg_id(msg_id)
-        self._relied = True
         if self._paths.mark(source, node, seq) and self.connector is not None:
             self.connector.reroute()
 
