@@ -286,6 +286,8 @@ class Routing:
 
         def loaded(error: Exception | None) -> None:
             note.cancel()
+            if self._stopping:
+                return
             if error is not None:
                 logger.error("the matcher's kernels cannot be loaded", exc_info=error)
             self.matching.unready = None

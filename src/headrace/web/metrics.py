@@ -22,7 +22,7 @@ class HubCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield every metric as it stands."""
-        hub, log = self._server.hub, self._server.hub.log
+        hub, log, matching = self._server.hub, self._server.hub.log, self._server.routing.matching
         levels = {
             "head": ("Last committed sequence number.", log.head),
             "tail": ("Last appended sequence number.", log.tail),
