@@ -23,8 +23,13 @@ def command(*elements: bytes) -> bytes:
     return b"#%d\r\n%b" % (len(body), body)
 
 
-def converse(sock: socket.socket, client: str, field: bytes, last: int) -> int:
-    """Take messages until the connection or stdin ends; return the last number that came."""
+last = 0
+"""The number of the last message that came: what is known of it outlives any connection, however that ends."""
+
+
+def converse(sock: socket.socket, client: str, field: bytes) -> None:
+    """Take messages until the connection or stdin ends."""
+    global last
     claim = {"client_id": client, "timestamp": "1700000000", "token": "", "after": last}
     sock.sendall(command(b"auth", json.dumps(claim).encode()) + command(b"sub", b"x", field))
     data = b""
@@ -38,7 +43,7 @@ def converse(sock: socket.socket, client: str, field: bytes, last: int) -> int:
             continue
         more = sock.recv(1 << 16)
         if not more:
-            return last
+            return
         data += more
         while True:
             line, found, rest = data.partition(b"\r\n")
@@ -46,7 +51,7 @@ def converse(sock: socket.socket, client: str, field: bytes, last: int) -> int:
                 break
             if not line.startswith(b"#"):
                 if line not in (b"+authsuccess", b"+h"):
-                    return last
+                    return
                 data = rest
                 continue
             length = int(line[1:])
@@ -62,10 +67,9 @@ def converse(sock: socket.socket, client: str, field: bytes, last: int) -> int:
 def main() -> None:
     host, port, client, low, high = sys.argv[1:]
     field = json.dumps({"use": 2, "low": float(low), "high": float(high)}).encode()
-    last = 0
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5) as sock:
-            last = converse(sock, client, field, last)
+            converse(sock, client, field)
         time.sleep(0.05)  # Not to wait for something: not to dial in a tight loop.
         if select.select([sys.stdin], [], [], 0)[0] and not os.read(sys.stdin.fileno(), 1):
             return
