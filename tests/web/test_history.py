@@ -69,7 +69,7 @@ def test_what_is_measured_is_a_rate_by_the_growth_of_its_minute() -> None:
     for second in range(1, 10):
         assert taken(6.0 + second, Measured("12:01", 320 + 200 * second, lag))["rate"] >= 200.0
     assert taken(16.0, Measured("12:01", 2320, lag))["rate"] == 200.0, "of the last few alone"
-    assert taken(30.0, Measured("12:01", 2320, lag))["rate"] == 0.0
+    assert taken(40.0, Measured("12:01", 2320, lag))["rate"] == 0.0
 
 
 def test_what_measure_shows_is_taken_as_it_is_published() -> None:

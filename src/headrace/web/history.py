@@ -21,7 +21,7 @@ _OUT: Final = "delivered"
 _LAGS: Final = ("p50", "p90", "p99")
 _NEWS: Final = 5
 """News of ``measure`` that a rate is made from: one alone depends on when it was looked at."""
-_OLD_NEWS: Final = 5.0
+_OLD_NEWS: Final = 15.0
 """Seconds without news after which nothing is measured any more."""
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
 
