@@ -74,6 +74,20 @@ def test_from_files(other: HubProcess, command: Command, tmp_path: Path) -> None
     assert payloads(other, 1, 9) == [b"2", b"3", b"4", b"5"]
 
 
+def test_a_message_no_publish_has_room_for_is_named(
+    other: HubProcess, command: Command, tmp_path: Path
+) -> None:
+    longest = b"x" * (8_388_608 - 13)  # What a PUBLISH of the spp door can bring.
+    write_log(tmp_path / "old", [b"before", longest, b"behind"])
+    replay = ("replay", "--data", tmp_path / "old", "--to", url(other))
+    done = command(*replay)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"message 2, with its envelope" in done.stderr
+    assert b"--from 3 leaves it out" in done.stderr
+    assert facts(command(*replay, "--from", 3))["messages"] == 1
+    assert payloads(other, 1, 9) == [b"before", b"behind"]
+
+
 def test_what_retention_has_removed(other: HubProcess, command: Command, tmp_path: Path) -> None:
     write_trimmed_log(tmp_path / "old", 3, [b"one"], [b"two"], [b"three"])
     replay = ("replay", "--data", tmp_path / "old", "--to", url(other))

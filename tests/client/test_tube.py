@@ -62,6 +62,30 @@ async def read_all(link: LinkClient, *args: Any, **options: Any) -> list[int]:
     return [seq async for rows in link.read(*args, **options) for seq in rows.column("seq").to_pylist()]
 
 
+# Connecting
+
+
+async def test_a_request_that_breaks_every_tube_is_given_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tube_connection, "_RESTLESS_MOST_SECONDS", 0.01)
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    async with client(server) as link:
+        door: Any = server._doors[-1]
+        monkeypatch.setattr(door.operations, "_status", lambda: break_tubes(server) or {})
+        monkeypatch.setattr(tube_connection.asyncio, "sleep", noted)
+        with pytest.raises(UnreachableError, match="lost 10 times over one request"):
+            await link.status()
+        assert len([seconds for seconds in slept if seconds]) >= 8
+        assert (await link.head()).head == 0
+
+
 # Publishing and reading
 
 

@@ -55,6 +55,21 @@ def test_what_a_push_cannot_carry_is_refused(hub: Hub, pushing: Pushing, payload
     assert pushing.first() is None
 
 
+def test_what_belongs_together_is_refused_whole(hub: Hub, pushing: Pushing) -> None:
+    pushing.connected()
+    told: list[Batch | StorageError] = []
+    hub.submit(Batch(Run.of([b"one"]), origin="spp"), told.append, tied=True)
+    hub.submit(Batch(Run.of([b"two"]), origin="spp"), told.append, tied=True)
+    hub.submit(Batch(Run.of([b"three"]), origin="spp"), told.append)
+    alone = submit(hub, b"four", "spp")
+    assert [type(each) for each in told] == [UnavailableError] * 3
+    first = pushing.first()
+    assert first is not None
+    assert list(first.run) == [b"four"]
+    pushing.pushed(first)
+    assert (len(alone), pushing.first(), pushing.size) == (1, None, 0)
+
+
 def test_what_wants_an_answer_is_refused(pushing: Pushing) -> None:
     told: list[Published | HeadraceError | int | None] = []
     pushing.publish(Batch(Run.of([b"a"]), publisher="p", number=0), told.append, follows=False, behind=None)

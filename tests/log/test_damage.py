@@ -1,14 +1,15 @@
 """Every byte of a small log, changed and cut off: recovered or refused as promised, never wrong, never a crash.
 
-Each file is damaged in every byte and cut at every length (in a soak: in every bit; otherwise in one bit of a byte, and
-the Arrow file in a sample of its bytes). Whatever then opens must hold nothing but what was written under those
-numbers; whatever is refused must name the file, the place and the messages.
+Each kind of file is damaged in every byte, in two of its bits (the Arrow file in one; in a soak, all in every bit), and
+cut at every length; and every bit of the Arrow file's rows is changed under a log that is open. Whatever then opens must hold nothing but what was written under those numbers; whatever is refused must name
+the file, the place and the messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,21 @@ class TestSealedSegment:
             if offset % 8 == 0:
                 assert findings(small.directory) == [self.ARROW]
 
+    def test_every_bit_of_the_rows_changed_under_an_open_log(self, small: Small) -> None:
+        restore(small.directory, small.content)
+        whole = small.content[self.ARROW]
+        path = small.directory / self.ARROW
+        with opened(small.directory) as log, path.open("r+b", buffering=0) as file:
+            for entry in Index.read(small.directory / self.INDEX).entries:
+                first = int(entry["first"])
+                for offset in range(int(entry["offset"]), int(entry["offset"] + entry["length"])):
+                    for bit in range(8):
+                        os.pwrite(file.fileno(), bytes([whole[offset] ^ 1 << bit]), offset)
+                        with pytest.raises(DamagedError, match="checksum is wrong"):
+                            log.read(first)
+                    os.pwrite(file.fileno(), whole[offset : offset + 1], offset)
+            assert flat(log.scan(1)) == small.messages
+
     def test_every_length(self, small: Small) -> None:
         whole = small.content[self.ARROW]
         for size in range(len(whole)):
@@ -227,11 +243,15 @@ class TestSnapshots:
 
     def test_the_older_damaged(self, small: Small) -> None:
         whole = small.content[NAME(6, "snapshot")]
-        for _, changed in flips(whole):
+        cut = (whole[:size] for size in range(len(whole)))
+        for number, changed in enumerate((*(changed for _, changed in flips(whole)), *cut, whole + b"\0")):
             small.damaged(NAME(6, "snapshot"), changed)
             with opened(small.directory) as log:
                 assert log.snapshot is not None
                 assert log.snapshot.seq == 12
+                assert flat(log.scan(1)) == small.messages
+            if number % 8 == 0:
+                assert findings(small.directory) == [NAME(6, "snapshot")]
 
     def test_the_one_that_trimmed_messages_need(self, small: Small) -> None:
         restore(small.directory, small.content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,15 +14,18 @@ import pytest
 from tests.net.conftest import Start
 from tests.net.linkpeer import LinkPeer, link_peer, opened, rows
 from tests.net.raw import running_hub, until
+from tests.tube.stranger import request as websocket_request
 
 from headrace.errors import FullError
 from headrace.hub import subscriptions
 from headrace.log import snapshot
 from headrace.message import Batch, Run
 from headrace.net import link_connection, link_rows
+from headrace.net.link import _origins
 from headrace.net.server import Server
 from headrace.wire.auth import sign
 from headrace.wire.link import SUBSCRIPTIONS, rows_of
+from headrace.wire.tube import RAW, stream_pieces, websocket_pieces
 
 
 @pytest.fixture
@@ -94,6 +98,73 @@ async def test_who_does_not_say_hello_is_let_go(start: Start) -> None:
     async with link_peer(server, greet=False) as peer:
         assert await peer.gone()
     assert refused(server, "deadline") == 1
+
+
+@pytest.mark.parametrize("door", ["tube_tcp", "tube_ws"])
+async def test_half_a_message_is_not_kept_for_long(start: Start, door: str) -> None:
+    server = await start("limits.slow_seconds=0.3")
+    async with link_peer(server, door) as idle, link_peer(server, door) as peer:
+        # A header that announces two fragments, and only one of them.
+        cut = stream_pieces if door == "tube_tcp" else websocket_pieces
+        pieces = list(cut(bytes(2 << 18), 1 << 18, RAW))
+        for piece in pieces[:-1]:
+            peer.tube._session._line.write(bytes(piece))
+        assert await peer.gone()
+        assert (await idle.ask(op="head", id=1))["ok"]
+
+
+async def test_no_longer_message_is_taken_than_a_client_may_send(server: Server) -> None:
+    async with link_peer(server) as peer:
+        assert (await peer.ask(b"\0" * 8_388_000, op="publish", id=1))["error"] == "malformed"
+        await peer.tube.send(bytes((8 << 20) + 1))
+        assert await peer.gone()
+    assert refused(server, "limit") == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, b"101"),
+        ("http://127.0.0.1:8470", b"101"),
+        ("https://localhost", b"101"),
+        ("http://hub.localhost:1234", b"101"),
+        ("https://known.example:8443", b"101"),
+        ("https://known.example", b"403"),
+        ("http://127.0.0.1.evil.example", b"403"),
+        ("http://evil.example/127.0.0.1", b"403"),
+        ("http://localhost@evil.example", b"403"),
+        ("null", b"403"),
+    ],
+)
+async def test_web_pages_of_others_are_kept_out(start: Start, origin: str | None, status: bytes) -> None:
+    server = await start("auth.origins=https://known.example:8443")
+    host, _, port = server.doors["tube_ws"].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        # A page's own name for the hub tells nothing: it may have been made to lead here.
+        said = [] if origin is None else [f"Origin: {origin}"]
+        writer.write(websocket_request("/", *said).replace(b"Host: 127.0.0.1", b"Host: evil.example"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 " + status)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "other"),
+    [
+        ("10.0.0.7", "http://10.0.0.7:8470", "http://localhost:8470"),
+        ("10.0.0.7", "https://10.0.0.7", "http://10.0.0x7"),
+        ("fd00::7", "http://[fd00::7]:8470", "http://[fd00::8]"),
+        ("::1", "http://[::1]:8470", "http://[::2]"),
+        ("0.0.0.0", "http://localhost:1", "http://10.0.0.7"),
+    ],
+)
+def test_the_origins_of_an_address(host: str, own: str, other: str) -> None:
+    nobody, pattern, *named = _origins(host, ["https://a.example"])
+    assert (nobody, named) == (None, ["https://a.example"])
+    assert isinstance(pattern, re.Pattern)
+    assert pattern.fullmatch(own)
+    assert not pattern.fullmatch(other)
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", b"\x80", cbor2.dumps({"op": "head"}), b"\xa1\x01\x02"])

@@ -373,6 +373,41 @@ class TestLagging:
         await until(lambda: refused(server, "slow") == 1)
         await until(lambda: server.connections == 0)
 
+    async def test_who_leaves_a_packet_unfinished_is_cut_off(self, start: Start, dial: Dial) -> None:
+        server = await start("limits.slow_seconds=0.3")
+        halting, silent = await dial(server), await dial(server)
+        await silent.send(publish("a", b"whole"))
+        half = publish("b", bytes(1 << 20))
+        await halting.send(half[:100_000])
+        # A byte now and then does not keep the packet from being judged.
+        with contextlib.suppress(ConnectionError):
+            for byte in half[100_000:100_400]:
+                if refused(server, "stalled"):
+                    break
+                await halting.send(bytes([byte]))
+                await asyncio.sleep(0.02)
+        await until(lambda: refused(server, "stalled") == 1)
+        await until(lambda: server.connections == 1)
+        await silent.send(publish("a", b"alive"))
+        await until(lambda: server.hub.log.head == 3)
+
+    async def test_who_subscribed_and_ended_inside_a_packet_is_still_sent_changes(
+        self, start: Start, dial: Dial
+    ) -> None:
+        server = await start("limits.slow_seconds=0.1")
+        peer, other = await dial(server), await dial(server)
+        await peer.send(publish("a", b"one") + subscribe("a"))
+        assert await peer.until_info("a") == b"one"
+        await peer.send(publish("a", b"two")[:9])
+        peer.sock.shutdown(socket.SHUT_WR)
+        await until(lambda: refused(server, "cut_short") == 1)
+        loop = asyncio.get_running_loop()
+        later = loop.time() + 0.5
+        await until(lambda: loop.time() > later)
+        await other.send(publish("a", b"three"))
+        assert await peer.until_info("a") == b"three"
+        assert refused(server, "stalled") == 0
+
 
 class TestAuth:
     async def test_accepted(self, start: Start, dial: Dial) -> None:

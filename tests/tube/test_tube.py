@@ -12,7 +12,7 @@ from tests.tube.conftest import Start
 from tests.tube.serving import echo, until, url
 from tests.tube.stranger import Stranger, dial, host
 
-from headrace.errors import ClosedError, LimitError, UnreachableError, UsageError
+from headrace.errors import ClosedError, LimitError, RefusedError, UnreachableError, UsageError
 from headrace.tube import Options, Side, Transport, Tube, connect, serve
 
 TEXT = b"the wheel turns while the water runs; "
@@ -118,6 +118,20 @@ async def test_too_long_a_message_is_not_sent(start: Start) -> None:
             tube.write_parts([bytes(100), b"a"])
         await tube.send(bytes(100))
         assert await tube.receive() == bytes(100)
+
+
+async def test_what_is_sent_may_be_longer_than_what_is_taken(start: Start) -> None:
+    async def twice(tube: Tube) -> None:
+        async for message in tube:
+            await tube.send(bytes(message) * 2)
+
+    server = await start(twice, Options(max_message=100, max_sent=200))
+    async with connect(url(server)) as tube:
+        await tube.send(bytes(100))
+        assert await tube.receive() == bytes(200)
+        await tube.send(bytes(101))
+        with pytest.raises((UnreachableError, RefusedError)):
+            await tube.receive()
 
 
 # Fragments

@@ -5,7 +5,8 @@ the tube is gone, everything that waits is told :class:`LostTubeError`, and whoe
 again, a stream goes on behind what it had, a publish is repeated under the numbers it had.
 
 A :class:`Connection` gives a session to whoever needs one. If there is none, hosts are tried in turn, ever more
-slowly, until one answers or ``patience`` is over. All sessions of a client must be with one log: another one's sequence
+slowly, until one answers or ``patience`` is over. Tubes that are lost as soon as they are there are replaced ever more
+slowly too, and a request that has lost several is given up: nothing spins. All sessions of a client must be with one log: another one's sequence
 numbers mean something else.
 """
 
@@ -39,6 +40,11 @@ _RETRY_SECONDS: Final = 0.05
 _RETRY_MOST_SECONDS: Final = 3.0
 _ATTEMPT_SECONDS: Final = 5.0
 _HOST_SECONDS: Final = 1.0
+_SETTLED_SECONDS: Final = 2.0
+"""A tube that was lost earlier than this after it was there is replaced more slowly than the one before."""
+_RESTLESS_MOST_SECONDS: Final = 1.0
+_MOST_LOST: Final = 10
+"""Tubes that one request may lose: what breaks every one of them breaks the next as well."""
 _IDLE_SECONDS: Final = 2.0
 _PONG_SECONDS: Final = 3.0
 
@@ -226,6 +232,9 @@ class Connection:
         self._random = random
         self._session: Session | None = None
         self._connecting: asyncio.Task[Session] | None = None
+        self._connected_at = float("-inf")
+        self._restless = 0.0
+        """How long the next tube waits that was lost as soon as it was there."""
         self._ended: HeadraceError | None = None
         self._opened = False
 
@@ -282,7 +291,7 @@ class Connection:
 
     async def call(self, make: Make[R], body: Buffer | None = None) -> LinkMessage:
         """Ask what may be asked again; refusals are raised."""
-        while True:
+        for _ in range(_MOST_LOST):
             session = await self.session()
             try:
                 message = await session.call(make, body)
@@ -290,11 +299,18 @@ class Connection:
             except LostTubeError:
                 continue
             return message
+        hosts = ",".join(map(str, self._hosts))
+        raise UnreachableError(hosts, f"the connection was lost {_MOST_LOST} times over one request")
 
     async def _reconnect(self) -> Session:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         delay = 0.0
+        if loop.time() - self._connected_at < _SETTLED_SECONDS:
+            await asyncio.sleep(self._restless * self._random.uniform(0.5, 1.5))
+            self._restless = min(_RESTLESS_MOST_SECONDS, max(_RETRY_SECONDS, 2 * self._restless))
+        else:
+            self._restless = 0.0
         while True:
             try:
                 self._session = await self._try_hosts(_ATTEMPT_SECONDS)
@@ -356,6 +372,7 @@ class Connection:
             tube.abort()
             raise
         self.connects += 1
+        self._connected_at = asyncio.get_running_loop().time()
         return session
 
 

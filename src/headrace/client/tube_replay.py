@@ -16,9 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.client.tube import LinkClient
+from headrace.errors import LimitError
 from headrace.wire import link_requests as ask
 from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, PUBLISHED, body_of
 
+MAX_ROWS: Final = MAX_MESSAGE - MAX_HEAD
+"""What the rows of one request may take: a hub takes no longer message."""
 _REQUEST_BYTES: Final = 1 << 20
 _REQUEST_ROWS: Final = 8192
 
@@ -37,6 +40,10 @@ class ReplayTarget(LinkClient):
     ) -> tuple[int | None, int | None]:
         """Publish rows under the publisher's own numbers; asked again after a lost tube, they are there once."""
         body = memoryview(body_of(rows))
+        if len(body) > MAX_ROWS:
+            # Only a lone row can be so long: see runs().
+            limit = f"{MAX_ROWS} bytes, as long as rows of one publish may be; --from {number + 1} leaves it out"
+            raise LimitError("link", f"message {number}, with its envelope", len(body), limit)
         answer = await self.ask(
             lambda n: ask.Publish(id=n, publisher=publisher, number=number, origin="replay"), body
         )
@@ -61,7 +68,7 @@ def runs(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
             room = int(np.searchsorted(sizes, before + _REQUEST_BYTES, side="right"))
             stop = max(begin + 1, min(end, room, begin + _REQUEST_ROWS))
             # Payloads are measured, attributes are not: where they are the larger part, it is halved until it fits.
-            while stop - begin > 1 and _size(published.slice(begin, stop - begin)) > MAX_MESSAGE - MAX_HEAD:
+            while stop - begin > 1 and _size(published.slice(begin, stop - begin)) > MAX_ROWS:
                 stop = begin + (stop - begin) // 2
             yield int(seqs[begin]), published.slice(begin, stop - begin)
             begin = stop

@@ -210,6 +210,20 @@ def network() -> Kind[IPv4Network]:
     )
 
 
+def origin() -> Kind[str]:
+    """Whose a web page is, as browsers say it: scheme, host and perhaps a port, and nothing behind."""
+
+    def read(value: object) -> str:
+        words = _of(str, value).lower()
+        scheme, _, place = words.partition("://")
+        if scheme not in ("http", "https"):
+            raise ValueError(words)
+        _host_and_port(place, 0)
+        return words
+
+    return Kind("an origin such as https://example.org:8443", read, literals=str)
+
+
 def or_off(kind: Kind[T]) -> Kind[T | None]:
     """The same, or ``off``."""
     return Kind(

@@ -26,6 +26,7 @@ from headrace.config.kinds import (
     list_of,
     network,
     or_off,
+    origin,
     path,
     plain,
     seconds,
@@ -158,6 +159,11 @@ class Auth:
         flag(),
         False,
         "Whether `/sdk/sub/preauth` answers under `auth.required`; it hands a token to whoever asks.",
+    )
+    origins: tuple[str, ...] = setting(
+        list_of(origin()),
+        (),
+        "Origins of web pages that may use `listen.tube_ws`, beside those of the address it listens on.",
     )
     sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, as old clients make them, are taken.")
 

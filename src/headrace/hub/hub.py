@@ -20,7 +20,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from headrace.errors import StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters
-from headrace.hub.sequencer import Done, Sequencer, Submission
+from headrace.hub.sequencer import Done, Sequencer, Submission, tied_groups
 from headrace.hub.state import State
 from headrace.log import Log
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
@@ -109,7 +109,7 @@ class Hub:
         self.sequencer = sequencer
         submitted, self._submitted = self._submitted, []
         self._waiting = 0
-        for group in _groups(submitted):
+        for group in tied_groups(submitted):
             if len(group) > 1 or group[0].batch.number is not None:
                 _tell(group, UnavailableError("another node numbers messages now: try again"))
             else:
@@ -219,7 +219,7 @@ class Hub:
             self.append_bytes is not None
             and sum(each.batch.run.size for each in submitted) > self.append_bytes
         ):
-            groups = _groups(submitted)
+            groups = tied_groups(submitted)
             if len(groups) > 1:
                 for group in groups:
                     self._append(group, now)
@@ -249,7 +249,7 @@ class Hub:
             return
         except UsageError as error:
             # Doors see to it that what they submit can be written. If one slips, only what is unfit is refused.
-            groups = _groups(submitted)
+            groups = tied_groups(submitted)
             if len(groups) == 1:
                 self.refuse(submitted, StorageError(f"it cannot be written: {error}"), "unfit")
             else:
@@ -329,13 +329,3 @@ def _tell(submitted: Iterable[Submission], error: StorageError) -> None:
     for submission in submitted:
         if submission.done is not None:
             submission.done(error)
-
-
-def _groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
-    """What must be appended together, in order."""
-    groups: list[list[Submission]] = [[]]
-    for submission in submitted:
-        groups[-1].append(submission)
-        if not submission.tied:
-            groups.append([])
-    return [group for group in groups if group]

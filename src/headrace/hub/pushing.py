@@ -1,7 +1,8 @@
 """Pushing on: a sequencer that takes plain payloads and acknowledges nothing, as the backbone's own protocol has it.
 
 A PUSH carries a payload and no more, and is best effort. So of what doors take in, messages go on without their
-envelope; whatever depends on more is refused: entries of the hub's state, and what a client wants acknowledged.
+envelope; whatever depends on more is refused: entries of the hub's state, what a client wants acknowledged, and what
+must be there together or not at all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 from headrace.errors import UnavailableError
 from headrace.hub.hub import Hub
-from headrace.hub.sequencer import Submission, Told, ToldNewest
+from headrace.hub.sequencer import Submission, Told, ToldNewest, tied_groups
 from headrace.message import Batch
 
 PUSHED: Final = frozenset({"fyrehose", "spp", "attribute"})
@@ -45,14 +46,18 @@ class Pushing:
 
     def order(self, submitted: Sequence[Submission]) -> None:
         """Have messages pushed; refuse what a PUSH cannot carry."""
-        for submission in submitted:
+        for group in tied_groups(submitted):
+            submission = group[-1]
             batch = submission.batch
-            if batch.origin not in PUSHED:
+            if len(group) > 1:
+                what = "a fyrehose upstream takes each message by itself, and nothing that belongs together"
+                self._hub.refuse(group, UnavailableError(what), "upstream")
+            elif batch.origin not in PUSHED:
                 what = f"a fyrehose upstream takes plain messages, and nothing of origin {batch.origin or 'log'!r}"
-                self._hub.refuse([submission], UnavailableError(what), "upstream")
+                self._hub.refuse(group, UnavailableError(what), "upstream")
             elif int(batch.run.lengths.max(initial=0)) > self._longest:
                 what = f"a fyrehose upstream takes messages of {self._longest} bytes at most"
-                self._hub.refuse([submission], UnavailableError(what), "limit")
+                self._hub.refuse(group, UnavailableError(what), "limit")
             else:
                 self._waiting.append(submission)
                 self._size += batch.run.size

@@ -39,6 +39,16 @@ class Submission(NamedTuple):
     """Whether it is appended together with the next one, or not at all."""
 
 
+def tied_groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
+    """What must be appended together, in order."""
+    groups: list[list[Submission]] = [[]]
+    for submission in submitted:
+        groups[-1].append(submission)
+        if not submission.tied:
+            groups.append([])
+    return [group for group in groups if group]
+
+
 class Published(NamedTuple):
     """Where the first and the last row of a publish are, if that is still known; how many were there before."""
 

@@ -10,10 +10,12 @@ put together, and told what happens to all of them: commits, ticks, the end.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from time import time
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -37,6 +39,8 @@ from headrace.wire.link import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link_requests import Hello
 
 Transport = Literal["tcp", "websocket"]
+
+_LOOPBACK: Final = r"(?:[a-z0-9-]+\.)*localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]"
 
 
 class LinkDoor:
@@ -83,15 +87,24 @@ class LinkDoor:
         """Accept tubes on a bound socket."""
         limits = self._house.settings.limits
         options = Options(
-            max_message=MAX_ANSWER,
+            max_message=MAX_MESSAGE,
+            max_sent=MAX_ANSWER,
             max_inflated=MAX_MESSAGE,
             # Rows are packed where they lie; what is small is not worth the event loop's time.
             compress=False,
+            # Half a message is kept no longer than any other door keeps half a packet.
+            message_seconds=limits.slow_seconds,
             handshake_seconds=limits.handshake_seconds,
             close_seconds=max(limits.drain_seconds / 2, 0.001),
         )
+        origins = _origins(sock.getsockname()[0], self._house.settings.auth.origins)
         server = await serve(
-            self._converse, transport=transport, sock=sock, options=options, admit=self._admit
+            self._converse,
+            transport=transport,
+            sock=sock,
+            options=options,
+            admit=self._admit,
+            origins=origins,
         )
         self._servers.append(server)
 
@@ -192,3 +205,17 @@ class LinkDoor:
         finally:
             connection.drop()
             self._connections.discard(connection)
+
+
+def _origins(host: str, others: Sequence[str]) -> list[str | re.Pattern[str] | None]:
+    """Whose web pages may use a tube that is open at ``host``: its own host's, and those that the settings name.
+
+    Browsers let every page on the web connect to anywhere, and say whose it is; who is no browser says nothing. The
+    host is known by its address, not by the name that the page itself gives it: such a name can lead anywhere.
+    """
+    address = ip_address(host.partition("%")[0])
+    if address.is_loopback or address.is_unspecified:
+        name = _LOOPBACK
+    else:
+        name = re.escape(f"[{address}]" if address.version == 6 else str(address))
+    return [None, re.compile(rf"https?://(?:{name})(?::[0-9]{{1,5}})?"), *others]

@@ -35,7 +35,7 @@ from headrace.hub.pieces import spans
 from headrace.hub.ranges import Range
 from headrace.log import Log
 from headrace.message import Batch, merge
-from headrace.net.link_rows import MAX_BODY
+from headrace.net.link_rows import MAX_BODY, MAX_LONE_BODY
 from headrace.net.link_streams import Credit, Outlet
 from headrace.wire.link import ROWS_BYTES, Buffer, body_of
 from headrace.wire.link_requests import parse_where
@@ -384,11 +384,11 @@ def _find(log: Log, first: int, last: int, concern: Concern, room: int) -> _Foun
     if size > budget:
         count = max(1, count * budget // size)
     body = body_of(rows.slice(0, count))
-    while body.size > room and count > 1:
+    while body.size > min(room, MAX_BODY) and count > 1:
         count //= 2
         body = body_of(rows.slice(0, count))
-    if body.size > MAX_BODY:
-        raise LimitError("link", f"message {rows.column('seq')[0].as_py()}", body.size, MAX_BODY)
+    if body.size > MAX_LONE_BODY:
+        raise LimitError("link", f"message {rows.column('seq')[0].as_py()}", body.size, MAX_LONE_BODY)
     if count < rows.num_rows:
         rows = rows.slice(0, count)
         at = rows.column("seq")[count - 1].as_py() + 1

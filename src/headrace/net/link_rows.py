@@ -24,10 +24,13 @@ from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.log.sealed import SealedSegment
 from headrace.message import Batch, merge
-from headrace.wire.link import MAX_ANSWER, MAX_HEAD, ROWS_BYTES, Buffer, body_of
+from headrace.wire.link import MAX_ANSWER, MAX_HEAD, MAX_MESSAGE, ROWS_BYTES, Buffer, body_of
 from headrace.wire.plain_rows import batches_body
 
-MAX_BODY: Final = MAX_ANSWER - MAX_HEAD
+MAX_BODY: Final = MAX_MESSAGE - MAX_HEAD
+"""The longest body of several rows."""
+MAX_LONE_BODY: Final = MAX_ANSWER - MAX_HEAD
+"""The longest body of one row, which has to pass whole."""
 
 _SCAN_BYTES: Final = 16 << 20
 """How much a filter looks through before it says how far it has come."""
@@ -68,7 +71,9 @@ class Chunk:
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.first = batches[0].first
         self.last = batches[-1].last
-        self.size = sum(batch.run.size for batch in batches)
+        self.size = sum(
+            batch.run.size + (0 if batch.columns is None else batch.columns.nbytes) for batch in batches
+        )
         self._batches = batches
 
     @cached_property
@@ -161,7 +166,7 @@ def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece
         count //= 2
         body = body_of(rows.slice(0, count))
     upto: int = rows.column("seq")[count - 1].as_py()
-    if body.size > MAX_BODY:
-        raise LimitError("link", f"message {upto}", body.size, MAX_BODY)
+    if body.size > MAX_LONE_BODY:
+        raise LimitError("link", f"message {upto}", body.size, MAX_LONE_BODY)
     reach = upto if last is None or count < rows.num_rows else last
     return Piece(first, reach, memoryview(body), count)

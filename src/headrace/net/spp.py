@@ -129,6 +129,10 @@ class SppStream(asyncio.BufferedProtocol):
         self._sent = 0
         self._taken = 0
         self._taken_at = 0.0
+        self._packet_at = 0
+        """The packet that was unfinished at the last tick, and since when it has been so."""
+        self._packet_since = 0.0
+        self._ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit or refuse a new connection."""
@@ -194,6 +198,7 @@ class SppStream(asyncio.BufferedProtocol):
         """The peer sends no more, but may go on reading what it has subscribed."""
         if self._decoder.unfinished:
             self._counters.refuse("spp", "cut_short", self.name, "the stream ended inside a packet")
+        self._ended = True
         return self._session is not None and bool(self._session.subscriptions)
 
     def pause_writing(self) -> None:
@@ -222,7 +227,7 @@ class SppStream(asyncio.BufferedProtocol):
         self._refuse("lagging", detail)
 
     def tick(self, now: float) -> None:
-        """Cut off a peer that has not taken a byte, or not authenticated, for too long."""
+        """Cut off a peer that takes nothing, does not finish a packet, or does not authenticate, for too long."""
         settings = self._door.settings
         if not self._admitted:
             return
@@ -237,6 +242,17 @@ class SppStream(asyncio.BufferedProtocol):
             self._refuse(
                 "slow", f"took nothing for {settings.limits.slow_seconds:g} s; {waiting} bytes are lost"
             )
+            return
+        decoder = self._decoder
+        if (
+            decoder.packet_at != self._packet_at
+            or not decoder.unfinished
+            or self._reading_paused
+            or self._ended
+        ):
+            self._packet_at, self._packet_since = decoder.packet_at, now
+        elif now - self._packet_since >= settings.limits.slow_seconds:
+            self._refuse("stalled", f"left a packet unfinished for {settings.limits.slow_seconds:g} s")
 
     def pause_reading(self) -> None:
         """Let what the peer sends wait."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.errors import LimitError
 from headrace.tube.parts import Parts, join, pieces
 from headrace.wire.inbox import Buffer
 from headrace.wire.tube import DEFLATE
@@ -28,11 +27,6 @@ class Conversation(Connection):
     def owes(self) -> bool:
         """Whether answers wait to be written."""
         return bool(self._outbox)
-
-    def check_length(self, length: int) -> None:
-        """Refuse a message that is too long to send."""
-        if length > self.limits.max_message:
-            raise LimitError("tube", "message length", length, self.limits.max_message)
 
     def send_raw(self, parts: Parts) -> Iterator[Buffer]:
         """Queue a message as it is; return all there is to write."""

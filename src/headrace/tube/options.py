@@ -25,7 +25,10 @@ class Options:
     """The longest fragment we take, which the peer is told."""
 
     max_message: int = MAX_MESSAGE
-    """The longest message, as it travels, that we take or send."""
+    """The longest message, as it travels, that we take; and that we send, unless ``max_sent`` says otherwise."""
+
+    max_sent: int | None = None
+    """The longest message that we send."""
 
     max_inflated: int = MAX_MESSAGE
     """What a compressed message may become."""
@@ -57,13 +60,19 @@ class Options:
     def __post_init__(self) -> None:
         # Checks its own three.
         _ = self.limits
-        for name in ("receive_buffer", "write_buffer"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}: expected 1 or more bytes")
+        for name in ("receive_buffer", "write_buffer", "max_sent"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise UsageError(f"{name} is {size}: expected 1 or more bytes")
         for name in ("idle", "pong", "message", "handshake", "close"):
             seconds = getattr(self, f"{name}_seconds")
             if math.isnan(seconds) or seconds <= 0:
                 raise UsageError(f"{name}_seconds is {seconds}: expected more than 0")
+
+    @property
+    def longest_sent(self) -> int:
+        """The longest message that we send."""
+        return self.max_message if self.max_sent is None else self.max_sent
 
     @property
     def limits(self) -> Limits:

@@ -19,7 +19,7 @@ from headrace.tube.options import DEFAULT_OPTIONS, Options
 from headrace.tube.session import Session
 from headrace.tube.tcp import TcpLine
 from headrace.tube.tube import Tube
-from headrace.tube.websocket import WebSocketLine
+from headrace.tube.websocket import Origins, WebSocketLine
 from headrace.wire.tube_connection import Side, Transport
 
 logger = logging.getLogger("headrace.tube")
@@ -40,13 +40,13 @@ def serve(
     sock: socket.socket | None = None,
     options: Options = DEFAULT_OPTIONS,
     admit: Admit | None = None,
-    origins: Sequence[str | None] | None = None,
+    origins: Origins | None = None,
 ) -> Serving:
     """Listen for tubes, on ``host`` and ``port`` (0 takes a free one) or on a socket that is bound already.
 
     ``admit`` is asked when somebody connects, before anything is read; saying ``False`` ends it there. On WebSocket,
-    ``origins`` lists the web pages' origins that may connect (``None`` among them: those who send none, which is
-    everybody but browsers); without it, all may.
+    ``origins`` lists the web pages' origins that may connect, or patterns for them (``None`` among them: those who send
+    none, which is everybody but browsers); without it, all may.
 
     Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
     """
@@ -69,7 +69,7 @@ class Server:
         transport: Transport,
         options: Options,
         admit: Admit | None,
-        origins: Sequence[str | None] | None,
+        origins: Origins | None,
     ) -> None:
         self.transport = transport
         self.options = options

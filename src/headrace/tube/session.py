@@ -25,7 +25,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from headrace.config import Address
-from headrace.errors import ClosedError, HeadraceError, UnreachableError, WireError
+from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, WireError
 from headrace.tube.conversation import Conversation
 from headrace.tube.counts import Counts
 from headrace.tube.incoming import Incoming
@@ -126,7 +126,9 @@ class Session:
     def write(self, parts: Parts) -> None:
         """Send a message, which waits in memory if there is no room."""
         self.check_open()
-        self._conversation.check_length(sum(map(len, parts)))
+        length = sum(map(len, parts))
+        if length > self.options.longest_sent:
+            raise LimitError("tube", "message length", length, self.options.longest_sent)
         self._outgoing.send(parts)
 
     async def drain(self) -> None:

@@ -11,6 +11,7 @@ library's as well: a longer one is refused at its length.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Sequence
 
@@ -35,6 +36,9 @@ from headrace.errors import (
 from headrace.tube.line import Line, ReadBuffer
 from headrace.tube.session import Session
 from headrace.wire.inbox import Buffer
+
+Origins = Sequence[str | re.Pattern[str] | None]
+"""The origins of web pages that may connect, or patterns for them; ``None`` is for those who send none."""
 
 _GOODBYES = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD)
 
@@ -66,11 +70,9 @@ class WebSocketLine(Line):
         return cls(session, buffer, protocol)
 
     @classmethod
-    def server(
-        cls, session: Session, buffer: ReadBuffer, origins: Sequence[str | None] | None
-    ) -> WebSocketLine:
+    def server(cls, session: Session, buffer: ReadBuffer, origins: Origins | None) -> WebSocketLine:
         """Make the line of a client that has connected to us."""
-        allowed = None if origins is None else [None if o is None else Origin(o) for o in origins]
+        allowed = None if origins is None else [Origin(o) if isinstance(o, str) else o for o in origins]
         protocol = ServerProtocol(origins=allowed, max_size=session.max_payload)
         return cls(session, buffer, protocol)
 

@@ -29,8 +29,9 @@ VERSION: Final = VERSIONS[-1]
 MAX_MESSAGE: Final = 8 << 20
 """The longest message a client sends: a tube carries one at a time, so none may hold the others up for long."""
 MAX_ANSWER: Final = 2 * MAX_MESSAGE
-"""The longest message a hub sends. It keeps to about :data:`ROWS_BYTES`, but a single row has to pass whole, and the
-longest that any door takes in is :data:`MAX_MESSAGE` of payload."""
+"""The longest message a hub sends. It keeps to about :data:`ROWS_BYTES`, and several rows to :data:`MAX_MESSAGE`; but a
+single row has to pass whole, and the longest that a door takes in is nearly :data:`MAX_MESSAGE` of payload and as much
+of envelope."""
 ROWS_BYTES: Final = 1 << 20
 MAX_ROWS_BYTES: Final = 64 << 20
 """What a body's rows may take once their buffers are unpacked."""

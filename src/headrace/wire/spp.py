@@ -183,6 +183,11 @@ class _PacketDecoder(Decoder[F | Ignored]):
         """How many bytes of an incomplete packet have come, those already dropped or taken included."""
         return self.inbox.position - self._begin + len(self.inbox)
 
+    @property
+    def packet_at(self) -> int:
+        """How many bytes came before the packet that comes now."""
+        return self._begin
+
     def _start_packet(self) -> None:
         self._begin = self.inbox.position
         self._reader: Generator[int, None, F | Ignored] = self._read_packet()
