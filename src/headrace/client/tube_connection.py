@@ -6,8 +6,8 @@ again, a stream goes on behind what it had, a publish is repeated under the numb
 
 A :class:`Connection` gives a session to whoever needs one. If there is none, hosts are tried in turn, ever more
 slowly, until one answers or ``patience`` is over. Tubes that are lost as soon as they are there are replaced ever more
-slowly too, and a request that has lost several is given up: nothing spins. All sessions of a client must be with one log: another one's sequence
-numbers mean something else.
+slowly too, and a request that has lost several is given up: nothing spins. All sessions of a client must be with one
+log: another one's sequence numbers mean something else.
 """
 
 from __future__ import annotations
