@@ -39,7 +39,15 @@ _SHOWN = 64
 
 
 class HeadraceError(Exception):
-    """The root of every error Headrace raises on purpose."""
+    """The root of every error Headrace raises on purpose.
+
+    >>> import headrace
+    >>> try:
+    ...     headrace.connect("127.0.0.1")
+    ... except headrace.HeadraceError as error:
+    ...     print(error)
+    '127.0.0.1' is no address of a hub: expected scheme://host:port
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception's own way calls the class with the finished sentence, which is not what ours take.
@@ -47,7 +55,13 @@ class HeadraceError(Exception):
 
 
 class UsageError(HeadraceError):
-    """Our caller asked for something that cannot be."""
+    """Our caller asked for something that cannot be.
+
+    >>> from headrace import between
+    >>> between(2, 1)
+    Traceback (most recent call last):
+    headrace.errors.UsageError: between(2, 1): the first is above the second
+    """
 
 
 class ConfigError(UsageError):
@@ -68,11 +82,20 @@ class ConfigError(UsageError):
 
 
 class ClosedError(UsageError):
-    """A client, connection or log was used after it was closed."""
+    """A client, connection or log was used after it was closed.
+
+    >>> raise ClosedError("the log is closed")
+    Traceback (most recent call last):
+    headrace.errors.ClosedError: the log is closed
+    """
 
 
 class PeerError(HeadraceError):
-    """The other side sent or did something the protocol does not allow."""
+    """The other side sent or did something the protocol does not allow.
+
+    >>> isinstance(UnreachableError("127.0.0.1:8081", "refused"), PeerError)
+    True
+    """
 
 
 class WireError(PeerError):
@@ -81,6 +104,11 @@ class WireError(PeerError):
     ``protocol`` and ``field`` say where, ``value`` what stood there, ``limit`` what would have been
     allowed (a number for a length, a phrase for a rule), ``offset`` how many bytes of the connection
     came before, where a decoder knows it.
+
+    >>> from headrace.wire.fyrehose import ServerDecoder
+    >>> _, _, error = ServerDecoder().scan(memoryview(bytes([255])), 0, 1)
+    >>> error.protocol, error.field, error.reason
+    ('fyrehose', 'TYPE', 'malformed')
     """
 
     problem = "breaks the protocol"
@@ -110,19 +138,33 @@ class MalformedError(WireError):
 
 
 class LimitError(WireError):
-    """A length, count or depth past what we take."""
+    """A length, count or depth past what we take.
+
+    >>> raise LimitError("sdk", "subscriptions", 1001, 1000)
+    Traceback (most recent call last):
+    headrace.errors.LimitError: sdk: subscriptions 1001 is over the limit: 1000
+    """
 
     problem = "is over the limit"
 
 
 class UnexpectedError(WireError):
-    """A well-formed frame that may not come now, or not from this side."""
+    """A well-formed frame that may not come now, or not from this side.
+
+    >>> raise UnexpectedError("fyrehose", "TYPE", 1, "a DELIVER comes from the hub")
+    Traceback (most recent call last):
+    headrace.errors.UnexpectedError: fyrehose: TYPE 1 is not allowed here: a DELIVER comes from the hub
+    """
 
     problem = "is not allowed here"
 
 
 class RefusedError(PeerError):
-    """The peer understood and said no; ``code`` is stable, for a program to branch on."""
+    """The peer understood and said no; ``code`` is stable, for a program to branch on.
+
+    >>> RefusedError("missing", "there is no consumer billing").code
+    'missing'
+    """
 
     def __init__(self, code: str, reason: str) -> None:
         self.code = code
@@ -131,7 +173,12 @@ class RefusedError(PeerError):
 
 
 class UnreachableError(PeerError):
-    """Nobody answers at an address (any more)."""
+    """Nobody answers at an address (any more).
+
+    >>> raise UnreachableError("127.0.0.1:8081", "nobody listens there")
+    Traceback (most recent call last):
+    headrace.errors.UnreachableError: 127.0.0.1:8081: nobody listens there
+    """
 
     def __init__(self, address: str, reason: str) -> None:
         self.address = address
@@ -140,7 +187,12 @@ class UnreachableError(PeerError):
 
 
 class LostRangeError(PeerError):
-    """Sequence numbers ``first`` to ``last`` that nobody could deliver in the time allowed."""
+    """Sequence numbers ``first`` to ``last`` that nobody could deliver in the time allowed.
+
+    >>> lost = LostRangeError(7, 9, "nobody has them")
+    >>> range(lost.first, lost.last + 1), str(lost)
+    (range(7, 10), 'messages 7 to 9 are lost: nobody has them')
+    """
 
     def __init__(self, first: int, last: int, reason: str) -> None:
         self.first = first
@@ -150,7 +202,11 @@ class LostRangeError(PeerError):
 
 
 class StorageError(HeadraceError):
-    """The disk, or what lies on it."""
+    """The disk, or what lies on it.
+
+    >>> isinstance(FullError("data/log", "no space left on device"), StorageError)
+    True
+    """
 
 
 class DamagedError(StorageError):

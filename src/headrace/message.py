@@ -55,7 +55,12 @@ Offsets = npt.NDArray[np.int32]
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message, whole: what ``async for message in …`` yields."""
+    """One message, whole: what ``async for message in …`` yields.
+
+    >>> message = Message(seq=7, payload=b"hello", topic="greetings")
+    >>> message.seq, message.payload, message.topic
+    (7, b'hello', 'greetings')
+    """
 
     seq: int
     payload: bytes
@@ -77,6 +82,10 @@ class Run:
 
     A run of one (:meth:`one`) keeps its payload as the ``bytes`` it came as, in ``lone``, and makes arrays of it
     only for those who want arrays: a message that comes alone must be quick, and numpy is for crowds.
+
+    >>> run = Run.of([b"one", b"two"])
+    >>> len(run), run.size, run[1]
+    (2, 6, b'two')
     """
 
     __slots__ = ("_data", "_offsets", "count", "lone")
@@ -202,6 +211,10 @@ class Batch:
     ``number`` is the publisher's own number of the first message (the next have the next), or ``None``.
     Whatever differs from message to message stands in ``columns``, an Arrow record batch of the same length
     whose columns are named and typed as in :data:`SCHEMA`; a column there wins over the shared value.
+
+    >>> batch = Batch(Run.of([b"one", b"two"]), first=41, topic="numbers")
+    >>> [(message.seq, message.topic, message.payload) for message in batch]
+    [(41, 'numbers', b'one'), (42, 'numbers', b'two')]
     """
 
     run: Run

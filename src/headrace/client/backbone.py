@@ -71,6 +71,16 @@ class Options(TypedDict, total=False):
 class Backbone:
     """A client of the backbone; make one with :func:`headrace.connect`, open it with ``async with``.
 
+    >>> import asyncio, headrace, headrace.testing
+    >>> async def echo(url):
+    ...     async with headrace.connect(url, from_seq=1) as backbone:
+    ...         await backbone.push(b"hello")
+    ...         async for message in backbone:
+    ...             return message.seq, message.payload
+    >>> with headrace.testing.Hub() as hub:
+    ...     asyncio.run(echo(hub.url("fyrehose")))
+    (1, b'hello')
+
     ``transport``
         ``"tcp"`` or ``"udp"``.
     ``from_seq``

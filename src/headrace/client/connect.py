@@ -48,7 +48,13 @@ def connect(url: str, **options: Any) -> Any:
 
 
 def connect_sync(url: str, **options: Any) -> Sync[Any]:
-    """The same client for code without an event loop, to be opened with ``with``: its methods block."""
+    """The same client for code without an event loop, to be opened with ``with``: its methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, connect_sync(hub.url("tube")) as link:
+    ...     link.publish(b"hello", topic="greetings").first
+    1
+    """
     from headrace.client.sync import Sync
 
     return Sync(connect(url, **options))

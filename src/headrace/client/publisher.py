@@ -63,6 +63,16 @@ class PublisherStats:
 class Publisher:
     """A client of a publisher door; make one with :func:`headrace.connect`, open it with ``async with``.
 
+    >>> import asyncio, headrace, headrace.testing
+    >>> async def publish(url):
+    ...     async with headrace.connect(url) as publisher:
+    ...         await publisher.publish({"city": "Praha", "x": 5}, b"hello")
+    >>> with headrace.testing.Hub() as hub:
+    ...     asyncio.run(publish(hub.url("publisher")))
+    ...     [message] = hub.wait_for(1)
+    >>> message.attributes, message.numbers
+    ({'city': 'Praha'}, {'x': 5.0})
+
     ``timeout``
         How many seconds the first connection may take; then :class:`~headrace.errors.UnreachableError`.
     ``random``

@@ -75,6 +75,18 @@ class SdkStats:
 class Sdk:
     """A client of content routing; make one with :func:`headrace.connect`, open it with ``async with``.
 
+    >>> import asyncio, headrace, headrace.testing
+    >>> async def near(hub):
+    ...     async with headrace.connect(hub.url("sdk")) as sdk, headrace.connect(hub.url("publisher")) as publisher:
+    ...         await sdk.subscribe(headrace.where(x=headrace.between(0, 10)))
+    ...         await publisher.publish({"x": 11}, b"far")
+    ...         await publisher.publish({"x": 5}, b"near")
+    ...         async for message in sdk:
+    ...             return message.payload
+    >>> with headrace.testing.Hub() as hub:
+    ...     asyncio.run(near(hub))
+    b'near'
+
     ``client_id``, ``key``
         Who this is: 24 hex digits, and what proves it where the hub's ``auth.required`` is on. Without an id the client
         makes one up, and keeps it for as long as it lives. One id is one connection: of two the hub keeps the newer.

@@ -69,6 +69,16 @@ class Options(TypedDict, total=False):
 class Spp:
     """A client of services; make one with :func:`headrace.connect`, open it with ``async with``.
 
+    >>> import asyncio, headrace, headrace.testing
+    >>> async def speed(url):
+    ...     async with headrace.connect(url) as spp:
+    ...         await spp.publish("fleet/42", {"speed": 61})
+    ...         async with spp.subscribe("fleet/42") as service:
+    ...             return service.value
+    >>> with headrace.testing.Hub() as hub:
+    ...     asyncio.run(speed(hub.url("spp")))
+    {'speed': 61}
+
     ``client_id``, ``key``
         Who this is, where the hub's ``auth.required`` is on.
     ``timeout``

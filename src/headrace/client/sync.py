@@ -53,7 +53,14 @@ C = TypeVar("C", bound=AsyncClient)
 
 
 class Sync(Generic[C]):
-    """A client whose methods block; ``with`` opens and closes it."""
+    """A client whose methods block; ``with`` opens and closes it. :func:`headrace.connect_sync` makes one.
+
+    >>> import headrace, headrace.testing
+    >>> with headrace.testing.Hub() as hub, headrace.connect_sync(hub.url("fyrehose"), from_seq=1) as backbone:
+    ...     backbone.push(b"hello")
+    ...     next(iter(backbone)).payload
+    b'hello'
+    """
 
     def __init__(self, client: C) -> None:
         self.client = client

@@ -80,6 +80,15 @@ class Extent:
 class LinkClient:
     """A client of the link; make one with :func:`headrace.connect`, open it with ``async with``.
 
+    >>> import asyncio, headrace, headrace.testing
+    >>> async def publish(url):
+    ...     async with headrace.connect(url) as link:
+    ...         published = await link.publish(b"hello", topic="greetings")
+    ...         return published.first, (await link.head()).head
+    >>> with headrace.testing.Hub() as hub:
+    ...     asyncio.run(publish(hub.url("tube")))
+    (1, 1)
+
     ``name``
         What the hub may call this client.
     ``timeout``

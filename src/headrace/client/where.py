@@ -71,7 +71,11 @@ def equals(value: Value) -> Predicate:
 
 
 def between(low: float, high: float) -> Predicate:
-    """The attribute is a number from ``low`` to ``high``, both included; an infinity stands for no limit."""
+    """The attribute is a number from ``low`` to ``high``, both included; an infinity stands for no limit.
+
+    >>> between(0, 10)
+    Between(low=0.0, high=10.0)
+    """
     least, most = _end(low, "between"), _end(high, "between")
     if least > most:
         raise UsageError(f"between({low}, {high}): the first is above the second")
@@ -88,7 +92,11 @@ def at_least(low: float) -> Predicate:
 
 
 def at_most(high: float) -> Predicate:
-    """The attribute is a number, and not above ``high``."""
+    """The attribute is a number, and not above ``high``.
+
+    >>> at_most(5)
+    Between(low=-1.7976931348623157e+308, high=5.0)
+    """
     return Between(-_LARGEST, _number(high, "at_most"))
 
 
@@ -104,19 +112,31 @@ def one_of(*values: Value) -> Predicate:
 
 
 def starts_with(text: str) -> Predicate:
-    """The attribute is text that begins so."""
+    """The attribute is text that begins so.
+
+    >>> starts_with("orders/")
+    Prefix(text='orders/')
+    """
     if not isinstance(text, str):
         raise UsageError(f"starts_with takes text, not {type(text).__name__}")
     return Prefix(text)
 
 
 def exists() -> Predicate:
-    """The attribute is there, whatever it is."""
+    """The attribute is there, whatever it is.
+
+    >>> where(city=exists())
+    {'city': Exists(present=True)}
+    """
     return Exists(True)
 
 
 def missing() -> Predicate:
-    """The attribute is not there."""
+    """The attribute is not there.
+
+    >>> where(city=missing())
+    {'city': Exists(present=False)}
+    """
     return Exists(False)
 
 
