@@ -37,7 +37,5 @@ def markdown(text: str) -> str:
     text = _ROLE.sub(lambda role: f"`{role[1].rpartition('.')[2]}`", text)
     # A definition list, as Markdown has it.
     text = _OPTION.sub(r"\1\n:   ", text)
-    blocks = []
-    for block in text.replace("``", "`").split("\n\n"):
-        blocks.append(f"```pycon\n{block}\n```" if block.startswith(">>> ") else block)
-    return "\n\n".join(blocks)
+    blocks = text.replace("``", "`").split("\n\n")
+    return "\n\n".join(f"```pycon\n{each}\n```" if each.startswith(">>> ") else each for each in blocks)
