@@ -26,13 +26,8 @@ class Markdown(griffe.Extension):
 def markdown(text: str) -> str:
     """A docstring as Markdown.
 
-    >>> print(markdown("See :func:`headrace.connect`.\\n\\n>>> 1 + 1\\n2"))
-    See `connect`.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
+    >>> markdown("See :func:`headrace.connect`.\\n\\n>>> 1 + 1\\n2").splitlines()
+    ['See `connect`.', '', '```pycon', '>>> 1 + 1', '2', '```']
     """
     text = _ROLE.sub(lambda role: f"`{role[1].rpartition('.')[2]}`", text)
     # A definition list, as Markdown has it.
