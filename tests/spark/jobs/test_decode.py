@@ -110,6 +110,8 @@ def test_websocket_messages_of_any_size_in_any_frames(tmp_path: Path, size: int)
         b"\x82\xff" + b"\xff" * 12,
         framed(b""),
     ],
+    # Masks are random, and the names of tests must not be.
+    ids=["text", "unmasked", "reserved", "too long", "empty"],
 )
 def test_websocket_frames_that_are_refused(tmp_path: Path, bad: bytes) -> None:
     found = rows(
