@@ -76,7 +76,20 @@ def test_without_spark(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 def test_with_spark() -> None:
-    *_, last = lines("--seconds", "5", "--vehicles", "8")
+    with started("--seconds", "5", "--vehicles", "8") as process:
+        try:
+            assert process.stdout is not None
+            last: dict[str, Any] = {}
+            while last.get("event") != "summary":
+                last = json.loads(process.stdout.readline())
+            everyone = family(process.pid)
+            _, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (0, "")
+    # The hub, Spark's driver, its JVM and a Python worker.
+    assert len(everyone) >= 4
+    assert all_gone(everyone)
     assert last["good"], last["findings"]
     assert [finding["what"] for finding in last["findings"]] == [
         "sequence",

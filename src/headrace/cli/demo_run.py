@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 90.0
 """The first start on a machine compiles the kernels."""
 _STOP_SECONDS: Final = 8.0
+_SPARK_STOP_SECONDS: Final = 2.0
 _POLL: Final = 0.05
 
 JOB: Final = "fleet"
@@ -115,14 +116,14 @@ class Stage:
         return self._ended
 
     def clear(self) -> None:
-        """Stop both at once."""
-        children = (self.spark, self.hub)
-        for child in children:
+        """Stop both at once. Spark takes its time, and all it has is in our directory: so it is not waited for long."""
+        children = ((self.spark, _SPARK_STOP_SECONDS), (self.hub, _STOP_SECONDS))
+        for child, _ in children:
             child.tell(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_SECONDS
-        for child in children:
+        begun = time.monotonic()
+        for child, seconds in children:
             if child.process is not None:
-                child.process.join(max(deadline - time.monotonic(), 0))
+                child.process.join(max(begun + seconds - time.monotonic(), 0))
             child.kill()
 
     def _said(self, name: str) -> Path:
@@ -178,7 +179,16 @@ def _run_jobs(jobs: Sequence[str], servers: str, root: str, said: Path) -> None:
         from headrace.spark.runner import Asked, Pipeline
 
         job: Job = import_module("headrace.demo.job")
-        asked = Asked(jobs, Access(servers), master="local[1]", root=root, ui=False, own={JOB: job})
+        asked = Asked(
+            jobs,
+            Access(servers),
+            master="local[1]",
+            root=root,
+            ui=False,
+            # Where it is removed with everything else, however Spark ends.
+            conf={"spark.local.dir": f"{root}/scratch"},
+            own={JOB: job},
+        )
         pipeline = Pipeline(asked)
         stop_on_signals(pipeline)
         pipeline.run()
