@@ -4,7 +4,8 @@ Such a node may have voted for what it no longer knows. It asks all others (Reco
 and waits for answers (RecoveryResponse) from so many nodes in normal order that every majority it can have been
 part of has one of them; in a cluster of an odd number that is a majority. The primary of the latest view among
 them must be one. Everything it can have vouched for is then in that primary's
-log, which it adopts.
+log, which it adopts. One that is changing the view answers as well, without a vote, so that who recovers gets to know
+all nodes: an operator may then have to decide.
 
 The same question starts a new cluster. Nodes without any memory answer that they have none; when *all* the
 configured nodes say so, or say that nothing has ever been written, there is nothing to lose, and each begins in
