@@ -42,7 +42,9 @@ class ReplayTarget(LinkClient):
         body = memoryview(body_of(rows))
         if len(body) > MAX_ROWS:
             # Only a lone row can be so long: see runs().
-            limit = f"{MAX_ROWS} bytes, as long as rows of one publish may be; --from {number + 1} leaves it out"
+            limit = (
+                f"{MAX_ROWS} bytes, as long as rows of one publish may be; --from {number + 1} leaves it out"
+            )
             raise LimitError("link", f"message {number}, with its envelope", len(body), limit)
         answer = await self.ask(
             lambda n: ask.Publish(id=n, publisher=publisher, number=number, origin="replay"), body
