@@ -11,7 +11,7 @@ import pytest
 from tests.hubprocess import HubProcess
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app
+from headrace.cli import app, output
 
 SECONDS = 60
 
@@ -25,6 +25,18 @@ def run() -> Run:
 
     def invoke(*arguments: object, stdin: str | bytes | None = None) -> Result:
         return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+    return invoke
+
+
+@pytest.fixture
+def shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command here as if a person read its output."""
+
+    def invoke(*arguments: object, stdin: str | bytes | None = None) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setattr(output, "on_terminal", lambda: True)
+            return run(*arguments, stdin=stdin)
 
     return invoke
 

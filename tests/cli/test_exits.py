@@ -95,3 +95,24 @@ app(["flood"])
             [sys.executable, "-c", program], stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False
         )
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--wrong"], "no such option: --wrong; see headrace --help"),
+        (["wrong"], "no such command 'wrong'; see headrace --help"),
+        (["tail", "--wrong"], "no such option: --wrong; see headrace tail --help"),
+        (["services", "get"], "missing argument 'ID'; see headrace services get --help"),
+    ],
+)
+def test_a_wrong_option_is_one_line(command: Command, arguments: list[str], complaint: str) -> None:
+    done = command(*arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == f"headrace: {complaint}\n"
+
+
+def test_a_group_without_a_command_shows_its_help(command: Command) -> None:
+    done = command("log")
+    assert done.returncode == 2
+    assert b"Usage: headrace log" in done.stdout + done.stderr

@@ -72,10 +72,12 @@ def test_a_range_that_is_trimmed(run: Run, tmp_path: Path) -> None:
     assert dumped(run, "--data", tmp_path) == [3]
 
 
-def test_to_a_file(run: Run, data: Path) -> None:
+def test_to_a_file(run: Run, shown: Run, data: Path) -> None:
     output = data / "out.jsonl"
+    result = shown("log", "dump", "--data", data, "--output", output)
+    assert (result.stdout, result.stderr) == (f"5 messages in {output}\n", "")
     result = run("log", "dump", "--data", data, "--output", output)
-    assert (result.stdout, result.stderr) == ("", f"5 messages in {output}\n")
+    assert json.loads(result.stdout) == {"messages": 5, "file": str(output)}
     assert output.read_text() == run("log", "dump", "--data", data).stdout
 
 

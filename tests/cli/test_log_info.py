@@ -19,7 +19,7 @@ def test_json(run: Run, tmp_path: Path) -> None:
     log.write_snapshot(2, {})
     uuid = str(log.uuid)
     log.close()
-    facts = json.loads(run("log", "info", "--data", tmp_path, "--json").stdout)
+    facts = json.loads(run("log", "info", "--data", tmp_path).stdout)
     sealed, tail = facts.pop("segments")
     assert sealed.pop("bytes") + tail.pop("bytes") == facts.pop("bytes")
     assert facts == {
@@ -44,31 +44,31 @@ def test_json(run: Run, tmp_path: Path) -> None:
     assert (tail["kind"], tail["first"], tail["last"]) == ("open", 3, 3)
 
 
-def test_text(run: Run, tmp_path: Path) -> None:
+def test_text(shown: Run, tmp_path: Path) -> None:
     write_log(tmp_path, [b"one", b"two"], [b"three"])
-    shown = run("log", "info", "--data", tmp_path).stdout
-    assert "messages   3, 1 to 3" in shown
-    assert "hub        none is running" in shown
-    rows = [line.split() for line in shown.splitlines() if line.startswith("0000")]
+    text = shown("log", "info", "--data", tmp_path).stdout
+    assert "messages   3, 1 to 3" in text
+    assert "hub        none is running" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("0000")]
     assert rows[0][:5] == ["0000000000000001.arrow", "sealed", "1", "2", "2"]
     assert rows[1][:5] == ["0000000000000003.open", "open", "3", "3", "1"]
 
 
-def test_an_empty_log(run: Run, tmp_path: Path) -> None:
+def test_an_empty_log(run: Run, shown: Run, tmp_path: Path) -> None:
     write_log(tmp_path)
     facts = json.loads(run("log", "info", "--data", tmp_path, "--json").stdout)
     assert (facts["first"], facts["head"]) == (1, 0)
     assert facts["segments"][0]["first_time"] is None
-    assert "messages   0\n" in run("log", "info", "--data", tmp_path).stdout
+    assert "messages   0\n" in shown("log", "info", "--data", tmp_path).stdout
 
 
-def test_a_torn_end_is_told_and_left(run: Run, tmp_path: Path) -> None:
+def test_a_torn_end_is_told_and_left(run: Run, shown: Run, tmp_path: Path) -> None:
     directory = write_log(tmp_path, [b"one"])
     tail = directory / "0000000000000001.open"
     with tail.open("ab") as file:
         file.write(b"unfinished")
     before = tail.read_bytes()
-    assert "torn end" in run("log", "info", "--data", tmp_path).stdout
+    assert "torn end" in shown("log", "info", "--data", tmp_path).stdout
     assert json.loads(run("log", "info", "--data", tmp_path, "--json").stdout)["torn_bytes"] == 10
     assert tail.read_bytes() == before
 
@@ -86,6 +86,7 @@ def test_damage_is_one_line(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert "0000000000000001" in result.stderr
+    assert "`headrace log repair --dry-run` shows what can be done" in result.stderr
 
 
 @pytest.mark.parametrize("command", [["info"], ["dump"], ["seal"], ["verify"], ["repair", "--yes"]])
@@ -112,10 +113,10 @@ def test_the_data_directory_comes_from_the_settings(
     assert json.loads(run("log", "info", "--json", "--config", config).stdout)["head"] == 1
 
 
-def test_a_live_hub(run: Run, hub: HubProcess) -> None:
+def test_a_live_hub(run: Run, shown: Run, hub: HubProcess) -> None:
     facts = json.loads(run("log", "info", "--data", hub.data, "--json").stdout)
     assert facts["hub"] == {"pid": hub.pid, "doors": hub.doors}
-    assert f"hub        process {hub.pid}: fyrehose " in run("log", "info", "--data", hub.data).stdout
+    assert f"hub        process {hub.pid}: fyrehose " in shown("log", "info", "--data", hub.data).stdout
 
 
 def test_what_a_killed_hub_left_in_the_lock_file_is_not_believed(run: Run, tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ class Answering(threading.Thread):
             connection.sendall(self._answer)
 
 
-def test_without_a_hub(run: Run, tmp_path: Path) -> None:
+def test_without_a_hub(run: Run, shown: Run, tmp_path: Path) -> None:
     directory = write_log(tmp_path, [b"one", b"two"])
-    assert run("log", "seal", "--data", tmp_path).stdout == "sealed 1 segment\n"
+    assert shown("log", "seal", "--data", tmp_path).stdout == "sealed 1 segment\n"
     assert (directory / "0000000000000001.arrow").exists()
     assert not (directory / "0000000000000001.open").exists()
-    assert run("log", "seal", "--data", tmp_path).stdout == "nothing to seal\n"
-    assert json.loads(run("log", "seal", "--data", tmp_path, "--json").stdout) == {"sealed": 0}
+    assert shown("log", "seal", "--data", tmp_path).stdout == "nothing to seal\n"
+    assert json.loads(run("log", "seal", "--data", tmp_path).stdout) == {"sealed": 0}
 
 
 def test_the_hub_is_asked(run: Run, hub: HubProcess) -> None:
@@ -70,6 +70,7 @@ def test_a_holder_without_an_http_door(run: Run, tmp_path: Path) -> None:
         (b"HTTP/1.0 200 OK\r\n\r\nhello", "not a hub"),
         (b"HTTP/1.0 503 Busy\r\n\r\n{}", "Busy (503)"),
         (b'HTTP/1.0 403 Forbidden\r\n\r\n{"error": "not you"}', "not you (403)"),
+        (b"HTTP/1.0 401 Unauthorized\r\n\r\n{}", "say who you are with --client-id"),
         (b"\x00\x01\x02\r\n\r\n", "http://127.0.0.1:"),
         (b"", "http://127.0.0.1:"),
     ],

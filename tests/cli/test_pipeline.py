@@ -78,15 +78,15 @@ def test_asking_wrongly_is_told_before_spark_starts(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_jobs(run: Run) -> None:
-    listed = json.loads(run("pipeline", "jobs", "--json").stdout)
+def test_jobs(run: Run, shown: Run) -> None:
+    listed = json.loads(run("pipeline", "jobs").stdout)
     assert {"archive", "verify", "measure"} <= set(listed)
     assert listed["archive"]["parameters"]["interval"]["default"] == "60"
-    assert "interval" in run("pipeline", "jobs").stdout
+    assert "interval" in shown("pipeline", "jobs").stdout
 
 
-def test_no_pipeline_is_told(hub: HubProcess, run: Run) -> None:
-    result = run("pipeline", "status", "--servers", hub.doors["tube_tcp"])
+def test_no_pipeline_is_told(hub: HubProcess, shown: Run) -> None:
+    result = shown("pipeline", "status", "--servers", hub.doors["tube_tcp"])
     assert (result.exit_code, result.stdout) == (1, "no pipeline has reported to this hub\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_people_get_numbers(hub: HubProcess) -> None:
     assert [each.payload for each in kept(hub, seq, seq + 2)] == [b"one", b"two", b"three"]
 
 
+def test_where_there_is_no_hub(hub: HubProcess, command: Command) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        done = command("pub", "hello", "--url", "tube://{}:{}".format(*unused.getsockname()))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"nobody listens there; is the hub running? `headrace serve` starts one" in done.stderr
+    # SPP's first word is an offer, which is no tube's.
+    assert command("services", "put", "here", "{}", "--url", hub.url("spp")).returncode == 0
+    done = command("pub", "hello", "--url", f"tube://{hub.doors['spp']}")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert (
+        b"what is there is no link: that is the door listen.tube_tcp, by default on port 8081" in done.stderr
+    )
+
+
 def test_the_settings_say_where_the_hub_is(
     hub: HubProcess, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +110,7 @@ def test_the_settings_say_where_the_hub_is(
     monkeypatch.setenv("HEADRACE_LISTEN__FYREHOSE", hub.doors["fyrehose"])
     assert facts(command("pub", "hello"))["first"] is not None
     done = command("pub", "hello", "--door", "fyrehose")
-    assert done.stdout.decode() == f"sent 1 message (5 bytes) to {hub.url('fyrehose')}\n"
+    assert facts(done) == {"url": hub.url("fyrehose"), "sent": 1, "bytes": 5}
 
 
 @pytest.mark.parametrize(

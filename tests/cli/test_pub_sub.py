@@ -84,7 +84,7 @@ def test_arguments_files_and_count(hub: HubProcess, command: Command, tmp_path: 
     url = hub.url("fyrehose")
     done = command("pub", "hello", "grüße", "--file", file, "--count", 2, "--url", url)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode() == f"sent 6 messages (44 bytes) to {url}\n"
+    assert json.loads(done.stdout) == {"url": url, "sent": 6, "bytes": 44}
     assert kept(hub, before + 1) == ["hello", "grüße", "two\nlines\n"] * 2
 
 
@@ -249,7 +249,7 @@ def test_in_a_pipeline_of_the_shell(hub: HubProcess, tmp_path: Path) -> None:
     done = subprocess.run(["sh", script], capture_output=True, timeout=SECONDS, check=False, env=os.environ)
     assert (done.returncode, done.stderr) == (0, b"")
     sent, seen, expected = done.stdout.decode().splitlines()
-    assert sent.startswith("sent 20,000 messages")
+    assert json.loads(sent)["sent"] == 20_000
     assert seen == expected
 
 

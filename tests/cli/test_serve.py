@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SECONDS, Command, Run
+from tests.cli.logs import write_log
 from tests.cli.terminal import Terminal
 from tests.hubprocess import FREE_DOORS, HubProcess
 
@@ -190,6 +191,15 @@ def test_a_missing_config_file(run: Run, tmp_path: Path) -> None:
     assert "none.toml" in result.stderr
 
 
+def test_a_damaged_log_names_what_mends_it(command: Command, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one"], [b"two"])
+    (directory / "0000000000000001.index").unlink()
+    free = [part for setting in FREE_DOORS for part in ("--set", setting)]
+    done = command("serve", "--data", tmp_path, *free)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"`headrace log repair --dry-run` shows what can be done" in done.stderr
+
+
 def test_the_banner_on_a_terminal(tmp_path: Path) -> None:
     arguments = ["--data", str(tmp_path), "--set", "node.name=mill[1]"]
     arguments += [part for setting in FREE_DOORS for part in ("--set", setting)]
@@ -201,6 +211,9 @@ def test_the_banner_on_a_terminal(tmp_path: Path) -> None:
     assert "on node mill[1]" in text
     assert re.search(r"fyrehose +fyrehose://127\.0\.0\.1:\d+", text)
     assert re.search(r"dashboard +http://127\.0\.0\.1:\d+/", text)
+    # As commands and clients take them.
+    assert re.search(r"tube_tcp +tube://127\.0\.0\.1:\d+", text)
+    assert re.search(r"tube_ws +ws://127\.0\.0\.1:\d+", text)
     assert re.search(rf"data +{re.escape(str(tmp_path))}", text)
     assert re.search(r"fsync +interval: every 50 ms", text)
 

@@ -5,14 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.conftest import SECONDS, Command
+import pytest
+from tests.cli.conftest import SECONDS, Command, Run
 from tests.cli.terminal import Terminal
 from tests.cli.test_pub_link import facts, url
 from tests.hubprocess import HubProcess
 
+from headrace.cli import services_live
+
 
 def put(hub: HubProcess, command: Command, service: str, *change: object) -> None:
-    """Change a service, and wait until the hub has it."""
+    """Change a service, which ends when the hub has it."""
     done = command("services", "put", service, *change, "--url", hub.url("spp"))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -83,17 +86,21 @@ def test_create_and_remove(hub: HubProcess, command: Command) -> None:
         done = command("services", *arguments, "--url", url(hub))
         return done.returncode, done.stdout, done.stderr
 
-    assert link("create", "c/last", "--kind", "last") == (0, b"c/last is there, of kind last\n", b"")
+    assert link("create", "c/last", "--kind", "last") == (0, b'{"id": "c/last", "kind": "last"}\n', b"")
+    with Terminal("services", "create", "c/last", "--kind", "last", "--url", url(hub)) as terminal:
+        assert terminal.wait() == 0
+    assert terminal.shown == "c/last is there, of kind last\n"
     put(hub, command, "c/last", '{"text": "replaced, not merged"}')
     with watch(hub, "c/last", 4) as process:
         assert process.stdout is not None
         try:
             assert json.loads(process.stdout.readline())
-            assert link("remove", "c/last") == (0, b"removed c/last\n", b"")
-            assert link("remove", "c/last") == (0, b"c/last was removed before\n", b"")
+            assert link("remove", "c/last") == (0, b'{"id": "c/last", "removed": true}\n', b"")
+            assert link("remove", "c/last") == (0, b'{"id": "c/last", "removed": false}\n', b"")
             code, _, told = link("get", "c/last")
             assert (code, b"there is no service 'c/last'" in told) == (1, True)
-            put(hub, command, "c/last", "still heard")
+            # Whoever puts it could not see it come back: a removed service is offered to nobody.
+            assert command("pub", "still heard", "--topic", "c/last", "--url", url(hub)).returncode == 0
             assert json.loads(process.stdout.readline()) == {"value": "still heard"}
             assert link("create", "c/last", "--kind", "last")[0] == 0
             assert json.loads(process.stdout.readline()) == {"value": ""}
@@ -109,6 +116,27 @@ def test_create_and_remove(hub: HubProcess, command: Command) -> None:
     )
     code, _, told = link("remove", "nowhere")
     assert (code, b"there is no service 'nowhere'" in told) == (1, True)
+
+
+def test_a_change_is_there_when_put_ends(hub: HubProcess, command: Command) -> None:
+    for change, then in [('{"a":1,"b":2}', {"a": 1, "b": 2}), ('{"b":null}', {"a": 1}), ("{}", {"a": 1})]:
+        put(hub, command, "p/json", change)
+        assert facts(command("services", "get", "p/json", "--url", url(hub))) == then
+    put(hub, command, "p/last", "text")
+    put(hub, command, "p/last", '{"now":"an object"}')
+    put(hub, command, "p/last", "text")
+    assert command("services", "get", "p/last", "--url", url(hub)).stdout == b"text"
+
+
+def test_a_change_that_is_not_taken_is_told(
+    hub: HubProcess, run: Run, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(hub, command, "p/object", "{}")
+    monkeypatch.setattr(services_live, "_ECHO_SECONDS", 1.0)
+    done = run("services", "put", "p/object", "no object", "--url", hub.url("spp"))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "does not show the change of 'p/object'" in done.stderr
+    assert "of a kind that cannot take it" in done.stderr
 
 
 def test_no_services(tmp_path: Path, command: Command) -> None:

@@ -176,9 +176,9 @@ class TestPublisherDoor:
         with elsewhere(lambda: publisher_door(script)) as url:
             done = command(*arguments, "--url", url)
             assert (done.returncode, done.stderr) == (0, b"")
-            assert done.stdout.decode() == f"sent 2 messages (6 bytes) to {url}\n"
+            assert json.loads(done.stdout) == {"url": url, "sent": 2, "bytes": 6}
             assert len(published) == 2
-            done = command(*arguments, "--count", 600, "--door", "publisher", "--url", url, "--json")
+            done = command(*arguments, "--count", 600, "--door", "publisher", "--url", url)
             assert json.loads(done.stdout) == {"url": url, "sent": 1200, "bytes": 3600}
         attributes = {"x": 5.0, "city": "Praha", "zip": "7"}
         assert published == [Publish(attributes, b"one"), Publish(attributes, b"two")] * 601

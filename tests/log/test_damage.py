@@ -1,9 +1,9 @@
 """Every byte of a small log, changed and cut off: recovered or refused as promised, never wrong, never a crash.
 
 Each kind of file is damaged in every byte, in two of its bits (the Arrow file in one; in a soak, all in every bit), and
-cut at every length; and every bit of the Arrow file's rows is changed under a log that is open. Whatever then
-opens must hold nothing but what was written under those numbers; whatever is refused must name the file, the place and
-the messages.
+cut at every length; and every bit of the Arrow file's rows is changed under a log that is open. Whatever then opens
+must hold nothing but what was written under those numbers; whatever is refused must name the file, the place and the
+messages.
 """
 
 from __future__ import annotations

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from rich.markup import escape
 
 from headrace import __version__
 from headrace.cli.output import console, counted
 from headrace.net.server import Server
+
+_SCHEMES: Final = {"tube_tcp": "tube", "tube_ws": "ws"}
+"""What stands before the address of a door whose URL does not begin with its name."""
 
 
 def show_banner(server: Server) -> None:
@@ -27,7 +31,7 @@ def _rows(server: Server) -> Iterator[tuple[str, str]]:
         if door == "http":
             yield "dashboard", f"http://{address}/"
         else:
-            yield door, f"{door}://{address}"
+            yield door, f"{_SCHEMES.get(door, door)}://{address}"
     log, settings = server.hub.log, server.settings
     yield "data", str(settings.node.data)
     yield "log", f"{counted(log.head - log.first + 1, 'message')}, head {log.head}, {log.uuid}"

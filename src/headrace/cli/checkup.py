@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
+from headrace.cli.access import Client
 from headrace.cli.output import console, print_json, size, wants_json
 from headrace.config import DOORS, Address, Settings
 from headrace.errors import HeadraceError, UsageError
@@ -72,9 +73,9 @@ _COUNTED_AS_WRONG: Final = {
 }
 
 
-def examine(settings: Settings, *, spark: bool, as_json: bool) -> bool:
+def examine(settings: Settings, client: Client | None, *, spark: bool, as_json: bool) -> bool:
     """Make every check and print what it finds; whether nothing is wrong."""
-    found = [finding for check in _checks(settings, spark=spark) for finding in check()]
+    found = [finding for check in _checks(settings, client, spark=spark) for finding in check()]
     if wants_json(asked=as_json):
         print_json([finding._asdict() for finding in found])
     else:
@@ -82,8 +83,8 @@ def examine(settings: Settings, *, spark: bool, as_json: bool) -> bool:
     return all(finding.verdict is not Verdict.WRONG for finding in found)
 
 
-def _checks(settings: Settings, *, spark: bool) -> list[Check]:
-    running = _running(settings)
+def _checks(settings: Settings, client: Client | None, *, spark: bool) -> list[Check]:
+    running = _running(settings, client)
     checks: list[Check] = [
         _python,
         partial(_disk, settings, running=running is not None),
@@ -243,14 +244,17 @@ def _spark() -> Iterator[Finding]:
         yield Finding("Spark", verdict, "starts and runs a job" if right else f"counts wrongly: {counted}")
 
 
-def _running(settings: Settings) -> dict[str, Any] | None:
+def _running(settings: Settings, client: Client | None = None) -> dict[str, Any] | None:
     """The status of the hub that has this data directory's log open."""
     doors = holder(settings.node.data / "log" / "lock").get("doors")
     where = doors.get("http") if isinstance(doors, dict) else None
     if where is None:
         return None
     try:
-        with urllib.request.urlopen(f"http://{where}/api/status", timeout=_STATUS_SECONDS) as answer:
+        request = urllib.request.Request(f"http://{where}/api/status")
+        if client is not None:
+            request.add_header("Authorization", client.basic)
+        with urllib.request.urlopen(request, timeout=_STATUS_SECONDS) as answer:  # noqa: S310 -- http, as above
             status: dict[str, Any] = json.load(answer)
     except (OSError, ValueError):
         return None

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.exits import FAILED
-from headrace.cli.options import Config, Data, Door, Json, LinkUrl, gather, hub_url
+from headrace.cli.options import ClientId, Config, Data, Door, Json, LinkUrl, access, gather, identified
+from headrace.cli.output import print_json, wants_json
 from headrace.cli.prose import examples, paragraphs
 from headrace.errors import UsageError
 
@@ -66,35 +67,49 @@ cluster = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_mar
 
 
 @cluster.command("status", help=STATUS_HELP, epilog=STATUS_EXAMPLES)
-def show(url: LinkUrl = None, as_json: Json = False) -> None:
+def show(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Show a cluster's nodes."""
     from headrace.cli import cluster_look
 
-    cluster_look.show(hub_url(url, Door.TUBE), as_json=as_json)
+    cluster_look.show(access(url, Door.TUBE, client_id), as_json=as_json)
 
 
 @cluster.command("replace", help=REPLACE_HELP, epilog=REPLACE_EXAMPLES)
-def replace(config: Config = None, data: Data = None, yes: Yes = False) -> None:
+def replace(config: Config = None, data: Data = None, yes: Yes = False, as_json: Json = False) -> None:
     """Have a stopped node begin anew."""
     from headrace.cli import cluster_look
 
     directory = gather(config, data, None).node.data / "log"
     _confirm(f"Set the log in {directory} aside, and take the cluster's?", yes=yes)
-    print(f"the log is in {cluster_look.set_aside(directory)}; start the node, and it takes the cluster's")
+    aside = cluster_look.set_aside(directory)
+    if wants_json(asked=as_json):
+        print_json({"aside": str(aside)})
+    else:
+        print(f"the log is in {aside}; start the node, and it takes the cluster's")
 
 
 @cluster.command("vouch", help=VOUCH_HELP, epilog=VOUCH_EXAMPLES)
-def vouch(config: Config = None, data: Data = None, yes: Yes = False) -> None:
+def vouch(
+    config: Config = None,
+    data: Data = None,
+    yes: Yes = False,
+    client_id: ClientId = None,
+    as_json: Json = False,
+) -> None:
     """Let a node go on with what it has."""
     from headrace.cli import live
 
-    directory = gather(config, data, None).node.data / "log"
-    hub = live.find(directory)
+    settings = gather(config, data)
+    directory = settings.node.data / "log"
+    hub = live.find(directory, identified(client_id, settings))
     if hub is None:
         raise UsageError(f"no hub runs on {directory}: start the node first")
     _confirm("Go on with what this node has, and lose what it lacks?", yes=yes)
     hub.vouch()
-    print("the node goes on with what it has")
+    if wants_json(asked=as_json):
+        print_json({"vouched": True})
+    else:
+        print("the node goes on with what it has")
 
 
 def _confirm(question: str, *, yes: bool) -> None:

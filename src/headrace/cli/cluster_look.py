@@ -10,21 +10,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from headrace.cli import live
+from headrace.cli.access import Access
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
 from headrace.errors import UsageError
 from headrace.log.beginning import is_log
 from headrace.log.files import translating
 
 
-def show(url: str, *, as_json: bool) -> None:
+def show(hub: Access, *, as_json: bool) -> None:
     """Print the nodes of a cluster."""
     speak_briefly()
-    status = asyncio.run(_status(url))
+    status = asyncio.run(_status(hub))
     facts = status.get("cluster")
     if facts is None:
-        raise UsageError(f"the hub at {url} is in no cluster (mode {status.get('mode')})")
+        raise UsageError(f"the hub at {hub.url} is in no cluster (mode {status.get('mode')})")
     if wants_json(asked=as_json):
         print_json(facts)
         return
@@ -49,8 +49,8 @@ def set_aside(directory: Path) -> Path:
     return aside
 
 
-async def _status(url: str) -> dict[str, Any]:
-    async with connect(url) as link:
+async def _status(hub: Access) -> dict[str, Any]:
+    async with hub.link("headrace cluster") as link:
         status: dict[str, Any] = await link.status()
         return status
 

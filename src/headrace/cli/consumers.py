@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.exits import FAILED
-from headrace.cli.options import Door, Json, LinkUrl, hub_url
+from headrace.cli.options import ClientId, Door, Json, LinkUrl, access
+from headrace.cli.output import print_json, wants_json
 from headrace.cli.prose import examples, paragraphs
 from headrace.errors import UsageError
 
@@ -72,19 +73,19 @@ consumers = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_m
 
 
 @consumers.command("list", help=LIST_HELP, epilog=LIST_EXAMPLES)
-def list_consumers(url: LinkUrl = None, as_json: Json = False) -> None:
+def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Show the durable consumers there are."""
     from headrace.cli import consumers_look
 
-    consumers_look.show_all(hub_url(url, Door.TUBE), as_json=as_json)
+    consumers_look.show_all(access(url, Door.TUBE, client_id), as_json=as_json)
 
 
 @consumers.command("show", help=SHOW_HELP, epilog=SHOW_EXAMPLES)
-def show(name: Name, url: LinkUrl = None, as_json: Json = False) -> None:
+def show(name: Name, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Show how far a durable consumer has come."""
     from headrace.cli import consumers_look
 
-    consumers_look.show(hub_url(url, Door.TUBE), name, as_json=as_json)
+    consumers_look.show(access(url, Door.TUBE, client_id), name, as_json=as_json)
 
 
 @consumers.command("reset", help=RESET_HELP, epilog=RESET_EXAMPLES)
@@ -99,13 +100,19 @@ def reset(
         ),
     ],
     url: LinkUrl = None,
+    client_id: ClientId = None,
+    as_json: Json = False,
 ) -> None:
     """Have a durable consumer go on elsewhere."""
     from headrace.cli import consumers_move
     from headrace.cli.places import here, parse_place
 
     place = parse_place("--to", to, here())
-    print(f"{name} goes on with message {consumers_move.reset(hub_url(url, Door.TUBE), name, place)}")
+    seq = consumers_move.reset(access(url, Door.TUBE, client_id), name, place)
+    if wants_json(asked=as_json):
+        print_json({"consumer": name, "next": seq})
+    else:
+        print(f"{name} goes on with message {seq}")
 
 
 @consumers.command("remove", help=REMOVE_HELP, epilog=REMOVE_EXAMPLES)
@@ -113,16 +120,21 @@ def remove(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: LinkUrl = None,
+    client_id: ClientId = None,
+    as_json: Json = False,
 ) -> None:
     """Remove a durable consumer."""
-    address = hub_url(url, Door.TUBE)
+    hub = access(url, Door.TUBE, client_id)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("there is nobody to ask: add --yes to remove it")
-        if not typer.confirm(f"Remove {name} from {address}?", err=True):
+        if not typer.confirm(f"Remove {name} from {hub.url}?", err=True):
             print("nothing was changed", file=sys.stderr)
             raise typer.Exit(FAILED)
     from headrace.cli import consumers_move
 
-    consumers_move.remove(address, name)
-    print(f"removed {name}")
+    consumers_move.remove(hub, name)
+    if wants_json(asked=as_json):
+        print_json({"consumer": name, "removed": True})
+    else:
+        print(f"removed {name}")

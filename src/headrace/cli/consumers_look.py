@@ -9,19 +9,18 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from headrace.cli.access import Access
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.rendering import visible
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
-from headrace.client.tube import LinkClient
 
 _COUNTS: Final = ("floor", "behind", "members", "dead", "lost")
 
 
-def show_all(url: str, *, as_json: bool) -> None:
+def show_all(hub: Access, *, as_json: bool) -> None:
     """Print the durable consumers there are."""
     speak_briefly()
-    found = asyncio.run(_all(url))
+    found = asyncio.run(_all(hub))
     if wants_json(asked=as_json):
         print_json(found)
     elif found:
@@ -30,10 +29,10 @@ def show_all(url: str, *, as_json: bool) -> None:
         print("there are no consumers")
 
 
-def show(url: str, name: str, *, as_json: bool) -> None:
+def show(hub: Access, name: str, *, as_json: bool) -> None:
     """Print what is known of one."""
     speak_briefly()
-    facts = asyncio.run(_one(url, name))
+    facts = asyncio.run(_one(hub, name))
     if wants_json(asked=as_json):
         print_json(facts)
         return
@@ -44,15 +43,13 @@ def show(url: str, name: str, *, as_json: bool) -> None:
             out.print(f"[dim]{escape(key):<12}[/dim] {escape(_shown(value))}", soft_wrap=True)
 
 
-async def _all(url: str) -> list[dict[str, Any]]:
-    link: LinkClient
-    async with connect(url, name="headrace consumers") as link:
+async def _all(hub: Access) -> list[dict[str, Any]]:
+    async with hub.link("headrace consumers") as link:
         return await link.consumers()
 
 
-async def _one(url: str, name: str) -> dict[str, Any]:
-    link: LinkClient
-    async with connect(url, name="headrace consumers") as link:
+async def _one(hub: Access, name: str) -> dict[str, Any]:
+    async with hub.link("headrace consumers") as link:
         return await link.show_consumer(name)
 
 

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.cli.access import Access
 from headrace.cli.places import Place
 from headrace.cli.seeking import seek
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
-from headrace.client.tube import LinkClient
 
 
-def reset(url: str, name: str, place: Place) -> int:
+def reset(hub: Access, name: str, place: Place) -> int:
     """Have a consumer go on at ``place``; return the number that is."""
     speak_briefly()
-    return asyncio.run(_reset(url, name, place))
+    return asyncio.run(_reset(hub, name, place))
 
 
-def remove(url: str, name: str) -> None:
+def remove(hub: Access, name: str) -> None:
     """Remove a consumer."""
     speak_briefly()
-    asyncio.run(_remove(url, name))
+    asyncio.run(_remove(hub, name))
 
 
-async def _reset(url: str, name: str, place: Place) -> int:
-    link: LinkClient
-    async with connect(url, name="headrace consumers") as link:
+async def _reset(hub: Access, name: str, place: Place) -> int:
+    async with hub.link("headrace consumers") as link:
         seq = await seek(link, place)
         await link.reset_consumer(name, seq)
         return seq
 
 
-async def _remove(url: str, name: str) -> None:
-    link: LinkClient
-    async with connect(url, name="headrace consumers") as link:
+async def _remove(hub: Access, name: str) -> None:
+    async with hub.link("headrace consumers") as link:
         await link.remove_consumer(name)

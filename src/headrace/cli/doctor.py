@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.exits import FAILED
-from headrace.cli.options import Config, Data, Json, Sets, gather
+from headrace.cli.options import ClientId, Config, Data, Json, Sets, gather, identified
 from headrace.cli.prose import examples, paragraphs
 
 HELP: Final = paragraphs(
@@ -33,11 +33,12 @@ def doctor(
     data: Data = None,
     sets: Sets = None,
     spark: Annotated[bool, typer.Option("--spark", help="Start Spark too, and run a small job.")] = False,
+    client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
     """Look for what is wrong."""
     settings = gather(config, data, sets)
     from headrace.cli.checkup import examine
 
-    if not examine(settings, spark=spark, as_json=as_json):
+    if not examine(settings, identified(client_id, settings), spark=spark, as_json=as_json):
         raise typer.Exit(FAILED)

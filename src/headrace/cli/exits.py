@@ -25,7 +25,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import DamagedError, HeadraceError, UsageError
 
 FAILED: Final = 1
 WRONGLY_ASKED: Final = 2
@@ -35,9 +35,19 @@ TERMINATED: Final = 143
 
 DEBUG_VARIABLE: Final = "HEADRACE_DEBUG"
 
+_AskedWrongly: Final = typer.BadParameter.__bases__[0]
+"""What is raised for every mistake in options and arguments; typer shows only some of its kinds by name."""
+
 
 class Root(TyperGroup):
     """The command line's root: whatever a command raises becomes its exit code here."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read what comes before the command."""
+        try:
+            return super().make_context(*args, **extra)
+        except _AskedWrongly as error:
+            raise _asked_wrongly(error) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
@@ -46,7 +56,11 @@ class Root(TyperGroup):
             # Here, where a closed pipe can still be answered: at the interpreter's end it would be a complaint.
             sys.stdout.flush()
         except HeadraceError as error:
-            raise _failed(str(error), WRONGLY_ASKED if isinstance(error, UsageError) else FAILED) from None
+            raise _failed(
+                _sentence(error), WRONGLY_ASKED if isinstance(error, UsageError) else FAILED
+            ) from None
+        except _AskedWrongly as error:
+            raise _asked_wrongly(error) from None
         except (KeyboardInterrupt, typer.Abort):
             # Abort is the same at a question, or its end of file.
             raise typer.Exit(INTERRUPTED) from None
@@ -66,7 +80,7 @@ def ending() -> Iterator[None]:
         yield
     except HeadraceError as error:
         code = WRONGLY_ASKED if isinstance(error, UsageError) else FAILED
-        raise SystemExit(_failed(str(error), code).exit_code) from None
+        raise SystemExit(_failed(_sentence(error), code).exit_code) from None
     except OSError as error:
         raise SystemExit(_failed(str(error).lower(), FAILED).exit_code) from None
 
@@ -74,6 +88,24 @@ def ending() -> Iterator[None]:
 def debugging() -> bool:
     """Whether tracebacks are wanted."""
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def _sentence(error: HeadraceError) -> str:
+    """An error, and where that is not said yet, what can be done about it."""
+    if isinstance(error, DamagedError):
+        return f"{error}; `headrace log repair --dry-run` shows what can be done"
+    return str(error)
+
+
+def _asked_wrongly(error: Any) -> Exception:
+    """A mistake in options or arguments in one line, as every other; a group's help, for want of a command, stays."""
+    if error.ctx is None or type(error).__name__ == "NoArgsIsHelpError":
+        unchanged: Exception = error
+        return unchanged
+    sentence = " ".join(error.format_message().split()).rstrip(".")
+    return _failed(
+        f"{sentence[:1].lower()}{sentence[1:]}; see {error.ctx.command_path} --help", WRONGLY_ASKED
+    )
 
 
 def _failed(sentence: str, code: int) -> typer.Exit:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.cli.access import Client, unknown
 from headrace.config import Address
 from headrace.errors import HeadraceError, RefusedError, UnreachableError, UsageError
 from headrace.log.lock import holder
@@ -30,6 +31,8 @@ class LiveHub:
 
     pid: int | None
     doors: dict[str, str]
+    client: Client | None = None
+    """Who we are to it."""
 
     def __str__(self) -> str:
         return "another process" if self.pid is None else f"process {self.pid}"
@@ -60,7 +63,10 @@ class LiveHub:
         where = Address.parse(address)
         connection = http.client.HTTPConnection(where.host, where.port, timeout=seconds)
         try:
-            connection.request(method, path, headers={"X-Headrace": "1"})
+            headers = {"X-Headrace": "1"}
+            if self.client is not None:
+                headers["Authorization"] = self.client.basic
+            connection.request(method, path, headers=headers)
             response = connection.getresponse()
             answer = msgspec.json.decode(response.read(), type=dict[str, Any])
         except (OSError, http.client.HTTPException) as error:
@@ -69,12 +75,16 @@ class LiveHub:
             raise UnreachableError(f"http://{address}", "what answers there is not a hub") from None
         finally:
             connection.close()
+        if response.status == http.client.UNAUTHORIZED:
+            raise RefusedError(
+                "auth", f"the hub at http://{address} does not let us in: {unknown(self.client)}"
+            )
         if response.status != http.client.OK:
             raise RefusedError(str(response.status), str(answer.get("error", response.reason)))
         return answer
 
 
-def find(directory: Path) -> LiveHub | None:
+def find(directory: Path, client: Client | None = None) -> LiveHub | None:
     """Who writes the log in ``directory``, if anybody does."""
     path = directory / "lock"
     told = holder(path)
@@ -86,6 +96,7 @@ def find(directory: Path) -> LiveHub | None:
     return LiveHub(
         pid if isinstance(pid, int) else None,
         {str(door): str(address) for door, address in doors.items()} if isinstance(doors, dict) else {},
+        client,
     )
 
 

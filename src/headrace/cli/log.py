@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.exits import FAILED
-from headrace.cli.options import Config, Data, Json, gather
-from headrace.cli.output import counted, print_json
+from headrace.cli.options import ClientId, Config, Data, Json, gather, identified
+from headrace.cli.output import counted, print_json, wants_json
 from headrace.cli.prose import examples, paragraphs
 from headrace.config import Settings
 from headrace.errors import UsageError
@@ -111,13 +111,14 @@ log = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_
 
 
 @log.command("info", help=INFO_HELP, epilog=INFO_EXAMPLES)
-def info(config: Config = None, data: Data = None, as_json: Json = False) -> None:
+def info(config: Config = None, data: Data = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Show what a log holds."""
-    directory = existing(gather(config, data))
+    settings = gather(config, data)
+    directory = existing(settings)
     from headrace.cli import log_info
 
-    facts = log_info.facts(directory)
-    if as_json:
+    facts = log_info.facts(directory, identified(client_id, settings))
+    if wants_json(asked=as_json):
         print_json(facts)
     else:
         log_info.show(facts)
@@ -130,7 +131,7 @@ def verify(config: Config = None, data: Data = None, as_json: Json = False) -> N
     from headrace.cli import log_verify
 
     problems, facts = log_verify.check(directory)
-    if as_json:
+    if wants_json(asked=as_json):
         print_json(facts)
     else:
         log_verify.show(problems, facts)
@@ -152,21 +153,31 @@ def dump(
     ] = None,
     config: Config = None,
     data: Data = None,
+    client_id: ClientId = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --output: print what came of it as JSON.")
+    ] = False,
 ) -> None:
     """Print messages with all that is known of them."""
     if first is not None and last is not None and first > last:
         raise UsageError(f"--from {first} is behind --to {last}")
     if form is DumpFormat.ARROW and output is None:
         raise UsageError("an Arrow file needs a name: add --output FILE")
-    directory = existing(gather(config, data))
+    settings = gather(config, data)
+    directory = existing(settings)
+    client = identified(client_id, settings)
     from headrace.cli import log_dump
 
     if form is DumpFormat.ARROW and output is not None:
-        count = log_dump.dump_arrow(directory, first, last, output)
+        count = log_dump.dump_arrow(directory, first, last, output, client)
     else:
-        count = log_dump.dump_json(directory, first, last, output)
-    if output is not None:
-        typer.echo(f"{counted(count, 'message')} in {output}", err=True)
+        count = log_dump.dump_json(directory, first, last, output, client)
+    if output is None:
+        return
+    if wants_json(asked=as_json):
+        print_json({"messages": count, "file": str(output)})
+    else:
+        print(f"{counted(count, 'message')} in {output}")
 
 
 @log.command("repair", help=REPAIR_HELP, epilog=REPAIR_EXAMPLES)
@@ -182,18 +193,18 @@ def repair(
     directory = existing(gather(config, data))
     from headrace.cli import log_repair
 
-    log_repair.mend(directory, keep.value, yes=yes, dry_run=dry_run, as_json=as_json)
+    log_repair.mend(directory, keep.value, yes=yes, dry_run=dry_run, as_json=wants_json(asked=as_json))
 
 
 @log.command("seal", help=SEAL_HELP, epilog=SEAL_EXAMPLES)
-def seal(config: Config = None, data: Data = None, as_json: Json = False) -> None:
+def seal(config: Config = None, data: Data = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Seal the open tail now."""
     settings = gather(config, data)
     directory = existing(settings)
     from headrace.cli import log_seal
 
-    sealed = log_seal.seal(directory, settings.log.fsync)
-    if as_json:
+    sealed = log_seal.seal(directory, settings.log.fsync, identified(client_id, settings))
+    if wants_json(asked=as_json):
         print_json({"sealed": sealed})
     else:
         print(f"sealed {counted(sealed, 'segment')}" if sealed else "nothing to seal")

@@ -14,6 +14,7 @@ from typing import IO, Final
 import pyarrow as pa
 
 from headrace.cli import live
+from headrace.cli.access import Client
 from headrace.cli.rendering import envelope_line
 from headrace.errors import StorageError, UsageError
 from headrace.log.store import Log
@@ -24,31 +25,37 @@ _BYTES: Final = 4 << 20
 """A record batch is closed at this many messages or payload bytes."""
 
 
-def dump_json(directory: Path, first: int | None, last: int | None, output: Path | None) -> int:
+def dump_json(
+    directory: Path, first: int | None, last: int | None, output: Path | None, client: Client | None
+) -> int:
     """Write messages as JSON lines, to stdout if there is no file to write to; return how many."""
     count = 0
     with _sink(output) as file:
-        for batch in scan(directory, first, last):
+        for batch in scan(directory, first, last, client):
             file.write(b"".join(map(envelope_line, batch)))
             count += len(batch)
     return count
 
 
-def dump_arrow(directory: Path, first: int | None, last: int | None, output: Path) -> int:
+def dump_arrow(
+    directory: Path, first: int | None, last: int | None, output: Path, client: Client | None
+) -> int:
     """Write messages as an Arrow IPC file in the envelope's schema; return how many."""
     count = 0
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with _sink(output) as file, pa.ipc.new_file(file, SCHEMA, options=options) as writer:
-        for batches in gathered(scan(directory, first, last)):
+        for batches in gathered(scan(directory, first, last, client)):
             rows = merge(batches)
             writer.write_batch(rows)
             count += rows.num_rows
     return count
 
 
-def scan(directory: Path, first: int | None, last: int | None) -> Iterator[Batch]:
+def scan(
+    directory: Path, first: int | None, last: int | None, client: Client | None = None
+) -> Iterator[Batch]:
     """The committed messages of a log's files, a hub beside it or not."""
-    hub = live.find(directory)
+    hub = live.find(directory, client)
     log = Log.open(directory, read_only=True)
     try:
         committed = hub.head() if hub is not None else None

@@ -8,14 +8,15 @@ from typing import Any
 from rich.table import Table
 
 from headrace.cli import live
+from headrace.cli.access import Client
 from headrace.cli.output import console, counted, moment, size
 from headrace.log.sealed import SealedSegment
 from headrace.log.store import Log, Segment
 
 
-def facts(directory: Path) -> dict[str, Any]:
+def facts(directory: Path, client: Client | None = None) -> dict[str, Any]:
     """Everything there is to say about a log, as JSON has it; times are UTC."""
-    hub = live.find(directory)
+    hub = live.find(directory, client)
     log = Log.open(directory, read_only=True)
     try:
         segments = [_segment(segment) for segment in log.segments]

@@ -9,8 +9,10 @@ from typing import Annotated, Final
 
 import typer
 
+from headrace.cli.access import Access, Client
 from headrace.cli.exits import DEBUG_VARIABLE
 from headrace.config import Settings, load
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
 
 SETTINGS_PANEL: Final = "Settings"
@@ -96,6 +98,33 @@ def hub_url(given: str | None, door: Door) -> str:
     return given
 
 
+def access(given: str | None, door: Door, client_id: str | None) -> Access:
+    """A hub's ``door``, for the client of that id."""
+    return Access(hub_url(given, door), identified(client_id))
+
+
+def identified(client_id: str | None, settings: Settings | None = None) -> Client | None:
+    """Who this is, if that is said by an option or the environment."""
+    named = client_id or os.environ.get(CLIENT_VARIABLE)
+    if not named:
+        return None
+    key = key_of(named, settings)
+    if key is None:
+        raise UsageError(
+            f"the key of client {named} is not known:"
+            f" put it into {KEY_VARIABLE}, or into the setting auth.clients.{named}"
+        )
+    return Client(named, key)
+
+
+def key_of(client_id: str, settings: Settings | None = None) -> str | None:
+    """The key of a client: never an option, for the command lines of a machine are no secret there."""
+    if given := os.environ.get(KEY_VARIABLE):
+        return given
+    known = (settings or gather(None, None)).auth.clients.get(client_id.lower())
+    return None if known is None else known.reveal()
+
+
 LinkUrl = Annotated[
     str | None,
     typer.Option(
@@ -103,6 +132,17 @@ LinkUrl = Annotated[
         "-u",
         metavar="URL",
         help="The hub's link; without it, where the settings here have it: tube://127.0.0.1:8081.",
+        rich_help_panel=HUB_PANEL,
+    ),
+]
+
+ClientId = Annotated[
+    str | None,
+    typer.Option(
+        "--client-id",
+        metavar="ID",
+        help="Who this is, in 24 hex digits, where the hub wants to know it; without it, HEADRACE_CLIENT_ID. The key"
+        " is taken from HEADRACE_KEY, or from the setting auth.clients.ID.",
         rich_help_panel=HUB_PANEL,
     ),
 ]

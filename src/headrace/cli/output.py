@@ -38,8 +38,13 @@ def print_json(facts: object) -> None:
 
 
 def wants_json(*, asked: bool) -> bool:
-    """Whether facts are printed as JSON by a command that is often in a pipe: for a program, or when asked for."""
-    return asked or not sys.stdout.isatty()
+    """Whether facts are printed as JSON: for a program, which reads a pipe or a file, or when asked for."""
+    return asked or not on_terminal()
+
+
+def on_terminal() -> bool:
+    """Whether a person reads stdout."""
+    return sys.stdout.isatty()
 
 
 def size(count: int) -> str:

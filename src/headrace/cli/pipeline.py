@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.options import HUB_PANEL, Data, Door, Json, default_url, gather
+from headrace.cli.access import Access
+from headrace.cli.options import HUB_PANEL, ClientId, Data, Door, Json, default_url, gather, identified
 from headrace.cli.prose import examples, paragraphs
 
 HELP: Final = paragraphs(
@@ -138,11 +139,12 @@ def run(
 
 
 @pipeline.command("status", help=STATUS_HELP, epilog=STATUS_EXAMPLES)
-def status(servers: Servers = None, as_json: Json = False) -> None:
+def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Show what the pipeline is doing."""
     from headrace.cli import pipeline_look
 
-    pipeline_look.status(servers or _servers(), as_json=as_json)
+    hub = Access(f"tube://{servers or _servers()}", identified(client_id))
+    pipeline_look.status(hub, as_json=as_json)
 
 
 @pipeline.command("jobs", help=JOBS_HELP, epilog=JOBS_EXAMPLES)

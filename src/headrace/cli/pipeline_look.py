@@ -7,26 +7,26 @@ from typing import Any
 
 import typer
 
+from headrace.cli.access import Access
 from headrace.cli.exits import FAILED
-from headrace.cli.output import console, print_json
+from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.pipeline_run import progress_line
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
 from headrace.spark.jobs.job import JOBS, find
 
 STALE_SECONDS = 10.0
 """A pipeline reports each second; one that has not for so long does not run, or cannot reach the hub."""
 
 
-def status(servers: str, *, as_json: bool) -> None:
+def status(hub: Access, *, as_json: bool) -> None:
     """What the hub was last told by its pipeline."""
     speak_briefly()
-    facts = asyncio.run(_ask(servers))
+    facts = asyncio.run(_ask(hub))
     if facts is None:
         facts = {"state": "none", "jobs": {}}
     elif facts["age"] > STALE_SECONDS and facts["state"] != "stopped":
         facts["state"] = "silent"
-    if as_json:
+    if wants_json(asked=as_json):
         print_json(facts)
     else:
         _show(facts)
@@ -37,7 +37,7 @@ def status(servers: str, *, as_json: bool) -> None:
 def jobs(*, as_json: bool) -> None:
     """Every job and its parameters."""
     found = {name: find(name) for name in JOBS}
-    if as_json:
+    if wants_json(asked=as_json):
         print_json(
             {
                 name: {
@@ -59,8 +59,8 @@ def jobs(*, as_json: bool) -> None:
             out.print(f"  {each:<18} {known.doc}{default}", soft_wrap=True, markup=False)
 
 
-async def _ask(servers: str) -> dict[str, Any] | None:
-    async with connect(f"tube://{servers}") as client:
+async def _ask(hub: Access) -> dict[str, Any] | None:
+    async with hub.link("headrace pipeline") as client:
         found = (await client.status()).get("pipeline")
         return dict(found) if found is not None else None
 

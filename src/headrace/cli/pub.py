@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli.options import HUB_PANEL, Door, HubTransport, Json, PubDoor, Transport, default_url
+from headrace.cli.access import Access
+from headrace.cli.options import (
+    HUB_PANEL,
+    ClientId,
+    Door,
+    HubTransport,
+    Json,
+    PubDoor,
+    Transport,
+    default_url,
+    identified,
+)
 from headrace.cli.output import counted, print_json, wants_json
 from headrace.cli.prose import examples, paragraphs
 from headrace.errors import UsageError
@@ -82,6 +93,7 @@ def pub(
         ),
     ] = None,
     transport: HubTransport = None,
+    client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
     """Publish messages."""
@@ -93,6 +105,8 @@ def pub(
         raise UsageError(
             "the publisher door carries no --topic: leave out --door publisher, or give it as --attr"
         )
+    if spoken is not Door.TUBE and client_id is not None:
+        raise UsageError(f"--client-id is for the link: the {spoken.value} door knows no clients")
     from headrace.cli import publishing
 
     described = publishing.described(topic or "", attributes or [])
@@ -102,12 +116,12 @@ def pub(
             sent = publishing.push(address, transport, batches)
         else:
             sent = publishing.publish_attributes(address, batches, described)
-        if as_json:
+        if wants_json(asked=as_json):
             print_json({"url": address, "sent": sent.messages, "bytes": sent.bytes})
         else:
             print(f"sent {counted(sent.messages, 'message')} ({counted(sent.bytes, 'byte')}) to {address}")
         return
-    first, last = publishing.publish(address, batches, described)
+    first, last = publishing.publish(Access(address, identified(client_id)), batches, described)
     if wants_json(asked=as_json):
         print_json({"first": first, "last": last})
     elif first is None:

@@ -16,6 +16,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
+from headrace.cli.access import Access
 from headrace.cli.attributes import value_of
 from headrace.cli.options import Transport
 from headrace.cli.pipes import lines
@@ -23,7 +24,6 @@ from headrace.cli.stderr import speak_briefly
 from headrace.client import connect
 from headrace.client.backbone import Options
 from headrace.client.publisher import Publisher, max_payload
-from headrace.client.tube import LinkClient
 from headrace.client.tube_publisher import Ack, Acknowledged
 from headrace.errors import UsageError
 from headrace.message import Run
@@ -82,10 +82,10 @@ def described(topic: str, attributes: Sequence[str]) -> Described:
     return shared
 
 
-def publish(url: str, batches: AsyncIterator[Run], shared: Described) -> tuple[int | None, int | None]:
+def publish(hub: Access, batches: AsyncIterator[Run], shared: Described) -> tuple[int | None, int | None]:
     """Publish every batch over the link; return the first and the last number, once all is committed."""
     speak_briefly()
-    return asyncio.run(_publish(url, batches, shared))
+    return asyncio.run(_publish(hub, batches, shared))
 
 
 def push(url: str, transport: Transport | None, batches: AsyncIterator[Run]) -> Sent:
@@ -147,11 +147,12 @@ async def from_stdin(most: int) -> AsyncIterator[Run]:
         yield Run.of(some)
 
 
-async def _publish(url: str, batches: AsyncIterator[Run], shared: Described) -> tuple[int | None, int | None]:
+async def _publish(
+    hub: Access, batches: AsyncIterator[Run], shared: Described
+) -> tuple[int | None, int | None]:
     first: int | None = None
     last: int | None = None
-    link: LinkClient
-    async with connect(url, name="headrace pub") as link:
+    async with hub.link("headrace pub") as link:
         publisher = link.publisher()
         waiting: deque[Ack] = deque()
 

@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.options import Door, Json, LinkUrl, gather, hub_url
+from headrace.cli.access import Access
+from headrace.cli.options import ClientId, Door, Json, LinkUrl, access, gather
 from headrace.cli.output import counted, print_json, wants_json
 from headrace.cli.prose import examples, paragraphs
 from headrace.errors import UsageError
@@ -19,7 +20,7 @@ HELP: Final = paragraphs(
     Payload, topic and attributes stay; number and time are the other hub's, and the origin is replay. The other hub
     remembers how far it has come with this log, so a replay that was interrupted or is repeated goes on behind that
     and doubles nothing. It follows that a log is replayed forward only: what lies before is left out, and said. --as
-    replays under another name, which has come nowhere yet.
+    replays under another name, which has come nowhere yet. With --client-id, this is the same client to both hubs.
     """
 )
 MAX_NAME: Final = 255
@@ -63,6 +64,7 @@ def replay(
         typer.Option("--as", metavar="NAME", help="Remember it under this name, not under the log's."),
     ] = None,
     url: LinkUrl = None,
+    client_id: ClientId = None,
     data: SourceData = None,
     as_json: Json = False,
 ) -> None:
@@ -81,15 +83,15 @@ def replay(
         raise UsageError("--until earliest: expected a number, a time or now")
     if isinstance(first, int) and isinstance(last, int) and first > last:
         raise UsageError(f"--from {first} is behind --until {last}")
-    target = hub_url(to, Door.TUBE)
+    target = access(to, Door.TUBE, client_id)
     from headrace.cli import replaying
 
     if data is not None:
         from headrace.cli.log import existing
 
-        source: str | Path = existing(gather(None, data))
+        source: Access | Path = existing(gather(None, data))
     else:
-        source = hub_url(url, Door.TUBE)
+        source = access(url, Door.TUBE, client_id)
     done = replaying.replay(source, target, first, last, name)
     if done.skipped:
         typer.echo(

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace.cli import log_dump
+from headrace.cli.access import Access
 from headrace.cli.output import console
 from headrace.cli.places import End, Place, Then
 from headrace.cli.seeking import seek
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
 from headrace.client.tube import DEFAULT_PORT, LinkClient
 from headrace.client.tube_replay import ReplayTarget, runs
 from headrace.config import Address
@@ -59,8 +59,8 @@ class Replayed:
         }
 
 
-def replay(source: str | Path, target: str, begin: Place, until: Place, name: str | None) -> Replayed:
-    """Publish messages ``begin`` to ``until`` of a hub (a URL) or of a log's files (a directory) to ``target``."""
+def replay(source: Access | Path, target: Access, begin: Place, until: Place, name: str | None) -> Replayed:
+    """Publish messages ``begin`` to ``until`` of a hub or of a log's files (a directory) to ``target``."""
     speak_briefly()
     return asyncio.run(_replay(source, target, begin, until, name))
 
@@ -128,22 +128,30 @@ class _Files:
             await asyncio.sleep(0)
 
 
-def _target(url: str) -> ReplayTarget:
+def _target(hub: Access) -> ReplayTarget:
     """The hub that gets the messages."""
+    url = hub.url
     hosts = url.partition("://")[2].removesuffix("/")
     if not hosts:
         raise UsageError(f"{url!r} names no host: expected tube://host:port")
     addresses = [Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")]
-    return ReplayTarget(addresses, name="headrace replay")
+    return ReplayTarget(addresses, name="headrace replay", **hub.proof)
 
 
-async def _replay(source: str | Path, target: str, begin: Place, until: Place, name: str | None) -> Replayed:
+async def _replay(
+    source: Access | Path, target: Access, begin: Place, until: Place, name: str | None
+) -> Replayed:
     async with _target(target) as there:
         if isinstance(source, Path):
             return await _copy(_Files(source), there, begin, until, name)
-        link: LinkClient
-        async with connect(source, name="headrace replay") as link:
-            return await _copy(_Hub(link), there, begin, until, name)
+        return await _copy_hub(source, there, begin, until, name)
+
+
+async def _copy_hub(
+    source: Access, there: ReplayTarget, begin: Place, until: Place, name: str | None
+) -> Replayed:
+    async with source.link("headrace replay") as link:
+        return await _copy(_Hub(link), there, begin, until, name)
 
 
 async def _copy(

@@ -10,11 +10,12 @@ import typer
 
 from headrace.cli.options import (
     HUB_PANEL,
+    ClientId,
     Door,
     Json,
     LinkUrl,
     MessagesAsJson,
-    hub_url,
+    access,
 )
 from headrace.cli.prose import examples, paragraphs
 from headrace.errors import UsageError
@@ -72,8 +73,8 @@ PUT_HELP: Final = paragraphs(
     """
     Change a service, or create it: of kind json if its first change is a JSON object, of kind last otherwise.
 
-    What is put into a json service is merged into it (null removes a member). SPP does not acknowledge: it ends when
-    the hub's side of the connection has taken the change.
+    What is put into a json service is merged into it (null removes a member). SPP does not acknowledge, but shows what
+    has changed: it ends when the hub has sent the change back, and exits with 1 if that does not come for ten seconds.
     """
 )
 PUT_EXAMPLES: Final = examples(
@@ -133,19 +134,19 @@ services = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_ma
 
 
 @services.command("list", help=LIST_HELP, epilog=LIST_EXAMPLES)
-def list_services(url: LinkUrl = None, as_json: Json = False) -> None:
+def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Show the services there are."""
     from headrace.cli import services_look
 
-    services_look.show_all(hub_url(url, Door.TUBE), as_json=as_json)
+    services_look.show_all(access(url, Door.TUBE, client_id), as_json=as_json)
 
 
 @services.command("get", help=GET_HELP, epilog=GET_EXAMPLES)
-def get(service: Id, url: LinkUrl = None) -> None:
+def get(service: Id, url: LinkUrl = None, client_id: ClientId = None) -> None:
     """Print what a service is now."""
     from headrace.cli import services_look
 
-    services_look.show(hub_url(url, Door.TUBE), service)
+    services_look.show(access(url, Door.TUBE, client_id), service)
 
 
 @services.command("watch", help=WATCH_HELP, epilog=WATCH_EXAMPLES)
@@ -156,12 +157,13 @@ def watch(
     ] = None,
     as_json: MessagesAsJson = False,
     url: SppUrl = None,
+    client_id: ClientId = None,
 ) -> None:
     """Print what a service is, and each change."""
     from headrace.cli import services_live
     from headrace.cli.output import wants_json
 
-    services_live.watch(hub_url(url, Door.SPP), service, count, as_json=wants_json(asked=as_json))
+    services_live.watch(access(url, Door.SPP, client_id), service, count, as_json=wants_json(asked=as_json))
 
 
 @services.command("put", help=PUT_HELP, epilog=PUT_EXAMPLES)
@@ -172,13 +174,14 @@ def put(
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Put a file's bytes into it.")
     ] = None,
     url: SppUrl = None,
+    client_id: ClientId = None,
 ) -> None:
     """Change a service, or create it."""
     if (change is None) == (file is None):
         raise UsageError("expected a CHANGE or --file FILE")
     from headrace.cli import services_live
 
-    services_live.put(hub_url(url, Door.SPP), service, change, file)
+    services_live.put(access(url, Door.SPP, client_id), service, change, file)
 
 
 @services.command("create", help=CREATE_HELP, epilog=CREATE_EXAMPLES)
@@ -189,16 +192,20 @@ def create(
         typer.Option("--kind", "-k", help="json: an object, changes are merged. last: what came last."),
     ] = Kind.JSON,
     url: LinkUrl = None,
+    client_id: ClientId = None,
+    as_json: Json = False,
 ) -> None:
     """Create a service, or offer a removed one again."""
     from headrace.cli import services_change
 
-    services_change.create(hub_url(url, Door.TUBE), service, "json" if kind is Kind.JSON else "last")
+    services_change.create(
+        access(url, Door.TUBE, client_id), service, "json" if kind is Kind.JSON else "last", as_json=as_json
+    )
 
 
 @services.command("remove", help=REMOVE_HELP, epilog=REMOVE_EXAMPLES)
-def remove(service: Id, url: LinkUrl = None) -> None:
+def remove(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Offer a service no longer."""
     from headrace.cli import services_change
 
-    services_change.remove(hub_url(url, Door.TUBE), service)
+    services_change.remove(access(url, Door.TUBE, client_id), service, as_json=as_json)

@@ -9,17 +9,16 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from headrace.cli.access import Access
 from headrace.cli.output import console, print_json, size, wants_json
 from headrace.cli.rendering import visible
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
-from headrace.client.tube import LinkClient
 
 
-def show_all(url: str, *, as_json: bool) -> None:
+def show_all(hub: Access, *, as_json: bool) -> None:
     """Print the services there are."""
     speak_briefly()
-    found = asyncio.run(_all(url))
+    found = asyncio.run(_all(hub))
     if wants_json(asked=as_json):
         print_json(found)
     elif found:
@@ -28,25 +27,23 @@ def show_all(url: str, *, as_json: bool) -> None:
         print("there are no services")
 
 
-def show(url: str, service: str) -> None:
+def show(hub: Access, service: str) -> None:
     """Print what a service is: for a program its bytes and nothing else."""
     speak_briefly()
-    value = asyncio.run(_one(url, service))
+    value = asyncio.run(_one(hub, service))
     if sys.stdout.isatty():
         print(visible(value))
     else:
         sys.stdout.buffer.write(value)
 
 
-async def _all(url: str) -> list[dict[str, Any]]:
-    link: LinkClient
-    async with connect(url, name="headrace services") as link:
+async def _all(hub: Access) -> list[dict[str, Any]]:
+    async with hub.link("headrace services") as link:
         return await link.services()
 
 
-async def _one(url: str, service: str) -> bytes:
-    link: LinkClient
-    async with connect(url, name="headrace services") as link:
+async def _one(hub: Access, service: str) -> bytes:
+    async with hub.link("headrace services") as link:
         return await link.service(service)
 
 

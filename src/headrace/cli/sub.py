@@ -10,17 +10,18 @@ import typer
 from headrace.cli.exits import FAILED
 from headrace.cli.options import (
     HUB_PANEL,
+    ClientId,
     Door,
     HubTransport,
     MessagesAsJson,
     MessagesAsText,
     MessagesRaw,
     default_url,
-    gather,
     hub_url,
+    key_of,
 )
 from headrace.cli.prose import examples, paragraphs
-from headrace.config.sources import KEY_VARIABLE
+from headrace.config.sources import CLIENT_VARIABLE
 from headrace.errors import UsageError
 
 HELP: Final = paragraphs(
@@ -78,16 +79,7 @@ def sub(
         ),
     ] = None,
     transport: HubTransport = None,
-    client_id: Annotated[
-        str | None,
-        typer.Option(
-            "--client-id",
-            metavar="ID",
-            help="With --where: who this is, in 24 hex digits. Its key is taken from HEADRACE_KEY, or from the"
-            " setting auth.clients.ID.",
-            rich_help_panel=HUB_PANEL,
-        ),
-    ] = None,
+    client_id: ClientId = None,
 ) -> None:
     """Print messages as they are delivered."""
     from headrace.cli.rendering import chosen
@@ -111,14 +103,6 @@ def sub(
     from headrace.cli.attributes import conditions
 
     asked = conditions(wheres)
-    subscribing.subscribe_where(address, asked, client_id, _key(client_id), from_seq, count, form)
-
-
-def _key(client_id: str | None) -> str | None:
-    """The key of a client: never an option, for the command lines of a machine are no secret there."""
-    if client_id is None:
-        return None
-    if given := os.environ.get(KEY_VARIABLE):
-        return given
-    known = gather(None, None).auth.clients.get(client_id.lower())
-    return None if known is None else known.reveal()
+    client_id = client_id or os.environ.get(CLIENT_VARIABLE) or None
+    key = None if client_id is None else key_of(client_id)
+    subscribing.subscribe_where(address, asked, client_id, key, from_seq, count, form)

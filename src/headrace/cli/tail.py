@@ -7,12 +7,13 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.options import (
+    ClientId,
     Door,
     LinkUrl,
     MessagesAsJson,
     MessagesAsText,
     MessagesRaw,
-    hub_url,
+    access,
 )
 from headrace.cli.prose import examples, paragraphs
 
@@ -60,6 +61,7 @@ def tail(
     text: MessagesAsText = False,
     raw: MessagesRaw = False,
     url: LinkUrl = None,
+    client_id: ClientId = None,
 ) -> None:
     """Print messages from any place on."""
     from headrace.cli.places import here, parse_place
@@ -68,4 +70,4 @@ def tail(
 
     form = chosen(as_json=as_json, text=text, raw=raw)
     place = parse_place("--from", begin, here())
-    follow(hub_url(url, Door.TUBE), place, topic, origins or None, count, form)
+    follow(access(url, Door.TUBE, client_id), place, topic, origins or None, count, form)

@@ -6,32 +6,31 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from headrace.cli.access import Access
 from headrace.cli.pipes import Outlet
 from headrace.cli.places import End, Place, Then
 from headrace.cli.rendering import Form, render_whole
 from headrace.cli.seeking import seek
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
 from headrace.client.tube import LinkClient
 from headrace.message import messages
 
 
 def follow(
-    url: str, place: Place, topic: str | None, origins: Sequence[str] | None, count: int | None, form: Form
+    hub: Access, place: Place, topic: str | None, origins: Sequence[str] | None, count: int | None, form: Form
 ) -> None:
     """Print what is committed from ``place`` on, up to ``count`` messages."""
     speak_briefly()
-    asyncio.run(_follow(url, place, topic, origins, count, form))
+    asyncio.run(_follow(hub, place, topic, origins, count, form))
 
 
 async def _follow(
-    url: str, place: Place, topic: str | None, origins: Sequence[str] | None, count: int | None, form: Form
+    hub: Access, place: Place, topic: str | None, origins: Sequence[str] | None, count: int | None, form: Form
 ) -> None:
     outlet = Outlet(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
-    link: LinkClient
     with outlet.while_read():
-        async with connect(url, name="headrace tail") as link:
+        async with hub.link("headrace tail") as link:
             begin, since = await _begin(link, place)
             stream = link.follow(begin, from_time=since, topic=topic, origin=origins).batches()
             async with stream:

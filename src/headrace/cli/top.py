@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.options import HUB_PANEL, Json
+from headrace.cli.options import HUB_PANEL, ClientId, Json
 from headrace.cli.prose import examples, paragraphs
 
 HELP: Final = paragraphs(
@@ -38,12 +38,15 @@ def top(
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many seconds.")
     ] = None,
+    client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
     """Watch a hub."""
-    from headrace.cli.options import gather
+    from headrace.cli.access import Access
+    from headrace.cli.options import gather, identified
     from headrace.cli.watching import watch
     from headrace.config import Settings
 
-    where = gather(None, None).listen.http or Settings().listen.http
-    watch(url or f"http://{where}", count=count, as_json=as_json)
+    settings = gather(None, None)
+    where = settings.listen.http or Settings().listen.http
+    watch(Access(url or f"http://{where}", identified(client_id, settings)), count=count, as_json=as_json)

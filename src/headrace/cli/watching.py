@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -16,8 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.access import Access, Client, unknown
 from headrace.cli.output import console, counted, size, wants_json
-from headrace.errors import UnreachableError, UsageError
+from headrace.errors import RefusedError, UnreachableError, UsageError
 
 _SECONDS: Final = 20.0
 """A hub sends something each second; one that is silent for so long has gone."""
@@ -35,9 +37,9 @@ class Second(NamedTuple):
     sample: dict[str, Any]
 
 
-def watch(url: str, *, count: int | None, as_json: bool) -> None:
+def watch(hub: Access, *, count: int | None, as_json: bool) -> None:
     """Show each second until told to stop, or until ``count`` have passed."""
-    seconds = _seconds(url, count)
+    seconds = _seconds(hub, count)
     if wants_json(asked=as_json):
         for second in seconds:
             sys.stdout.write(json.dumps(second.sample, ensure_ascii=False) + "\n")
@@ -128,10 +130,10 @@ def _refusals(status: dict[str, Any]) -> Table | None:
     return table
 
 
-def _seconds(url: str, count: int | None) -> Iterator[Second]:
+def _seconds(hub: Access, count: int | None) -> Iterator[Second]:
     status: dict[str, Any] = {}
     taken = 0
-    for kind, data in _events(f"{url.rstrip('/')}/api/events"):
+    for kind, data in _events(f"{hub.url.rstrip('/')}/api/events", hub.client):
         if kind == "status":
             status = data
         elif kind == "sample" and status:
@@ -139,16 +141,19 @@ def _seconds(url: str, count: int | None) -> Iterator[Second]:
             taken += 1
             if taken == count:
                 return
-    raise UnreachableError(url, "the hub has stopped")
+    raise UnreachableError(hub.url, "the hub has stopped")
 
 
-def _events(url: str) -> Iterator[tuple[str, Any]]:
+def _events(url: str, client: Client | None) -> Iterator[tuple[str, Any]]:
     """Server-sent events: kind and content."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r}: expected http://host:port")
     kind = ""
     try:
-        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 -- the scheme is checked
+        request = urllib.request.Request(url)  # noqa: S310 -- the scheme is checked
+        if client is not None:
+            request.add_header("Authorization", client.basic)
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 -- the same
             for line in answer:
                 name, _, value = line.decode().strip().partition(": ")
                 if name == "event":
@@ -157,6 +162,8 @@ def _events(url: str) -> Iterator[tuple[str, Any]]:
                     yield kind, json.loads(value)
     except urllib.error.HTTPError as error:
         error.close()
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            raise RefusedError("auth", f"{url} does not let us in: {unknown(client)}") from None
         raise UnreachableError(url, f"it answers {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

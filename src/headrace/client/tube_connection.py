@@ -45,6 +45,8 @@ _SETTLED_SECONDS: Final = 2.0
 _RESTLESS_MOST_SECONDS: Final = 1.0
 _MOST_LOST: Final = 10
 """Tubes that one request may lose: what breaks every one of them breaks the next as well."""
+_REFUSED: Final = "nobody listens there; is the hub running? `headrace serve` starts one"
+_NO_LINK: Final = "what is there is no link: that is the door listen.tube_tcp, by default on port 8081"
 _IDLE_SECONDS: Final = 2.0
 _PONG_SECONDS: Final = 3.0
 
@@ -253,7 +255,7 @@ class Connection:
                 self._session = await self._try_hosts(seconds)
         except TimeoutError:
             hosts = ",".join(map(str, self._hosts))
-            self._ended = UnreachableError(hosts, f"no answer within {seconds:g} s")
+            self._ended = UnreachableError(hosts, _silent(seconds))
             raise self._ended from None
         except HeadraceError as error:
             self._ended = error
@@ -337,9 +339,10 @@ class Connection:
                 async with asyncio.timeout(each):
                     return await self._try_host(self._hosts[0])
             except TimeoutError:
-                problems.append(f"no answer within {each:g} s")
+                problems.append(_silent(each))
             except UnreachableError as error:
-                problems.append(error.reason)
+                refused = isinstance(error.__cause__, ConnectionRefusedError)
+                problems.append(_REFUSED if refused else error.reason)
             self._hosts.append(self._hosts.pop(0))
         raise UnreachableError(",".join(map(str, self._hosts)), "; ".join(dict.fromkeys(problems)))
 
@@ -348,7 +351,10 @@ class Connection:
         if len(self._hosts) > 1:
             # Where there is another one to go to, a host that hangs is not waited for as long.
             options = replace(options, idle_seconds=_IDLE_SECONDS, pong_seconds=_PONG_SECONDS)
-        tube = await connect(f"tube://{address}", options=options)
+        try:
+            tube = await connect(f"tube://{address}", options=options)
+        except WireError as error:
+            raise UnreachableError(str(address), f"{_NO_LINK} ({error})") from None
         session = Session(tube)
         try:
             tube.attach(session)
@@ -367,13 +373,18 @@ class Connection:
                     "link", "log", session.log, f"the hub at {address} must have the log {self.log}"
                 )
         except LostTubeError:
-            raise UnreachableError(str(address), "the connection was lost at once") from None
+            reason = f"the connection was lost at once: either the hub is stopping, or {_NO_LINK}"
+            raise UnreachableError(str(address), reason) from None
         except BaseException:
             tube.abort()
             raise
         self.connects += 1
         self._connected_at = asyncio.get_running_loop().time()
         return session
+
+
+def _silent(seconds: float) -> str:
+    return f"no answer within {seconds:g} s: the hub hangs, or {_NO_LINK}"
 
 
 def check(message: LinkMessage) -> None:
