@@ -126,8 +126,6 @@ def play(hub: HubProcess, started: Started | None, seed: int) -> dict[int, list[
             else:
                 # What is under way to a client that goes would be lost with its connection.
                 settled(hub, started)
-                # The hub's own matcher, which loads its kernels first, has got there when the witness has it.
-                until(lambda most=published: len(witness.got) == most)
                 if what < 0.8:
                     changed(hub, client.subscribe)
                 else:
