@@ -35,7 +35,7 @@ TERMINATED: Final = 143
 
 DEBUG_VARIABLE: Final = "HEADRACE_DEBUG"
 
-_AskedWrongly: Final = typer.BadParameter.__bases__[0]
+_AskedWrongly: type[Exception] = typer.BadParameter.__bases__[0]
 """What is raised for every mistake in options and arguments; typer shows only some of its kinds by name."""
 
 
