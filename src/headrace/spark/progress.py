@@ -17,7 +17,12 @@ def progress_of(name: str, started: Started, newest: int | None) -> dict[str, ob
     last = query.lastProgress
     if last is not None:
         facts |= _figures(json.loads(last.json), newest)
-    return facts | dict(started.facts())
+    own = dict(started.facts())
+    if not facts.get("rows"):
+        # Spark has had nothing to do since: what a job counts by itself was of an earlier micro-batch.
+        own.pop("rows", None)
+        own.pop("rows_per_second", None)
+    return facts | own
 
 
 def _figures(last: Mapping[str, Any], newest: int | None) -> dict[str, object]:
