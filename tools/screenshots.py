@@ -1,6 +1,6 @@
 """Take the docs' pictures of the dashboard and of the demo's terminal: ``python tools/screenshots.py [SECONDS]``.
 
-It runs the demo with Spark, for 100 seconds unless told otherwise, and after three quarters of it has a browser
+It runs the demo with Spark, for 160 seconds unless told otherwise, and after two thirds of it has a browser
 (Chromium) open each page of the dashboard, light and dark. What is seen is therefore what a user would see: real
 traffic, real results. The page Cluster is that of the example's three nodes. The pictures are written to ``docs/img``;
 look at them before you commit them.
@@ -32,6 +32,8 @@ PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
 CLUSTER = IMG.parent.parent / "examples" / "cluster" / "run.py"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 SIZE: Any = {"width": 1180, "height": 800}
+HEIGHTS = {"pipeline": 1060, "subscriptions": 560, "cluster": 500}
+"""Pages that have more, or less, to show."""
 TERMINAL = 120, 34
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
@@ -47,6 +49,7 @@ def photograph(address: str, pages: Sequence[str]) -> None:
         for scheme in SCHEMES:
             page = browser.new_context(viewport=SIZE, color_scheme=scheme).new_page()
             for name in pages:
+                page.set_viewport_size({**SIZE, "height": HEIGHTS.get(name, SIZE["height"])})
                 page.goto(f"{address}#/{name}")
                 page.reload()
                 page.wait_for_timeout(1500)
@@ -111,7 +114,7 @@ def main(seconds: float) -> None:
 
         def look() -> None:
             nonlocal shown
-            if play.elapsed >= seconds * 0.6 and play.results.fleet and not shown:
+            if play.elapsed >= seconds * 2 / 3 and play.results.fleet and not shown:
                 out = Console(record=True, file=io.StringIO(), force_terminal=True, width=TERMINAL[0])
                 out.print(draw(play, *TERMINAL))
                 shown = out.export_svg(title="headrace demo")
@@ -128,4 +131,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 100.0)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 160.0)
