@@ -48,8 +48,11 @@ class GroupCommit:
     def __call__(self, _tail: int) -> None:
         """Sync soon, unless a sync is under way: the next one will cover this append too."""
         if not self._syncing and self._hub.log.failure is None:
+            try:
+                syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
+            except RuntimeError:
+                return  # The hub has stopped without its disk's last answer: this is as safe as after a crash.
             self._syncing = True
-            syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
             syncing.add_done_callback(self._synced)
 
     def _synced(self, done: asyncio.Future[int]) -> None:
