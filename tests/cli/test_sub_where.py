@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,24 @@ def test_a_client_that_is_refused(command: Command, monkeypatch: pytest.MonkeyPa
     assert KEY not in done.stderr.decode()
 
 
+def test_a_subscription_is_withdrawn_by_whoever_ends_it(hub: Connector) -> None:
+    async def script(session: Session) -> None:
+        sessions.append(session)
+        await hub.script(session)
+
+    sessions: list[Session] = []
+    with elsewhere(lambda: connector(script)) as url:
+        line = [sys.executable, "-m", "headrace", "sub", "--where", "city", "--url", url]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 143
+            assert process.stderr.read() == b""
+    assert [session.withdrawn for session in sessions] == [True]
+
+
 def test_a_reader_that_goes_away(hub: Connector) -> None:
     with elsewhere(lambda: connector(hub.script)) as url:
         line = [sys.executable, "-m", "headrace", "sub", "--where", "city", "--url", url]
@@ -173,6 +192,7 @@ class TestPublisherDoor:
             (["x" * 1990, "--attr", "x=5"], "message 1 has more than 1985 bytes"),
             (["x", "--attr", "x=" + "y" * 2000], "the attributes alone have more bytes"),
             (["x", "--attr", "x"], "expected NAME=VALUE"),
+            (["x", "--attr", "x=1e999"], "--attr x=1e999: x is no number that can be sent: it is too large"),
         ],
     )
     def test_asked_for_wrongly(self, command: Command, arguments: list[str], complaint: str) -> None:

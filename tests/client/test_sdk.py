@@ -104,6 +104,19 @@ class TestReceiving:
             assert await take(sdk, 3) == [3, 5, 6]
             assert sdk.stats.repeated == 4
 
+    async def test_what_has_no_place_in_the_sequence_is_no_repeat_and_moves_nothing(
+        self, notes: Notes
+    ) -> None:
+        async def script(session: Session) -> None:
+            await notes.serve(session)
+            session.push(0, 3, 0, 3, 4)
+            await session.stay()
+
+        async with connector(script, piece=5) as url, connect(url) as sdk:
+            await sdk.subscribe(where(a="1"))
+            assert await take(sdk, 4) == [0, 3, 0, 4]
+            assert (sdk.stats.repeated, sdk.last) == (1, 4)
+
     async def test_iterations_go_on_where_the_last_one_ended(self, notes: Notes) -> None:
         async def script(session: Session) -> None:
             await notes.serve(session)

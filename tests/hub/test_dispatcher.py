@@ -176,8 +176,8 @@ class TestMarks:
     ) -> None:
         second = Feeder(Source())
         dispatcher.push(matcher, MatcherPush(msg_id(7, 1)))
+        dispatcher.push(second, MatcherPush(msg_id(5, 2)))
         dispatcher.push(matcher, MatcherPush(msg_id(8, 1)))
-        dispatcher.forward(second, DispatcherPush(msg_id(5, 2), EAST))
         east, other = connector(), peer()
         dispatcher.joined(EAST, east, relying=True)
         # Nothing that was pushed before will be pushed to it: each matcher's place is behind all of that.
@@ -185,6 +185,97 @@ class TestMarks:
         dispatcher.told(other, WEST, WEST)
         dispatcher.told(other, WEST, WEST)
         assert other.frames == [DispatcherPush(msg_id(8, 1), WEST), DispatcherPush(msg_id(8, 2), WEST)]
+
+    def test_they_go_the_way_that_pushes_go_and_no_other(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        east, other = connector(), peer()
+        dispatcher.push(matcher, MatcherPush(msg_id(1, 1)))
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.told(other, EAST, EAST)
+        dispatcher.push(matcher, MatcherPush(msg_id(2, 1)))
+        assert (len(east.frames), other.frames) == (2, [])
+        # Its own way to the connector is gone: now they go by the dispatcher that has it, too.
+        dispatcher.left(east)
+        assert other.frames == [DispatcherPush(msg_id(2, 1), EAST)]
+        dispatcher.push(matcher, MatcherPush(msg_id(3, 1)))
+        assert other.frames[1:] == [DispatcherPush(msg_id(3, 1), EAST)]
+        # And when it is there again, what was said by the other is withdrawn.
+        again = connector()
+        dispatcher.joined(EAST, again, relying=True)
+        assert again.frames == [Push(msg_id(3, 1))]
+        assert other.frames[2:] == [DispatcherPush(msg_id(0, 1), EAST)]
+
+    def test_a_dispatcher_that_has_lost_a_connector_is_told_so_as_well(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        """Marks may still be on their way to it, and meet the connector there when it is back."""
+        other = peer()
+        dispatcher.push(matcher, MatcherPush(msg_id(1, 1)))
+        for told in (EAST, b"", EAST):
+            dispatcher.told(other, told, told)
+        assert [frame.msg_id for frame in other.frames] == [msg_id(1, 1), msg_id(0, 1), msg_id(1, 1)]
+
+    def test_what_is_passed_on_for_one_connector_says_nothing_to_another(
+        self, dispatcher: Dispatcher
+    ) -> None:
+        east, west, third, passing = connector(), connector(), peer(), Feeder(Source())
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.forward(passing, DispatcherPush(msg_id(5, 2), EAST))
+        dispatcher.joined(WEST, west, relying=True)
+        dispatcher.told(third, b"far_0001", b"far_0001")
+        assert (east.frames, west.frames, third.frames) == ([Push(msg_id(5, 2))], [], [])
+        # One that connects anew before the older connection is closed goes on behind what it may have missed.
+        again = connector()
+        dispatcher.joined(EAST, again, relying=True)
+        assert again.frames == [Push(msg_id(5, 2))]
+        # One that was away meanwhile waits for the next: where its messages went, nobody here knows.
+        dispatcher.left(again)
+        dispatcher.joined(EAST, east, relying=True)
+        assert len(east.frames) == 1
+        dispatcher.forward(passing, DispatcherPush(msg_id(0, 2), EAST))
+        assert east.frames[1:] == [Push(msg_id(0, 2))]
+
+    def test_a_matcher_whose_messages_come_by_another_way_begins_anew(
+        self, dispatcher: Dispatcher, here: Here, matcher: Feeder
+    ) -> None:
+        east, passing = connector(), Feeder(Source())
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.push(matcher, MatcherPush(msg_id(5, 2)))
+        dispatcher.forward(passing, DispatcherPush(msg_id(9, 2), EAST))
+        assert east.frames == [Push(msg_id(5, 2)), Push(msg_id(0, 2)), Push(msg_id(9, 2))]
+        dispatcher.forward(passing, DispatcherPush(msg_id(9, 2), here.id))
+        assert here.told == [msg_id(5, 2), msg_id(0, 2), msg_id(9, 2)]
+
+    def test_without_them_nothing_is_passed_to_those_who_rely_on_them(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        east, other, passing = connector(), peer(), Feeder(Source())
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.told(other, WEST, WEST)
+        routes = pack_routes([(A, EAST), (A, WEST)])
+        dispatcher.push(matcher, MatcherPush(ID, b"", routes))
+        dispatcher.forward(passing, DispatcherPush(ID, EAST, b"", A))
+        assert (east.frames, other.frames) == ([], [])
+        assert dispatcher._counters.get("unvouched", door="dispatcher") == 3
+        # What is of another make has no place in the sequence, and passes.
+        dispatcher.push(matcher, MatcherPush(b"some-other-i", b"", routes))
+        assert (len(east.frames), len(other.frames)) == (1, 1)
+        # A source that pushes by many connections marks by one.
+        dispatcher.push(Feeder(matcher.source), MatcherPush(ID))
+        dispatcher.push(matcher, MatcherPush(ID, b"", routes))
+        assert (east.frames[-1], other.frames[-1]) == (Push(ID, b"", A), DispatcherPush(ID, WEST, b"", A))
+
+    def test_a_matcher_hears_of_those_who_rely_on_them_behind_another_dispatcher(self) -> None:
+        dispatcher, other = Dispatcher(Counters(), None), peer()
+        dispatcher.told(other, WEST, WEST)
+        (heartbeat,) = ConnectorDecoder().feed(dispatcher.heartbeat(1))
+        assert (heartbeat.connectors, heartbeat.relying) == (b"", WEST)
+        # Which is not to say that they could be reached by this one.
+        third, far = Dispatcher(Counters(), None), peer()
+        third.told(far, heartbeat.connectors, heartbeat.relying)
+        third.push(Feeder(Source()), MatcherPush(ID))
+        assert far.frames == []
 
     def test_a_lost_matcher_breaks_every_chain_it_was_part_of(
         self, dispatcher: Dispatcher, here: Here, matcher: Feeder
@@ -199,12 +290,12 @@ class TestMarks:
         dispatcher.lost(matcher)
         assert (east.parted, other.parted) == ("broken", "broken")
         assert here.told[-1] == "lost"
-        assert dispatcher._places() == []
+        assert not dispatcher.feeders
 
     def test_a_msg_id_of_another_make_is_no_mark(self, dispatcher: Dispatcher, matcher: Feeder) -> None:
         dispatcher.push(matcher, MatcherPush(b"some-other-i"))
         dispatcher.forward(matcher, DispatcherPush(b"some-other-i", EAST))
-        assert dispatcher._places() == []
+        assert not dispatcher.feeders
 
 
 def test_a_heartbeat_names_what_is_here_as_far_as_it_fits(dispatcher: Dispatcher, here: Here) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.net.raw import TcpPeer
+from tests.net.raw import TcpPeer, until
+
+from headrace.message import Batch, Run
+from headrace.net.server import Server
 
 ALICE, BOB, CAROL = (bytes([n]) * 12 for n in (0xA1, 0xB0, 0xCA))
 
@@ -117,6 +120,13 @@ class DispatcherPeer(BinaryPeer):
     """A matcher or another dispatcher, as a dispatcher sees it."""
 
     door = "dispatcher"
+
+
+async def fill(server: Server, count: int = 100) -> None:
+    """Let a hub's sequence be so long that what is pushed to it can be of it."""
+    head = server.hub.log.head + count
+    server.hub.submit(Batch(Run.of([b"x"] * count), origin="test"))
+    await until(lambda: server.hub.log.head >= head)
 
 
 class StatusPeer(BinaryPeer):

@@ -18,6 +18,7 @@ from tests.net.attribute_peers import (
     DispatcherPeer,
     PublisherPeer,
     SdkPeer,
+    fill,
     item,
     message,
     msg_id,
@@ -110,6 +111,7 @@ class TestDoor:
         self, server: Server, stack: AsyncExitStack, matcher: DispatcherPeer
     ) -> None:
         own = connector_id(server.settings.node.name)
+        await fill(server)
         alice = stack.enter_context(await SdkPeer.connect(server))
         await alice.enter(ALICE)
         await matcher.send(push(5, b"hello", (ALICE, own)))
@@ -119,6 +121,7 @@ class TestDoor:
         self, server: Server, stack: AsyncExitStack, matcher: DispatcherPeer
     ) -> None:
         own = connector_id(server.settings.node.name)
+        await fill(server)
         alice = stack.enter_context(await SdkPeer.connect(server))
         await alice.enter(ALICE)
         await matcher.send(push(5, b"a" * 1900, extra=2) + push(5, b"b" * 1900, extra=4))

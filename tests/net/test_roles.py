@@ -78,6 +78,14 @@ def test_a_role_that_does_not_exist_is_refused() -> None:
         load(environ={}, sets=["node.roles=matcher,miller"])
 
 
+@pytest.mark.parametrize("roles", ["connector", "matcher,dispatcher", ""])
+async def test_a_part_without_a_hub_is_refused_and_told_what_it_lacks(tmp_path: Path, roles: str) -> None:
+    with pytest.raises(ConfigError, match=r"node\.roles.*: expected sequence among them.*--upstream URL"):
+        async with running_hub(tmp_path, f"node.roles={roles}"):
+            pass
+    assert not tmp_path.joinpath("log").exists()
+
+
 def test_frontends_on_one_machine_have_names_of_their_own(tmp_path: Path) -> None:
     from headrace.config import load
     from headrace.net.routing import role_name

@@ -6,7 +6,20 @@ from contextlib import AsyncExitStack
 from time import time
 
 import pytest
-from tests.net.attribute_peers import ALICE, BOB, CAROL, RouterPeer, SdkPeer, item, message, msg_id, sub
+from tests.net.attribute_peers import (
+    ALICE,
+    BOB,
+    CAROL,
+    PublisherPeer,
+    RouterPeer,
+    SdkPeer,
+    fill,
+    item,
+    message,
+    msg_id,
+    publish,
+    sub,
+)
 from tests.net.conftest import Start
 from tests.net.raw import until
 
@@ -19,6 +32,7 @@ HANDSHAKE = message(1, item(5, b"disp0001"))
 
 @pytest.fixture
 async def router(server: Server, stack: AsyncExitStack) -> RouterPeer:
+    await fill(server)
     return stack.enter_context(await RouterPeer.connect(server))
 
 
@@ -66,13 +80,27 @@ async def test_a_repeat_is_dropped(server: Server, stack: AsyncExitStack, router
     assert server.hub.counters.get("repeats", door="sdk") == 2
 
 
-async def test_a_msg_id_of_another_make_is_pushed_with_the_number_it_begins_with(
+async def test_a_msg_id_of_another_make_has_no_number(
     server: Server, stack: AsyncExitStack, router: RouterPeer
 ) -> None:
     alice = await enter(server, stack, ALICE)
     foreign = message(3, item(1, b"\0\0\0\0\0\x09 foreign"[:12]), item(2, b"hello"), item(3, ALICE))
     await router.send(push(20, b"twenty", ALICE) + foreign * 2)
-    assert await alice.pushes(3) == [(20, b"twenty"), (9, b"hello"), (9, b"hello")]
+    assert await alice.pushes(3) == [(20, b"twenty"), (0, b"hello"), (0, b"hello")]
+
+
+async def test_a_number_that_is_not_reached_yet_makes_nobody_deaf(
+    server: Server, stack: AsyncExitStack, router: RouterPeer
+) -> None:
+    alice = await enter(server, stack, ALICE)
+    await alice.send(sub(x=(0, 9)))
+    await until(lambda: ALICE in server.subscriptions)
+    head = server.hub.log.head
+    await router.send(push(head + 1, b"not yet", ALICE) + push((1 << 48) - 1, b"never", ALICE))
+    await until(lambda: server.hub.counters.get("ahead", door="sdk") == 2)
+    publisher = stack.enter_context(await PublisherPeer.connect(server))
+    await publisher.send(publish({"x": 5}, b"matched"))
+    assert await alice.push() == (head + 1, b"matched")
 
 
 async def test_a_push_for_nobody_here_is_counted(
@@ -155,5 +183,8 @@ async def test_a_push_and_a_match_of_one_message_come_once(
     alice = await enter(server, stack, ALICE)
     await alice.send(sub(size=(0, 100)))
     await until(lambda: ALICE in server.subscriptions)
-    await router.send(push(server.hub.log.head + 1, b"by push", ALICE))
-    assert (await alice.push())[1] == b"by push"
+    await fill(server, 1)
+    seq, payload = await alice.push()
+    assert (seq, payload) == (server.hub.log.head, b"x")
+    await router.send(push(seq, b"by push", ALICE))
+    await until(lambda: server.hub.counters.get("repeats", door="sdk") == 1)

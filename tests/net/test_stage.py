@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -150,6 +150,32 @@ async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: py
     scene.stage.go_on()
     await until(lambda: scene.stage.next == scene.log.head + 1)
     assert scene.hub.counters.get("unmatched") == 20
+
+
+@pytest.mark.parametrize("count", [FEW, 2 * SLICE])
+async def test_a_matcher_that_fails_holds_nobody_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    await warm(scene)
+    head, pieces = scene.log.head, scene.matching.pieces
+
+    def failing(batch: Batch) -> Iterator[tuple[Batch, Matches]]:
+        if batch.first == head + 1:
+            found = list(pieces(batch))
+            yield found[0][0].slice(0, 10), Matches(found[0][1].offsets[:11], found[0][1].clients[:10])
+            raise MemoryError("no more")
+        yield from pieces(batch)
+
+    monkeypatch.setattr(scene.matching, "pieces", failing)
+    scene.commit(count)
+    scene.commit(3)
+    await until(lambda: scene.stage.next > scene.log.head)
+    lost = min(count, SLICE) - 10
+    assert scene.hub.counters.get("unmatched") == lost
+    assert [seq for seq, _ in scene.matched] == [
+        *range(1, head + 11),
+        *range(head + 11 + lost, scene.log.head + 1),
+    ]
 
 
 async def test_the_index_is_rebuilt_aside(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,24 @@ for it, in order, none twice, whatever was killed while messages flowed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.clusterprocess import free_port
 from tests.hubprocess import HubProcess
 from tests.system.observing import counter, eventually, status
 
+import headrace
 from headrace.log import Log
 
 CLIENT = Path(__file__).with_name("sdk_client.py")
@@ -157,3 +161,111 @@ def test_each_role_is_killed_in_turn_and_every_client_gets_its_messages_once(
             assert client.got == expected
         assert all(counter(connector, "delivered", "sdk") for connector in connectors)
         assert counter(matcher, "dispatched")
+
+
+def asked(matcher: HubProcess) -> dict[int, dict[int, bytes]]:
+    """What a matcher's status door says to whoever connects: the items of each command, by their numbers."""
+    found: dict[int, dict[int, bytes]] = {}
+    with socket.create_connection(matcher.address("status"), 5) as sock, sock.makefile("rb") as stream:
+        while len(found) < 2:
+            command, length = stream.read(1)[0], int.from_bytes(stream.read(2))
+            assert stream.read(1) == b"\0"
+            body, items = stream.read(length), dict[int, bytes]()
+            while body:
+                end = 3 + int.from_bytes(body[1:3])
+                items[body[0]], body = body[3:end], body[end:]
+            found[command] = items
+    return found
+
+
+@pytest.mark.slow
+def test_two_of_each_pass_long_messages_on_and_a_dispatcher_may_be_killed(tmp_path: Path) -> None:
+    """Two matchers on a ring, two dispatchers that know each other, a connector that both have and one that one has.
+
+    With the hub these are seven processes. Each matcher has clients at both connectors, so what one of them pushes goes
+    by both dispatchers; what it pushes is longer than one message of the protocol, so it goes as Head, Mid and Tail.
+    """
+    with ExitStack() as stack:
+
+        def run(name: str, roles: str, *sets: str) -> HubProcess:
+            return HubProcess.start(tmp_path / name, f"node.name={name}", f"node.roles={roles}", *sets)
+
+        hub = stack.enter_context(run("hub", "sequence,publisher,tube"))
+        up = f"node.upstream=tube://{hub.doors['tube_tcp']}"
+        at = {name: f"127.0.0.1:{free_port()}" for name in ("east", "west", "d1", "d2", "m1", "m2")}
+        parts: list[tuple[str, ...]] = [
+            *((name, "connector", f"listen.router={at[name]}") for name in ("east", "west")),
+            *(
+                (name, "dispatcher", f"listen.dispatcher={at[name]}", f"dispatcher.connectors={own}",
+                 f"dispatcher.peers={at[other]}")
+                for name, own, other in (("d1", at["east"], "d2"), ("d2", f"{at['west']},{at['east']}", "d1"))
+            ),
+            *(
+                (name, "matcher", f"listen.status={at[name]}", f"matching.dispatchers={at[first]},{at[then]}",
+                 f"matching.peers={at[other]}")
+                for name, first, then, other in (("m1", "d1", "d2", "m2"), ("m2", "d2", "d1", "m1"))
+            ),
+        ]  # fmt: skip
+        with ThreadPoolExecutor(3) as starting:
+            begun = [starting.submit(run, *part, up) for part in parts]
+        for each in begun:
+            if not each.exception():
+                stack.enter_context(each.result())
+        east, west, d1, d2, m1, m2 = (each.result() for each in begun)
+
+        # The ring, as the status doors tell it.
+        for matcher, name in ((m1, b"m1"), (m2, b"m2")):
+            first = hashlib.sha1(name).digest()
+            told = asked(matcher)
+            assert (told[1][2].decode(), told[1][4].decode()) == (matcher.doors["status"], first.hex())
+            assert (told[1][5], told[2][5], len(told[2][6])) == (name, name, 16 * 20)
+            assert told[2][6].startswith(first)
+        eventually("both are on the ring", lambda: len(status(hub)["matching"]["matchers"]) == 2)
+
+        clients = []
+        for number in range(12):
+            clients.append(Client((east, west)[number % 2], number, 0, 99, tmp_path))
+            stack.callback(clients[-1].end)
+
+        def all_live() -> bool:
+            found = [status(connector)["subscribers"] for connector in (east, west)]
+            return sum(f["sdk"] for f in found) == len(clients) and not any(f["sdk_behind"] for f in found)
+
+        def shares() -> list[int]:
+            return [status(matcher)["subscribers"]["subscriptions_here"] for matcher in (m1, m2)]
+
+        eventually("each has its share", lambda: sum(shares()) == len(clients))
+        assert all(shares())
+        eventually("the matchers' pushes reach all", all_live)
+
+        link = stack.enter_context(headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}"))
+        expected: list[tuple[int, str]] = []
+
+        def publish_some(count: int) -> None:
+            for number in range(len(expected), len(expected) + count):
+                text = f"{number} " + "long " * (500 + 13 * (number % 60))
+                published = link.publish(text.encode(), numbers={"x": number % 100})
+                expected.append((published.first, text))
+
+        def all_got() -> bool:
+            return all(len(client.got) >= len(expected) for client in clients)
+
+        publish_some(40)
+        eventually("everybody gets them", all_got)
+        # All were pushed, some of them by two dispatchers.
+        assert all_live()
+        pushed = [counter(dispatcher, "dispatched") for dispatcher in (d1, d2)]
+        assert sum(pushed) >= 40 * 4
+        assert min(pushed) >= 40
+        assert all(counter(matcher, "matched", "clients") for matcher in (m1, m2))
+
+        d1.kill9()
+        publish_some(40)
+        d1.restart()
+        publish_some(40)
+        eventually("everybody gets them, whoever was killed", all_got)
+        eventually("pushes reach all again", all_live)
+        publish_some(10)
+        eventually("everybody gets the last", all_got)
+        for client in clients:
+            assert client.got == expected

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.net.raw import running_hub
+from tests.net.raw import running_hub, until
 
 from headrace import web
 from headrace.hub import services, subscriptions
@@ -164,6 +164,11 @@ class TestSubscriptions:
         for client, city in ((b"a" * 12, "Praha"), (b"b" * 12, "Oslo")):
             field = json.dumps({"use": 1, "strval": city})
             await submit(server, subscriptions.subscribe(client, here, {"city": field}))
+        await until(lambda: len(server.routing.matching) == 2)
+        told = (await get(http, "/api/status"))["subscribers"]
+        assert (told["subscriptions"], told["subscriptions_here"]) == (2, 2)
+        assert told["subscription_bytes"] >= 2 * 12
+        assert told["bytes_per_subscription"] == round(told["subscription_bytes"] / 2)
         listed = await get(http, "/api/subscriptions")
         assert listed["total"] == 2
         assert listed["subscriptions"][0]["fields"]["city"]["strval"] == "Praha"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.net.raw import TcpPeer, push, running_hub, until
 
 from headrace import web
+from headrace.hub.subscriptions import subscribe
 from headrace.net.server import Server
 from headrace.web import metrics
 
@@ -75,6 +77,15 @@ async def test_metrics_and_status_know_the_same_counters(server: Server) -> None
     }
     assert counted.items() <= series.items()
     assert sum(name.endswith("_total") for name, _ in series) == len(counted)
+
+
+async def test_what_subscriptions_take(server: Server) -> None:
+    field = json.dumps({"use": 1, "strval": "Praha"})
+    server.hub.submit(subscribe(b"a" * 12, server.routing.id, {"city": field}))
+    await until(lambda: len(server.routing.matching) == 1)
+    series = parsed(metrics.render(server).decode())
+    assert series["headrace_subscriptions", ()] == series["headrace_subscriptions_here", ()] == 1
+    assert series["headrace_subscription_bytes", ()] == server.routing.matching.matcher.memory().total > 0
 
 
 async def test_labels_that_need_escaping(server: Server) -> None:

@@ -10,7 +10,7 @@
 ``!city``            it is not
 ===================  ====================================================================
 
-A name is whatever stands before the first of these signs. What begins with ``..`` or ends so and is no range is text.
+A name is whatever stands before the first of these signs. Text with ``..`` in it is written in double quotes.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def _condition(text: str) -> tuple[str, Condition]:
             case "^=":
                 return name, starts_with(value)
             case "!=":
-                return name, not_(_one_or_several(value))
+                return name, not_(_one_or_several(name + sign, value))
             case _:
-                return name, _range(value) or _one_or_several(value)
+                return name, _range(value) or _one_or_several(name + sign, value)
     except UsageError as error:
         raise UsageError(f"--where {text}: {error}") from None
 
@@ -102,10 +102,16 @@ def _range(text: str) -> Predicate | None:
             return None
 
 
-def _one_or_several(text: str) -> Condition:
-    if "|" not in text:
-        return value_of(text)
-    parts = _parts(text)
+def _one_or_several(begin: str, text: str) -> Condition:
+    parts = _parts(text) if "|" in text else [text]
+    for part in parts:
+        if ".." in part and not (len(part) > 1 and part[0] == part[-1] == '"'):
+            what = (
+                'a range, which stands alone behind "="'
+                if part != ".." and _RANGE.fullmatch(part)
+                else "no range of numbers"
+            )
+            raise UsageError(f"{part} is {what}; as text it is quoted: '{begin}\"{part}\"'")
     return value_of(parts[0]) if len(parts) == 1 else [value_of(part) for part in parts]
 
 

@@ -6,6 +6,7 @@
 2      it was asked for wrongly: an option, a setting, an argument
 130    interrupted (Ctrl-C), as shells have it: 128 and the signal's number
 141    nobody reads its output any more (``headrace sub | head``), likewise
+143    ended by SIGTERM, where that is more than an end: ``sub --where`` withdraws
 =====  ==================================================================
 
 An error of ours, or the system's about a file, is one sentence and needs no traceback; ``HEADRACE_DEBUG=1`` shows it
@@ -30,6 +31,7 @@ FAILED: Final = 1
 WRONGLY_ASKED: Final = 2
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
+TERMINATED: Final = 143
 
 DEBUG_VARIABLE: Final = "HEADRACE_DEBUG"
 

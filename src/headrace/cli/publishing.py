@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -75,6 +76,8 @@ def described(topic: str, attributes: Sequence[str]) -> Described:
             case str() as text:
                 shared.attributes[name] = text
             case number:
+                if not isfinite(number):
+                    raise UsageError(f"--attr {given}: {name} is no number that can be sent: it is too large")
                 shared.numbers[name] = number
     return shared
 

@@ -34,7 +34,8 @@ Roles = Annotated[
     typer.Option(
         "--roles",
         metavar="ROLE,…",
-        help="Be only this: publisher, matcher, dispatcher, connector, fyrehose, spp, tube. The setting node.roles.",
+        help="Be only this: sequence (number messages: for one without --upstream), publisher, matcher, dispatcher,"
+        " connector, fyrehose, spp, tube. The setting node.roles.",
     ),
 ]
 ClusterName = Annotated[

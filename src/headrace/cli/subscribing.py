@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping
 
+import typer
+
+from headrace.cli.exits import TERMINATED
 from headrace.cli.options import Transport
 from headrace.cli.pipes import Outlet
 from headrace.cli.rendering import Form, render
@@ -62,7 +66,10 @@ def subscribe_where(
     speak_briefly()
     after = None if from_seq is None else max(0, from_seq - 1)
     sdk: Sdk = connect(url, client_id=client_id, key=key, after=after)
-    asyncio.run(_subscribe_where(sdk, predicates, count, form))
+    try:
+        asyncio.run(_subscribe_where(sdk, predicates, count, form))
+    except asyncio.CancelledError:
+        raise typer.Exit(TERMINATED) from None
 
 
 async def _subscribe_where(
@@ -70,6 +77,10 @@ async def _subscribe_where(
 ) -> None:
     outlet = Outlet(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
+    this = asyncio.current_task()
+    if this is not None:
+        # As Ctrl-C does: the subscription of a made-up client is withdrawn on the way out.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     with outlet.while_read():
         async with sdk:
             await sdk.subscribe(predicates)

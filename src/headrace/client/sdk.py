@@ -35,7 +35,7 @@ from headrace.client.where import Condition, where
 from headrace.config import Address
 from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageError, WireError
 from headrace.message import MAX_SEQUENCE, Message
-from headrace.wire.sdk import Push, Subscribe, serialize
+from headrace.wire.sdk import UNPLACED, Push, Subscribe, serialize
 
 DEFAULT_PORT: Final = 7253
 
@@ -236,11 +236,12 @@ class Sdk:
 
     def pushed(self, stream: SdkStream, push: Push) -> None:
         """Keep a message; for the stream."""
-        if self._last is not None and push.seq <= self._last:
-            self.stats.repeated += 1
-            logger.debug("dropped %d, which was received already", push.seq)
-            return
-        self._last = push.seq
+        if push.seq != UNPLACED:
+            if self._last is not None and push.seq <= self._last:
+                self.stats.repeated += 1
+                logger.debug("dropped %d, which was received already", push.seq)
+                return
+            self._last = push.seq
         self.stats.received += 1
         self.stats.received_bytes += len(push.payload)
         self._waiting.put(Message(push.seq, push.payload))

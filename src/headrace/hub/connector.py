@@ -171,7 +171,7 @@ class Connector:
                 self._repeats.value += 1
                 continue
             if frame is None:
-                frame = self._encode(seq, payload)
+                frame = self._encode(seq if placed else sdk.UNPLACED, payload)
                 if frame is None:
                     return
             if placed:

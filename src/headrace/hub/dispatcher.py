@@ -11,6 +11,11 @@ them. These have to know when the chain breaks, so a dispatcher that loses a mat
 push, closes the connections that this concerns; on each new one, every matcher's place is told first, and that is never
 before anything that was already pushed. A matcher that marks by another connection than before has begun anew: whoever
 relied on the older one must know that, too.
+
+A mark goes the way that pushes would go, and no other: one that overtakes them would say that they have come. So a
+dispatcher that passes a connector's messages to a peer marks by that peer, and when their way changes it withdraws
+(:data:`NOTHING`): a mark behind that begins anew. And to connectors that rely on marks it passes only what is marked,
+for a push without that could not be told from those that another matcher's marks speak of.
 """
 
 from __future__ import annotations
@@ -37,6 +42,9 @@ from headrace.wire.attribute import (
     serialize,
 )
 from headrace.wire.split import split
+
+NOTHING = 0
+"""The sequence number of a mark that withdraws what a matcher's marks said by this way. No message has it."""
 
 MAX_TOLD = 120
 """Connectors that a heartbeat can name, twice: more would not fit one message."""
@@ -71,13 +79,19 @@ class Local(Protocol):
 class Feeder:
     """Who pushes: a matcher or a dispatcher, by one connection, or this process's own matcher."""
 
-    __slots__ = ("marks", "source")
+    __slots__ = ("nodes", "passed", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
         """What it is to the connector in this process."""
-        self.marks: dict[int, bytes] = {}
-        """How far each matcher is that speaks through it, as a MsgId, by node id."""
+        self.nodes: set[int] = set()
+        """The matchers that push and mark by it, by node id: one, unless it is of another make."""
+        self.passed: dict[bytes, set[int]] = {}
+        """The matchers whose pushes and marks it passes on for an own connector, by the connector's id."""
+
+    def vouches_for(self, node: int, connector: bytes) -> bool:
+        """Whether a matcher marks by it for a connector."""
+        return node in self.nodes or node in self.passed.get(connector, ())
 
 
 class Told(NamedTuple):
@@ -85,6 +99,8 @@ class Told(NamedTuple):
 
     connectors: frozenset[bytes]
     relying: frozenset[bytes]
+    marked: frozenset[bytes] = frozenset()
+    """Those that are marked by it."""
 
 
 class Dispatcher:
@@ -104,6 +120,7 @@ class Dispatcher:
         """The highest sequence number that was pushed or marked, by whomever."""
         self._counters = counters
         self._passed = counters.counter("dispatched")
+        self._unvouched = counters.counter("unvouched", door="dispatcher")
 
     def push(self, feeder: Feeder, push: MatcherPush) -> None:
         """Take a whole push of a matcher."""
@@ -112,19 +129,20 @@ class Dispatcher:
                 self._mark(feeder, push.msg_id)
             return
         self._reached(push.msg_id)
+        vouched = not is_msg_id(push.msg_id) or self._marks(feeder)
         for connector, clients in _by_connector(push.clients):
-            if not self._to_own(feeder, connector, push.msg_id, push.payload, clients):
-                self._to_peers(connector, push.msg_id, push.payload, clients)
+            if not self._to_own(feeder, connector, push.msg_id, push.payload, clients, vouched):
+                self._to_peers(connector, push.msg_id, push.payload, clients, vouched)
 
     def forward(self, feeder: Feeder, push: DispatcherPush) -> None:
         """Take a whole push of another dispatcher."""
         if not push.clients:
             if is_msg_id(push.msg_id):
-                self._remember(feeder, push.msg_id)
-                self._mark_connector(feeder, push.connector, push.msg_id)
+                self._pass_mark(feeder, push.connector, push.msg_id)
             return
         self._reached(push.msg_id)
-        if not self._to_own(feeder, push.connector, push.msg_id, push.payload, push.clients):
+        vouched = not is_msg_id(push.msg_id) or bool(feeder.passed.get(push.connector))
+        if not self._to_own(feeder, push.connector, push.msg_id, push.payload, push.clients, vouched):
             self._cannot(push.msg_id, push.connector, "its dispatcher has lost it")
 
     def joined(self, connector: bytes, target: Target, *, relying: bool) -> None:
@@ -135,23 +153,31 @@ class Dispatcher:
             older.part("replaced", f"connector {connector.decode()} has connected again")
         if relying:
             self.relying.add(connector)
-            for message in self._places():
-                target.pass_on(serialize(Push(message)))
+            passed = (node for feeder in self.feeders for node in feeder.passed.get(connector, ()))
+            for node in dict.fromkeys((*self._nodes(), *passed)):
+                target.pass_on(serialize(Push(msg_id(self._newest, node))))
+        self._mark_by_peers()
 
     def left(self, target: Target) -> None:
         """A connection to a connector or dispatcher is closed."""
         for connector in [name for name, one in self.connectors.items() if one is target]:
             del self.connectors[connector]
             self.relying.discard(connector)
+            for feeder in self.feeders:
+                feeder.passed.pop(connector, None)
         self.peers.pop(target, None)
+        self._mark_by_peers()
 
     def told(self, peer: Target, connectors: bytes, relying: bytes) -> None:
         """Another dispatcher says which connectors it has."""
         before = self.peers.get(peer)
-        told = self.peers[peer] = Told(frozenset(_ids(connectors)), frozenset(_ids(relying)))
-        for connector in told.relying - (before.relying if before is not None else frozenset()):
-            for message in self._places():
-                peer.pass_on(serialize(DispatcherPush(message, connector)))
+        ids = frozenset(_ids(connectors))
+        # Others that rely on marks are behind it, but what is for them does not go that way.
+        told = Told(
+            ids, ids.intersection(_ids(relying)), before.marked if before is not None else frozenset()
+        )
+        self.peers[peer] = told
+        self._mark_by_peers()
 
     def lost(self, feeder: Feeder) -> None:
         """A feeder's connection is closed: whoever relied on it must know."""
@@ -164,45 +190,96 @@ class Dispatcher:
             target.part("broken", "a matcher's connection is lost")
 
     def heartbeat(self, timestamp: int) -> bytes:
-        """What tells others that we live, and which connectors are here."""
+        """What tells others that we live, which connectors are here, and who relies on marks.
+
+        A matcher marks if anybody does: a connector of another dispatcher is named where none is here.
+        """
         ids, relying = sorted(self.connectors), sorted(self.relying)
         if self.local is not None:
             ids = [self.local.id, *ids]
             if self.local.relying:
                 relying = [self.local.id, *relying]
+        if not relying:
+            relying = sorted(one for told in self.peers.values() if told for one in told.relying)
         return serialize(Heartbeat(timestamp, b"".join(ids[:MAX_TOLD]), b"".join(relying[:MAX_TOLD])))
 
-    def _places(self) -> list[bytes]:
-        """From where each matcher will have pushed everything to somebody new, as MsgIds."""
-        return [msg_id(self._newest, node) for feeder in self.feeders for node in feeder.marks]
+    def _nodes(self) -> list[int]:
+        """The matchers that push to us."""
+        return [node for feeder in self.feeders for node in feeder.nodes]
+
+    def _marks(self, feeder: Feeder) -> bool:
+        """Whether what comes by a feeder is marked, by itself or by another that is the same source."""
+        return bool(feeder.nodes) or any(
+            other.nodes for other in self.feeders if other.source is feeder.source
+        )
 
     def _reached(self, message: bytes) -> None:
         if is_msg_id(message):
             self._newest = max(self._newest, seq_of(message))
 
-    def _remember(self, feeder: Feeder, message: bytes) -> None:
-        self._reached(message)
-        self.feeders[feeder] = None
-        _, node = parse_msg_id(message)
-        feeder.marks[node] = message
+    def _is_own(self, connector: bytes) -> bool:
+        return connector in self.connectors or (self.local is not None and connector == self.local.id)
+
+    def _mark_by_peers(self) -> None:
+        """Tell each peer from where on, or that no longer, matchers push by it to each of its connectors."""
+        for peer in tuple(self.peers):
+            told = self.peers.get(peer)
+            if told is None:
+                continue
+            wanted = frozenset(connector for connector in told.relying if not self._is_own(connector))
+            if wanted == told.marked:
+                continue
+            self.peers[peer] = told._replace(marked=wanted)
+            for place, connectors in ((NOTHING, told.marked - wanted), (self._newest, wanted - told.marked)):
+                for connector in connectors:
+                    for node in self._nodes():
+                        peer.pass_on(serialize(DispatcherPush(msg_id(place, node), connector)))
 
     def _mark(self, feeder: Feeder, message: bytes) -> None:
         _, node = parse_msg_id(message)
-        if node not in feeder.marks:
-            for older in [each for each in self.feeders if node in each.marks]:
-                self.lost(older)
-                older.marks.clear()
+        if node not in feeder.nodes:
+            for older in tuple(self.feeders):
+                if node in older.nodes or any(node in nodes for nodes in older.passed.values()):
+                    self.lost(older)
+                    older.nodes.clear()
+                    older.passed.clear()
             # What others pushed for the same matcher before is not pushed again.
             self._reached(message)
             message = msg_id(self._newest, node)
-        self._remember(feeder, message)
+            feeder.nodes.add(node)
+        self._reached(message)
+        self.feeders[feeder] = None
         if self.local is not None:
             self.local.marked(feeder.source, message)
         for connector in tuple(self.relying):
-            self.connectors[connector].pass_on(serialize(Push(message)))
+            self._mark_connector(feeder, connector, message)
         for peer, told in tuple(self.peers.items()):
-            for connector in told.relying if told is not None else ():
+            for connector in told.marked if told is not None else ():
                 peer.pass_on(serialize(DispatcherPush(message, connector)))
+
+    def _pass_mark(self, feeder: Feeder, connector: bytes, message: bytes) -> None:
+        """Pass on a matcher's mark for an own connector that relies on it."""
+        seq, node = parse_msg_id(message)
+        self._reached(message)
+        if not self._relies(connector):
+            return
+        self.feeders[feeder] = None
+        passed = feeder.passed.setdefault(connector, set())
+        if seq == NOTHING:
+            passed.discard(node)
+        elif node not in passed:
+            for other in self.feeders:
+                if other is not feeder and other.vouches_for(node, connector):
+                    # The matcher's messages came another way before.
+                    other.passed.get(connector, set()).discard(node)
+                    self._mark_connector(other, connector, msg_id(NOTHING, node))
+            passed.add(node)
+        self._mark_connector(feeder, connector, message)
+
+    def _relies(self, connector: bytes) -> bool:
+        if self.local is not None and connector == self.local.id:
+            return self.local.relying
+        return connector in self.relying
 
     def _mark_connector(self, feeder: Feeder, connector: bytes, message: bytes) -> None:
         if self.local is not None and connector == self.local.id:
@@ -211,7 +288,13 @@ class Dispatcher:
             self.connectors[connector].pass_on(serialize(Push(message)))
 
     def _to_own(
-        self, feeder: Feeder, connector: bytes, message: bytes, payload: bytes, clients: bytes
+        self,
+        feeder: Feeder,
+        connector: bytes,
+        message: bytes,
+        payload: bytes,
+        clients: bytes,
+        vouched: bool,
     ) -> bool:
         """Pass a message to an own connector; ``False`` if there is none with this id."""
         if self.local is not None and connector == self.local.id:
@@ -221,6 +304,9 @@ class Dispatcher:
         target = self.connectors.get(connector)
         if target is None:
             return False
+        if not vouched and connector in self.relying:
+            self._unvouched.value += 1
+            return True
         data = b"".join(map(serialize, split(Push(message, payload, clients))))
         if target.pass_on(data):
             self._passed.value += 1
@@ -228,7 +314,9 @@ class Dispatcher:
             self._cannot(message, connector, "no room (dispatcher.queue_bytes)")
         return True
 
-    def _to_peers(self, connector: bytes, message: bytes, payload: bytes, clients: bytes) -> None:
+    def _to_peers(
+        self, connector: bytes, message: bytes, payload: bytes, clients: bytes, vouched: bool
+    ) -> None:
         """Pass a message to the dispatcher that has its connector, or to all that have not said what they have."""
         peers = [
             peer for peer, told in self.peers.items() if told is not None and connector in told.connectors
@@ -240,7 +328,10 @@ class Dispatcher:
             return
         data = b"".join(map(serialize, split(DispatcherPush(message, connector, payload, clients))))
         for peer in peers:
-            if peer.pass_on(data):
+            told = self.peers.get(peer)
+            if not vouched and told is not None and connector in told.relying:
+                self._unvouched.value += 1
+            elif peer.pass_on(data):
                 self._passed.value += 1
             else:
                 self._cannot(message, connector, "no room (dispatcher.queue_bytes)")

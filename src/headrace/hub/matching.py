@@ -39,6 +39,9 @@ class Matching:
         self.matcher = Matcher(
             max_subscriptions=NO_CAP, max_predicates=NO_CAP, json_attributes=json_attributes
         )
+        self.unready: Callable[[], None] | None = None
+        """While the matcher cannot be used: called where it should be, as often as that happens. Who sets it resets it,
+        and has everything sorted out then."""
         self._subscriptions = subscriptions
         self._wanted = wanted
         subscriptions.observers.append(self._follow)
@@ -78,6 +81,9 @@ class Matching:
             self._subscribe(client, new)
 
     def _subscribe(self, client: bytes, subscription: Subscription) -> None:
+        if self.unready is not None:
+            self.unready()
+            return
         try:
             self.matcher.subscribe(client, subscription.predicates)
         except LimitError as error:

@@ -53,8 +53,11 @@ class Source:
         """By the node id of the matcher."""
 
     def vouches_for(self, path: Path | None) -> bool:
-        """Whether what this path's matcher pushes comes from here as well."""
-        return path is not None and path.node in self.paths
+        """Whether a session with this path is fed from here.
+
+        Another source may bring the same, but not from the same message on: what the two bring must not be mixed.
+        """
+        return path is not None and path.source is self
 
 
 class Path:
@@ -75,35 +78,45 @@ class Path:
 
 
 class Paths:
-    """The paths of the matchers elsewhere, by node id."""
+    """The paths of the matchers elsewhere, by node id. A matcher may have several: the newest is used."""
 
     def __init__(self) -> None:
-        self._paths: dict[int, Path] = {}
+        self._paths: dict[int, list[Path]] = {}
 
     def get(self, node: int | None) -> Path | None:
         """The path of a matcher, if it has one."""
-        return None if node is None else self._paths.get(node)
+        paths = None if node is None else self._paths.get(node)
+        return paths[-1] if paths else None
 
     def mark(self, source: Source, node: int, seq: int) -> bool:
-        """A matcher says by a source how far it is; ``True`` if its clients have another path now."""
-        source.seen = max(source.seen, seq)
+        """A matcher says by a source how far it is; ``True`` if its clients have another path now.
+
+        A mark of 0 withdraws: what the matcher pushes goes another way from here on.
+        """
         path = source.paths.get(node)
-        if path is None:
-            path = source.paths[node] = Path(source, node, seq)
-        else:
+        if not seq:
+            return path is not None and self._give_up(path)
+        source.seen = max(source.seen, seq)
+        if path is not None:
             path.upto = max(path.upto, seq)
-            if node in self._paths:
-                return False
-        self._paths[node] = path
+            return False
+        path = source.paths[node] = Path(source, node, seq)
+        self._paths.setdefault(node, []).append(path)
         return True
 
     def lose(self, source: Source) -> bool:
-        """A source is gone; ``True`` if paths are gone with it."""
-        gone = [node for node, path in self._paths.items() if path.source is source]
-        for node in gone:
-            del self._paths[node]
-        source.paths.clear()
-        return bool(gone)
+        """A source is gone; ``True`` if clients have another path now, or none."""
+        used = [self._give_up(path) for path in tuple(source.paths.values())]
+        return any(used)
+
+    def _give_up(self, path: Path) -> bool:
+        del path.source.paths[path.node]
+        paths = self._paths[path.node]
+        used = paths[-1] is path
+        paths.remove(path)
+        if not paths:
+            del self._paths[path.node]
+        return used
 
 
 class Session:

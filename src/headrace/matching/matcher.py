@@ -12,7 +12,8 @@ Invariants:
   the subscriptions of exactly that version, whatever changes come meanwhile: none twice, none missing. So it needs no
   lock and never waits.
 - Changes hold a lock, for microseconds. A rebuild holds it only to swap its result in.
-- Without subscriptions nothing is compiled or loaded: numba comes with the first one, or with :func:`warm`.
+- Without subscriptions nothing is compiled or loaded: numba comes with the first one, or with
+  :func:`~headrace.matching.loading.warm`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from headrace.errors import LimitError, UsageError
 from headrace.matching.matches import CLIENT_BYTES, Matches, Memory, nobody
 from headrace.matching.programs import predicates_of
 from headrace.matching.segment import ALIVE, Ints, Segment
-from headrace.message import SCHEMA, Batch, Run
+from headrace.message import SCHEMA, Batch
 from headrace.wire.predicate import Between, Equals, Predicate, parse_field, serialize_field
 
 if TYPE_CHECKING:
@@ -334,14 +335,6 @@ class Matcher:
             first -= 1
             behind += segments[first].rows
         return first if len(segments) - first >= MANY // 2 else None
-
-
-def warm() -> None:
-    """Load every kernel, and compile those that numba's cache has not: for a thread, before there are subscriptions."""
-    matcher = Matcher()
-    matcher.subscribe(bytes(CLIENT_BYTES), {"a": Equals("a"), "b": Between(0, 1)})
-    matcher.rebuild(everything=True)
-    matcher.match(Batch(Run.one(b"")))
 
 
 _WORDS = struct.Struct("=III")

@@ -13,7 +13,10 @@ To the hub this is a door without a socket: it is handed what is committed. The 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Final
@@ -28,15 +31,25 @@ from headrace.hub.pushes import mark, pushes
 from headrace.hub.retiring import Retiring
 from headrace.hub.session import Path, Paths, Source
 from headrace.hub.subscriptions import Subscription, Subscriptions
-from headrace.matching import Matches, Ring
+from headrace.matching import Matches, Ring, is_cold, is_warm, warm
 from headrace.message import Batch, node_id
 from headrace.net.door import House
 from headrace.net.stage import Stage
 from headrace.net.to_dispatcher import ToDispatcher
-from headrace.wire.attribute import NODE_ID_BYTES, parse_msg_id, unpack_clients
+from headrace.wire.attribute import NODE_ID_BYTES, is_msg_id, parse_msg_id, seq_of, unpack_clients
+
+MAX_LEAD: Final = 1 << 16
+"""Messages by which pushes may be ahead of this process's copy of the log. A connector believes no more than that: past
+it, what a push says of its place would keep a client from all that comes before; the log has whatever is true."""
 
 REPLAY_BYTES: Final = 256 << 10
 """Payload bytes read from the log in one go for a client that is behind."""
+
+
+COMPILING_SECONDS: Final = 1.0
+"""What takes longer than this is no loading of kernels, but compiling them."""
+
+logger = logging.getLogger("headrace")
 
 
 class Routing:
@@ -64,6 +77,10 @@ class Routing:
         self._stage: Stage | None = None
         self._thread = ThreadPoolExecutor(1, "headrace-match")
         self._sorting: Iterator[None] | None = None
+        self._loading = False
+        """Whether the matcher's kernels are being loaded, or what came meanwhile is being sorted out."""
+        self._reads: list[Callable[[], None]] = []
+        """Looks through the log that wait for that: one for each client that is behind."""
         self._joining = False
         self._stopping = False
         matches = "matcher" in roles and not self._spark
@@ -92,6 +109,10 @@ class Routing:
                 place = self._own_path
                 self.to_dispatcher = ToDispatcher(house, self._node, lambda: place.upto, self._stage.go_on)
         matchers.changed = self._ring_changed
+        if not is_warm():
+            self.matching.unready = self._load
+            if (matches or self._connects) and is_cold():
+                self._load()
         # Only now is it known which of the subscriptions that the log has kept are matched here.
         for _ in self.matching.sort_out():
             pass
@@ -136,8 +157,14 @@ class Routing:
         """Nobody publishes here."""
 
     def facts(self) -> dict[str, int]:
-        """How many subscriptions there are, and how many of them are matched here."""
-        facts = {"subscriptions": len(self.subscriptions), "subscriptions_here": len(self.matching)}
+        """How many subscriptions there are, how many of them are matched here, and what memory their index takes."""
+        memory = self.matching.matcher.memory()
+        facts = {
+            "subscriptions": len(self.subscriptions),
+            "subscriptions_here": len(self.matching),
+            "subscription_bytes": memory.total,
+            "bytes_per_subscription": round(memory.per_subscription),
+        }
         if self.connector is not None:
             facts["sdk_behind"] = self.connector.behind
         return facts
@@ -171,12 +198,14 @@ class Routing:
 
     def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: bytes) -> None:
         """A dispatcher brings a message for clients of this connector."""
-        if self.connector is not None:
+        if self.connector is not None and not (is_msg_id(msg_id) and self._is_ahead(source, seq_of(msg_id))):
             self.connector.pushed(source, msg_id, payload, unpack_clients(clients))
 
     def marked(self, source: Source, msg_id: bytes) -> None:
         """A matcher says how far it is."""
         seq, node = parse_msg_id(msg_id)
+        if self._is_ahead(source, seq):
+            return
         if self._paths.mark(source, node, seq) and self.connector is not None:
             self.connector.reroute()
 
@@ -186,6 +215,18 @@ class Routing:
             self.connector.reroute()
 
     # The rest is between the parts.
+
+    def _is_ahead(self, source: Source, seq: int) -> bool:
+        """Whether a source says a place that the sequence cannot have reached: then it is not relied on."""
+        # Who numbers messages, or matches them, knows them before anybody else can push them.
+        follows = self.relying and self._hub.sequencer is not None
+        most = self._hub.log.head + (MAX_LEAD if follows else 0)
+        if seq <= most:
+            return False
+        detail = f"pushed, where the newest here is {self._hub.log.head}"
+        self._hub.counters.report("ahead", seq, seq, detail, at_will=True, door="sdk")
+        self.lost(source)
+        return True
 
     def _find_path(self, client: bytes) -> Path | None:
         if self._spark:
@@ -200,7 +241,11 @@ class Routing:
         return self._pushes and self.matchers.owner(client) == self._node
 
     def _is_blocked(self) -> bool:
-        return self._sorting is not None or (self.to_dispatcher is not None and self.to_dispatcher.full)
+        return (
+            self._sorting is not None
+            or self._loading
+            or (self.to_dispatcher is not None and self.to_dispatcher.full)
+        )
 
     def _matched(self, batch: Batch, matches: Matches | None) -> None:
         if self.connector is not None:
@@ -226,13 +271,53 @@ class Routing:
         if self.connector is not None:
             self.connector.reroute(seq)
 
+    def _load(self) -> None:
+        """Have the matcher's kernels loaded or, where nobody has done that yet, compiled, while all else goes on.
+
+        The thread is left alone when the hub stops: compiling takes longer than anybody would wait for.
+        """
+        if self._loading or self._stopping:
+            return
+        self._loading = True
+        loop = asyncio.get_running_loop()
+        note = loop.call_later(
+            COMPILING_SECONDS, logger.info, "compiling the matcher, once: what is to be matched waits for it"
+        )
+
+        def loaded(error: Exception | None) -> None:
+            note.cancel()
+            if self._stopping:
+                return
+            if error is not None:
+                logger.error("the matcher's kernels cannot be loaded", exc_info=error)
+            self.matching.unready = None
+            self._begin_sorting()
+
+        def load() -> None:
+            error: Exception | None = None
+            try:
+                warm()
+            except Exception as failed:  # noqa: BLE001 -- whatever it is, the event loop must know
+                error = failed
+            with contextlib.suppress(RuntimeError):  # The hub has stopped meanwhile.
+                loop.call_soon_threadsafe(loaded, error)
+
+        threading.Thread(target=load, name="headrace-kernels", daemon=True).start()
+
     def _begin_sorting(self) -> None:
         self._sorting = self.matching.sort_out()
         self._sort_on()
 
     def _sort_on(self) -> None:
-        if self._sorting is not None and next(self._sorting, self) is self:
+        if self._sorting is None:
+            return
+        if next(self._sorting, self) is self:
             self._sorting = None
+            if self.matching.unready is None:
+                self._loading = False
+            reads, self._reads = self._reads, []
+            for read in reads:
+                read()
             if self._stage is not None:
                 asyncio.get_running_loop().call_soon(self._stage.go_on)
         else:
@@ -240,6 +325,9 @@ class Routing:
 
     def _read(self, client: bytes, first: int, last: int, then: Then) -> None:
         """Look through some of the log for a client, off the event loop."""
+        if self._loading:
+            self._reads.append(lambda: self._read(client, first, last, then))
+            return
 
         def look() -> Found:
             batches = self._hub.log.read(first, last, REPLAY_BYTES)

@@ -21,7 +21,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.config import Address, Settings
-from headrace.errors import StorageError, UsageError
+from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.authentication import Authentication
 from headrace.hub.consumers import Consumers
 from headrace.hub.hub import Door as Recipient
@@ -148,6 +148,7 @@ class Server:
     async def start(self) -> None:
         """Open everything; when this returns, every door accepts."""
         settings = self.settings
+        _check_roles(settings)
         kernels.warm()
         directory = settings.node.data / "log"
         self._upstream = upstream_of(settings)
@@ -532,3 +533,16 @@ class Server:
             await asyncio.sleep(_LOOK_SECONDS)
         while log.tail > log.head:
             await asyncio.get_running_loop().run_in_executor(self._disk, log.sync)
+
+
+def _check_roles(settings: Settings) -> None:
+    """Refuse to be a hub of its own where that was not asked for: its messages would reach nobody else."""
+    node = settings.node
+    if "sequence" in node.roles or node.upstream or settings.cluster.peers:
+        return
+    raise ConfigError(
+        "node.roles",
+        ",".join(node.roles),
+        source=settings.source("node.roles"),
+        expected="sequence among them, to number messages here, or --upstream URL (node.upstream), the hub that does",
+    )

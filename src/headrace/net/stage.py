@@ -147,30 +147,48 @@ class Stage:
             return
         pieces = self._matching.pieces(batch)
         if self._warm and len(batch) <= FEW:
-            for piece, matches in pieces:
-                self._take(piece, matches)
+            while True:
+                try:
+                    found = next(pieces, None)
+                except Exception as error:  # noqa: BLE001 -- whatever it is, those behind must not wait
+                    self._cannot(batch, error)
+                    return
+                if found is None:
+                    return
+                self._take(*found)
         else:
             self._away = True
-            self._match_away(pieces)
+            self._match_away(batch, pieces)
 
-    def _match_away(self, pieces: Iterator[tuple[Batch, Matches]]) -> None:
+    def _match_away(self, batch: Batch, pieces: Iterator[tuple[Batch, Matches]]) -> None:
         matching = asyncio.get_running_loop().run_in_executor(self._thread, next, pieces, None)
-        matching.add_done_callback(lambda done: self._came(pieces, done))
+        matching.add_done_callback(lambda done: self._came(batch, pieces, done))
+
+    def _cannot(self, batch: Batch, error: BaseException) -> None:
+        """Give up what is not matched of a batch: those behind it must not wait for ever."""
+        detail = f"the matcher failed ({type(error).__name__}: {error})"
+        self._hub.counters.report("unmatched", self.next, batch.last, detail)
+        logger.error("messages %d to %d could not be matched", self.next, batch.last, exc_info=error)
+        self.next = batch.last + 1
 
     def _came(
         self,
+        batch: Batch,
         pieces: Iterator[tuple[Batch, Matches]],
         done: asyncio.Future[tuple[Batch, Matches] | None],
     ) -> None:
         if done.cancelled() or self._stopped:
             return
-        found = done.result()
+        error = done.exception()
+        found = done.result() if error is None else None
         if found is not None:
             self._take(*found)
-            self._match_away(pieces)
-        else:
-            self._away, self._warm = False, True
-            self.go_on()
+            self._match_away(batch, pieces)
+            return
+        if error is not None:
+            self._cannot(batch, error)
+        self._away, self._warm = False, True
+        self.go_on()
 
     def _take(self, batch: Batch, matches: Matches) -> None:
         self.next = batch.last + 1

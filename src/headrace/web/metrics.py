@@ -22,7 +22,7 @@ class HubCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield every metric as it stands."""
-        hub, log = self._server.hub, self._server.hub.log
+        hub, log, matching = self._server.hub, self._server.hub.log, self._server.routing.matching
         levels = {
             "head": ("Last committed sequence number.", log.head),
             "tail": ("Last appended sequence number.", log.tail),
@@ -31,6 +31,8 @@ class HubCollector(Collector):
             "log_segments": ("Segments of the log, the open tail included.", len(log.segments)),
             "connections": ("Open connections.", self._server.connections),
             "subscriptions": ("Subscriptions by content.", len(self._server.subscriptions)),
+            "subscriptions_here": ("Subscriptions that are matched here.", len(matching)),
+            "subscription_bytes": ("Memory of their index.", matching.matcher.memory().total),
             "ready": ("1 when every door accepts.", int(self._server.ready)),
         }
         if (upstream := self._server.upstream) is not None:

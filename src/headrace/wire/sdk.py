@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -131,6 +131,7 @@ class Push:
     """Connector: a message that satisfies the subscription."""
 
     seq: int
+    """Its sequence number, or :data:`UNPLACED`."""
     payload: bytes
 
 
@@ -149,6 +150,9 @@ _LONGEST_REPLY = max(map(len, _REPLIES.values()))
 
 _TEXT, _BASE64 = 1, 2
 """The types of a push's payload."""
+
+UNPLACED: Final = 0
+"""The ``seq`` of a push that has no place in the sequence: it came from a matcher of another make."""
 
 
 def serialize(frame: Command | ConnectorFrame, limits: Limits = DEFAULT_LIMITS) -> bytes:

@@ -1,5 +1,5 @@
 import { ask, change, empty, fill, h, notice, table } from "./dom.js";
-import { count, rate } from "./format.js";
+import { bytes, count, rate } from "./format.js";
 import { hub, listen } from "./store.js";
 
 const EACH = 3000;
@@ -65,7 +65,8 @@ export default {
 
     const stop = listen(({ samples }) => {
       const last = samples.at(-1);
-      fill(facts, `Who subscribes what, by a message's attributes. ${rate(last?.delivered.sdk ?? 0)} messages/s go to subscribers now; `
+      const memory = hub.status?.subscribers?.subscription_bytes;
+      fill(facts, `Who subscribes what, by a message's attributes. ${memory ? `Their index here takes ${bytes(memory)}. ` : ""}${rate(last?.delivered.sdk ?? 0)} messages/s go to subscribers now; `
         + `matching is done by ${hub.status?.matching?.engine === "spark" ? "Spark" : "the hub"}.`);
     });
     list();
