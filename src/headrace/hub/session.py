@@ -111,7 +111,9 @@ class Paths:
 
     def _give_up(self, path: Path) -> bool:
         del path.source.paths[path.node]
-        paths = self._paths[path.node]
+        paths = self._paths.get(path.node, [])
+        if path not in paths:
+            return False  # It belongs to who was here before.
         used = paths[-1] is path
         paths.remove(path)
         if not paths:

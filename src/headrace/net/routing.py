@@ -204,14 +204,14 @@ class Routing:
     def marked(self, source: Source, msg_id: bytes) -> None:
         """A matcher says how far it is."""
         seq, node = parse_msg_id(msg_id)
-        if self._is_ahead(source, seq):
-            return
+        if source is self._source or self._is_ahead(source, seq):
+            return  # How far the matcher in this process is needs no telling.
         if self._paths.mark(source, node, seq) and self.connector is not None:
             self.connector.reroute()
 
     def lost(self, source: Source) -> None:
         """A connection that pushed is gone."""
-        if self._paths.lose(source) and self.connector is not None:
+        if source is not self._source and self._paths.lose(source) and self.connector is not None:
             self.connector.reroute()
 
     # The rest is between the parts.
