@@ -18,7 +18,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "__pycache__").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(loading, "_KERNELS", "kernels_of_a_test")
-    monkeypatch.setattr(loading, "_warmed", False)
     return tmp_path
 
 
@@ -40,8 +39,6 @@ def test_what_is_loaded_is_not_cold(package: Path, monkeypatch: pytest.MonkeyPat
     assert not loading.is_cold()
 
 
-def test_warming_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_warmed", False)
-    assert not loading.is_warm()
+def test_what_was_warmed_is_not_cold() -> None:
     loading.warm()
-    assert loading.is_warm()
+    assert not loading.is_cold()

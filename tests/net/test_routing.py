@@ -1,4 +1,4 @@
-"""The matcher of a hub whose kernels are not at hand yet: what is to be matched waits, and nothing else does."""
+"""The matcher of a hub whose kernels are not compiled yet: what is to be matched waits, and nothing else does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from headrace.net.server import Server
 
 
 class Kernels:
-    """Kernels that are loaded when the test says."""
+    """Kernels that are compiled when the test says."""
 
     def __init__(self) -> None:
-        self.cold = False
         self.asked = 0
         self.there = threading.Event()
 
@@ -35,8 +34,7 @@ class Kernels:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     kernels = Kernels()
-    monkeypatch.setattr(module, "is_warm", lambda: False)
-    monkeypatch.setattr(module, "is_cold", lambda: kernels.cold)
+    monkeypatch.setattr(module, "is_cold", lambda: True)
     monkeypatch.setattr(module, "warm", kernels.warm)
     yield kernels
     kernels.there.set()
@@ -51,14 +49,13 @@ async def enter(server: Server, stack: AsyncExitStack, client: bytes, after: int
     return peer
 
 
-async def test_they_are_loaded_with_the_first_subscription(
+async def test_what_is_to_be_matched_waits_for_them_and_nothing_else(
     start: Start, stack: AsyncExitStack, kernels: Kernels
 ) -> None:
     server = await start()
     publisher = stack.enter_context(await PublisherPeer.connect(server))
     await publisher.send(publish({"x": 5}, b"before"))
     await until(lambda: server.hub.log.head == 1)
-    assert not kernels.asked
     alice = await enter(server, stack, ALICE)
     bob = await enter(server, stack, BOB, after=0)
     await publisher.send(publish({"x": 5}, b"one") + publish({"x": 50}, b"two") + publish({"x": 6}, b"three"))
@@ -73,17 +70,15 @@ async def test_they_are_loaded_with_the_first_subscription(
     assert await bob.pushes(3) == [(1, b"before"), (4, b"one"), (6, b"three")]
     await publisher.send(publish({"x": 7}, b"four"))
     assert await alice.push() == await bob.push() == (7, b"four")
-    assert kernels.asked == 1
 
 
-async def test_where_they_must_be_compiled_that_begins_at_once_and_is_said(
+async def test_compiling_begins_at_once_and_is_said(
     start: Start,
     stack: AsyncExitStack,
     kernels: Kernels,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kernels.cold = True
     monkeypatch.setattr(module, "COMPILING_SECONDS", 0)
     with caplog.at_level(logging.INFO, "headrace"):
         server = await start()
@@ -95,16 +90,14 @@ async def test_where_they_must_be_compiled_that_begins_at_once_and_is_said(
     assert (await alice.push())[1] == b"one"
 
 
-async def test_a_hub_that_neither_matches_nor_connects_never_loads_them(
+async def test_a_hub_that_neither_matches_nor_connects_never_compiles_them(
     start: Start, kernels: Kernels
 ) -> None:
-    kernels.cold = True
     await start("node.roles=sequence,publisher,dispatcher")
     assert not kernels.asked
 
 
 async def test_a_hub_stops_without_waiting_for_them(tmp_path: Path, kernels: Kernels) -> None:
-    kernels.cold = True
     async with running_hub(tmp_path):
         await until(lambda: kernels.asked)
     assert not kernels.there.is_set()

@@ -39,9 +39,8 @@ class Matching:
         self.matcher = Matcher(
             max_subscriptions=NO_CAP, max_predicates=NO_CAP, json_attributes=json_attributes
         )
-        self.unready: Callable[[], None] | None = None
-        """While the matcher cannot be used: called where it should be, as often as that happens. Who sets it resets it,
-        and has everything sorted out then."""
+        self.unready = False
+        """Whether the matcher cannot be used yet. Who sets that resets it, and has everything sorted out then."""
         self._subscriptions = subscriptions
         self._wanted = wanted
         subscriptions.observers.append(self._follow)
@@ -81,8 +80,7 @@ class Matching:
             self._subscribe(client, new)
 
     def _subscribe(self, client: bytes, subscription: Subscription) -> None:
-        if self.unready is not None:
-            self.unready()
+        if self.unready:
             return
         try:
             self.matcher.subscribe(client, subscription.predicates)

@@ -1,8 +1,8 @@
 """Having the kernels at hand, before anybody has to wait for them.
 
-Numba loads a kernel from its cache, which takes a moment for all of them, or compiles it, which takes a minute the
-first time after an installation. Neither is for an event loop: :func:`warm` is for a thread, once there is a
-subscription or, where nothing is in the cache, as early as can be.
+Numba loads kernels from its cache, which takes a moment, or compiles them, which takes a minute the first time after an
+installation. That is nothing for an event loop: where :func:`is_cold`, :func:`warm` is for a thread, as early as can
+be.
 """
 
 from __future__ import annotations
@@ -20,20 +20,13 @@ from headrace.wire.predicate import Between, Equals
 _KERNELS: Final = "headrace.matching.kernels"
 """The module of kernels that takes longest."""
 
-_warmed = False
-
-
-def is_warm() -> bool:
-    """Whether :func:`warm` has been here, in this process."""
-    return _warmed
-
 
 def is_cold() -> bool:
     """Whether kernels may have to be compiled, as far as can be seen without loading them.
 
     Numba caches them beside their modules. Where it may not write there it does so elsewhere, and they count as cold.
     """
-    if _warmed or _KERNELS in sys.modules:
+    if _KERNELS in sys.modules:
         return False
     spec = find_spec(_KERNELS)
     if spec is None or spec.origin is None:
@@ -46,9 +39,7 @@ def is_cold() -> bool:
 
 def warm() -> None:
     """Load every kernel, and compile those that numba's cache has not."""
-    global _warmed
     matcher = Matcher()
     matcher.subscribe(bytes(CLIENT_BYTES), {"a": Equals("a"), "b": Between(0, 1)})
     matcher.rebuild(everything=True)
     matcher.match(Batch(Run.one(b"")))
-    _warmed = True

@@ -31,7 +31,7 @@ from headrace.hub.pushes import mark, pushes
 from headrace.hub.retiring import Retiring
 from headrace.hub.session import Path, Paths, Source
 from headrace.hub.subscriptions import Subscription, Subscriptions
-from headrace.matching import Matches, Ring, is_cold, is_warm, warm
+from headrace.matching import Matches, Ring, is_cold, warm
 from headrace.message import Batch, node_id
 from headrace.net.door import House
 from headrace.net.stage import Stage
@@ -47,7 +47,7 @@ REPLAY_BYTES: Final = 256 << 10
 
 
 COMPILING_SECONDS: Final = 1.0
-"""What takes longer than this is no loading of kernels, but compiling them."""
+"""What takes longer than this is no loading of kernels from a cache that is elsewhere, but compiling them."""
 
 logger = logging.getLogger("headrace")
 
@@ -78,7 +78,7 @@ class Routing:
         self._thread = ThreadPoolExecutor(1, "headrace-match")
         self._sorting: Iterator[None] | None = None
         self._loading = False
-        """Whether the matcher's kernels are being loaded, or what came meanwhile is being sorted out."""
+        """Whether the matcher's kernels are being compiled, or what came meanwhile is being sorted out."""
         self._reads: list[Callable[[], None]] = []
         """Looks through the log that wait for that: one for each client that is behind."""
         self._joining = False
@@ -109,10 +109,8 @@ class Routing:
                 place = self._own_path
                 self.to_dispatcher = ToDispatcher(house, self._node, lambda: place.upto, self._stage.go_on)
         matchers.changed = self._ring_changed
-        if not is_warm():
-            self.matching.unready = self._load
-            if (matches or self._connects) and is_cold():
-                self._load()
+        if (matches or self._connects) and is_cold():
+            self._compile()
         # Only now is it known which of the subscriptions that the log has kept are matched here.
         for _ in self.matching.sort_out():
             pass
@@ -271,14 +269,13 @@ class Routing:
         if self.connector is not None:
             self.connector.reroute(seq)
 
-    def _load(self) -> None:
-        """Have the matcher's kernels loaded or, where nobody has done that yet, compiled, while all else goes on.
+    def _compile(self) -> None:
+        """Have the matcher's kernels compiled, which takes a minute, while all but matching goes on.
 
-        The thread is left alone when the hub stops: compiling takes longer than anybody would wait for.
+        The thread is left alone when the hub stops: it takes longer than anybody would wait for.
         """
-        if self._loading or self._stopping:
-            return
         self._loading = True
+        self.matching.unready = True
         loop = asyncio.get_running_loop()
         note = loop.call_later(
             COMPILING_SECONDS, logger.info, "compiling the matcher, once: what is to be matched waits for it"
@@ -289,8 +286,8 @@ class Routing:
             if self._stopping:
                 return
             if error is not None:
-                logger.error("the matcher's kernels cannot be loaded", exc_info=error)
-            self.matching.unready = None
+                logger.error("the matcher's kernels cannot be compiled", exc_info=error)
+            self.matching.unready = False
             self._begin_sorting()
 
         def load() -> None:
@@ -313,7 +310,7 @@ class Routing:
             return
         if next(self._sorting, self) is self:
             self._sorting = None
-            if self.matching.unready is None:
+            if not self.matching.unready:
                 self._loading = False
             reads, self._reads = self._reads, []
             for read in reads:
