@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from headrace.errors import LimitError, StorageError, TrimmedError
 from headrace.hub.connector import Connector, Found, Then
 from headrace.hub.hub import Hub
+from headrace.hub.session import NOTHING, Paths, Session, Source
 from headrace.hub.session import Path as Way
-from headrace.hub.session import Paths, Session, Source
 from headrace.hub.state import State
 from headrace.hub.subscriptions import Subscriptions
 from headrace.log import Log
@@ -435,14 +435,19 @@ class TestPaths:
             scene.connector.pushed(behind, msg_id(seq, 1), b"m", [ALICE])
         assert wire.got == [one, two, three]
 
+    def test_a_mark_in_an_empty_log_vouches_for_all(self, paths: Paths) -> None:
+        assert paths.mark(Source(), 7, 0)
+        assert (path := paths.get(7)) is not None
+        assert path.begins == 1
+
     def test_a_mark_of_nothing_withdraws_a_path(self, scene: Scene, paths: Paths) -> None:
         wire = scene.subscribed()
         source = Source()
-        assert not paths.mark(source, 7, 0)
+        assert not paths.mark(source, 7, NOTHING)
         paths.mark(source, 7, scene.log.head)
         scene.connector.reroute()
         assert scene.session().live
-        assert paths.mark(source, 7, 0)
+        assert paths.mark(source, 7, NOTHING)
         scene.connector.reroute()
         seqs = scene.publish(2)
         # It went another way, and what comes by this one is no place to go on from.
@@ -526,7 +531,7 @@ class TestPaths:
                     scene.connector.resume(scene.session())
                 case 9 if some is not None:
                     # The messages go another way from here on, or this way again.
-                    flights[some].append((matched if some in withdrawn else 0, True))
+                    flights[some].append((matched if some in withdrawn else NOTHING, True))
                     withdrawn ^= {some}
         wire.free = 1 << 30
         scene.connector.resume(scene.session())

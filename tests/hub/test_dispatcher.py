@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.hub.counters import Counters
 from headrace.hub.dispatcher import MAX_TOLD, Dispatcher, Feeder, _by_connector
-from headrace.hub.session import Source
+from headrace.hub.session import NOTHING, Source
 from headrace.wire.attribute import (
     ConnectorDecoder,
     DispatcherDecoder,
@@ -204,7 +204,7 @@ class TestMarks:
         again = connector()
         dispatcher.joined(EAST, again, relying=True)
         assert again.frames == [Push(msg_id(3, 1))]
-        assert other.frames[2:] == [DispatcherPush(msg_id(0, 1), EAST)]
+        assert other.frames[2:] == [DispatcherPush(msg_id(NOTHING, 1), EAST)]
 
     def test_a_dispatcher_that_has_lost_a_connector_is_told_so_as_well(
         self, dispatcher: Dispatcher, matcher: Feeder
@@ -214,7 +214,7 @@ class TestMarks:
         dispatcher.push(matcher, MatcherPush(msg_id(1, 1)))
         for told in (EAST, b"", EAST):
             dispatcher.told(other, told, told)
-        assert [frame.msg_id for frame in other.frames] == [msg_id(1, 1), msg_id(0, 1), msg_id(1, 1)]
+        assert [frame.msg_id for frame in other.frames] == [msg_id(1, 1), msg_id(NOTHING, 1), msg_id(1, 1)]
 
     def test_what_is_passed_on_for_one_connector_says_nothing_to_another(
         self, dispatcher: Dispatcher
@@ -233,8 +233,8 @@ class TestMarks:
         dispatcher.left(again)
         dispatcher.joined(EAST, east, relying=True)
         assert len(east.frames) == 1
-        dispatcher.forward(passing, DispatcherPush(msg_id(0, 2), EAST))
-        assert east.frames[1:] == [Push(msg_id(0, 2))]
+        dispatcher.forward(passing, DispatcherPush(msg_id(NOTHING, 2), EAST))
+        assert east.frames[1:] == [Push(msg_id(NOTHING, 2))]
 
     def test_a_matcher_whose_messages_come_by_another_way_begins_anew(
         self, dispatcher: Dispatcher, here: Here, matcher: Feeder
@@ -243,9 +243,9 @@ class TestMarks:
         dispatcher.joined(EAST, east, relying=True)
         dispatcher.push(matcher, MatcherPush(msg_id(5, 2)))
         dispatcher.forward(passing, DispatcherPush(msg_id(9, 2), EAST))
-        assert east.frames == [Push(msg_id(5, 2)), Push(msg_id(0, 2)), Push(msg_id(9, 2))]
+        assert east.frames == [Push(msg_id(5, 2)), Push(msg_id(NOTHING, 2)), Push(msg_id(9, 2))]
         dispatcher.forward(passing, DispatcherPush(msg_id(9, 2), here.id))
-        assert here.told == [msg_id(5, 2), msg_id(0, 2), msg_id(9, 2)]
+        assert here.told == [msg_id(5, 2), msg_id(NOTHING, 2), msg_id(9, 2)]
 
     def test_without_them_nothing_is_passed_to_those_who_rely_on_them(
         self, dispatcher: Dispatcher, matcher: Feeder

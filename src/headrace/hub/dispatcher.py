@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from headrace.hub.counters import Counters
-from headrace.hub.session import Source
+from headrace.hub.session import NOTHING, Source
 from headrace.wire.attribute import (
     CLIENT_ID_BYTES,
     NODE_ID_BYTES,
@@ -42,9 +42,6 @@ from headrace.wire.attribute import (
     serialize,
 )
 from headrace.wire.split import split
-
-NOTHING = 0
-"""The sequence number of a mark that withdraws what a matcher's marks said by this way. No message has it."""
 
 MAX_TOLD = 120
 """Connectors that a heartbeat can name, twice: more would not fit one message."""
@@ -214,7 +211,7 @@ class Dispatcher:
         )
 
     def _reached(self, message: bytes) -> None:
-        if is_msg_id(message):
+        if is_msg_id(message) and seq_of(message) != NOTHING:
             self._newest = max(self._newest, seq_of(message))
 
     def _is_own(self, connector: bytes) -> bool:

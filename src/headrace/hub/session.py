@@ -16,9 +16,14 @@ The seam between the two is exact:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.hub.subscriptions import Fields
+from headrace.message import MAX_SEQUENCE
+
+NOTHING: Final = MAX_SEQUENCE
+"""The sequence number of a mark that withdraws what a matcher's marks said by this way: a number that no log reaches. A
+mark of 0 says that all there will ever be is still to come."""
 
 
 class Outlet(Protocol):
@@ -91,10 +96,10 @@ class Paths:
     def mark(self, source: Source, node: int, seq: int) -> bool:
         """A matcher says by a source how far it is; ``True`` if its clients have another path now.
 
-        A mark of 0 withdraws: what the matcher pushes goes another way from here on.
+        A mark of :data:`NOTHING` withdraws: what the matcher pushes goes another way from here on.
         """
         path = source.paths.get(node)
-        if not seq:
+        if seq == NOTHING:
             return path is not None and self._give_up(path)
         source.seen = max(source.seen, seq)
         if path is not None:

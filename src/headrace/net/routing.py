@@ -29,7 +29,7 @@ from headrace.hub.matchers import FLEET, Matchers, join, leave
 from headrace.hub.matching import Matching
 from headrace.hub.pushes import mark, pushes
 from headrace.hub.retiring import Retiring
-from headrace.hub.session import Path, Paths, Source
+from headrace.hub.session import NOTHING, Path, Paths, Source
 from headrace.hub.subscriptions import Subscription, Subscriptions
 from headrace.matching import Matches, Ring, is_cold, warm
 from headrace.message import Batch, node_id
@@ -202,7 +202,7 @@ class Routing:
     def marked(self, source: Source, msg_id: bytes) -> None:
         """A matcher says how far it is."""
         seq, node = parse_msg_id(msg_id)
-        if source is self._source or self._is_ahead(source, seq):
+        if source is self._source or (seq != NOTHING and self._is_ahead(source, seq)):
             return  # How far the matcher in this process is needs no telling.
         if self._paths.mark(source, node, seq) and self.connector is not None:
             self.connector.reroute()
