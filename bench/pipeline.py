@@ -192,8 +192,9 @@ def _archived(spark: SparkSession, servers: str, directory: Path, total: int) ->
     started = archive.start(run)
     started.query.awaitTermination()
     facts = started.facts()
-    if facts["through"] != total:
-        raise ValueError(f"{facts['through']} messages were archived where {total} are")
+    through = int(str(facts["through"]))
+    if through < total:  # The job's own hold is an entry behind them.
+        raise ValueError(f"what is archived ends at {through} where {total} messages are")
     shutil.rmtree(place, ignore_errors=True)
     return sum(progress["durationMs"]["triggerExecution"] for progress in started.query.recentProgress) / 1000
 
