@@ -255,3 +255,40 @@ class TestRefusals:
         assert membership.refusal(2, Prepare(1, 1, 1, 0)) is not None
         membership.began((1, 2, 3))
         assert membership.refusal(2, Prepare(1, 1, 1, 0)) is None
+
+
+class TestHello:
+    def test_who_says_hello_has_its_id_and_who_does_not_gives_way(self) -> None:
+        membership = trio()
+        assert not kinds(membership.asked(replace(B, name="x"), 0.0, hello=False), Refuse)
+        assert not membership.is_node(2)
+        assert not kinds(membership.answered(HOST_B, DscRes((B,)), 0.0), Refuse)
+        assert membership.is_node(2)
+        assert membership.neighbours == (B,)
+        membership.tick(50.0)
+        assert membership.is_node(2)  # it answers at a configured address: it is of the cluster
+        assert not membership.is_node(9)
+
+    def test_those_who_say_none_do_not_fill_the_places_of_those_who_do(self) -> None:
+        membership = trio()
+        for number in range(MAX_STRANGERS):
+            stranger = NodeInfo(100 + number, Mode.WRK, f"n{number}", f"10.0.1.{number}")
+            assert not kinds(membership.asked(stranger, 0.0, hello=False), Refuse)
+        assert kinds(membership.asked(STRANGER, 0.0, hello=False), Refuse)
+        # The cluster has not begun, so who is of it is not known yet.
+        assert not kinds(membership.asked(B, 0.0), Refuse)
+
+    def test_who_is_not_proven_is_answered_and_not_added(self) -> None:
+        membership = trio(nodes=(1, 2, 3))
+        effects = membership.asked(B, 0.0, proven=False)
+        assert [type(effect) for effect in effects] == [Answer]
+        assert membership.neighbours == ()
+        assert membership.proved(B, 1.0) == [Joined(B, member=True)]
+        assert membership.age(2, 1.0) == 0.0
+        [refused] = membership.proved(replace(B, host="10.0.0.77"), 1.0)
+        assert isinstance(refused, Refuse)
+
+    def test_a_node_that_dials_itself_is_told_so(self) -> None:
+        [refused] = trio().asked(replace(A, mode=Mode.WRK), 0.0)
+        assert isinstance(refused, Refuse)
+        assert "cluster.address" in refused.reason

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 from tests.clusterprocess import free_port
+from tests.net.conftest import Start
 from tests.net.raw import LOOPBACK
 
 import headrace
 from headrace.client.tube import LinkClient
+from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import DOORS, load
-from headrace.errors import ConfigError, HeadraceError, UsageError
+from headrace.errors import ConfigError, HeadraceError, StorageError, UnreachableError, UsageError
 from headrace.message import Message, messages
 from headrace.net.server import Server
+from headrace.wire.parcel_body import Mode
 
 SECONDS = 40.0
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -235,3 +238,39 @@ async def test_a_nodes_log_is_not_for_a_lone_hub(make: Make) -> None:
     with pytest.raises(ConfigError, match="3 nodes"):
         await nodes.start(0, f"cluster.peers={nodes._addresses[1]}")
     del nodes.servers[0]
+
+
+@pytest.mark.parametrize("listen", [LOOPBACK, "0.0.0.0"])
+async def test_a_node_finds_itself_in_the_list_whatever_it_is_called_there(start: Start, listen: str) -> None:
+    port = free_port()
+    server = await start(
+        "node.name=a", f"listen.parcel={listen}:{port}", f"cluster.peers=localhost:{port},{LOOPBACK}:1"
+    )
+    facts = server.status()["cluster"]
+    assert [(node["name"], node["host"]) for node in facts["nodes"]] == [  # type: ignore[index]
+        ("a", f"localhost:{port}"),
+        (f"{LOOPBACK}:1", f"{LOOPBACK}:1"),
+    ]
+    # It has nothing to serve yet, and says why.
+    with pytest.raises(UnreachableError, match=f"without {LOOPBACK}:1"):
+        await link_of(server).open()
+
+
+async def test_a_node_that_is_gone_keeps_its_name_and_one_whose_disk_fails_does_not_work(make: Make) -> None:
+    nodes = await make()
+    primary = await nodes.work()
+    lost, other = (number for number, server in nodes.servers.items() if server is not primary)
+    cluster = nodes.servers[other]._cluster
+    assert cluster is not None
+    cluster._driver._break_off(StorageError("no space"))
+    assert cluster.mode is not Mode.WRK
+    assert "no space" in str(cluster.problem)
+    await until("it is back", lambda: cluster.mode is Mode.WRK)
+    await nodes.stop(lost)
+
+    def gone() -> bool:
+        facts = primary.status()["cluster"]["nodes"]  # type: ignore[index]
+        [fact] = [fact for fact in facts if fact["name"] == f"node{lost}"]
+        return fact["mode"] == "ERR" and fact["age"] >= SILENCE_SECONDS
+
+    await until("it has fallen silent", gone)

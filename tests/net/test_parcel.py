@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from hashlib import sha256
+from pathlib import Path
 
 import cbor2
 import pytest
 from tests.net.conftest import Start
-from tests.net.raw import DSC_REQ, SECONDS, SEQ_REQ, until
+from tests.net.raw import DSC_REQ, LOOPBACK, SECONDS, SEQ_REQ, until
 
+from headrace.cluster import Membership
 from headrace.message import Batch, Run
+from headrace.net.parcel import ParcelDoor
+from headrace.net.parcel_seal import HELLO_BYTES, TAG_BYTES, Seal
 from headrace.net.server import Server
+from headrace.wire import parcel as wire
+from headrace.wire.parcel_body import DscReq, Mode, NodeInfo, Ping
+
+CERTIFICATES = Path(__file__).parent / "certificates"
 
 
 class Peer:
     """A plain socket that knows CBOR."""
 
-    def __init__(self, server: Server) -> None:
-        host, _, port = server.doors["parcel"].rpartition(":")
-        self._socket = socket.create_connection((host, int(port)))
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
         self._socket.setblocking(False)
 
     async def send(self, data: bytes) -> None:
@@ -70,13 +78,33 @@ def peers() -> Iterator[ExitStack]:
 
 
 def dial(server: Server, peers: ExitStack) -> Peer:
-    peer = Peer(server)
+    host, _, port = server.doors["parcel"].rpartition(":")
+    peer = Peer(socket.create_connection((host, int(port))))
     peers.callback(peer.close)
     return peer
 
 
-def node(name: str, node_id: int, host: str = "127.0.0.1") -> dict[str, object]:
-    return {"DscReq": {"identity": {"id": node_id, "mode": "DSC", "name": name, "host": host}}}
+def node(name: str, node_id: int, host: str = "127.0.0.1", **more: object) -> dict[str, object]:
+    return {"DscReq": {"identity": {"id": node_id, "mode": "DSC", "name": name, "host": host}, **more}}
+
+
+HELLO = bytes(16) + sha256(b"headrace").digest()[:8]
+"""A nonce, and the name of the cluster that is the default."""
+
+
+async def greet(peer: Peer, name: str, node_id: int, host: str = "127.0.0.1") -> tuple[str, object]:
+    """Introduce a node that says hello; return the answer's type and body."""
+    await peer.say("DscReq", node(name, node_id, host, bulk=len(HELLO)), node=node_id)
+    await peer.send(HELLO)
+    kind, body = await peer.hear()
+    if kind == "DscRes":
+        await peer._take(len(HELLO))
+    return kind, body
+
+
+def membership(server: Server) -> Membership:
+    [door] = [door for door in server._doors if isinstance(door, ParcelDoor)]
+    return door.circle.membership
 
 
 async def test_the_documents_bytes_are_answered_byte_for_byte(start: Start, peers: ExitStack) -> None:
@@ -198,4 +226,95 @@ async def test_with_a_key_nothing_is_answered_without_it(start: Start, peers: Ex
         kind, body = await peer.hear()
         assert kind == "ProtoError"
         assert "cluster.key" in body["ProtoError"]["reason"]  # type: ignore[index]
+        assert await peer.over()
+
+
+async def test_nobody_speaks_for_a_node_who_did_not_say_hello(start: Start, peers: ExitStack) -> None:
+    server = await start("node.name=Ivan")
+    olga = dial(server, peers)
+    assert (await greet(olga, "Olga", 7))[0] == "DscRes"
+    for kind, body in [
+        ("Ping", "Empty"),
+        ("StateChange", {"StateChange": {"mode": "ERR"}}),
+        ("DscReq", node("Olga", 7)),
+    ]:
+        stranger = dial(server, peers)
+        await stranger.say(kind, body, node=7)
+        answer, said = await stranger.hear()
+        assert answer == "ProtoError"
+        assert "belongs to a node" in said["ProtoError"]["reason"]  # type: ignore[index]
+        assert await stranger.over()
+    # Where the sequence is may be asked by anybody; it is no news of Olga.
+    heard = membership(server).age(7, 0.0)
+    stranger = dial(server, peers)
+    await stranger.say("SeqReq", node=7)
+    assert (await stranger.hear())[0] == "SeqRes"
+    assert membership(server).age(7, 0.0) == heard
+    assert [info.mode for info in membership(server).neighbours] == [Mode.DSC]
+    await olga.say("SeqReq", node=7)
+    await olga.hear()
+    assert membership(server).age(7, 0.0) != heard
+    assert [info.mode for info in membership(server).neighbours] == [Mode.WRK]
+
+
+async def test_who_says_hello_is_not_kept_out_by_who_does_not(start: Start, peers: ExitStack) -> None:
+    server = await start("node.name=Ivan")
+    first = dial(server, peers)
+    await first.say("DscReq", node("Oleg", 7), node=7)
+    assert (await first.hear())[0] == "DscRes"
+    assert (await greet(dial(server, peers), "Olga", 7, "127.0.0.2"))[0] == "DscRes"
+    assert [info.name for info in membership(server).neighbours] == ["Olga"]
+    await first.say("Ping", node=7)
+    assert (await first.hear())[0] == "ProtoError"
+    assert (await greet(dial(server, peers), "Oleg", 7, "127.0.0.3"))[0] == "ProtoError"
+
+
+async def test_a_hello_that_is_sent_again_is_no_sign_of_life(start: Start, peers: ExitStack) -> None:
+    server = await start("cluster.key=secret")
+    olga = NodeInfo(7, Mode.DSC, "Olga", "127.0.0.1")
+    seal = Seal("headrace", "secret", dialled=True)
+    hello = seal.greet(7, DscReq(olga))
+    for _ in range(2):
+        replayed = dial(server, peers)
+        await replayed.send(hello)
+        assert (await replayed.hear())[0] == "DscRes"
+        assert membership(server).neighbours == ()
+    peer = dial(server, peers)
+    await peer.send(hello)
+    raw = await peer.raw()
+    answer = wire.ParcelDecoder().feed(raw + await peer._take(HELLO_BYTES + TAG_BYTES))
+    seal.open(next(iter(answer)), hello=True)
+    await peer.send(b"".join(seal.seal(seal.head(7, Ping(), b""), b"")))
+    assert (await peer.hear())[0] == "Pong"
+    assert membership(server).neighbours == (olga,)
+
+
+async def test_bulk_of_one_that_was_dialled_is_bounded_until_it_has_said_hello(
+    start: Start, peers: ExitStack
+) -> None:
+    listening = peers.enter_context(socket.create_server((LOOPBACK, 0)))
+    listening.setblocking(False)
+    await start(f"cluster.peers={LOOPBACK}:{listening.getsockname()[1]}")
+    async with asyncio.timeout(SECONDS):
+        accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
+    peer = Peer(accepted)
+    peers.callback(peer.close)
+    assert (await peer.hear())[0] == "DscReq"
+    await peer._take(len(HELLO))
+    await peer.say("Prepare", {"Prepare": {"view": 1, "first": 1, "last": 1, "commit": 0, "bulk": 1 << 20}})
+    kind, body = await peer.hear()
+    assert kind == "ProtoError"
+    assert "bulk" in body["ProtoError"]["reason"]  # type: ignore[index]
+
+
+async def test_one_that_never_finishes_its_tls_handshake_is_cut_off(start: Start, peers: ExitStack) -> None:
+    server = await start(
+        f"cluster.peers={LOOPBACK}:1",
+        "limits.handshake_seconds=0.2",
+        f"cluster.tls_cert={CERTIFICATES / 'node.pem'}",
+        f"cluster.tls_key={CERTIFICATES / 'node.key'}",
+        f"cluster.tls_ca={CERTIFICATES / 'node.pem'}",
+    )
+    peer = dial(server, peers)
+    with suppress(ConnectionResetError):
         assert await peer.over()

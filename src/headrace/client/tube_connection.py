@@ -372,8 +372,10 @@ class Connection:
                 raise UnexpectedError(
                     "link", "log", session.log, f"the hub at {address} must have the log {self.log}"
                 )
-        except LostTubeError:
+        except LostTubeError as lost:
             reason = f"the connection was lost at once: either the hub is stopping, or {_NO_LINK}"
+            if str(lost):
+                reason = f"it takes no clients now: {lost}"
             raise UnreachableError(str(address), reason) from None
         except BaseException:
             tube.abort()
@@ -395,7 +397,7 @@ def check(message: LinkMessage) -> None:
         return
     reason = str(head.get("reason", ""))
     if code == "stopping":
-        raise LostTubeError
+        raise LostTubeError(reason)
     if code == "trimmed":
         places = [head.get(name) for name in ("first", "last", "oldest")]
         if all(type(place) is int for place in places):

@@ -13,8 +13,10 @@ A node's mode is a table, :data:`MODES`. ``DSC``: it is looking for the others, 
 the log of its view. ``ERR``: it hears no majority, or cannot go on; it accepts no publish. A fault stays until
 the node is started anew.
 
-Nobody can take another's place: an id that is heard under one name is refused to a second. Who has not introduced
-itself may ask where the sequence is, and nothing else; who is not of the cluster has no part in its replication.
+Nobody can take another's place: an id that is heard under one name is refused to a second. Who says **hello** behind
+its introduction is a node of this cluster by its name, and with a key by proof; who does not speaks the document alone.
+Such a one never speaks for a node, and gives way if it was first to use a node's id. Who has not introduced itself may
+ask where the sequence is, and nothing else; who is not of the cluster has no part in its replication.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 5.0
 
 MAX_STRANGERS: Final = 64
-"""Neighbours that are not of the cluster; a newcomer beyond that is refused."""
+"""Neighbours that are not of the cluster, so many with a hello and so many without; beyond that they are refused."""
 
 _REPLICATION: Final = frozenset(get_args(Replication))
 
@@ -146,6 +148,8 @@ class Membership:
         self._nodes = frozenset(nodes)
         self._neighbours: dict[int, NodeInfo] = {}
         self._heard: dict[int, float] = {}
+        self._greeted: set[int] = set()
+        """Neighbours that said hello."""
         self._machine = Machine("parcel", MODES, Mode.DSC)
         self._fault: str | None = None
         self._normal = False
@@ -203,27 +207,44 @@ class Membership:
         """The cluster has begun, or told who it is: these are its ids."""
         self._nodes = frozenset(nodes)
 
-    def asked(self, identity: NodeInfo, now: float, *, tag: int = 0) -> list[Effect]:
-        """A DscReq: add the sender, and tell whom this node knows; ``tag`` bytes go behind that."""
-        refusal = self._claim(identity, now)
+    def is_node(self, node: int) -> bool:
+        """Whether an id is a node's: of the cluster, or of somebody here who said hello."""
+        return node in self._greeted or node in self.members
+
+    def asked(
+        self, identity: NodeInfo, now: float, *, tag: int = 0, hello: bool = True, proven: bool = True
+    ) -> list[Effect]:
+        """A DscReq: add the sender, and tell whom this node knows; ``tag`` bytes go behind that.
+
+        One that is not ``proven`` may be an old one, sent again by somebody else: its sender is added by
+        :meth:`proved`, when it has shown that it is there.
+        """
+        refusal = self._claim(identity, now, hello=hello)
         if refusal is not None:
             return [Refuse(Fault.BAD_REQ, refusal)]
-        effects = self._add(identity, now)
+        effects = self._add(identity, now, hello=hello) if proven else []
         others = [node for node in self.neighbours if node.id != identity.id]
         return [*effects, Answer(discovered(self.me, others, tag=tag))]
 
-    def answered(self, host: str, answer: DscRes, now: float) -> list[Effect]:
+    def proved(self, identity: NodeInfo, now: float) -> list[Effect]:
+        """The sender of a DscReq that was not proven is there."""
+        refusal = self._claim(identity, now, hello=True)
+        if refusal is not None:
+            return [Refuse(Fault.BAD_REQ, refusal)]
+        return self._add(identity, now, hello=True)
+
+    def answered(self, host: str, answer: DscRes, now: float, *, hello: bool = True) -> list[Effect]:
         """The DscRes of whoever listens at ``host``: add it, and everyone it knows."""
         if not answer.neighbours:
             return [Refuse(Fault.BAD_RES, "a DscRes lists its sender first")]
         responder, *others = answer.neighbours
         address = parse_host(host)
-        refusal = self._claim(responder, now) or self._misplaced(address, responder)
+        refusal = self._claim(responder, now, hello=hello) or self._misplaced(address, responder)
         if refusal is not None:
             return [Refuse(Fault.BAD_RES, refusal)]
         if address in self._peers:
             self._peers[address] = responder.id
-        effects = [*self._add(responder, now), Recover(responder.id)]
+        effects = [*self._add(responder, now, hello=hello), Recover(responder.id)]
         known = {node.address for node in self._neighbours.values()} | {self._me.address}
         for node in others:
             # What another tells of a node is a reason to ask it, not to believe it.
@@ -278,6 +299,7 @@ class Membership:
         effects: list[Effect] = []
         for node in [node for node in self._heard if self._is_silent(node, now)]:
             del self._heard[node]
+            self._greeted.discard(node)
             effects.append(Removed(self._neighbours.pop(node)))
         if now >= self._beat:
             self._beat = now + HEARTBEAT_SECONDS
@@ -297,13 +319,15 @@ class Membership:
         recent = sum(not self._is_silent(node, now) for node in self._heard if node in members)
         return recent + 1 > self.size // 2
 
-    def _claim(self, node: NodeInfo, now: float) -> str | None:
+    def _claim(self, node: NodeInfo, now: float, *, hello: bool) -> str | None:
         """Why a node may not go by its id, if so."""
         if node.id == self._me.id:
+            if (node.name, node.host) == (self._me.name, self._me.host):
+                return "it is this node itself: say with cluster.address as which of cluster.peers"
             return f"id {node.id} is taken by {self._me.name}: give each node a name of its own"
         holder = self._neighbours.get(node.id)
-        if holder is None:
-            if node.id not in self.members and self._strangers() >= MAX_STRANGERS:
+        if holder is None or (hello and node.id not in self._greeted):
+            if node.id not in self.members and self._strangers(hello=hello) >= MAX_STRANGERS:
                 return f"{MAX_STRANGERS} nodes that are not of this cluster are here already"
             return None
         alive = not self._is_silent(node.id, now)
@@ -324,12 +348,14 @@ class Membership:
     def _is_silent(self, neighbour: int, now: float) -> bool:
         return now >= self._heard[neighbour] + SILENCE_SECONDS
 
-    def _strangers(self) -> int:
+    def _strangers(self, *, hello: bool) -> int:
         members = self.members
-        return sum(node not in members for node in self._neighbours)
+        return sum(node not in members and (node in self._greeted) == hello for node in self._neighbours)
 
-    def _add(self, node: NodeInfo, now: float) -> list[Effect]:
+    def _add(self, node: NodeInfo, now: float, *, hello: bool) -> list[Effect]:
         new = node.id not in self._neighbours
+        if hello:
+            self._greeted.add(node.id)
         self._neighbours[node.id] = node
         self._heard[node.id] = now
         return [Joined(node, node.id in self.members)] if new else []

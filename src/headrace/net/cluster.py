@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from headrace.cluster import Kept, Membership, Status
 from headrace.cluster import state as states
-from headrace.cluster.membership import Ask, Beat, Changed, Effect, Joined, Removed
+from headrace.cluster.membership import SILENCE_SECONDS, Ask, Beat, Changed, Effect, Joined, Removed
 from headrace.config import Address, Settings
 from headrace.errors import ConfigError, UnavailableError, UsageError
 from headrace.hub.hub import Hub
@@ -29,10 +29,13 @@ from headrace.log.installing import install
 from headrace.log.snapshot import Snapshot
 from headrace.message import node_id
 from headrace.net.cluster_asking import Answer, parse_asked, serialize_answer
-from headrace.net.cluster_replica import STATE_FILE, Driver, open_log
+from headrace.net.cluster_memory import STATE_FILE, open_log
+from headrace.net.cluster_replica import Driver
 from headrace.net.cluster_requests import Primary, ToPrimary
 from headrace.net.cluster_snapshots import Snapshots
-from headrace.net.parcel import DialledStream, ParcelStream
+from headrace.net.own_address import is_own
+from headrace.net.parcel import ParcelStream
+from headrace.net.parcel_dialling import DialledStream
 from headrace.wire.parcel import Parcel
 from headrace.wire.parcel_body import (
     Ack,
@@ -68,6 +71,8 @@ class Cluster:
         self._streams: dict[int, DialledStream] = {}
         self._seqs: dict[int, int] = {}
         """How far each node was when it last told."""
+        self._silent: dict[int, tuple[NodeInfo, float]] = {}
+        """Nodes of the cluster that are not heard, and when they last were."""
         self._fetched: Snapshot | None = None
         self._closed = False
         self.ask: Callable[[Address], None] = lambda _: None
@@ -94,9 +99,10 @@ class Cluster:
             raise self._misconfigured("node.upstream", "none: a node of a cluster has no upstream hub")
         if where is None:
             raise self._misconfigured("listen.parcel", "an address: the other nodes must reach this one")
-        advertised = cluster.address or where
-        self._host = str(advertised)
-        self._peers = tuple(dict.fromkeys(peer for peer in cluster.peers if peer not in (advertised, where)))
+        own = [peer for peer in cluster.peers if peer == cluster.address or is_own(peer, where)]
+        # Where the door listens on all addresses, the others know this node by the one in the list.
+        self._host = str(cluster.address or next(iter(own), where))
+        self._peers = tuple(dict.fromkeys(peer for peer in cluster.peers if peer not in own))
         nodes = self._kept.state.nodes if self._kept is not None else ()
         if nodes and len(nodes) != len(self._peers) + 1:
             raise self._misconfigured(
@@ -161,19 +167,24 @@ class Cluster:
             case Mode.WRK:
                 return None
             case Mode.ERR:
-                heard = [self.membership.age(node, self._now()) for node in self.membership.members]
-                seen = 1 + sum(age is not None for age in heard)
+                seen = 1 + sum(self._age(node) is not None for node in self.membership.members)
                 return (
                     f"this node sees {seen} of the cluster's {size} nodes, no majority: it takes no messages"
                 )
             case _:
                 replica = self._driver.replica
                 doing = "not begun" if replica is None else replica.status.value
-                return f"this node is finding its place in the cluster ({doing})"
+                missing = [
+                    str(peer) for peer in self._peers if self._age(self.membership.at(str(peer))) is None
+                ]
+                without = f", without {', '.join(missing)}" if missing else ""
+                return f"this node is finding its place in the cluster ({doing}{without})"
 
     def not_yet(self) -> str | None:
         """Why clients cannot be served here yet, if so: they would take this node's empty log for the cluster's."""
-        return None if self._hub.log.tail else "this node has nothing of the cluster's log yet"
+        if self._hub.log.tail:
+            return None
+        return f"this node has nothing of the cluster's log yet: {self.problem or 'it is about to get it'}"
 
     def vouch(self) -> None:
         """An operator's word: this node's disk is to be trusted as it is."""
@@ -181,31 +192,43 @@ class Cluster:
 
     def facts(self) -> dict[str, object]:
         """What the status tells of the cluster."""
-        now, primary, replica = self._now(), self._driver.primary, self._driver.replica
+        primary, replica = self._driver.primary, self._driver.replica
         infos = {info.id: info for info in self.membership.neighbours}
-        infos[self._id] = self.membership.me
         nodes = [self._fact(self.membership.me, primary, 0.0)]
         configured = set()
         for address in self._peers:
             node = self.membership.at(str(address))
             configured.add(node)
-            info = infos.get(node) if node is not None else None
-            info = info or NodeInfo(node or 0, Mode.ERR, str(address), str(address))
-            age = None if node is None else self.membership.age(node, now)
+            info, age = NodeInfo(node or 0, Mode.ERR, str(address), str(address)), self._age(node)
+            if node in infos:
+                info = infos[node]
+            elif node in self._silent:
+                info, heard = self._silent[node]
+                info, age = replace(info, mode=Mode.ERR), self._now() - heard
             nodes.append(self._fact(info, primary, age))
         for info in self.membership.neighbours:
             if info.id not in configured:
-                fact = self._fact(info, None, self.membership.age(info.id, now))
+                fact = self._fact(info, None, self._age(info.id))
                 nodes.append({**fact, "role": "neighbour"})
-        named = None if primary is None else infos.get(primary)
         return {
             "name": self._settings.cluster.name,
             "view": 0 if replica is None else replica.view,
             "status": "stopped" if replica is None else replica.status.value,
-            "primary": named.name if named is not None else primary,
+            "primary": None if primary is None else self._called(primary),
             "nodes": nodes,
             "problem": self.problem,
         }
+
+    def _called(self, node: int) -> str:
+        """A node's name, or its id where that is all that is known."""
+        if node == self._id:
+            return self._name
+        infos = [*self.membership.neighbours, *(info for info, _ in self._silent.values())]
+        return next((info.name for info in infos if info.id == node), str(node))
+
+    def _age(self, node: int | None) -> float | None:
+        """How long ago a node was heard; ``None`` if it is not here."""
+        return None if node is None else self.membership.age(node, self._now())
 
     def _fact(self, info: NodeInfo, primary: int | None, age: float | None) -> dict[str, object]:
         head = self._hub.log.head if info.id == self._id else self._seqs.get(info.id)
@@ -242,8 +265,11 @@ class Cluster:
                     for stream in tuple(self._streams.values()):
                         stream.post(StateChange(mode))
                 case Joined(info, member):
+                    self._silent.pop(info.id, None)
                     logger.info("%s %s (%s) is here", "node" if member else "neighbour", info.name, info.host)
                 case Removed(info):
+                    if info.id in self.membership.members:
+                        self._silent[info.id] = (info, self._now() - SILENCE_SECONDS)
                     logger.warning("node %s (%s) has fallen silent", info.name, info.host)
                 case _:
                     pass
@@ -322,7 +348,7 @@ class Cluster:
 
     def is_now(self, status: Status, view: int, primary: int | None) -> None:
         """The replica's part is another."""
-        who = "this node" if primary == self._id else f"node {primary}"
+        who = "this node" if primary == self._id else f"node {self._called(primary or 0)}"
         if status is Status.NORMAL and primary is not None:
             logger.info("view %d: %s is primary, from message %d on", view, who, self._hub.log.tail + 1)
         else:

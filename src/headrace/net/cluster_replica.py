@@ -21,10 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Final, Protocol
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from headrace.cluster import (
     Advance,
@@ -45,21 +44,16 @@ from headrace.cluster import (
     Status,
     Sync,
 )
-from headrace.cluster import state as states
 from headrace.errors import HeadraceError, StorageError, TrimmedError
 from headrace.hub.compact import compact
 from headrace.hub.hub import Hub
 from headrace.hub.sequencer import Sequencer
-from headrace.log import Log
 from headrace.log.replicated import pack, unpack
-from headrace.log.store import Fsync
 from headrace.message import Batch
+from headrace.net.cluster_memory import is_intact, remember
 from headrace.wire.parcel_body import NewState, Prepare, Replication
 
 logger = logging.getLogger("headrace")
-
-STATE_FILE: Final = "cluster.state"
-"""Beside the segments: it is lost with them, and never without them."""
 
 MAX_APPEND: Final = 48 << 20
 """Payload bytes of one Prepare: with all else they fit a parcel's bulk."""
@@ -71,7 +65,6 @@ _TICK_SECONDS: Final = 0.25
 _CLOSE_ENOUGH: Final = 0.02
 """A timer that is set for about the right time stays: one is set for each batch."""
 _RESTART_SECONDS: Final = 1.0
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Surroundings(Protocol):
@@ -191,15 +184,13 @@ class Driver:
     def _begin(self) -> None:
         """Begin, or begin anew after trouble, from what is on the disk."""
         log, kept = self._hub.log, self.kept
-        same = kept is not None and kept.log == str(log.uuid)
-        intact = same and kept is not None and (log.fsync == "always" or kept.boot == _boot())
         self.replica = Replica(
             self._me,
             self._size,
             state=None if kept is None else kept.state,
             commit=log.head,
             tail=log.tail,
-            intact=intact,
+            intact=is_intact(log, kept),
             synced_only=log.fsync == "always",
             random=self._random,
         )
@@ -251,8 +242,11 @@ class Driver:
         logger.error("this node stops taking part for a moment: %s", error)
         self._hub.counters.add("cluster_failures")
         self._queue.clear()
+        view = 0 if self.replica is None else self.replica.view
         self.replica = None
         self.trouble = f"the disk does not do its part: {error}"
+        # Nobody must take it for one that works.
+        self._around.is_now(Status.RECOVERING, view, None)
 
         def again() -> None:
             if not self._closed and self._hub.log.failure is None:
@@ -359,9 +353,7 @@ class Driver:
             self._sync()
 
     def _save(self, state: State) -> None:
-        log = self._hub.log
-        self.kept = Kept(state, _boot(), str(log.uuid))
-        states.save(log.directory / STATE_FILE, self.kept)
+        self.kept = remember(self._hub.log, state)
 
     def _give_up(self, reason: str) -> None:
         self._queue.clear()
@@ -413,18 +405,3 @@ class Driver:
             " stop this node, and have `headrace cluster replace` set its log aside"
         )
         return False
-
-
-def open_log(directory: Path, *, fsync: Fsync, segment_bytes: int) -> tuple[Log, Kept | None]:
-    """A node's log, with what is known to be committed, and what else it must not forget."""
-    kept = states.load(directory / STATE_FILE) if directory.exists() else None
-    committed = None if kept is None else kept.state.commit
-    return Log.open(directory, fsync=fsync, segment_bytes=segment_bytes, committed=committed), kept
-
-
-def _boot() -> str:
-    """What tells one boot of the machine from the next; without it, every start is taken for one."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return uuid4().hex

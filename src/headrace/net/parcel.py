@@ -1,12 +1,16 @@
-"""The ``parcel`` door and the connections to other nodes: the document's own framing, both ends.
+"""The ``parcel`` door, and what the connections between nodes have in common: the document's own framing, both ends.
 
 Whoever connects is answered as the document says: DscReq by DscRes, SeqReq by SeqRes, a heartbeat by another. A node
 of this cluster introduces itself with a hello behind its DscReq (:mod:`~headrace.net.parcel_seal`); from it alone
 anything else is taken, and handed to the :class:`Circle` that this node belongs to.
 
-Each node dials each configured peer and speaks to it on that connection; what the peer says of its own accord comes
-on the one that it dialled. So one that can be heard but not reached, or the other way round, is just that. Answers go
-back on the connection they were asked on.
+Who says no hello speaks for nobody who did: what it sends under a node's id is no sign of that node's life. With a key,
+a hello shows that its sender knew the key once; that it is there is shown by the next parcel, which is under a key that
+the connection alone has. Only then it counts.
+
+Each node dials each configured peer (:mod:`~headrace.net.parcel_dialling`) and speaks to it on that connection; what
+the peer says of its own accord comes on the one that it dialled. So one that can be heard but not reached, or the other
+way round, is just that. Answers go back on the connection they were asked on.
 
 Bounded: strangers may send 64 bytes behind a parcel, nodes of the cluster one batch; a stranger that is silent for
 ``limits.idle_seconds``, or says nothing for ``limits.handshake_seconds`` at first, is cut off; what a peer does not
@@ -17,18 +21,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.cluster.membership import SILENCE_SECONDS, Answer, Effect, Membership, Refuse
-from headrace.config import Address
 from headrace.errors import UnexpectedError, WireError
 from headrace.net.door import House
 from headrace.net.parcel_seal import Seal
-from headrace.net.streams import BACKLOG, Stream, StreamDoor, Streams
+from headrace.net.streams import BACKLOG, Stream, StreamDoor
 from headrace.wire import parcel as wire
 from headrace.wire.parcel import Exchange, Parcel, ParcelDecoder
 from headrace.wire.parcel_body import (
@@ -45,20 +47,19 @@ from headrace.wire.parcel_body import (
     StateChange,
 )
 
+if TYPE_CHECKING:
+    from headrace.net.parcel_dialling import DialledStream
+
 logger = logging.getLogger("headrace")
 
 MAX_QUEUED: Final = 32 << 20
 """Bytes that wait for one peer; beyond that, parcels to it are dropped until it has taken some."""
 
-MAX_ASKED: Final = 4
-"""Nodes that are being asked at a time because others have named them."""
-
 _TOGETHER: Final = 16 << 10
 """Bulk that is copied behind its parcel, so that both go together."""
 
-_RETRY_SECONDS: Final = 0.1
-_RETRY_MOST_SECONDS: Final = 1.0
-"""A peer that is down is tried at least this often: it must be met soon after it is back."""
+SHUTDOWN_SECONDS: Final = 2.0
+"""How long the end of a connection under TLS may take: a peer that hangs must not hold up a hub that stops."""
 
 
 class Circle(Protocol):
@@ -103,6 +104,8 @@ class ParcelStream(Stream[Any]):
         cluster = door.settings.cluster
         self._seal = Seal(cluster.name, cluster.key.reveal(), dialled=self.dialled)
         self._exchange = Exchange(wire.DIALLER if self.dialled else wire.LISTENER)
+        self._unproven: NodeInfo | None = None
+        """Who it says it is, until something comes that only such a one can send."""
 
     def must_wait(self) -> bool:
         """What nodes agree on never waits for publishers."""
@@ -179,14 +182,23 @@ class ParcelStream(Stream[Any]):
         parcel = self._seal.open(frame, hello=hello)
         now = self.loop.time()
         membership = self.circle.membership
+        if not self._seal.greeted and membership.is_node(parcel.id):
+            self._pretended(parcel)
+            return
         if self.peer is not None and self._seal.greeted and parcel.id != self.peer.id:
             raise UnexpectedError("parcel", "id", parcel.id, f"{self.peer.id}, as it introduced itself")
+        if self._unproven is not None:
+            identity, self._unproven = self._unproven, None
+            self._obey(membership.proved(identity, now))
+            if not self.admitted:
+                return
         why = membership.refusal(parcel.id, parcel.body)
         if why is not None and self._seal.greeted and len(membership.members) < membership.size - 1:
             return  # Who is of the cluster is not known yet: what matters is sent again.
         if why is not None and not self.waits_for(parcel.body):
             raise UnexpectedError("parcel", "parcel_type", parcel.parcel_type, why)
-        self.circle.obey(membership.heard(parcel.id, now))
+        if not isinstance(parcel.body, DscReq | DscRes):  # these are judged as introductions
+            self.circle.obey(membership.heard(parcel.id, now))
         match parcel.body:
             case DscReq(identity):
                 self._introduced(parcel.id, identity, now)
@@ -217,15 +229,23 @@ class ParcelStream(Stream[Any]):
         """ "The DscReq contains the sender's information." Whoever asks with a new one is that from now on."""
         if sender != identity.id:
             raise UnexpectedError("parcel", "id", sender, f"{identity.id}, as in its identity")
-        membership = self.circle.membership
-        if identity.id in membership.members and not self._seal.greeted:
-            self.refuse("identity", f"id {identity.id} belongs to a node of the cluster")
-            return
+        greeted = self._seal.greeted
+        # The first one is under the cluster's key alone: whoever has heard it can send it again.
+        proven = not self._seal.tag or self.peer is not None
+        self._unproven = None if proven else identity
         self.peer = identity
         self.name = f"{identity.name} ({self._address})"
-        if self._seal.greeted:
+        if greeted:
             self._parcels.max_bulk = wire.MAX_BULK
-        self._obey(membership.asked(identity, now, tag=self._seal.hello if self._seal.greeted else 0))
+        tag = self._seal.hello if greeted else 0
+        self._obey(self.circle.membership.asked(identity, now, tag=tag, hello=greeted, proven=proven))
+
+    def _pretended(self, parcel: Parcel) -> None:
+        """One that speaks the document alone goes by a node's id: it may ask, and is not taken for that node."""
+        if isinstance(parcel.body, SeqReq):
+            self.post(SeqRes(self.circle.seq))
+        else:
+            self.refuse("identity", f"id {parcel.id} belongs to a node of the cluster")
 
     def _obey(self, effects: Sequence[Effect]) -> None:
         """Do what concerns this stream, and leave the rest to the circle."""
@@ -257,80 +277,6 @@ class ParcelStream(Stream[Any]):
             self.refuse("idle", f"not heard of for {patience:g} s")
 
 
-class DialledStream(ParcelStream):
-    """A connection to a peer; one that is ``asked`` only who it is ends with its answer."""
-
-    dialled = True
-
-    def __init__(self, door: Peers, address: Address, *, asked: bool = False) -> None:
-        super().__init__(door)
-        self.address = address
-        self.over = asyncio.Event()
-        self._only_asked = asked
-        self._recovering = False
-        self._parcels.max_bulk = wire.MAX_BULK
-
-    def opened(self) -> None:
-        """Introduce this node."""
-        super().opened()
-        me = self.circle.membership.me
-        body = DscReq(me)
-        self._exchange.sent(body)
-        self.send(self._seal.greet(me.id, body))
-
-    def beat(self) -> None:
-        """Send a heartbeat, ask how far the peer is, and tell how this node is."""
-        self.post(Ping())
-        if not self._recovering:
-            self._recovering = self.post(SeqReq())
-        # Behind SeqReq, which makes the other one believe that this node works.
-        self.post(StateChange(self.circle.membership.mode))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Forget the connection, and dial again."""
-        super().connection_lost(error)
-        self.over.set()
-
-    def waits_for(self, body: Body) -> bool:
-        """Whether an answer of this kind was asked for."""
-        return isinstance(body, SeqRes) and self._recovering
-
-    def answered(self, parcel: Parcel, now: float) -> None:
-        """An answer came."""
-        match parcel.body:
-            case DscRes() as answer:
-                self._met(parcel.id, answer, now)
-            case SeqRes(seq):
-                self._recovering = False
-                self.circle.is_at(parcel.id, seq)
-            case _:
-                super().answered(parcel, now)
-
-    def judge(self, now: float) -> None:
-        """Give up a peer that is silent."""
-        if self.peer is None and now - self.since > SILENCE_SECONDS:
-            self.refuse("idle", f"no DscRes within {SILENCE_SECONDS:g} s")
-        elif self.peer is not None:
-            super().judge(now)
-
-    def _met(self, sender: int, answer: DscRes, now: float) -> None:
-        if not answer.neighbours or answer.neighbours[0].id != sender:
-            raise UnexpectedError("parcel", "neighbours", sender, "the responder first")
-        responder = answer.neighbours[0]
-        if not self._seal.greeted and not self._only_asked:
-            self.refuse("identity", f"{responder.name} is no node of a cluster")
-            return
-        self._obey(self.circle.membership.answered(str(self.address), answer, now))
-        if not self.admitted:
-            return
-        if self._only_asked:
-            self.close()
-            return
-        self.peer = responder
-        self.name = f"{responder.name} ({self.address})"
-        self.circle.joined(self, responder)
-
-
 class ParcelDoor(StreamDoor[ParcelStream]):
     """Where other nodes, and whoever speaks the document, connect."""
 
@@ -348,8 +294,14 @@ class ParcelDoor(StreamDoor[ParcelStream]):
     async def open(self) -> None:
         """Accept connections."""
         loop = asyncio.get_running_loop()
+        handshake = self.settings.limits.handshake_seconds
         self._server = await loop.create_server(
-            self.connection, sock=self._listening, backlog=BACKLOG, ssl=self._tls
+            self.connection,
+            sock=self._listening,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else handshake,
+            ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
         )
 
     def tick(self, now: float) -> None:
@@ -361,68 +313,3 @@ class ParcelDoor(StreamDoor[ParcelStream]):
         """Accept nothing more; nodes go on hearing one another until the end."""
         if self._server is not None:
             self._server.close()
-
-
-class Peers(Streams[DialledStream]):
-    """The connections to the configured peers, made again whenever one is lost."""
-
-    def __init__(self, house: House, circle: Circle, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(house, "parcel")
-        self.circle = circle
-        self._tls = tls
-        self._tasks: dict[Address, asyncio.Task[None]] = {}
-        self._asking: set[asyncio.Task[None]] = set()
-
-    def dial(self, address: Address) -> None:
-        """Keep a connection to a peer."""
-        if address not in self._tasks:
-            self._tasks[address] = asyncio.ensure_future(self._keep_dialling(address))
-
-    def ask(self, address: Address) -> None:
-        """Ask a node that others know who it is, once."""
-        if address not in self._tasks and len(self._asking) < MAX_ASKED:
-            task = asyncio.ensure_future(self._ask(address))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
-
-    def stop(self) -> None:
-        """Dial nobody any more; what there is stays until the end."""
-        for task in (*self._tasks.values(), *self._asking):
-            task.cancel()
-
-    async def close(self) -> None:
-        """Send what is buffered and close every connection."""
-        await asyncio.gather(*self._tasks.values(), *self._asking, return_exceptions=True)
-        await super().close()
-
-    async def _keep_dialling(self, address: Address) -> None:
-        pause = _RETRY_SECONDS
-        while True:
-            stream = await self._try(address)
-            if stream is not None:
-                await stream.over.wait()
-                if stream.peer is not None:
-                    pause = _RETRY_SECONDS
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, _RETRY_MOST_SECONDS)
-
-    async def _ask(self, address: Address) -> None:
-        stream = await self._try(address, asked=True)
-        if stream is not None:
-            await stream.over.wait()
-
-    async def _try(self, address: Address, *, asked: bool = False) -> DialledStream | None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(SILENCE_SECONDS):
-                _, stream = await loop.create_connection(
-                    lambda: DialledStream(self, address, asked=asked),
-                    address.host,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=address.host if self._tls is not None else None,
-                )
-        except (OSError, TimeoutError):
-            self.counters.add("dial_failures", door=self.name)
-            return None
-        return stream

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from headrace.cluster.membership import Effect, Membership
 from headrace.hub.hub import Hub
-from headrace.net.parcel import DialledStream, ParcelStream
+from headrace.net.parcel import ParcelStream
+from headrace.net.parcel_dialling import DialledStream
 from headrace.wire.parcel import Parcel
 from headrace.wire.parcel_body import Mode, NodeInfo
 

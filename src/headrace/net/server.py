@@ -36,7 +36,7 @@ from headrace.log import Log
 from headrace.log.beginning import check_original
 from headrace.message import node_id
 from headrace.net.cluster import Cluster
-from headrace.net.cluster_replica import STATE_FILE
+from headrace.net.cluster_memory import STATE_FILE
 from headrace.net.connections import Connections, room_for
 from headrace.net.dialling import Dialling
 from headrace.net.dispatcher import DispatcherDoor, Targets
@@ -44,7 +44,8 @@ from headrace.net.door import Door, House, close_all
 from headrace.net.fyrehose import FyrehoseDoor
 from headrace.net.link import LinkDoor
 from headrace.net.listening import Listening
-from headrace.net.parcel import ParcelDoor, Peers
+from headrace.net.parcel import ParcelDoor
+from headrace.net.parcel_dialling import Peers
 from headrace.net.parcel_lone import Lone
 from headrace.net.parcel_tls import contexts
 from headrace.net.publisher import PublisherDoor
