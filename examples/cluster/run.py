@@ -1,7 +1,8 @@
 """Three nodes of a cluster on this machine: ``python examples/cluster/run.py [--data DIR]``.
 
-Each node has every door, on ports of its own; Ctrl-C ends them all. To see the cluster go on without its primary, kill
-that process (its pid is printed) while something is published, and start it again: run this program's ``--only NAME``.
+Each node has every door, on ports of its own; what it says is printed behind its name. Ctrl-C ends them all. To see the
+cluster go on without its primary, kill that process (its pid is printed) while something is published, and start it
+again: run this program's ``--only NAME``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import argparse
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import IO
 
 NODES = ("a", "b", "c")
 DOORS = (
@@ -43,6 +46,27 @@ def command(base: int, data: Path, node: str) -> list[str]:
     return [*program, "--data", str(data / node), "--cluster", "example", "--peers", peers, *sets]
 
 
+def start(base: int, data: Path, node: str) -> subprocess.Popen[str]:
+    """Start one node, and pass on what it says."""
+    process = subprocess.Popen(
+        command(base, data, node),
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        # Ctrl-C is for this program, which stops the nodes: told twice, they would not take their time.
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    threading.Thread(target=pass_on, args=(node, process.stderr), daemon=True).start()
+    return process
+
+
+def pass_on(node: str, said: IO[str]) -> None:
+    """Print a node's lines, each behind its name."""
+    for line in said:
+        print(f"{node}: {line}", end="", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """Start the nodes, and wait for them."""
     parser = argparse.ArgumentParser(description="Three nodes of a cluster on this machine.")
@@ -53,7 +77,7 @@ def main() -> int:
     parser.add_argument("--only", choices=NODES, help="start this node alone, after it was killed")
     options = parser.parse_args()
     nodes = [options.only] if options.only else list(NODES)
-    running = {node: subprocess.Popen(command(options.port, options.data, node)) for node in nodes}
+    running = {node: start(options.port, options.data, node) for node in nodes}
     links = ",".join(f"127.0.0.1:{port(options.port, node, 'tube_tcp')}" for node in NODES)
     for node, process in running.items():
         print(
@@ -68,12 +92,19 @@ def main() -> int:
             time.sleep(0.2)
     except KeyboardInterrupt:
         pass
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
-    return 0
+    return stop([process for process in running.values() if process.poll() is None])
+
+
+def stop(running: list[subprocess.Popen[str]]) -> int:
+    """Have nodes end in good order; return 0 if all of them did."""
+    for process in running:
+        process.terminate()
+    try:
+        return max((abs(process.wait()) for process in running), default=0)
+    except KeyboardInterrupt:
+        for process in running:
+            process.kill()
+        return 1
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class Load:
         self._trio = trio
         self._random = random
         self._stopping = False
+        self._newest: list[bytes] = []
+        """What was acknowledged since somebody last asked for progress."""
         self._publishing: list[asyncio.Task[None]] = []
         self._receiving: list[asyncio.Task[None]] = []
 
@@ -78,9 +80,14 @@ class Load:
         await asyncio.gather(*self._receiving, return_exceptions=True)
 
     async def progress(self, count: int = 20) -> float:
-        """Wait until some more is acknowledged; return how long the first of it took."""
-        begun, before = time.monotonic(), len(self.acknowledged)
-        await until("something is acknowledged", lambda: len(self.acknowledged) > before)
+        """Wait until some more is acknowledged; return how long it took until something was that is sent from now on.
+
+        What was on its way before may be acknowledged by a node that is no more.
+        """
+        begun, before, sent = time.monotonic(), len(self.acknowledged), set(self.sent)
+        new: list[bytes] = []
+        self._newest = new
+        await until("something new is acknowledged", lambda: not sent.issuperset(new))
         took = time.monotonic() - begun
         await until("more is acknowledged", lambda: len(self.acknowledged) >= before + count)
         return took
@@ -99,6 +106,7 @@ class Load:
                 assert first is not None
                 assert last == first + len(payloads) - 1
                 self.acknowledged.update(zip(range(first, last + 1), payloads, strict=True))
+                self._newest += payloads
                 await asyncio.sleep(self._random.choice((0.005, 0.02, 0.05)))
 
     async def _push(self, name: str, hosts: list[str]) -> None:

@@ -373,6 +373,7 @@ class Connection:
                     "link", "log", session.log, f"the hub at {address} must have the log {self.log}"
                 )
         except LostTubeError as lost:
+            tube.abort()
             reason = f"the connection was lost at once: either the hub is stopping, or {_NO_LINK}"
             if str(lost):
                 reason = f"it takes no clients now: {lost}"

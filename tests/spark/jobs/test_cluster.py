@@ -195,6 +195,38 @@ def test_verify_finds_what_one_node_has_differently(trio: Trio, play: Play, tmp_
     assert play("verify", named, path=tmp_path / "mended")["findings"] == 0
 
 
+def test_verify_goes_on_without_a_node_and_looks_at_it_when_it_is_back(
+    trio: Trio, play: Play, tmp_path: Path
+) -> None:
+    trio.working()
+    named = trio.hosts("tube_tcp")
+    others = ",".join(named.split(",")[1:])
+    lost = trio.nodes[0]
+    lost.kill9()
+    with headrace.connect_sync(f"tube://{others}") as link:
+        changed, _ = link.publish([b"one node missed this"] * 10)
+    without = play("verify", named, path=tmp_path / "found")
+    assert (without["findings"], without["away"]) == (0, [lost.doors["tube_tcp"]])
+    assert without["through"] >= changed + 9  # type: ignore[operator]
+    lost.restart()
+    trio.working()
+    seal(lost)
+    lost.terminate()
+    rewrite(lost.data / "log", changed, b"and this it made up")
+    lost.restart()
+    with headrace.connect_sync(f"tube://{others}") as link:
+        link.publish(b"more")
+    trio.working()
+    back = play("verify", named, path=tmp_path / "found")
+    assert (back["findings"], back["away"]) == (1, [])
+    (found,) = pq.read_table(tmp_path / "found").to_pylist()
+    assert (found["kind"], found["server"], found["first"]) == (
+        "disagreement",
+        lost.doors["tube_tcp"],
+        changed,
+    )
+
+
 def rewrite(log: Path, seq: int, payload: bytes) -> None:
     """Give a message of a sealed segment another payload."""
     path = max(each for each in log.glob("*.arrow") if int(each.stem) <= seq)

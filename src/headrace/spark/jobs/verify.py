@@ -43,7 +43,7 @@ def start(run: Run) -> Started:
     from headrace.spark.jobs.verifying import Verifier
 
     verifier = Verifier(run)
-    rows = run.stream(servers=verifier.leader, entries=True)
+    rows = run.stream(entries=True)
 
     def facts() -> dict[str, object]:
         return {
@@ -51,6 +51,7 @@ def start(run: Run) -> Started:
             "through": verifier.through,
             "findings": sum(verifier.findings.values()),
             "kinds": dict(verifier.findings),
+            "away": list(verifier.away),
         }
 
     return Started(run.query(rows, verifier.verify), facts)
