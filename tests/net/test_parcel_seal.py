@@ -6,8 +6,8 @@ import pytest
 
 from headrace.errors import MalformedError
 from headrace.net.parcel_seal import Seal
-from headrace.wire.parcel import Parcel, ParcelDecoder
-from headrace.wire.parcel_body import DscReq, DscRes, Mode, NodeInfo, Ping, Prepare
+from headrace.wire.parcel import Parcel, ParcelDecoder, refusal
+from headrace.wire.parcel_body import DscReq, DscRes, Fault, Mode, NodeInfo, Ping, Prepare, ProtoError
 
 INFO = NodeInfo(7, Mode.DSC, "a", "127.0.0.1")
 
@@ -45,6 +45,25 @@ def test_another_key_or_cluster() -> None:
         ends(cluster="other")
     with pytest.raises(MalformedError, match="another cluster"):
         ends(key="", other="", cluster="other")
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "cluster", "setting"),
+    [
+        ("secret", "other", "mill", "cluster.key"),
+        ("", "other", "mill", "cluster.key"),
+        ("secret", "", "mill", "cluster.key"),
+        ("", "", "other", "cluster.name"),
+    ],
+)
+def test_who_is_refused_is_told_which_setting_is_wrong(
+    key: str, other: str, cluster: str, setting: str
+) -> None:
+    with pytest.raises(MalformedError) as refused:
+        ends(key, other, cluster)
+    body = refusal(1, Fault.BAD_REQ, str(refused.value)).body
+    assert isinstance(body, ProtoError)
+    assert setting in body.reason
 
 
 def test_changed_repeated_left_out_and_foreign() -> None:

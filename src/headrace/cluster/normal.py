@@ -30,6 +30,7 @@ class Normal:
         """Primary: how far each backup has come in this view."""
         self._heard: dict[int, float] = {}
         """Primary: when each backup last said so. Backup: when the primary was last heard."""
+        self._begun = 0.0
         self._beat = 0.0
         self._confirmed = 0.0
         self._patience = 0.0
@@ -39,6 +40,7 @@ class Normal:
         standing = self._standing
         standing.become(Status.NORMAL)
         self._acknowledged = {}
+        self._begun = standing.now
         self._heard = dict.fromkeys(standing.nodes, standing.now)
         self._beat = standing.now + standing.timing.beat
         self._patience = standing.timing.patience * (1 + standing.random.random() / 2)
@@ -133,7 +135,9 @@ class Normal:
     def _content_until(self) -> float:
         standing = self._standing
         if standing.primary is None:
-            return float("-inf")
+            # View 0 has nothing to stay for. But who leaves it at once leaves those behind who have just one answer to
+            # get before they begin as well: they would have to recover, and a view that waits for them to start anew.
+            return self._begun + 2 * standing.timing.beat
         if standing.primary != standing.me:
             return self._heard.get(standing.primary, 0.0) + self._patience
         others = sorted(

@@ -71,20 +71,25 @@ class Seal:
             return parcel
         if self._key:
             if len(bulk) < TAG_BYTES:
-                raise MalformedError("parcel", "tag", bulk, "the cluster's key is needed here (cluster.key)")
+                raise MalformedError(
+                    "parcel", "tag", bulk[:4], "the cluster's key is needed here (cluster.key)"
+                )
             head = serialize_head(parcel.id, parcel.body, len(bulk))
             bulk, tag = bulk[:-TAG_BYTES], bulk[-TAG_BYTES:]
             if hello:
                 self._meet(bulk)
             if not hmac.compare_digest(tag, self._tag_of(not self._dialled, head, bulk)):
-                raise MalformedError("parcel", "tag", tag, "it was made with another key (cluster.key)")
+                # What is wrong is not in the bytes; all of them would leave no room to say what is.
+                raise MalformedError("parcel", "tag", tag[:4], "it was made with another key (cluster.key)")
         elif hello:
             self._meet(bulk)
         return Parcel(parcel.id, parcel.body, bulk)
 
     def _meet(self, hello: bytes) -> None:
+        if len(hello) == HELLO_BYTES + TAG_BYTES and not self._key:
+            raise MalformedError("parcel", "tag", hello[-4:], "there is no key here (cluster.key)")
         if len(hello) != HELLO_BYTES:
-            raise MalformedError("parcel", "hello", hello, f"must have {HELLO_BYTES} bytes")
+            raise MalformedError("parcel", "hello", hello[:4], f"must have {HELLO_BYTES} bytes")
         nonce, name = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
         if name != self._name:
             raise MalformedError("parcel", "cluster", name, "it is of another cluster (cluster.name)")

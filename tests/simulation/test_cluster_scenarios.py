@@ -1,0 +1,207 @@
+"""What breaks a cluster's promises only if several things come together: played on purpose, not left to chance.
+
+Each scenario is played by the rules, which hold, and by rules of which one is broken, which is then seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.simulation.cluster import BrokenPromiseError, Node, Parcel, World
+from tests.simulation.network import Endpoint
+from tests.simulation.test_cluster import LOST, QUIET, broken
+
+from headrace.cluster import Replica, Status
+from headrace.cluster.recovery import Recovering
+from headrace.cluster.views import Report, Views
+from headrace.wire.parcel_body import Commit, DoViewChange, Prepare
+
+
+def begun(seed: int, rules: type[Replica]) -> tuple[World, Node]:
+    """Three nodes that work, and their primary."""
+    world = World(seed, rules, **QUIET)
+    world.network.run(lambda: False, 1.0)
+    return world, next(node for node in world.nodes if node.accepting)
+
+
+def cut_off(world: World, node: Node) -> None:
+    """Let nothing pass to and from a node."""
+    others = [each.endpoint for each in world.nodes if each is not node]
+    world.network.cut |= {(node.endpoint, each) for each in others} | {
+        (each, node.endpoint) for each in others
+    }
+
+
+def succeeded(world: World, old: Node) -> tuple[Node, Node]:
+    """Wait until another node is primary; return it, and the one that follows it."""
+    assert world.network.run(lambda: any(node.accepting for node in world.nodes if node is not old), 60.0)
+    new = next(node for node in world.nodes if node.accepting and node is not old)
+    (third,) = (node for node in world.nodes if node not in (old, new))
+    world.network.run(lambda: False, world.network.now + 0.1)
+    assert third.replica is not None
+    assert third.replica.status is Status.NORMAL
+    return new, third
+
+
+def hold_up(world: World, wanted: Callable[[Parcel, Endpoint, Endpoint], bool]) -> list[Parcel]:
+    """Keep parcels back from now on; they are in the list that is returned."""
+    held: list[Parcel] = []
+    send = world.network.send
+
+    def sending(parcel: Parcel, source: Endpoint, to: Endpoint) -> None:
+        if wanted(parcel, source, to):
+            held.append(parcel)
+        else:
+            send(parcel, source, to)
+
+    world.network.send = sending  # type: ignore[method-assign]
+    return held
+
+
+class PicksTheLongestLog(Views):
+    """A long log counts for more than a later view."""
+
+    def _best(self, reports: dict[int, Report]) -> Report:
+        return max(reports.values(), key=lambda report: (report.last, report.node == self._standing.me))
+
+
+def long_log_of_an_old_view(rules: type[Replica]) -> World:
+    """A primary that is cut off numbers a lot; the others commit a little without it. Then it meets one of them."""
+    world, old = begun(5, rules)
+    cut_off(world, old)
+    for count in range(10):
+        assert old.publish([f"never committed {count}"])
+    assert world.goes_on(within=3.0)
+    new, _ = succeeded(world, old)
+    world.network.cut.clear()
+    cut_off(world, new)
+    assert world.goes_on(within=5.0)
+    return world
+
+
+def test_a_view_starts_from_the_latest_log_and_not_from_the_longest() -> None:
+    world = long_log_of_an_old_view(Replica)
+    assert not any("never" in message for message in world.chosen.values())
+    with pytest.raises(BrokenPromiseError, match=LOST):
+        long_log_of_an_old_view(broken(views_class=PicksTheLongestLog))
+
+
+class RecoversFromTooFew(Recovering):
+    """Any one answer will do."""
+
+    enough = 1  # type: ignore[assignment]
+
+
+def recovery_beside_an_old_primary(rules: type[Replica]) -> World:
+    """A primary that is cut off does not know that the others went on. One of them loses its disk, and hears it."""
+    world, old = begun(5, rules)
+    cut_off(world, old)
+    assert world.goes_on(within=3.0)
+    new, third = succeeded(world, old)
+    third.end("emptied")
+    world.network.cut.clear()
+    cut_off(world, new)
+    third.start()
+    assert not world.goes_on(within=5.0)
+    world.network.cut.clear()
+    assert world.goes_on(within=10.0)
+    return world
+
+
+def test_one_that_recovers_asks_a_majority() -> None:
+    recovery_beside_an_old_primary(Replica)
+    with pytest.raises(BrokenPromiseError, match=LOST):
+        recovery_beside_an_old_primary(broken(recovering_class=RecoversFromTooFew))
+
+
+class TakesStaleViews(Replica):
+    """A primary that has been replaced is still listened to."""
+
+    def _from_primary(self, body: Prepare | Commit) -> None:
+        if isinstance(body, Prepare) and self._standing.status is Status.NORMAL:
+            self._normal.prepare(body)
+        else:
+            super()._from_primary(body)
+
+
+def late_batch_of_an_old_view(rules: type[Replica]) -> World:
+    """What a primary numbered before it was cut off arrives when another one has taken its place."""
+    world, old = begun(5, rules)
+    held = hold_up(
+        world, lambda parcel, source, _: source == old.endpoint and isinstance(parcel.body, Prepare)
+    )
+    assert old.publish(["late"])
+    cut_off(world, old)
+    _, third = succeeded(world, old)
+    third.receive(held[0], old.endpoint, world.network.now)
+    assert world.goes_on(within=3.0)
+    return world
+
+
+def test_a_primary_that_was_replaced_is_not_listened_to() -> None:
+    world = late_batch_of_an_old_view(Replica)
+    assert "late" not in world.chosen.values()
+    with pytest.raises(BrokenPromiseError, match=LOST):
+        late_batch_of_an_old_view(TakesStaleViews)
+
+
+class CountsOldLives(Views):
+    """Reports count even if their sender has lost its memory since."""
+
+    def _valid_reports(self) -> dict[int, Report]:
+        return self._reports
+
+
+def report_of_an_earlier_life(seed: int, rules: type[Replica]) -> World | None:
+    """Let a node's report of one life arrive in its next; None if by chance the nodes do not come to that.
+
+    One backup moves to the next view, and its report to that view's primary, the other backup, is held up. It loses its
+    disk, recovers in the old view, and has a part in a commit there, without the other one. Then the report arrives.
+    """
+    world, primary = begun(seed, rules)
+    network = world.network
+    assert primary.replica is not None
+    view = primary.replica.view + 1
+    following = world.nodes[view % 3]
+    (other,) = (node for node in world.nodes if node not in (primary, following))
+    held = hold_up(
+        world, lambda parcel, source, _: source == other.endpoint and isinstance(parcel.body, DoViewChange)
+    )
+
+    def goes_well() -> bool:
+        reached = view if following.replica is None else following.replica.view
+        return bool(held) and primary.accepting and reached < view
+
+    # The one that follows hears nothing of the primary, and wishes for its own view.
+    network.cut = {(primary.endpoint, following.endpoint)}
+    network.run(lambda: False, network.now + 1.0)
+    # The other one neither: it moves, and only its report would tell.
+    network.cut |= {(primary.endpoint, other.endpoint)}
+    network.cut |= {(other.endpoint, node.endpoint) for node in (primary, following)}
+    network.run(lambda: bool(held), network.now + 1.0)
+    if not goes_well():
+        return None  # The primary has lost its patience as well.
+    other.end("emptied")
+    network.cut -= {(primary.endpoint, node.endpoint) for node in world.nodes}
+    network.run(lambda: False, network.now + 0.1)  # until whatever else it has sent is lost
+    network.cut.clear()
+    other.start()
+    if not network.run(lambda: other.voting, network.now + 0.5) or not goes_well():
+        return None
+    cut_off(world, following)
+    if not world.goes_on(within=0.1):
+        return None
+    following.receive(held[0], other.endpoint, network.now)
+    network.cut.clear()
+    return world
+
+
+def test_a_report_of_an_earlier_life_does_not_count() -> None:
+    worlds = [world for seed in range(20) if (world := report_of_an_earlier_life(seed, Replica))]
+    assert worlds
+    for world in worlds:
+        assert world.goes_on(within=10.0)
+    rules = broken(views_class=CountsOldLives)
+    with pytest.raises(BrokenPromiseError, match="starts a view without"):
+        _ = [report_of_an_earlier_life(seed, rules) for seed in range(20)]
