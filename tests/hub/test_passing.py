@@ -268,6 +268,7 @@ def test_publishers_wait_for_a_lost_hub_and_then_are_refused(root: Root, front: 
     error = front.told["b"]
     assert isinstance(error, UnavailableError)
     assert "not answered for 10 s" in str(error)
+    assert str(error).endswith("what is published here is refused")
     front.submit("c")
     front.hub.turn(0)
     front.passing.tick(110.1)
@@ -290,6 +291,8 @@ def test_one_that_comes_and_goes_and_never_answers_is_not_waited_for_anew(root: 
     front.passing.lost(11.0)
     front.passing.tick(11.0)
     assert isinstance(front.told["a"], UnavailableError)
+    # It was sent: nobody can say that it was not taken.
+    assert str(front.told["a"]).endswith("whether this was taken is not known")
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["an answer", "nobody waits"])

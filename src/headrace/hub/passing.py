@@ -71,6 +71,7 @@ class Request:
         self.follows = follows
         self.size = sum(map(_size, rows))
         self.sent = False
+        """Whether it may have been taken, though nobody has said so."""
 
     def __len__(self) -> int:
         return sum(map(len, self.rows))
@@ -231,6 +232,7 @@ class Passing:
             request.publisher, request.number = self._name, self._number
             request.follows = self._number > 0
             self._number += 1
+        request.sent = True
         self._sent[request] = None
         self._under_way += request.size
 
@@ -269,7 +271,8 @@ class Passing:
         if self._failure is not None:
             self._refuse_all(self._failure)
         elif not self._connected and self._lost_at is not None and now - self._lost_at >= self._patience:
-            self._refuse_all(f"{self._unreachable} for {self._patience:g} s")
+            reason = f"{self._unreachable} for {self._patience:g} s"
+            self._refuse_all(f"{reason}: nothing more is taken until it does")
 
     def surrender(self) -> list[Request]:
         """Everything that is not answered, in order: this hub numbers it itself now, and answers as ever."""
@@ -338,12 +341,12 @@ class Passing:
         self._sent.clear()
         self._waiting.clear()
         self._under_way = 0
-        error = UnavailableError(
-            f"{reason}: nothing more is taken until it does; what is published here is refused"
-        )
         for request in refused:
             self._release(request)
-            request.told(error)
+            outcome = (
+                "whether this was taken is not known" if request.sent else "what is published here is refused"
+            )
+            request.told(UnavailableError(f"{reason}; {outcome}"))
 
 
 class _Group:

@@ -218,7 +218,8 @@ class Server:
                 await self._all_committed()
                 await self.upkeep.snapshot()
         except TimeoutError:
-            logger.warning("the disk is slow: stopping without its last answer")
+            what = "the disk is slow" if self._cluster is None or self.problem is None else self.problem
+            logger.warning("%s: stopping without its last answer", what)
         except StorageError as error:
             # Closing the log says whether anything is lost; the doors are closed first, whatever it says.
             logger.error("the disk fails while stopping: %s", error)
