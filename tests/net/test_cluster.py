@@ -16,6 +16,7 @@ from tests.net.raw import LOOPBACK
 import headrace
 from headrace.client.tube import LinkClient
 from headrace.cluster.membership import SILENCE_SECONDS
+from headrace.cluster.state import MAX_NODES
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, HeadraceError, StorageError, UnreachableError, UsageError
 from headrace.message import Message, messages
@@ -254,6 +255,12 @@ async def test_a_node_finds_itself_in_the_list_whatever_it_is_called_there(start
     # It has nothing to serve yet, and says why.
     with pytest.raises(UnreachableError, match=f"without {LOOPBACK}:1"):
         await link_of(server).open()
+
+
+async def test_a_cluster_has_a_most_of_nodes(start: Start) -> None:
+    peers = ",".join(f"{LOOPBACK}:{port}" for port in range(1, MAX_NODES + 1))
+    with pytest.raises(ConfigError, match=f"at most {MAX_NODES} nodes"):
+        await start(f"cluster.peers={peers}")
 
 
 async def test_a_node_that_is_gone_keeps_its_name_and_one_whose_disk_fails_does_not_work(make: Make) -> None:

@@ -103,6 +103,8 @@ class Cluster:
         # Where the door listens on all addresses, the others know this node by the one in the list.
         self._host = str(cluster.address or next(iter(own), where))
         self._peers = tuple(dict.fromkeys(peer for peer in cluster.peers if peer not in own))
+        if len(self._peers) >= states.MAX_NODES:
+            raise self._misconfigured("cluster.peers", f"at most {states.MAX_NODES} nodes, this one included")
         nodes = self._kept.state.nodes if self._kept is not None else ()
         if nodes and len(nodes) != len(self._peers) + 1:
             raise self._misconfigured(
