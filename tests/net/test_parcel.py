@@ -318,3 +318,11 @@ async def test_one_that_never_finishes_its_tls_handshake_is_cut_off(start: Start
     peer = dial(server, peers)
     with suppress(ConnectionResetError):
         assert await peer.over()
+
+
+async def test_a_refusal_has_room_for_what_is_wrong(start: Start, peers: ExitStack) -> None:
+    peer = dial(await start(), peers)
+    await peer.send(b"\xff" + b"\x81" * 255)
+    kind, body = await peer.hear()
+    assert kind == "ProtoError"
+    assert "it ends before its last item" in body["ProtoError"]["reason"]  # type: ignore[index]

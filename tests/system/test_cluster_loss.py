@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """Three nodes; each test leaves them whole."""
-    with Trio.start(tmp_path_factory.mktemp("trio")) as nodes:
+    """Three nodes that prove to each other who they are; each test leaves them whole."""
+    with Trio.start(tmp_path_factory.mktemp("trio"), "cluster.key=theirs alone") as nodes:
         yield nodes
 
 

@@ -161,7 +161,11 @@ class ParcelStream(Stream[Any]):
         self.counters.refuse(self.door.name, reason, self.name, detail)
         if self.admitted and reason not in ("slow", "connections"):
             fault = Fault.BAD_RES if self.dialled else Fault.BAD_REQ
-            self.send(wire.serialize(wire.refusal(self.circle.membership.me.id, fault, str(detail))))
+            why = str(detail)
+            if isinstance(detail, WireError) and isinstance(detail.value, bytes):
+                # The peer knows the bytes that it sent: the room is for what is wrong with them.
+                why = f"{detail.field}: {detail.limit}"
+            self.send(wire.serialize(wire.refusal(self.circle.membership.me.id, fault, why)))
             self.close()
         else:
             self.abort()
