@@ -1,5 +1,5 @@
-import { ask, empty, fill, h, notice, table } from "./dom.js";
-import { bytes, count, moment, payloadLine } from "./format.js";
+import { ask, empty, fill, h, inPlace, notice, show, table } from "./dom.js";
+import { brief, bytes, count, moment, payloadLine } from "./format.js";
 import { payloadView } from "./stream.js";
 
 const EACH = 2000;
@@ -12,8 +12,10 @@ export default {
     const search = h("input", { type: "search", placeholder: "part of a name", "aria-label": "Find a service", oninput: () => list() });
     const said = h("div", {});
     const found = h("div", {});
-    const detail = h("section", { class: "sheet", "aria-live": "polite", "aria-label": "Service" });
-    main.append(h("p", { class: "lead" }, "Named live objects: what each is now, and how it came to be so."), said,
+    // Values change many times a second: a screen reader is told which service is shown, and reads it when asked to.
+    const told = h("p", { class: "unseen", role: "status" });
+    const detail = h("section", { class: "sheet", "aria-label": "Service" });
+    main.append(h("p", { class: "lead" }, "Named live objects: what each is now, and how it came to be so."), said, told,
       h("div", { class: "grid" }, h("section", { class: "sheet stack", "aria-label": "Services" }, search, found), detail));
 
     async function list() {
@@ -21,20 +23,26 @@ export default {
         const { services, total } = await ask(`/api/services?contains=${encodeURIComponent(search.value)}`);
         fill(said);
         if (!total) {
-          fill(found, empty("There are no services yet. Create one by changing it:", "headrace services put fleet/42 '{\"speed\": 61}'"));
-          fill(detail, empty("A service that you choose is shown here, live."));
+          show(found, empty("There are no services yet. Create one by changing it:", "headrace services put fleet/42 '{\"speed\": 61}'"));
+          show(detail, empty("A service that you choose is shown here, live."));
           return;
         }
-        fill(found, services.length ? table(`${count(services.length)} of ${count(total)}`, [
-          ["Service", (row) => h("button", { class: "link", type: "button", onclick: () => watch(row.id) }, row.id)],
+        show(found, services.length ? table(`${count(services.length)} of ${count(total)}`, [
+          ["Service", (row) => h("button", { class: "link", type: "button", "data-key": `id-${row.id}`, "aria-current": row.id === chosen ? "true" : null, onclick: () => choose(row.id) }, row.id)],
           ["Kind", (row) => row.kind, { narrow: true }],
           ["Value", (row) => h("div", { class: "clip" }, payloadLine(row, "value"))],
           ["Changed at", (row) => count(row.seq), { n: true, narrow: true }],
-        ], services, (row) => ({ "aria-selected": String(row.id === chosen) })) : empty("No service has that in its name."));
+        ], services) : empty("No service has that in its name."));
         if (!chosen && services.length) watch(services[0].id);
       } catch (error) {
         fill(said, notice(error.message, "bad"));
       }
+    }
+
+    function choose(id) {
+      watch(id);
+      told.textContent = `${id} is shown beside the list.`;
+      list();
     }
 
     function watch(id) {
@@ -49,7 +57,7 @@ export default {
         const service = JSON.parse(event.data);
         fill(facts, [["Kind", service.kind], ["Created at", count(service.created)], ["Changed at", count(service.seq)], ["Size", bytes(service.size)]]
           .flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]));
-        fill(value, payloadView(service, "value"));
+        inPlace(value, () => fill(value, payloadView(service, "value")));
         history(id, changes);
       });
       source.addEventListener("removed", () => {
@@ -63,9 +71,9 @@ export default {
       if (id.includes("*")) return;
       try {
         const { messages, first } = await ask(`/api/messages?count=20&topic=${encodeURIComponent(id)}`);
-        fill(place, messages.length ? table("The last changes, newest first", [
-          ["Number", (row) => h("a", { href: `#/stream?seq=${row.seq}` }, count(row.seq)), { n: true }],
-          ["Time", (row) => moment(row.time), { narrow: true }],
+        show(place, messages.length ? table("The last changes, newest first", [
+          ["Number", (row) => h("a", { href: `#/stream?seq=${row.seq}`, "data-key": `seq-${row.seq}` }, count(row.seq)), { n: true }],
+          ["Time", (row) => h("time", { title: moment(row.time) }, brief(row.time)), { narrow: true }],
           ["Change", (row) => h("div", { class: "clip" }, payloadLine(row))],
         ], messages.reverse()) : empty(`No change since message ${count(first)}.`));
       } catch (error) {
