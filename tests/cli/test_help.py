@@ -63,6 +63,15 @@ def test_examples_can_be_pasted_from_a_narrow_terminal(path: tuple[str, ...]) ->
         assert len(re.sub(r"\[/?\w+\]", "", line)) <= 76, line
 
 
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_json_everywhere_but_where_a_hub_runs(path: tuple[str, ...]) -> None:
+    command = get_command(app)
+    for name in path:
+        command = command.commands[name]
+    if getattr(command, "commands", None) is None and path not in (("serve",), ("up",)):
+        assert any("--json" in option.opts for option in command.params)
+
+
 def test_version(command: Command) -> None:
     done = command("--version")
     assert (done.returncode, done.stdout) == (0, f"headrace {__version__}\n".encode())

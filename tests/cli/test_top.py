@@ -84,6 +84,7 @@ def test_nobody_there(run: Run, url: str) -> None:
     result = run("top", "--url", url)
     assert result.exit_code in (1, 2)
     assert result.output.count("\n") == 1
+    assert ("`headrace serve` starts one" in result.output) == url.startswith("http")
 
 
 def test_a_door_that_is_no_http_door(hub: HubProcess, run: Run) -> None:

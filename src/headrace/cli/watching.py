@@ -9,6 +9,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -46,8 +47,10 @@ def watch(hub: Access, *, count: int | None, as_json: bool) -> None:
             sys.stdout.flush()
         return
     past: dict[str, deque[float]] = {"in": deque(maxlen=_WIDTH), "out": deque(maxlen=_WIDTH)}
+    # The first comes before the terminal is touched: that nobody answers is one plain line.
+    beginning = list(islice(seconds, 1))
     with Live(console=console(), screen=False, auto_refresh=False) as live:
-        for second in seconds:
+        for second in chain(beginning, seconds):
             past["in"].append(_total(second.sample["received"], but="log"))
             past["out"].append(_total(second.sample["delivered"]))
             live.update(draw(second, past), refresh=True)
@@ -133,7 +136,7 @@ def _refusals(status: dict[str, Any]) -> Table | None:
 def _seconds(hub: Access, count: int | None) -> Iterator[Second]:
     status: dict[str, Any] = {}
     taken = 0
-    for kind, data in _events(f"{hub.url.rstrip('/')}/api/events", hub.client):
+    for kind, data in _events(hub.url.rstrip("/"), hub.client):
         if kind == "status":
             status = data
         elif kind == "sample" and status:
@@ -150,7 +153,7 @@ def _events(url: str, client: Client | None) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{url!r}: expected http://host:port")
     kind = ""
     try:
-        request = urllib.request.Request(url)  # noqa: S310 -- the scheme is checked
+        request = urllib.request.Request(f"{url}/api/events")  # noqa: S310 -- the scheme is checked
         if client is not None:
             request.add_header("Authorization", client.basic)
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 -- the same
@@ -167,7 +170,9 @@ def _events(url: str, client: Client | None) -> Iterator[tuple[str, Any]]:
         raise UnreachableError(url, f"it answers {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise UnreachableError(url, str(reason)) from None
+        if isinstance(reason, ConnectionRefusedError):
+            reason = "nobody listens there; is the hub running? `headrace serve` starts one"
+        raise UnreachableError(url, str(getattr(reason, "strerror", None) or reason).lower()) from None
 
 
 def _total(rates: dict[str, float], but: str = "") -> float:

@@ -41,7 +41,7 @@ export default {
     const tops = h("div", {});
     const charts = [new JobChart("Rows a second, by job", "rows_per_second"), new JobChart("Seconds a micro-batch takes, by job", "batch_seconds", { format: seconds }),
       new JobChart("Messages behind the head, by job", "behind")];
-    const drawn = h("div", { class: "grid", hidden: true }, charts.map((chart) => h("section", { class: "sheet" }, chart.element)));
+    const drawn = h("div", { class: "three", hidden: true }, charts.map((chart) => h("section", { class: "sheet" }, chart.element)));
     const counted = new Chart("Messages a second", { caption: true });
     const lagged = new Chart("Seconds until Spark has a message, by percentile", { caption: true, format: seconds });
     const measures = h("div", { class: "pair", hidden: true }, counted.element, lagged.element);

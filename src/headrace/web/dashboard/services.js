@@ -27,13 +27,13 @@ export default {
           show(detail, empty("A service that you choose is shown here, live."));
           return;
         }
+        if (!chosen && services.length) watch(services[0].id);
         show(found, services.length ? table(`${count(services.length)} of ${count(total)}`, [
           ["Service", (row) => h("button", { class: "link", type: "button", "data-key": `id-${row.id}`, "aria-current": row.id === chosen ? "true" : null, onclick: () => choose(row.id) }, row.id)],
           ["Kind", (row) => row.kind, { narrow: true }],
           ["Value", (row) => h("div", { class: "clip" }, payloadLine(row, "value"))],
           ["Changed at", (row) => count(row.seq), { n: true, narrow: true }],
         ], services) : empty("No service has that in its name."));
-        if (!chosen && services.length) watch(services[0].id);
       } catch (error) {
         fill(said, notice(error.message, "bad"));
       }
@@ -43,6 +43,9 @@ export default {
       watch(id);
       told.textContent = `${id} is shown beside the list.`;
       list();
+      // On a phone it is below the list, and beside a long one it is far up.
+      const { top } = detail.getBoundingClientRect();
+      if (top < 0 || top > window.innerHeight * 0.6) detail.scrollIntoView();
     }
 
     function watch(id) {

@@ -82,7 +82,7 @@ export default {
       });
       show(facts, fact("Subscriptions", count(status.matching.subscriptions), memory ? `${bytes(memory)} of index` : ""),
         fact("Matches", rate(last.clients ?? 0), "a second: messages times who gets each"),
-        fact("A message goes to", last.messages ? rate(last.clients / last.messages) : "–", "subscribers, on average"),
+        fact("A message goes to", last.messages ? (last.clients / last.messages).toFixed(2) : "–", "subscribers, on average"),
         fact("Matched by", spark ? "Spark" : "the hub", spark ? "the job match" : `${rate(last.messages ?? 0)} messages/s looked at`));
     });
     list();
