@@ -463,9 +463,29 @@ def test_text_stands_out_from_its_ground(browser: Browser, hub: HubProcess, sche
 def test_a_hub_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     with HubProcess.start(tmp_path) as hub, _context(browser) as context:
         page = _opened(context, hub)
+        # An empty hub says what to do.
+        expect(page.get_by_label("Begin")).to_contain_text("headrace pub 'hello, world'")
         page.get_by_role("link", name="Cluster").click()
         hub.kill9()
         expect(page.locator("#connection")).to_have_text("reconnecting")
         expect(page.locator(".notice")).to_contain_text("does not answer")
+        page.get_by_role("link", name="Stream").click()
+        expect(page.locator(".notice")).to_have_count(1)
         hub.restart()
         expect(page.locator("#connection")).to_have_text("live")
+        expect(page.locator(".notice")).to_have_count(0)
+        # What was opened meanwhile is live as well.
+        expect(page.get_by_text("No messages yet")).to_be_visible()
+        with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+            link.publish(b"back again")
+        expect(page.locator("tbody tr")).to_contain_text("back again")
+
+
+def test_a_service_that_does_not_exist(browser: Browser, hub: HubProcess) -> None:
+    with _context(browser) as context:
+        page = context.new_page()
+        page.goto(f"http://{hub.doors['http']}/#/services?id=no/such")
+        expect(page.get_by_label("Service", exact=True)).to_contain_text("there is no service 'no/such'")
+        with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+            spp.publish("no/such", {"now": "there"})
+        expect(page.get_by_label("Service", exact=True)).to_contain_text('"now": "there"')

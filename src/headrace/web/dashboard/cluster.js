@@ -2,7 +2,7 @@ import { empty, fact, h, notice, show, table } from "./dom.js";
 import { count, span } from "./format.js";
 import { listen } from "./store.js";
 
-const MODES = { WRK: "at work", DSC: "looks for the others, or for the log", ERR: "accepts no message", FRONTEND: "passes its upstream's sequence on" };
+export const MODES = { WRK: "at work", DSC: "looks for the others, or for the log", ERR: "accepts no message", FRONTEND: "passes its upstream's sequence on" };
 const tone = (mode) => ({ WRK: "good", DSC: "wary", ERR: "bad" })[mode] || "wary";
 
 const heard = (node) => node.age !== null && node.age !== undefined;

@@ -56,6 +56,11 @@ export function notice(text, tone = "") {
   return h("p", { class: "notice", role: tone === "bad" ? "alert" : "status", "data-tone": tone || null }, text);
 }
 
+// Say what went wrong with a question; that the hub does not answer at all is said once, above every page.
+export function complain(element, error) {
+  fill(element, error.unanswered ? null : notice(error.message, "bad"));
+}
+
 // A table whose columns are [heading, cell(row), {n: numeric, narrow: hidden on phones}].
 export function table(caption, columns, rows, attributes = () => ({})) {
   const classes = (options = {}) => [options.n ? "n" : "", options.narrow ? "hide-narrow" : ""].join(" ").trim() || null;
@@ -72,7 +77,7 @@ export async function ask(path, options = {}) {
   try {
     response = await fetch(path, options);
   } catch {
-    throw new Error("The hub does not answer. Is it running?");
+    throw Object.assign(new Error("The hub does not answer. Is it running?"), { unanswered: true });
   }
   const body = await response.text();
   const isJson = (response.headers.get("Content-Type") || "").startsWith("application/json");

@@ -1,4 +1,5 @@
 import { Chart, series } from "./chart.js";
+import { MODES } from "./cluster.js";
 import { empty, fact, h, notice, show, table } from "./dom.js";
 import { bytes, count, plural, rate, span } from "./format.js";
 import { listen } from "./store.js";
@@ -51,9 +52,11 @@ export default {
         fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${plural(status.disk.segments, "segment")}`),
         fact("Furthest behind", count(last ? last.behind : 0), furthest(status.holds), last && last.behind > 1e6 ? "wary" : ""),
         fact("Connections", count(status.connections)),
-        fact("Mode", status.mode, `${status.node.name}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
+        fact("Mode", status.mode, `${MODES[status.mode] ?? status.mode}: ${status.node.name}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
         fact("Up", span(status.uptime), `version ${status.version}`));
       show(warnings,
+        status.head === 0 && !status.upstream ? h("section", { class: "sheet", "aria-label": "Begin" }, empty("Nothing has been published yet. A first message, from a terminal:", "headrace pub 'hello, world' --topic greetings"),
+          h("p", { class: "centre faint" }, "Or use the form on the page ", h("a", { href: "#/stream" }, "Stream"), ". ", h("code", {}, "headrace demo"), " shows everything at work, in a minute.")) : null,
         flat(status.counters, "sync_failures").length ? notice("The disk has failed to sync: check it, then restart the hub.", "bad") : null,
         flat(status.counters, "holds_broken").length ? notice("Retention has passed a hold: a consumer or job has lost messages. Raise log.retain_bytes or see why it lags.") : null);
       show(doors, h("h2", {}, "Doors"), table("Where each door listens", [

@@ -1,5 +1,5 @@
 import { Chart, series } from "./chart.js";
-import { ask, empty, fill, h, notice, show, table } from "./dom.js";
+import { ask, complain, empty, fill, h, notice, show, table } from "./dom.js";
 import { bytes, count, plural, rate, span } from "./format.js";
 import { listen } from "./store.js";
 
@@ -89,7 +89,7 @@ export default {
           ? empty("The job verify has not reported here yet. To run it:", "headrace pipeline run verify") : account(value));
         fill(said);
       } catch (error) {
-        fill(said, notice(error.message, "bad"));
+        complain(said, error);
       }
     }
 

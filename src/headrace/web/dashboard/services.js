@@ -1,4 +1,4 @@
-import { ask, empty, fill, h, inPlace, notice, show, table } from "./dom.js";
+import { ask, complain, empty, fill, h, inPlace, notice, show, table } from "./dom.js";
 import { brief, bytes, count, moment, payloadLine } from "./format.js";
 import { payloadView } from "./stream.js";
 
@@ -8,6 +8,8 @@ export default {
   title: "Services",
   open(main, given) {
     let source = null;
+    let again = null;
+    let closed = false;
     let chosen = given.get("id");
     const search = h("input", { type: "search", placeholder: "part of a name", "aria-label": "Find a service", oninput: () => list() });
     const said = h("div", {});
@@ -21,6 +23,7 @@ export default {
     async function list() {
       try {
         const { services, total } = await ask(`/api/services?contains=${encodeURIComponent(search.value)}`);
+        if (closed) return;
         fill(said);
         if (!total) {
           show(found, empty("There are no services yet. Create one by changing it:", "headrace services put fleet/42 '{\"speed\": 61}'"));
@@ -35,7 +38,7 @@ export default {
           ["Changed at", (row) => count(row.seq), { n: true, narrow: true }],
         ], services) : empty("No service has that in its name."));
       } catch (error) {
-        fill(said, notice(error.message, "bad"));
+        complain(said, error);
       }
     }
 
@@ -50,6 +53,7 @@ export default {
 
     function watch(id) {
       source?.close();
+      clearTimeout(again);
       chosen = id;
       const value = h("div", {});
       const facts = h("dl", { class: "envelope" });
@@ -62,6 +66,17 @@ export default {
           .flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]));
         inPlace(value, () => fill(value, payloadView(service, "value")));
         history(id, changes);
+      });
+      source.addEventListener("error", async () => {
+        // Where the browser does not try again, the hub has said no; why, it says to who asks plainly.
+        if (source.readyState !== EventSource.CLOSED || chosen !== id) return;
+        try {
+          await ask(`/api/service?id=${encodeURIComponent(id)}`);
+          watch(id);
+        } catch (error) {
+          complain(value, error);
+          again = setTimeout(() => { if (chosen === id) watch(id); }, EACH);
+        }
       });
       source.addEventListener("removed", () => {
         source.close();
@@ -80,12 +95,12 @@ export default {
           ["Change", (row) => h("div", { class: "clip" }, payloadLine(row))],
         ], messages.reverse()) : empty(`No change since message ${count(first)}.`));
       } catch (error) {
-        fill(place, notice(error.message, "bad"));
+        complain(place, error);
       }
     }
 
-    list().then(() => { if (given.get("id")) watch(given.get("id")); });
+    list().then(() => { if (given.get("id") && !closed) watch(given.get("id")); });
     const timer = setInterval(list, EACH);
-    return () => { clearInterval(timer); source?.close(); };
+    return () => { closed = true; chosen = null; clearInterval(timer); clearTimeout(again); source?.close(); };
   },
 };

@@ -1,7 +1,8 @@
-import { ask, change, empty, fill, h, notice, show, table } from "./dom.js";
+import { ask, change, complain, empty, fill, h, notice, show, table } from "./dom.js";
 import { attributesOf, brief, count, hex, moment, payloadBytes, payloadLine, plural } from "./format.js";
 
 const MOST = 300;
+const AGAIN = 2000;
 const ORIGINS = ["fyrehose", "spp", "attribute", "tube", "spark", "replay", "http", "log"];
 
 // The form of a payload that was chosen last; the next is shown in it too, if it has it.
@@ -56,6 +57,7 @@ export default {
     let oldest = 1;
     let live = true;
     let opened = null;
+    let timer = null;
     const field = (label, name, attributes = {}) => {
       const input = h("input", { name, value: given.get(name) || "", autocomplete: "off", ...attributes });
       return h("label", {}, label, input);
@@ -111,11 +113,20 @@ export default {
     }
 
     function fail(error) {
-      fill(said, notice(error.message, "bad"));
+      complain(said, error);
+    }
+
+    // Whoever wanted to see what comes wants it when the hub is back, too.
+    function beginAgain() {
+      source?.close();
+      source = null;
+      clearTimeout(timer);
+      timer = setTimeout(() => { if (live) begin(); }, AGAIN);
     }
 
     function pause() {
       live = false;
+      clearTimeout(timer);
       source?.close();
       source = null;
       fill(said);
@@ -125,6 +136,7 @@ export default {
 
     async function begin() {
       source?.close();
+      source = null;
       fill(said);
       live = true;
       toggle.textContent = "Pause";
@@ -133,12 +145,15 @@ export default {
         found = await ask(`/api/messages?count=100${query(chosen())}`);
       } catch (error) {
         fail(error);
+        beginAgain();
         return;
       }
+      if (!live) return;
       rows = found.messages.reverse();
       oldest = found.first;
       draw();
       source = new EventSource(`/api/tail?from=${found.last + 1}${query(chosen())}`);
+      source.addEventListener("error", beginAgain);
       source.addEventListener("messages", (event) => {
         const { messages, left_out } = JSON.parse(event.data);
         const known = rows.length ? rows[0].seq : 0;
@@ -243,6 +258,6 @@ export default {
     }
 
     if (given.get("seq")) { jump.elements.seq.value = given.get("seq"); goTo(); } else begin();
-    return () => source?.close();
+    return () => { live = false; clearTimeout(timer); source?.close(); };
   },
 };

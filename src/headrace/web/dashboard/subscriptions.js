@@ -1,5 +1,5 @@
 import { Chart } from "./chart.js";
-import { ask, change, empty, fact, fill, h, notice, show, table } from "./dom.js";
+import { ask, change, complain, empty, fact, fill, h, notice, show, table } from "./dom.js";
 import { attributesOf, bytes, count, rate } from "./format.js";
 import { listen } from "./store.js";
 
@@ -48,7 +48,7 @@ export default {
           ["State", (row) => h("span", { class: "pill", "data-tone": row.connected ? "good" : "wary" }, row.connected ? "connected" : "away"), { narrow: true }],
         ], subscriptions) : empty("Nobody subscribes by content yet. From a terminal:", "headrace sub --where city=Praha --where x=0..10"));
       } catch (error) {
-        fill(said, notice(error.message, "bad"));
+        complain(said, error);
       }
     }
 
