@@ -33,7 +33,7 @@ PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
 CLUSTER = IMG.parent.parent / "examples" / "cluster" / "run.py"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 SIZE: Any = {"width": 1180, "height": 800}
-HEIGHTS = {"pipeline": 1330, "subscriptions": 760, "cluster": 500}
+HEIGHTS = {"pipeline": 1260, "subscriptions": 820, "cluster": 480}
 """Pages that have more, or less, to show."""
 TERMINAL = 120, 34
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)

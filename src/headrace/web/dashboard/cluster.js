@@ -37,9 +37,8 @@ export default {
       show(facts, fact("This node", status.node.name, `id ${status.node.id}`), fact("Mode", status.mode, MODES[status.mode] ?? "", status.mode === "ERR" ? "bad" : ""),
         fact("Head", count(status.head), status.tail > status.head ? `${count(status.tail - status.head)} not yet committed` : ""),
         cluster ? fact("View", count(cluster.view), cluster.primary ? `primary ${cluster.primary}` : "no primary") : null,
-        cluster ? fact("At work", `${there} of ${cluster.nodes.length}`, cluster.name ? `cluster ${cluster.name}` : "") : null,
         upstream ? fact("Upstream", upstream.url ?? String(upstream), upstream.connected === false ? "not reached" : "", upstream.connected === false ? "bad" : "") : null);
-      show(nodes, cluster?.nodes?.length ? table("Nodes", [
+      show(nodes, cluster?.nodes?.length ? table(`${cluster.name || "The cluster"}: ${there} of ${cluster.nodes.length} nodes are at work`, [
         ["Node", (node) => node.name], ["Address", (node) => h("code", {}, node.host)],
         ["Mode", (node) => (heard(node) ? h("span", { class: "pill", "data-tone": tone(node.mode) }, node.mode) : h("span", { class: "pill", "data-tone": "bad" }, "silent"))],
         ["Role", (node) => (heard(node) ? node.role ?? "" : ""), { narrow: true }],

@@ -81,7 +81,7 @@ export default {
         "matches": recent.map((sample) => sample.matched.clients ?? 0),
       });
       show(facts, fact("Subscriptions", count(status.matching.subscriptions), memory ? `${bytes(memory)} of index` : ""),
-        fact("Matches", rate(last.clients ?? 0), "a second: messages times who gets each"),
+        fact("Matches", rate(last.clients ?? 0), "a second"),
         fact("A message goes to", last.messages ? (last.clients / last.messages).toFixed(2) : "–", "subscribers, on average"),
         fact("Matched by", spark ? "Spark" : "the hub", spark ? "the job match" : `${rate(last.messages ?? 0)} messages/s looked at`));
     });
