@@ -27,6 +27,8 @@ _SECONDS: Final = 20.0
 
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 60
+_BESIDE: Final = 46
+"""Columns of a terminal that the bars leave to the figures beside them."""
 _ROWS: Final = 8
 """Consumers and refusals that are shown, the most interesting first: it must fit a terminal."""
 
@@ -49,17 +51,19 @@ def watch(hub: Access, *, count: int | None, as_json: bool) -> None:
     past: dict[str, deque[float]] = {"in": deque(maxlen=_WIDTH), "out": deque(maxlen=_WIDTH)}
     # The first comes before the terminal is touched: that nobody answers is one plain line.
     beginning = list(islice(seconds, 1))
-    with Live(console=console(), screen=False, auto_refresh=False) as live:
+    out = console()
+    with Live(console=out, screen=False, auto_refresh=False) as live:
         for second in chain(beginning, seconds):
             past["in"].append(_total(second.sample["received"], but="log"))
             past["out"].append(_total(second.sample["delivered"]))
-            live.update(draw(second, past), refresh=True)
+            live.update(draw(second, past, out.width - _BESIDE), refresh=True)
 
 
-def draw(second: Second, past: Mapping[str, deque[float]]) -> RenderableType:
-    """One screen."""
+def draw(second: Second, past: Mapping[str, deque[float]], bars: int = _WIDTH) -> RenderableType:
+    """One screen; ``bars`` is how many fit into a line."""
     status, sample = second
-    parts: list[RenderableType] = [_heading(status), _rates(sample, past)]
+    newest = {name: deque(values, maxlen=max(bars, 1)) for name, values in past.items()}
+    parts: list[RenderableType] = [_heading(status), _rates(sample, newest)]
     if consumers := _consumers(status):
         parts += ["", consumers]
     if refusals := _refusals(status):
@@ -86,8 +90,9 @@ def _heading(status: dict[str, Any]) -> Text:
     line.append(f"{status['node']['name']} ", "bold")
     line.append(f"{mode} ", "green" if mode == "WRK" else "red")
     line.append(f"head {status['head']:,}", "bold")
-    line.append(f"   {kept} kept in {size(status['disk']['bytes'])}, fsync {status['fsync']}")
-    line.append(f"   {counted(status['connections'], 'connection')}   up {_span(status['uptime'])}\n", "dim")
+    line.append(f"   {kept} kept in {size(status['disk']['bytes'])}\n")
+    connections = counted(status["connections"], "connection")
+    line.append(f"{connections}, up {_span(status['uptime'])}, fsync {status['fsync']}\n", "dim")
     return line
 
 
