@@ -58,6 +58,7 @@ export default {
     let live = true;
     let opened = null;
     let timer = null;
+    let asked = 0; // Answers come in any order: only the newest question's counts.
     const field = (label, name, attributes = {}) => {
       const input = h("input", { name, value: given.get(name) || "", autocomplete: "off", ...attributes });
       return h("label", {}, label, input);
@@ -140,15 +141,17 @@ export default {
       fill(said);
       live = true;
       toggle.textContent = "Pause";
+      const turn = ++asked;
       let found;
       try {
         found = await ask(`/api/messages?count=100${query(chosen())}`);
       } catch (error) {
+        if (turn !== asked) return;
         fail(error);
         beginAgain();
         return;
       }
-      if (!live) return;
+      if (!live || turn !== asked) return;
       rows = found.messages.reverse();
       oldest = found.first;
       draw();
@@ -192,9 +195,11 @@ export default {
       const when = jump.elements.when.value;
       if (!seq && !when) return;
       pause();
+      const turn = ++asked;
       try {
         const place = seq ? `from=${seq}` : `time=${new Date(when).getTime() * 1000}`;
         const found = await ask(`/api/messages?count=100&${place}${query(chosen())}`);
+        if (turn !== asked) return;
         rows = found.messages.reverse();
         oldest = found.first;
         fill(said, rows.length ? null : notice("No message there, or after it."));
