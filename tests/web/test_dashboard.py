@@ -192,6 +192,22 @@ def test_the_stream_filters_and_jumps(page: Page) -> None:
     expect(page.locator(".notice")).to_contain_text("No message there")
 
 
+def test_an_answer_that_comes_late_does_not_undo_a_filter(browser: Browser, hub: HubProcess) -> None:
+    with _context(browser) as context:
+        page = context.new_page()
+        held: list[Any] = []
+        page.route(lambda url: url.endswith("/api/messages?count=100"), held.append)
+        page.goto(f"http://{hub.doors['http']}/#/stream")
+        page.get_by_label("Topic").first.fill("orders/*")
+        page.get_by_role("button", name="Filter").click()
+        expect(page.locator("tbody tr")).to_have_count(3)
+        with page.expect_response(lambda answer: answer.url.endswith("/api/messages?count=100")):
+            held[0].continue_()
+        page.wait_for_timeout(200)
+        expect(page.locator("tbody tr")).to_have_count(3)
+        assert page.evaluate("location.hash") == "#/stream?topic=orders%2F*"
+
+
 def test_a_message_can_be_published(page: Page, hub: HubProcess) -> None:
     page.get_by_role("link", name="Stream").click()
     page.get_by_text("Publish a message").click()

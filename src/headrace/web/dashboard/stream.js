@@ -90,8 +90,8 @@ export default {
 
     // The address says what is filtered, so that it can be passed on.
     function keep() {
-      const asked = query(chosen()).slice(1);
-      window.history.replaceState(null, "", `#/stream${asked ? `?${asked}` : ""}`);
+      const words = query(chosen()).slice(1);
+      window.history.replaceState(null, "", `#/stream${words ? `?${words}` : ""}`);
     }
 
     function draw(fresh = new Set()) {
