@@ -196,7 +196,7 @@ def test_an_answer_that_comes_late_does_not_undo_a_filter(browser: Browser, hub:
     with _context(browser) as context:
         page = context.new_page()
         held: list[Any] = []
-        page.route(lambda url: url.endswith("/api/messages?count=100"), held.append)
+        page.route(lambda url: url.endswith("/api/messages?count=100"), lambda route: held.append(route))
         page.goto(f"http://{hub.doors['http']}/#/stream")
         page.get_by_label("Topic").first.fill("orders/*")
         page.get_by_role("button", name="Filter").click()
