@@ -1,14 +1,19 @@
-"""The public names: each has a docstring with an example, and every example does what it says."""
+"""The public names: each has a docstring with an example, and every example does what it says.
+
+Those of ``headrace.spark`` need a Spark session: ``tests/spark/test_api.py`` has them.
+"""
 
 from __future__ import annotations
 
 import doctest
 from importlib import import_module
+from inspect import isclass, isroutine
 from typing import Any
 
 import pytest
 
 import headrace
+from headrace import tube
 from headrace.client.publisher import Publisher
 from headrace.client.sdk import Sdk
 from headrace.client.spp import Spp
@@ -20,7 +25,8 @@ CLIENTS = (headrace.Backbone, LinkClient, Spp, Sdk, Publisher, Sync)
 """What ``connect`` and ``connect_sync`` give."""
 
 NAMES: list[Any] = [getattr(headrace, name) for name in headrace.__all__ if name != "__version__"]
-PUBLIC: list[Any] = list(dict.fromkeys([*NAMES, *CLIENTS, Hub]))
+TUBES: list[Any] = [each for each in map(vars(tube).get, tube.__all__) if isroutine(each) or isclass(each)]
+PUBLIC: list[Any] = list(dict.fromkeys([*NAMES, *CLIENTS, *TUBES, Hub]))
 MODULES = sorted({each.__module__ for each in PUBLIC})
 
 

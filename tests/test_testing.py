@@ -42,6 +42,7 @@ def test_settings_and_doors() -> None:
     with Hub({"services.auto": True, "listen.spp": "off"}) as hub:
         assert "spp" not in hub.doors
         assert hub.url("http").startswith("http://127.0.0.1:")
+        assert hub.url("ws") == hub.url("tube_ws") == f"ws://{hub.doors['tube_ws']}"
         with pytest.raises(UsageError, match="no door 'spp'"):
             hub.url("spp")
         assert hub.status["head"] == 1  # services.auto is an entry of the log

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+import headrace
 from headrace.cli.demo_run import JOBS, staged
 
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
@@ -32,7 +33,7 @@ PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
 CLUSTER = IMG.parent.parent / "examples" / "cluster" / "run.py"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 SIZE: Any = {"width": 1180, "height": 800}
-HEIGHTS = {"pipeline": 1060, "subscriptions": 560, "cluster": 500}
+HEIGHTS = {"pipeline": 1260, "subscriptions": 820, "cluster": 480}
 """Pages that have more, or less, to show."""
 TERMINAL = 120, 34
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -67,13 +68,16 @@ def photograph_cluster() -> None:
             program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         try:
-            told = [cluster.stdout.readline() for _ in range(3)]
+            told = [cluster.stdout.readline() for _ in range(4)]
             address = told[0].split()[-1]
             deadline = time.monotonic() + 60
             while not _works(address):
                 if time.monotonic() > deadline:
                     sys.exit("the example's cluster does not come up")
                 time.sleep(0.2)
+            with headrace.connect_sync(told[3].split()[-2]) as link:
+                for _ in range(40):
+                    link.publish([b"a wheel turns"] * 25, topic="mill")
             photograph(address, ["cluster"])
         finally:
             cluster.terminate()
@@ -83,7 +87,8 @@ def photograph_cluster() -> None:
 def _works(address: str) -> bool:
     try:
         with urllib.request.urlopen(f"{address}api/status", timeout=5) as answer:  # noqa: S310 -- our own
-            return json.load(answer)["mode"] == "WRK"
+            nodes = json.load(answer)["cluster"]["nodes"]
+            return len(nodes) == 3 and all(node["mode"] == "WRK" for node in nodes)
     except OSError:
         return False
 

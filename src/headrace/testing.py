@@ -42,7 +42,7 @@ from headrace.net.server import Server
 
 __all__ = ["Hub"]
 
-_SCHEMES: Final = {"tube": "tube_tcp", "tube_tcp": "tube_tcp"}
+_SCHEMES: Final = {"tube": "tube_tcp", "tube_tcp": "tube_tcp", "ws": "tube_ws", "tube_ws": "tube_ws"}
 _POLL: Final = 0.005
 
 
@@ -121,7 +121,7 @@ class Hub:
         door = _SCHEMES.get(scheme, scheme)
         if door not in doors:
             raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
-        return f"{'http' if door == 'http' else scheme.removesuffix('_tcp')}://{doors[door]}"
+        return f"{'ws' if door == 'tube_ws' else scheme.removesuffix('_tcp')}://{doors[door]}"
 
     def connect(self, scheme: str, **options: Any) -> Any:
         """An asynchronous client of one of the doors, for ``async with``."""

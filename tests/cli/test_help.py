@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 
@@ -61,6 +62,40 @@ def test_examples_can_be_pasted_from_a_narrow_terminal(path: tuple[str, ...]) ->
     assert command.epilog is not None
     for line in command.epilog.splitlines():
         assert len(re.sub(r"\[/?\w+\]", "", line)) <= 76, line
+
+
+def examples_of(path: tuple[str, ...]) -> list[list[str]]:
+    """The command lines that a help shows, up to where a shell would take over."""
+    command = get_command(app)
+    for name in path:
+        command = command.commands[name]
+    shown = re.sub(r"(?<!\\)\[/?\w+\]", "", command.epilog or "").replace("\\[", "[")
+    lines = [line.strip() for line in shown.splitlines() if line.startswith("  ")]
+    parts = [part.split() for line in lines for part in re.split(r" \| | > ", line) if "headrace" in part]
+    assert parts, path
+    return [shlex.split(" ".join(part)) for part in parts if part[0] == "headrace"]
+
+
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_examples_ask_for_what_there_is(path: tuple[str, ...]) -> None:
+    for _, *words in examples_of(path):
+        command = get_command(app)
+        name = ""
+        while words and words[0] in getattr(command, "commands", {}):
+            name = words.pop(0)
+            command = command.commands[name]
+        assert getattr(command, "commands", None) is None, words
+        # Reads options and arguments, and runs nothing.
+        command.make_context(name, words)
+
+
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_json_everywhere_but_where_a_hub_runs(path: tuple[str, ...]) -> None:
+    command = get_command(app)
+    for name in path:
+        command = command.commands[name]
+    if getattr(command, "commands", None) is None and path not in (("serve",), ("up",)):
+        assert any("--json" in option.opts for option in command.params)
 
 
 def test_version(command: Command) -> None:

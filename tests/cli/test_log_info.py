@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import doctest
 import json
 import os
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.cli.conftest import Run
 from tests.cli.logs import write_log
 from tests.hubprocess import HubProcess
 
+from headrace.cli import log_info
 from headrace.log import Log
 from headrace.log.lock import WriterLock
 
@@ -50,8 +54,23 @@ def test_text(shown: Run, tmp_path: Path) -> None:
     assert "messages   3, 1 to 3" in text
     assert "hub        none is running" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("0000")]
-    assert rows[0][:5] == ["0000000000000001.arrow", "sealed", "1", "2", "2"]
-    assert rows[1][:5] == ["0000000000000003.open", "open", "3", "3", "1"]
+    assert rows[0][:2] == ["0000000000000001.arrow", "2"]
+    assert rows[1][:2] == ["0000000000000003.open", "1"]
+
+
+def test_a_segment_fits_a_line_of_80_columns() -> None:
+    segment = {
+        "file": "0000000012345678.arrow",
+        "first": 12_345_678,
+        "last": 22_345_678,
+        "bytes": 268_000_000,
+        "first_time": "2026-01-31T10:00:00.500000Z",
+        "last_time": "2026-01-31T10:01:00.500000Z",
+    }
+    out = StringIO()
+    Console(file=out, width=80).print(log_info._table([segment]))
+    assert out.getvalue().splitlines()[1].split()[-4:] == ["2026-01-31", "10:00:00", "-", "10:01:00"]
+    assert doctest.testmod(log_info).failed == 0
 
 
 def test_an_empty_log(run: Run, shown: Run, tmp_path: Path) -> None:

@@ -42,6 +42,13 @@ def test_put_get_list(hub: HubProcess, command: Command, tmp_path: Path) -> None
     }
     assert facts(command("services", "get", "s/json", "--url", url(hub))) == {"speed": 60}
     assert command("services", "get", "s/last", "--url", url(hub)).stdout == b"\xff\n"
+    shown = facts(command("services", "get", "s/json", "--json", "--url", url(hub)))
+    assert shown == {"id": "s/json", "value": {"speed": 60}}
+    shown = facts(command("services", "get", "s/last", "--json", "--url", url(hub)))
+    assert shown == {"id": "s/last", "value_base64": "/wo="}
+    done = command("services", "put", "s/text", "five", "--json", "--url", hub.url("spp"))
+    assert facts(done) == {"id": "s/text", "put": 4}
+    assert facts(command("services", "get", "s/text", "--json", "--url", url(hub)))["value"] == "five"
     listed = {each["id"]: each for each in facts(command("services", "list", "--url", url(hub)))}
     assert (listed["s/json"]["kind"], listed["s/last"]["kind"]) == ("json", "last")
     with Terminal("services", "list", "--url", url(hub)) as terminal:

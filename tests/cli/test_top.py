@@ -56,6 +56,16 @@ def test_one_screen() -> None:
     assert "spp: malformed" in screen
 
 
+def test_a_narrow_terminal_shows_the_newest() -> None:
+    out = StringIO()
+    past = {"in": deque([9.0] * 30 + [1.0, 8.0]), "out": deque([20.0])}
+    console = Console(file=out, width=80)
+    console.print(watching.draw(watching.Second(STATUS, SAMPLE), past, 12))
+    assert "█" * 10 + "▂▇" in out.getvalue()
+    assert "█" * 11 not in out.getvalue()
+    assert "…" not in out.getvalue()
+
+
 def test_bars() -> None:
     assert doctest.testmod(watching).failed == 0
     assert watching.spark(deque()) == ""
@@ -84,6 +94,7 @@ def test_nobody_there(run: Run, url: str) -> None:
     result = run("top", "--url", url)
     assert result.exit_code in (1, 2)
     assert result.output.count("\n") == 1
+    assert ("`headrace serve` starts one" in result.output) == url.startswith("http")
 
 
 def test_a_door_that_is_no_http_door(hub: HubProcess, run: Run) -> None:

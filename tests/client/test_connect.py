@@ -90,3 +90,15 @@ async def test_ipv6(tmp_path: Path) -> None:
     ):
         await client.push(b"hello")
         assert (await anext(client)).payload == b"hello"
+
+
+async def test_the_link_over_websocket(tmp_path: Path) -> None:
+    async with running_hub(tmp_path) as server, connect(f"ws://{server.doors['tube_ws']}") as link:
+        assert (await link.publish(b"hello", topic="greetings")).first == 1
+        assert (await link.head()).head == 1
+    with pytest.raises(UsageError, match="is a WebSocket"):
+        connect("ws://127.0.0.1", transport="tcp")
+    with pytest.raises(UsageError, match="expected 'tcp' or 'websocket'"):
+        connect("tube://127.0.0.1", transport="pigeon")
+    with pytest.raises(UsageError, match="expected ws://host:port"):
+        connect("ws://")

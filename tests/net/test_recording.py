@@ -15,7 +15,7 @@ from tests.net.linkpeer import LinkPeer, rows
 import headrace
 from headrace.errors import ConfigError
 from headrace.net.recording import FILE_BYTES, Recorder
-from headrace.spark.jobs.decode import _decoded
+from headrace.spark.jobs.decode import rows_of
 from headrace.spark.jobs.folder import Folder
 from headrace.tube import connect
 
@@ -23,7 +23,7 @@ from headrace.tube import connect
 def frames(captures: Path, door: str) -> list[tuple[bool, str]]:
     folder = Folder.at(str(captures))
     names = [name for name in folder.names() if name.startswith(f"{door}-")]
-    found = [row for name in names for row in _decoded(folder, name, {})]
+    found = [row for name in names for row in rows_of(folder, name, {})]
     assert not [row for row in found if row["error"]]
     return [(row["outgoing"], row["kind"]) for row in found]
 
@@ -72,7 +72,7 @@ def test_datagrams_are_recorded_by_address_one_by_one(tmp_path: Path) -> None:
             }
         hub.terminate()
     folder = Folder.at(str(captures))
-    found = [row for name in folder.names() for row in _decoded(folder, name, {})]
+    found = [row for name in folder.names() for row in rows_of(folder, name, {})]
     said = [(names[row["peer"]], row["outgoing"], row["kind"], row["payload"]) for row in found]
     assert said.count(("one", False, "Keepalive", None)) == 1
     assert ("one", True, "KeepaliveAck", None) in said

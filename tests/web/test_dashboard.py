@@ -13,6 +13,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
@@ -132,7 +134,7 @@ def test_every_page_opens_without_a_complaint(
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, hub: HubProcess, name: str) -> None:
-    with _context(browser, width=390) as context:
+    with _context(browser, width=375) as context:
         page = _opened(context, hub, name)
         page.wait_for_timeout(500)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -190,6 +192,22 @@ def test_the_stream_filters_and_jumps(page: Page) -> None:
     expect(page.locator(".notice")).to_contain_text("No message there")
 
 
+def test_an_answer_that_comes_late_does_not_undo_a_filter(browser: Browser, hub: HubProcess) -> None:
+    with _context(browser) as context:
+        page = context.new_page()
+        held: list[Any] = []
+        page.route(lambda url: url.endswith("/api/messages?count=100"), lambda route: held.append(route))
+        page.goto(f"http://{hub.doors['http']}/#/stream")
+        page.get_by_label("Topic").first.fill("orders/*")
+        page.get_by_role("button", name="Filter").click()
+        expect(page.locator("tbody tr")).to_have_count(3)
+        with page.expect_response(lambda answer: answer.url.endswith("/api/messages?count=100")):
+            held[0].continue_()
+        page.wait_for_timeout(200)
+        expect(page.locator("tbody tr")).to_have_count(3)
+        assert page.evaluate("location.hash") == "#/stream?topic=orders%2F*"
+
+
 def test_a_message_can_be_published(page: Page, hub: HubProcess) -> None:
     page.get_by_role("link", name="Stream").click()
     page.get_by_text("Publish a message").click()
@@ -222,7 +240,10 @@ def test_the_pipeline_shows_what_measure_counts(page: Page, hub: HubProcess) -> 
     page.get_by_role("link", name="Pipeline").click()
     measured = page.get_by_label("Measured")
     expect(measured.locator("tbody tr")).to_have_count(3)
-    expect(measured.locator("tbody tr").nth(1)).to_contain_text("74,040")
+    with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+        # What is old news is no longer drawn.
+        spp.publish("measure/minute", {"messages": 74_041})
+    expect(measured.locator("tbody tr").nth(1)).to_contain_text("74,041")
     expect(measured.locator("tbody tr").nth(1)).to_contain_text("vehicle/tram-1, vehicle/bus-1")
     expect(measured.locator(".legend li", has_text="p99")).to_contain_text("0.75")
     # The charts move by what comes.
@@ -257,11 +278,230 @@ def test_it_goes_by_keyboard(page: Page) -> None:
     assert page.evaluate("document.activeElement.id") == "main"
 
 
+def test_the_focus_stays_on_a_message_while_others_come(page: Page) -> None:
+    page.get_by_role("link", name="Stream").click()
+    row = page.locator("tbody tr").first.locator("button.link")
+    row.focus()
+    number = page.evaluate("document.activeElement.textContent")
+    # Others have come before it.
+    expect(page.locator("tbody tr button.link", has_text=number)).to_be_focused()
+    expect(page.locator("tbody tr").first.locator("button.link")).not_to_have_text(number)
+    expect(page.locator("tbody tr button.link", has_text=number)).to_be_focused()
+    page.keyboard.press("Enter")
+    opened = page.get_by_label("Message", exact=True)
+    expect(opened.get_by_role("heading", name=f"Message {number}")).to_be_focused()
+    opened.get_by_role("button", name="Close").press("Enter")
+    expect(page.locator("tbody tr button.link", has_text=number)).to_be_focused()
+
+
+def test_the_form_of_a_payload_is_chosen_by_arrows_and_stays(page: Page, hub: HubProcess) -> None:
+    page.get_by_role("link", name="Services").click()
+    page.get_by_role("button", name="fleet/2").click()
+    detail = page.get_by_label("Service", exact=True)
+    detail.get_by_role("tab", name="JSON").press("End")
+    expect(detail.get_by_role("tab", name="Hex")).to_be_focused()
+    expect(detail.locator("pre")).to_contain_text("000000  7b 22")
+    with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+        spp.publish("fleet/2", {"driver": "Ada"})
+    expect(detail.locator("pre")).to_contain_text("Ada")
+    expect(detail.get_by_role("tab", name="Hex")).to_have_attribute("aria-selected", "true")
+    expect(detail.get_by_role("tab", name="Hex")).to_be_focused()
+
+
+def test_what_does_not_change_can_be_selected(page: Page) -> None:
+    page.evaluate("window.kept = document.querySelector('section[aria-label=Doors] code')")
+    page.evaluate("getSelection().selectAllChildren(window.kept)")
+    head = page.locator(".fact", has_text="Head of the sequence").locator("dd")
+    before = head.inner_text()
+    expect(head).not_to_have_text(before)
+    assert page.evaluate("window.kept.isConnected && getSelection().toString() === window.kept.textContent")
+
+
+def test_attributes_with_spaces(page: Page, hub: HubProcess) -> None:
+    page.get_by_role("link", name="Stream").click()
+    page.get_by_text("Publish a message").click()
+    form = page.locator("details form")
+    form.get_by_label("Attributes").fill('street="Na Hradbách" zip="11000" x=5')
+    form.get_by_label("Payload").fill("here")
+    form.get_by_role("button", name="Publish").click()
+    form.locator("output a").click()
+    opened = page.get_by_label("Message", exact=True)
+    expect(opened).to_contain_text("3 attributes")
+    expect(opened).to_contain_text('"Na Hradbách"')
+    expect(opened).to_contain_text('"11000"')
+    form = page.locator("details form")
+    page.get_by_text("Publish a message").click()
+    form.get_by_label("Attributes").fill('street="Na')
+    form.get_by_label("Payload").fill("here")
+    form.get_by_role("button", name="Publish").click()
+    expect(form.locator("output")).to_contain_text("the quote does not end")
+
+
+def test_subscriptions_tell_how_much_is_matched(page: Page, hub: HubProcess) -> None:
+    address = f"sdk://{hub.doors['sdk']}"
+    with headrace.connect_sync(address, client_id="ab" * 12) as client:
+        client.subscribe(headrace.where(origin="fyrehose"))
+        page.get_by_role("link", name="Subscriptions").click()
+        expect(page.locator("tbody tr", has_text="ab" * 12)).to_contain_text('origin = "fyrehose"')
+        expect(page.locator(".fact", has_text="A message goes to").locator("dd")).to_contain_text("1.00")
+        page.get_by_label("Find a client").fill("cd")
+        expect(page.get_by_text("No client has that in its id")).to_be_visible()
+        page.get_by_label("Find a client").fill("")
+        page.get_by_label("Attributes").fill("origin=fyrehose")
+        page.get_by_role("button", name="Who would get this?").click()
+        expect(page.get_by_text("1 would get it")).to_be_visible()
+        page.get_by_label("Attributes").fill("origin=spp")
+        page.get_by_role("button", name="Who would get this?").click()
+        expect(page.get_by_text("Nobody would get it")).to_be_visible()
+
+
+JOB = {"state": "running", "rows": 1, "rows_per_second": 12.5, "batch_seconds": 0.75, "behind": 42}
+
+
+def test_the_pipeline_draws_each_job_and_says_what_verify_found(page: Page, hub: HubProcess) -> None:
+    page.get_by_role("link", name="Pipeline").click()
+    expect(page.get_by_text("No Spark job reports to this hub")).to_be_visible()
+    expect(page.get_by_text("The job verify has not reported here yet")).to_be_visible()
+    with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        facts = {
+            "jobs": {"archive": JOB},
+            "state": "running",
+            "master": "local[2]",
+            "ui": "http://127.0.0.1:4040",
+        }
+        link.report("pipeline", facts)
+    expect(page.get_by_label("Jobs").locator("tbody tr")).to_contain_text("1 row in 0.75 s")
+    expect(page.get_by_role("link", name="pages of its own")).to_have_attribute(
+        "href", "http://127.0.0.1:4040"
+    )
+    for title, figure in (
+        ("Rows a second", "12.5"),
+        ("Seconds a micro-batch", "0.75"),
+        ("Messages behind", "42"),
+    ):
+        chart = page.locator("figure", has_text=title)
+        expect(chart.locator(".legend li", has_text="archive")).to_contain_text(figure)
+    findings = page.get_by_label("Findings of verify")
+    with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+        spp.publish("verify", {"findings": 0, "kinds": {}})
+        expect(findings).to_contain_text("Nothing is missing")
+        newest = {"kind": "hole", "first": 2, "last": 4, "evidence": "1 is followed by 5", "server": "a:1"}
+        spp.publish("verify", {"findings": 3, "kinds": {"hole": 3}, "newest": newest})
+    expect(findings.locator("tbody tr")).to_contain_text("messages that are not there")
+    expect(findings).to_contain_text("The newest: hole, message 2 to 4 of a:1: 1 is followed by 5")
+
+
+def _feigned(page: Page, status: dict[str, Any]) -> None:
+    """Have the page believe that the hub's status is another."""
+    page.route("**/api/events", lambda route: route.fulfill(
+        content_type="text/event-stream", body=f"retry: 60000\nevent: status\ndata: {json.dumps(status)}\n\n"
+    ))  # fmt: skip
+
+
+def test_the_cluster_page(browser: Browser, hub: HubProcess) -> None:
+    with _context(browser) as context:
+        page = _opened(context, hub, "cluster")
+        expect(page.get_by_label("Nodes")).to_contain_text("This hub is alone")
+        with urlopen(f"http://{hub.doors['http']}/api/status", timeout=20) as answer:
+            status = json.load(answer)
+        page = context.new_page()
+        nodes = [
+            {"name": "mill", "host": "a:1", "mode": "WRK", "role": "primary", "head": 9, "age": 0.0},
+            {"name": "weir", "host": "b:1", "mode": "DSC", "role": "backup", "head": 8, "age": 2.1},
+            {"name": "c:1", "host": "c:1", "mode": "ERR", "role": "backup", "head": None, "age": None},
+        ]
+        cluster = {
+            "name": "x",
+            "view": 7,
+            "status": "normal",
+            "primary": "mill",
+            "nodes": nodes,
+            "problem": None,
+        }
+        _feigned(page, {**status, "cluster": cluster})
+        page.goto(f"http://{hub.doors['http']}/#/cluster")
+        expect(page.get_by_label("Nodes", exact=True)).to_contain_text("x: 1 of 3 nodes are at work")
+        rows = page.get_by_label("Nodes", exact=True).locator("tbody tr")
+        expect(rows.nth(0)).to_contain_text("itself")
+        expect(rows.nth(1)).to_contain_text("2 s ago")
+        expect(rows.nth(2)).to_contain_text("silent")
+        expect(rows.nth(2)).to_contain_text("not now")
+
+
+def test_a_refusal_is_said_and_tried_again(browser: Browser, hub: HubProcess) -> None:
+    with _context(browser) as context:
+        page = context.new_page()
+        refusing = '{"error": "auth.required is on"}'
+        page.route(
+            "**/api/history",
+            lambda route: route.fulfill(status=503, content_type="application/json", body=refusing),
+        )
+        page.goto(f"http://{hub.doors['http']}/#/services")
+        expect(page.locator("#lost")).to_contain_text("auth.required is on")
+        page.unroute("**/api/history")
+        expect(page.locator("#connection")).to_have_text("live")
+        expect(page.locator("#lost")).to_be_empty()
+
+
+CONTRAST = """() => {
+    const numbers = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
+    const linear = (part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+    const ground = (element) => {
+        const colour = numbers(getComputedStyle(element).backgroundColor);
+        return colour.length < 4 || colour[3] > 0 ? colour : ground(element.parentElement);
+    };
+    const spoken = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    return [...document.querySelectorAll("body *")]
+        .filter((each) => spoken(each) && each.checkVisibility() && !each.closest("noscript, .unseen, .fresh, option"))
+        .map((each) => {
+            const { fill, color } = getComputedStyle(each);
+            const own = light(numbers(each instanceof SVGElement ? fill : color));
+            const behind = light(ground(each));
+            const ratio = (Math.max(own, behind) + 0.05) / (Math.min(own, behind) + 0.05);
+            return [ratio, each.textContent.trim().slice(0, 40)];
+        }).filter(([ratio]) => ratio < 4.5);
+}"""
+"""Text whose contrast with what is behind it is below 4.5, the least that WCAG 2 (AA) asks for."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(browser: Browser, hub: HubProcess, scheme: str) -> None:
+    with _context(browser, scheme) as context:
+        page = _opened(context, hub)
+        for name in PAGES:
+            page.goto(f"http://{hub.doors['http']}/#/{name}")
+            expect(page.get_by_role("heading", level=1)).to_have_text(name.capitalize())
+            expect(page.locator("main .sheet").first).to_be_visible()
+            assert page.evaluate(CONTRAST) == []
+
+
 def test_a_hub_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     with HubProcess.start(tmp_path) as hub, _context(browser) as context:
         page = _opened(context, hub)
+        # An empty hub says what to do.
+        expect(page.get_by_label("Begin")).to_contain_text("headrace pub 'hello, world'")
+        page.get_by_role("link", name="Cluster").click()
         hub.kill9()
         expect(page.locator("#connection")).to_have_text("reconnecting")
         expect(page.locator(".notice")).to_contain_text("does not answer")
+        page.get_by_role("link", name="Stream").click()
+        expect(page.locator(".notice")).to_have_count(1)
         hub.restart()
         expect(page.locator("#connection")).to_have_text("live")
+        expect(page.locator(".notice")).to_have_count(0)
+        # What was opened meanwhile is live as well.
+        expect(page.get_by_text("No messages yet")).to_be_visible()
+        with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+            link.publish(b"back again")
+        expect(page.locator("tbody tr")).to_contain_text("back again")
+
+
+def test_a_service_that_does_not_exist(browser: Browser, hub: HubProcess) -> None:
+    with _context(browser) as context:
+        page = context.new_page()
+        page.goto(f"http://{hub.doors['http']}/#/services?id=no/such")
+        expect(page.get_by_label("Service", exact=True)).to_contain_text("there is no service 'no/such'")
+        with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
+            spp.publish("no/such", {"now": "there"})
+        expect(page.get_by_label("Service", exact=True)).to_contain_text('"now": "there"')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headrace.hub.counters import Counters
-from headrace.web.history import SAMPLES, History, Levels, Measured, measured_from
+from headrace.web.history import SAMPLES, History, Levels, Measured, jobs_from, measured_from
 
 LEVELS = Levels(head=5, tail=6, first=1, bytes=100, connections=2, behind=3)
 
@@ -58,7 +58,7 @@ def test_what_is_measured_is_a_rate_by_the_growth_of_its_minute() -> None:
 
     lag = {"p50": 0.5}
     assert taken(0.0, None) == {}
-    assert taken(1.0, Measured("12:00", 100, lag)) == {"rate": 0.0, "p50": 0.5}
+    assert taken(1.0, Measured("12:00", 100, lag)) == {"p50": 0.5}, "one figure makes no rate"
     assert taken(2.0, Measured("12:00", 350, lag))["rate"] == 250.0
     assert taken(3.0, Measured("12:00", 350, lag))["rate"] == 250.0, (
         "its micro-batch takes more than a second"
@@ -69,7 +69,8 @@ def test_what_is_measured_is_a_rate_by_the_growth_of_its_minute() -> None:
     for second in range(1, 10):
         assert taken(6.0 + second, Measured("12:01", 320 + 200 * second, lag))["rate"] >= 200.0
     assert taken(16.0, Measured("12:01", 2320, lag))["rate"] == 200.0, "of the last few alone"
-    assert taken(40.0, Measured("12:01", 2320, lag))["rate"] == 0.0
+    assert taken(40.0, Measured("12:01", 2320, lag)) == {}, "nobody knows whether all is quiet"
+    assert taken(41.0, Measured("12:01", 2420, lag)) == {"rate": 25.0, "p50": 0.5}
 
 
 def test_what_measure_shows_is_taken_as_it_is_published() -> None:
@@ -78,3 +79,23 @@ def test_what_measure_shows_is_taken_as_it_is_published() -> None:
     assert measured_from(shown) == Measured("2026-01-31T12:00:00Z", 7, {"p50": 0.1})
     assert measured_from({}) is None
     assert measured_from({"minute": {"start": 5}, "second": window}) is None
+
+
+def test_what_content_routing_matched_is_a_rate() -> None:
+    counters, history = Counters(), History()
+    history.take(0.0, LEVELS, counters)
+    counters.add("matched", 30, what="messages")
+    counters.add("matched", 60, what="clients")
+    assert history.take(2.0, LEVELS, counters).matched == {"messages": 15.0, "clients": 30.0}
+
+
+def test_jobs_are_taken_as_far_as_they_have_figures() -> None:
+    job = {"state": "running", "rows_per_second": 12.3456, "batch_seconds": 2, "behind": None, "rows": 7}
+    strange = {"rows_per_second": "many", "behind": True}
+    reported = {"jobs": {"archive": job, "x" * 100: strange, "none": 5}, "age": 0.1}
+    found = {"archive": {"rows_per_second": 12.346, "batch_seconds": 2.0}, "x" * 64: {}}
+    assert jobs_from(reported) == found
+    assert jobs_from(None) == jobs_from({"jobs": [1]}) == {}
+    assert len(jobs_from({"jobs": {str(number): {} for number in range(99)}})) == 16
+    levels = msgspec.structs.replace(LEVELS, jobs=found)
+    assert History().take(0.0, levels, Counters()).jobs == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.net.raw import TcpPeer, push, running_hub, until
 from headrace import web
 from headrace.hub.subscriptions import subscribe
 from headrace.net.server import Server
-from headrace.web import metrics
+from headrace.web import metric_names, metrics
 
 
 @pytest.fixture
@@ -103,3 +104,37 @@ async def test_counters_of_one_name_with_different_labels(server: Server) -> Non
     series = parsed(metrics.render(server).decode())
     values = sorted(value for (name, _), value in series.items() if name == "headrace_mixed_total")
     assert values == [1, 2, 3, 4]
+
+
+ROOT = Path(__file__).parents[2]
+COUNTING = ("add", "counter", "report")
+
+
+def counted_in(tree: ast.AST) -> dict[str, set[str]]:
+    """The names of the counters that a module adds to, and their labels."""
+    found: dict[str, set[str]] = {}
+    for call in ast.walk(tree):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+            continue
+        named = call.args[0]
+        if (
+            call.func.attr in COUNTING
+            and ast.unparse(call.func.value).endswith("counters")
+            and isinstance(named, ast.Constant)
+        ):
+            labels = {word.arg for word in call.keywords if word.arg not in (None, "at_will")}
+            found.setdefault(str(named.value), set()).update(filter(None, labels))
+    return found
+
+
+def test_every_name_in_the_code_has_its_meaning_and_its_labels() -> None:
+    found: dict[str, set[str]] = {"refused": {"door", "reason"}}  # That has a method of its own.
+    for path in (ROOT / "src").rglob("*.py"):
+        for name, given in counted_in(ast.parse(path.read_text())).items():
+            found.setdefault(name, set()).update(given)
+    assert found == {name: set(labels) for name, (labels, _) in metric_names.COUNTS.items()}
+
+
+def test_the_documentation_has_every_name() -> None:
+    assert metric_names.reference() in (ROOT / "docs" / "deploy.md").read_text()
+    assert metric_names._plain("A b.") == "a b"

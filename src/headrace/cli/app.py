@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import bench, demo, doctor, pub, replay, serve, sub, tail, top, up
+from headrace.cli import bench, decode, demo, doctor, pub, replay, serve, sub, tail, top, up
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.exits import Root
@@ -48,6 +48,7 @@ app.command("pub", help=pub.HELP, epilog=pub.EXAMPLES)(pub.pub)
 app.command("sub", help=sub.HELP, epilog=sub.EXAMPLES)(sub.sub)
 app.command("tail", help=tail.HELP, epilog=tail.EXAMPLES)(tail.tail)
 app.command("replay", help=replay.HELP, epilog=replay.EXAMPLES)(replay.replay)
+app.command("decode", help=decode.HELP, epilog=decode.EXAMPLES)(decode.decode)
 app.command("top", help=top.HELP, epilog=top.EXAMPLES)(top.top)
 app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES)(demo.demo)
 app.command("bench", help=bench.HELP, epilog=bench.EXAMPLES)(bench.bench)

@@ -64,8 +64,9 @@ def show(seconds: float, vehicles: int, *, spark: bool, keep: bool, as_json: boo
             audit = asyncio.run(play.run(view.look))
         view.tell(audit)
         if keep:
-            view.keep()
             with contextlib.suppress(KeyboardInterrupt):
+                # Whoever reads that it stays may stop it at once.
+                view.keep()
                 while stage.hub.ended() is None:
                     time.sleep(_POLL)
     if not audit.good:

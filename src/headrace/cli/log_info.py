@@ -84,28 +84,32 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _table(segments: list[dict[str, Any]]) -> Table:
+    """A line each, in 80 columns: a file's name says its first message, and its ending whether it is sealed."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("file", "kind"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("first", "last", "messages", "size"):
+    table.add_column("file", no_wrap=True)
+    for heading in ("messages", "size"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("from", no_wrap=True)
-    table.add_column("to", no_wrap=True)
+    table.add_column("when (UTC)", overflow="fold")
     for segment in segments:
         count = segment["last"] - segment["first"] + 1
         table.add_row(
             segment["file"],
-            segment["kind"],
-            str(segment["first"]) if count else "",
-            str(segment["last"]) if count else "",
             f"{count:,}",
             size(segment["bytes"]),
-            _short(segment["first_time"]),
-            _short(segment["last_time"]),
+            when(segment["first_time"], segment["last_time"]),
         )
     return table
 
 
-def _short(time: str | None) -> str:
-    """A time to the second."""
-    return "" if time is None else time[:19].replace("T", " ")
+def when(first: str | None, last: str | None) -> str:
+    """From one time to another, a day that is the same said once.
+
+    >>> when("2026-01-31T10:00:00.5Z", "2026-01-31T10:01:00.5Z")
+    '2026-01-31 10:00:00 - 10:01:00'
+    >>> when("2026-01-31T10:00:00.5Z", "2026-02-01T10:01:00.5Z")
+    '2026-01-31 10:00:00 - 2026-02-01 10:01:00'
+    """
+    if first is None or last is None:
+        return ""
+    (day, begun), (other, ended) = (time[:19].split("T") for time in (first, last))
+    return f"{day} {begun} - {ended if other == day else f'{other} {ended}'}"

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from headrace.cli import completing
 from headrace.cli.access import Access, Client
 from headrace.cli.exits import DEBUG_VARIABLE
 from headrace.config import Settings, load
@@ -48,6 +49,7 @@ Sets = Annotated[
         metavar="SECTION.KEY=VALUE",
         help="One setting; stronger than the file and the environment. A later one wins.",
         rich_help_panel=SETTINGS_PANEL,
+        autocompletion=completing.settings,
     ),
 ]
 

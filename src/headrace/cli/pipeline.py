@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from headrace.cli import completing
 from headrace.cli.access import Access
 from headrace.cli.options import HUB_PANEL, ClientId, Data, Door, Json, default_url, gather, identified
 from headrace.cli.prose import examples, paragraphs
@@ -72,7 +73,10 @@ JOBS_EXAMPLES: Final = examples(
     ("For a script:", "headrace pipeline jobs --json | jq .archive"),
 )
 
-Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="The jobs to run.")]
+Jobs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[JOB]...", help="The jobs to run.", autocompletion=completing.jobs),
+]
 Servers = Annotated[
     str | None,
     typer.Option(

@@ -47,7 +47,8 @@ LIST_EXAMPLES: Final = examples(
 
 GET_HELP: Final = paragraphs(
     """
-    Print what a service is now: in a pipe or a file its bytes as they are, on a terminal as text.
+    Print what a service is now: in a pipe or a file its bytes as they are, on a terminal as text. --json puts it into
+    {"id":…,"value":…}, with "value_base64" in its place where it is not UTF-8.
     """
 )
 GET_EXAMPLES: Final = examples(
@@ -142,11 +143,11 @@ def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json
 
 
 @services.command("get", help=GET_HELP, epilog=GET_EXAMPLES)
-def get(service: Id, url: LinkUrl = None, client_id: ClientId = None) -> None:
+def get(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """Print what a service is now."""
     from headrace.cli import services_look
 
-    services_look.show(access(url, Door.TUBE, client_id), service)
+    services_look.show(access(url, Door.TUBE, client_id), service, as_json=as_json)
 
 
 @services.command("watch", help=WATCH_HELP, epilog=WATCH_EXAMPLES)
@@ -175,13 +176,14 @@ def put(
     ] = None,
     url: SppUrl = None,
     client_id: ClientId = None,
+    as_json: Json = False,
 ) -> None:
     """Change a service, or create it."""
     if (change is None) == (file is None):
         raise UsageError("expected a CHANGE or --file FILE")
     from headrace.cli import services_live
 
-    services_live.put(access(url, Door.SPP, client_id), service, change, file)
+    services_live.put(access(url, Door.SPP, client_id), service, change, file, as_json=as_json)
 
 
 @services.command("create", help=CREATE_HELP, epilog=CREATE_EXAMPLES)

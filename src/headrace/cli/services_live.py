@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.cli.access import Access
+from headrace.cli.output import print_json
 from headrace.cli.pipes import Outlet
 from headrace.cli.rendering import visible
 from headrace.cli.stderr import speak_briefly
@@ -31,11 +32,13 @@ def watch(hub: Access, service: str, count: int | None, *, as_json: bool) -> Non
     asyncio.run(_watch(hub, service, count, as_json=as_json))
 
 
-def put(hub: Access, service: str, change: str | None, file: Path | None) -> None:
-    """Change a service by what was typed, or by a file's bytes."""
+def put(hub: Access, service: str, change: str | None, file: Path | None, *, as_json: bool) -> None:
+    """Change a service by what was typed, or by a file's bytes. Nothing is printed unless JSON is asked for."""
     speak_briefly()
     content = os.fsencode(change or "") if file is None else file.read_bytes()
     asyncio.run(_put(hub, service, content))
+    if as_json:
+        print_json({"id": service, "put": len(content)})
 
 
 async def _watch(hub: Access, service: str, count: int | None, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from base64 import b64encode
 from typing import Any
 
 from rich.markup import escape
@@ -13,6 +14,8 @@ from headrace.cli.access import Access
 from headrace.cli.output import console, print_json, size, wants_json
 from headrace.cli.rendering import visible
 from headrace.cli.stderr import speak_briefly
+from headrace.errors import WireError
+from headrace.hub.merge_patch import parse_object
 
 
 def show_all(hub: Access, *, as_json: bool) -> None:
@@ -27,14 +30,32 @@ def show_all(hub: Access, *, as_json: bool) -> None:
         print("there are no services")
 
 
-def show(hub: Access, service: str) -> None:
-    """Print what a service is: for a program its bytes and nothing else."""
+def show(hub: Access, service: str, *, as_json: bool) -> None:
+    """Print what a service is: for a program its bytes and nothing else, unless JSON is asked for."""
     speak_briefly()
     value = asyncio.run(_one(hub, service))
-    if sys.stdout.isatty():
+    if as_json:
+        print_json({"id": service, **as_value(value)})
+    elif sys.stdout.isatty():
         print(visible(value))
     else:
         sys.stdout.buffer.write(value)
+
+
+def as_value(value: bytes) -> dict[str, Any]:
+    """What a service is, as JSON says it: an object, else text, else base64.
+
+    >>> as_value(b'{"speed": 61}'), as_value(b"61"), as_value(b"\\xff")
+    ({'value': {'speed': 61}}, {'value': '61'}, {'value_base64': '/w=='})
+    """
+    try:
+        return {"value": parse_object(value)}
+    except WireError:
+        pass
+    try:
+        return {"value": value.decode()}
+    except UnicodeDecodeError:
+        return {"value_base64": b64encode(value).decode()}
 
 
 async def _all(hub: Access) -> list[dict[str, Any]]:

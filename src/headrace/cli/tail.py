@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from headrace.cli import completing
 from headrace.cli.options import (
     ClientId,
     Door,
@@ -52,6 +53,7 @@ def tail(
             "--origin",
             metavar="ORIGIN",
             help="Only what came in this way: fyrehose, tube, spp, … Repeatable.",
+            autocompletion=completing.origins,
         ),
     ] = None,
     count: Annotated[

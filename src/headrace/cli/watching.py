@@ -9,6 +9,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -26,6 +27,8 @@ _SECONDS: Final = 20.0
 
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 60
+_BESIDE: Final = 46
+"""Columns of a terminal that the bars leave to the figures beside them."""
 _ROWS: Final = 8
 """Consumers and refusals that are shown, the most interesting first: it must fit a terminal."""
 
@@ -46,17 +49,21 @@ def watch(hub: Access, *, count: int | None, as_json: bool) -> None:
             sys.stdout.flush()
         return
     past: dict[str, deque[float]] = {"in": deque(maxlen=_WIDTH), "out": deque(maxlen=_WIDTH)}
-    with Live(console=console(), screen=False, auto_refresh=False) as live:
-        for second in seconds:
+    # The first comes before the terminal is touched: that nobody answers is one plain line.
+    beginning = list(islice(seconds, 1))
+    out = console()
+    with Live(console=out, screen=False, auto_refresh=False) as live:
+        for second in chain(beginning, seconds):
             past["in"].append(_total(second.sample["received"], but="log"))
             past["out"].append(_total(second.sample["delivered"]))
-            live.update(draw(second, past), refresh=True)
+            live.update(draw(second, past, out.width - _BESIDE), refresh=True)
 
 
-def draw(second: Second, past: Mapping[str, deque[float]]) -> RenderableType:
-    """One screen."""
+def draw(second: Second, past: Mapping[str, deque[float]], bars: int = _WIDTH) -> RenderableType:
+    """One screen; ``bars`` is how many fit into a line."""
     status, sample = second
-    parts: list[RenderableType] = [_heading(status), _rates(sample, past)]
+    newest = {name: deque(values, maxlen=max(bars, 1)) for name, values in past.items()}
+    parts: list[RenderableType] = [_heading(status), _rates(sample, newest)]
     if consumers := _consumers(status):
         parts += ["", consumers]
     if refusals := _refusals(status):
@@ -83,8 +90,9 @@ def _heading(status: dict[str, Any]) -> Text:
     line.append(f"{status['node']['name']} ", "bold")
     line.append(f"{mode} ", "green" if mode == "WRK" else "red")
     line.append(f"head {status['head']:,}", "bold")
-    line.append(f"   {kept} kept in {size(status['disk']['bytes'])}, fsync {status['fsync']}")
-    line.append(f"   {counted(status['connections'], 'connection')}   up {_span(status['uptime'])}\n", "dim")
+    line.append(f"   {kept} kept in {size(status['disk']['bytes'])}\n")
+    connections = counted(status["connections"], "connection")
+    line.append(f"{connections}, up {_span(status['uptime'])}, fsync {status['fsync']}\n", "dim")
     return line
 
 
@@ -133,7 +141,7 @@ def _refusals(status: dict[str, Any]) -> Table | None:
 def _seconds(hub: Access, count: int | None) -> Iterator[Second]:
     status: dict[str, Any] = {}
     taken = 0
-    for kind, data in _events(f"{hub.url.rstrip('/')}/api/events", hub.client):
+    for kind, data in _events(hub.url.rstrip("/"), hub.client):
         if kind == "status":
             status = data
         elif kind == "sample" and status:
@@ -150,7 +158,7 @@ def _events(url: str, client: Client | None) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{url!r}: expected http://host:port")
     kind = ""
     try:
-        request = urllib.request.Request(url)  # noqa: S310 -- the scheme is checked
+        request = urllib.request.Request(f"{url}/api/events")  # noqa: S310 -- the scheme is checked
         if client is not None:
             request.add_header("Authorization", client.basic)
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 -- the same
@@ -167,7 +175,9 @@ def _events(url: str, client: Client | None) -> Iterator[tuple[str, Any]]:
         raise UnreachableError(url, f"it answers {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise UnreachableError(url, str(reason)) from None
+        if isinstance(reason, ConnectionRefusedError):
+            reason = "nobody listens there; is the hub running? `headrace serve` starts one"
+        raise UnreachableError(url, str(getattr(reason, "strerror", None) or reason).lower()) from None
 
 
 def _total(rates: dict[str, float], but: str = "") -> float:

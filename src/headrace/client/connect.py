@@ -27,13 +27,15 @@ def connect(url: str, **options: Any) -> Any:
 
     >>> backbone = connect("fyrehose://127.0.0.1:2323", from_seq=1)
     >>> link = connect("tube://127.0.0.1:8081,127.0.0.1:8082")
+    >>> through_a_proxy = connect("ws://127.0.0.1:8080")
     >>> services = connect("spp://127.0.0.1")
     >>> routed = connect("sdk://127.0.0.1", client_id="00112233445566778899aabb", key="secret")
     >>> publisher = connect("publisher://127.0.0.1")
 
     ``fyrehose://`` is the backbone over TCP, ``fyrehose+udp://`` the same over UDP (port 2323 unless the URL says
     otherwise): :class:`~headrace.client.backbone.Backbone` describes the options. ``tube://`` is the link (port 8081):
-    :class:`~headrace.client.tube.LinkClient` does. ``spp://`` are the services (port 3002):
+    :class:`~headrace.client.tube.LinkClient` does; ``ws://`` is the same over WebSocket (port 8080).
+    ``spp://`` are the services (port 3002):
     :class:`~headrace.client.spp.Spp`. ``sdk://`` receives messages by what they say (port 7253):
     :class:`~headrace.client.sdk.Sdk`; ``publisher://`` publishes such (port 8000):
     :class:`~headrace.client.publisher.Publisher`. When one of several hosts does not answer, the next is tried.
@@ -84,6 +86,17 @@ def _link(url: str, hosts: str, options: dict[str, Any]) -> LinkClient:
     return LinkClient([Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")], **options)
 
 
+def _link_websocket(url: str, hosts: str, options: dict[str, Any]) -> LinkClient:
+    from headrace.client.tube import WEBSOCKET_PORT, LinkClient
+    from headrace.config import Address
+
+    if options.setdefault("transport", "websocket") != "websocket":
+        raise UsageError(f"{url!r} is a WebSocket and transport={options['transport']!r} says otherwise")
+    if not hosts:
+        raise UsageError(f"{url!r} names no host: expected ws://host:port")
+    return LinkClient([Address.parse(host.strip(), WEBSOCKET_PORT) for host in hosts.split(",")], **options)
+
+
 def _spp(url: str, hosts: str, options: dict[str, Any]) -> Spp:
     from headrace.client.spp import DEFAULT_PORT, Spp
     from headrace.config import Address
@@ -115,6 +128,7 @@ _CLIENTS: Final[dict[str, Callable[[str, str, Any], Any]]] = {
     "fyrehose": _backbone,
     "fyrehose+udp": _backbone_udp,
     "tube": _link,
+    "ws": _link_websocket,
     "spp": _spp,
     "sdk": _sdk,
     "publisher": _publisher,

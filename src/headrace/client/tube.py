@@ -43,6 +43,9 @@ from headrace.wire.link import SUBSCRIPTIONS, Buffer, LinkMessage, body_of, rows
 from headrace.wire.predicate import Predicate, serialize_field
 
 DEFAULT_PORT: Final = 8081
+WEBSOCKET_PORT: Final = 8080
+
+_SCHEMES: Final = {"tcp": "tube", "websocket": "ws"}
 
 R = TypeVar("R")
 Where = Mapping[str, Predicate | Mapping[str, Any]]
@@ -51,6 +54,7 @@ Where = Mapping[str, Predicate | Mapping[str, Any]]
 class Options(TypedDict, total=False):
     """What :class:`LinkClient` takes besides its hosts."""
 
+    transport: Literal["tcp", "websocket"]
     name: str
     timeout: float
     patience: float
@@ -89,6 +93,8 @@ class LinkClient:
     ...     asyncio.run(publish(hub.url("tube")))
     (1, 1)
 
+    ``transport``
+        What carries the tube: ``"tcp"``, or ``"websocket"`` as ``ws://`` has it.
     ``name``
         What the hub may call this client.
     ``timeout``
@@ -108,6 +114,7 @@ class LinkClient:
         self,
         hosts: Sequence[Address],
         *,
+        transport: Literal["tcp", "websocket"] = "tcp",
         name: str = "",
         timeout: float = 10.0,
         patience: float = 30.0,
@@ -120,8 +127,12 @@ class LinkClient:
             raise UsageError(f"credit {credit}: expected 1 to {ask.MAX_CREDIT}")
         if (client_id is None) != (key is None):
             raise UsageError("client_id and key belong together")
+        if transport not in _SCHEMES:
+            raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'")
         proof = None if client_id is None or key is None else signer(client_id, key)
-        self._connection = Connection(hosts, name, proof, patience, random or Random())
+        self._connection = Connection(
+            hosts, name, proof, patience, random or Random(), scheme=_SCHEMES[transport]
+        )
         self._timeout = timeout
         self._credit = credit
         self._publishers: list[Publisher] = []

@@ -223,7 +223,13 @@ class Connection:
     """Sessions with one of several hubs that have the same log."""
 
     def __init__(
-        self, hosts: Sequence[Address], name: str, sign: Sign | None, patience: float, random: Random
+        self,
+        hosts: Sequence[Address],
+        name: str,
+        sign: Sign | None,
+        patience: float,
+        random: Random,
+        scheme: str = "tube",
     ) -> None:
         self.log: str | None = None
         self.connects = 0
@@ -232,6 +238,7 @@ class Connection:
         self._sign = sign
         self._patience = patience
         self._random = random
+        self._scheme = scheme
         self._session: Session | None = None
         self._connecting: asyncio.Task[Session] | None = None
         self._connected_at = float("-inf")
@@ -352,7 +359,7 @@ class Connection:
             # Where there is another one to go to, a host that hangs is not waited for as long.
             options = replace(options, idle_seconds=_IDLE_SECONDS, pong_seconds=_PONG_SECONDS)
         try:
-            tube = await connect(f"tube://{address}", options=options)
+            tube = await connect(f"{self._scheme}://{address}", options=options)
         except WireError as error:
             raise UnreachableError(str(address), f"{_NO_LINK} ({error})") from None
         session = Session(tube)

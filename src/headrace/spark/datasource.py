@@ -64,7 +64,18 @@ class HeadraceDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("headrace")`` known to a session, and the session's size to it."""
+    """Make ``format("headrace")`` known to a session, and the session's size to it.
+
+    >>> from headrace.testing import Hub
+    >>> spark = SparkSession.builder.getOrCreate()  # any session, however it was made
+    >>> register(spark)
+    >>> with Hub() as hub, hub.connect_sync("tube") as link:
+    ...     rows = spark.sql("select 'greetings' as topic, cast('hello' as binary) as payload")
+    ...     servers = hub.doors["tube_tcp"]
+    ...     rows.write.format("headrace").option("servers", servers).mode("append").save()
+    ...     [(message.origin, message.topic, message.payload) for message in hub.messages()]
+    [('spark', 'greetings', b'hello')]
+    """
     register_kind(spark, HeadraceDataSource)
 
 

@@ -68,6 +68,15 @@ def session(
         Whether no query keeps state: checkpoints on local disks are then quicker by :data:`STATELESS`.
     ``conf``
         Spark settings, which win over the ones here: ``session(**{"spark.sql.shuffle.partitions": 8})``.
+
+    >>> from headrace.testing import Hub
+    >>> spark = session("local[2]")
+    >>> with Hub() as hub, hub.connect_sync("tube") as link:
+    ...     link.publish([b"one", b"two"], topic="orders").last
+    ...     messages = spark.read.format("headrace").option("servers", hub.doors["tube_tcp"]).load()
+    ...     [(row.seq, bytes(row.payload)) for row in messages.orderBy("seq").collect()]
+    2
+    [(1, b'one'), (2, b'two')]
     """
     try:
         from pyspark import SparkContext

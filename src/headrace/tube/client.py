@@ -40,6 +40,20 @@ def connect(url: str, *, options: Options = DEFAULT_OPTIONS) -> Connecting:
     Raises :class:`~headrace.errors.UnreachableError` if nobody answers in ``options.handshake_seconds``,
     :class:`~headrace.errors.RefusedError` if a web server says no, and a
     :class:`~headrace.errors.WireError` if what answers is not a tube.
+
+    >>> from headrace import tube
+    >>> async def answer(tube):
+    ...     async for question in tube:
+    ...         await tube.send(question.upper())
+    >>> async def ask():
+    ...     async with (
+    ...         tube.serve(answer, port=0) as server,
+    ...         tube.connect(f"tube://{server.addresses[0]}") as client,
+    ...     ):
+    ...         await client.send(b"good day")
+    ...         return bytes(await client.receive())
+    >>> asyncio.run(ask())
+    b'GOOD DAY'
     """
     return Connecting(url, options)
 

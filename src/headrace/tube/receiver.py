@@ -18,7 +18,30 @@ MESSAGE_COST = 128
 
 class Receiver(Protocol):
     """What a tube calls, in its event loop: on its own, or from within ``attach``, ``resume_reading`` and what
-    closes it, never from within ``write``."""
+    closes it, never from within ``write``.
+
+    >>> from headrace import tube
+    >>> class Letters:
+    ...     def __init__(self):
+    ...         self.all, self.over = [], asyncio.Event()
+    ...     def on_message(self, message):
+    ...         self.all.append(bytes(message))
+    ...     def on_room(self):
+    ...         pass
+    ...     def on_end(self, error):
+    ...         self.over.set()
+    >>> async def post():
+    ...     letters = Letters()
+    ...     handler = lambda end: end.attach(letters)
+    ...     async with tube.serve(handler, port=0) as server:
+    ...         async with tube.connect(f"tube://{server.addresses[0]}") as client:
+    ...             client.write(b"dear")
+    ...             client.write(b"Ada")
+    ...         await letters.over.wait()
+    ...     return letters.all
+    >>> asyncio.run(post())
+    [b'dear', b'Ada']
+    """
 
     def on_message(self, message: Received, /) -> None:
         """Take a message. Call the tube's ``pause_reading`` to get no more for now."""

@@ -49,6 +49,16 @@ def serve(
     none, which is everybody but browsers); without it, all may.
 
     Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
+
+    >>> from headrace import tube
+    >>> async def greet(tube):
+    ...     await tube.send(b"welcome")
+    >>> async def visit():
+    ...     async with tube.serve(greet, port=0, transport="websocket") as server:
+    ...         async with tube.connect(f"ws://{server.addresses[0]}") as client:
+    ...             return [bytes(message) async for message in client]
+    >>> asyncio.run(visit())
+    [b'welcome']
     """
     try:
         kind = Transport(transport)
@@ -61,7 +71,17 @@ def serve(
 
 
 class Server:
-    """Somebody who listens; :func:`serve` makes them."""
+    """Somebody who listens; :func:`serve` makes them.
+
+    >>> from headrace import tube
+    >>> async def look():
+    ...     async with tube.serve(lambda tube: None, port=0) as server:
+    ...         async with tube.connect(f"tube://{server.addresses[0]}") as client:
+    ...             await asyncio.sleep(0)
+    ...             return server.transport, server.addresses[0] == client.peer
+    >>> asyncio.run(look())
+    (<Transport.TCP: 'tcp'>, True)
+    """
 
     def __init__(
         self,

@@ -25,6 +25,21 @@ class Tube:
     :meth:`write` and :attr:`paused`, and a :class:`Receiver` given to :meth:`attach`. The two can be mixed.
 
     A tube belongs to its event loop; any task of that loop may send, one at a time may receive.
+
+    >>> from headrace import tube
+    >>> async def add(end):
+    ...     total = 0
+    ...     while number := await end.receive():
+    ...         total += int(number)
+    ...     await end.send(str(total).encode())
+    >>> async def sum_up():
+    ...     async with tube.serve(add, port=0) as server:
+    ...         async with tube.connect(f"tube://{server.addresses[0]}") as client:
+    ...             for number in (b"5", b"7", b""):
+    ...                 await client.send(number)
+    ...             return bytes(await client.receive()), client.side
+    >>> asyncio.run(sum_up())
+    (b'12', <Side.CLIENT: 'client'>)
     """
 
     def __init__(self, session: Session) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Coroutine
-from time import time
+from time import monotonic, time
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -34,7 +34,7 @@ from headrace.net.server import Server
 from headrace.web import messages
 from headrace.web.access import refusal
 from headrace.web.events import Pulse, streaming
-from headrace.web.history import History, Levels, Sample, measured_from
+from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
 
 T = TypeVar("T")
 
@@ -112,7 +112,9 @@ class Api:
         floors = [*server.hub.state.holds.values(), *(consumer.floor + 1 for consumer in server.consumers)]
         behind = log.head + 1 - min(floors) if floors else 0
         measured = measured_from(server.measured())
-        levels = Levels(log.head, log.tail, log.first, log.size, server.connections, max(behind, 0), measured)
+        jobs = jobs_from(server.reports.facts(monotonic()).get("pipeline"))
+        here = log.head, log.tail, log.first, log.size, server.connections
+        levels = Levels(*here, max(behind, 0), measured, jobs)
         return self._history.take(time(), levels, server.hub.counters)
 
     async def _status(self, _: web.Request) -> web.Response:

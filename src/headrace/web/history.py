@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -14,15 +15,20 @@ import msgspec
 from headrace.hub.counters import Counters
 
 SAMPLES: Final = 600
-"""How many are kept: ten minutes of seconds, some 150 KB."""
+"""How many are kept: ten minutes of seconds, some 200 KB."""
 
 _IN: Final = "received"
 _OUT: Final = "delivered"
+_MATCHED: Final = "matched"
 _LAGS: Final = ("p50", "p90", "p99")
+_JOBS: Final = 16
+"""Jobs of a pipeline that are drawn: more lines than eight nobody tells apart."""
+_NAME: Final = 64
+_FIGURES: Final = ("rows_per_second", "batch_seconds", "behind")
 _NEWS: Final = 5
 """News of ``measure`` that a rate is made from: one alone depends on when it was looked at."""
 _OLD_NEWS: Final = 15.0
-"""Seconds without news after which nothing is measured any more."""
+"""Seconds without news after which it is not known what is measured: all is quiet, or ``measure`` has stopped."""
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
 
 
@@ -45,8 +51,12 @@ class Sample(msgspec.Struct, frozen=True):
     repaired: float
     skipped: float
     conflated: float
+    matched: dict[str, float]
+    """Content routing: ``messages`` that were looked at, and ``clients`` found for them."""
     measured: dict[str, float]
     """What the job ``measure`` counts: messages a second as ``rate``, and its percentiles of the lag in seconds."""
+    jobs: dict[str, dict[str, float]]
+    """Spark jobs by name: rows a second, seconds of the last micro-batch, messages behind the head."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -70,6 +80,7 @@ class Levels(msgspec.Struct, frozen=True):
     connections: int
     behind: int
     measured: Measured | None = None
+    jobs: dict[str, dict[str, float]] = {}
 
 
 class History:
@@ -80,7 +91,7 @@ class History:
         self._before: tuple[float, dict[str, dict[str, int]]] | None = None
         self._news: deque[tuple[float, Measured]] = deque(maxlen=_NEWS)
         """The last news of ``measure`` in its newest minute, and when they came."""
-        self._rate = 0.0
+        self._rate: float | None = None
 
     def take(self, now: float, levels: Levels, counters: Counters) -> Sample:
         """Make and keep the sample of this moment; ``now`` in seconds since 1970."""
@@ -106,7 +117,9 @@ class History:
             levels.behind,
             rates(_IN),
             rates(_OUT),
+            matched=rates(_MATCHED),
             measured=self._measure(now, levels.measured),
+            jobs=levels.jobs,
             **{name: round(sum(rates(name).values()), 1) for name in _SUMS},
         )
         self.samples.append(sample)
@@ -123,13 +136,29 @@ class History:
             news.append((now, measured))
         elif news[-1][1].messages != measured.messages:
             news.append((now, measured))
-        elif now - news[-1][0] > _OLD_NEWS:
-            self._rate = 0.0
+        if now - news[-1][0] > _OLD_NEWS:
+            self._rate = None
+            return {}
         if len(news) > 1:
             (then, before), (last, newest) = news[0], news[-1]
-            if now - last <= _OLD_NEWS:
-                self._rate = round((newest.messages - before.messages) / max(last - then, 1e-3), 1)
-        return {"rate": self._rate, **measured.lag}
+            self._rate = round((newest.messages - before.messages) / max(last - then, 1e-3), 1)
+        return measured.lag if self._rate is None else {"rate": self._rate, **measured.lag}
+
+
+def jobs_from(pipeline: object) -> dict[str, dict[str, float]]:
+    """The figures of each Spark job in what a pipeline reports, as far as they are figures: anybody may report."""
+    jobs = pipeline.get("jobs") if isinstance(pipeline, dict) else None
+    if not isinstance(jobs, dict):
+        return {}
+    return {
+        str(name)[:_NAME]: {
+            figure: round(float(value), 3)
+            for figure in _FIGURES
+            if isinstance(value := job.get(figure), int | float) and not isinstance(value, bool)
+        }
+        for name, job in islice(jobs.items(), _JOBS)
+        if isinstance(job, dict)
+    }
 
 
 def measured_from(shown: Mapping[str, object]) -> Measured | None:
@@ -157,7 +186,7 @@ def _counts(counters: Counters) -> dict[str, dict[str, int]]:
     """The counters that are drawn: each by its first label's value, transports of one door together."""
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for name, labels, value in counters:
-        if name in (_IN, _OUT, *_SUMS):
-            label = labels.get("origin") or labels.get("door") or ""
+        if name in (_IN, _OUT, _MATCHED, *_SUMS):
+            label = labels.get("origin") or labels.get("door") or labels.get("what") or ""
             found[name][label] = found[name].get(label, 0) + value
     return found

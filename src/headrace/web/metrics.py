@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.net.server import Server
+from headrace.web.metric_names import COUNTS, LEVELS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -23,36 +24,32 @@ class HubCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield every metric as it stands."""
         hub, log, matching = self._server.hub, self._server.hub.log, self._server.routing.matching
-        levels = {
-            "head": ("Last committed sequence number.", log.head),
-            "tail": ("Last appended sequence number.", log.tail),
-            "first": ("Oldest sequence number kept.", log.first),
-            "log_bytes": ("Bytes of the log on disk.", log.size),
-            "log_segments": ("Segments of the log, the open tail included.", len(log.segments)),
-            "connections": ("Open connections.", self._server.connections),
-            "subscriptions": ("Subscriptions by content.", len(self._server.subscriptions)),
-            "subscriptions_here": ("Subscriptions that are matched here.", len(matching)),
-            "subscription_bytes": ("Memory of their index.", matching.matcher.memory().total),
-            "ready": ("1 when every door accepts.", int(self._server.ready)),
+        levels: dict[str, float] = {
+            "head": log.head,
+            "tail": log.tail,
+            "first": log.first,
+            "log_bytes": log.size,
+            "log_segments": len(log.segments),
+            "connections": self._server.connections,
+            "subscriptions": len(self._server.subscriptions),
+            "subscriptions_here": len(matching),
+            "subscription_bytes": matching.matcher.memory().total,
+            "ready": int(self._server.ready),
         }
         if (upstream := self._server.upstream) is not None:
             levels |= {
-                "upstream_connected": ("1 while the upstream hub answers.", int(upstream["connected"])),
-                "upstream_lag": ("Messages that the upstream hub has and this one not yet.", upstream["lag"]),
-                "upstream_waiting_bytes": (
-                    "Bytes on their way to the upstream hub.",
-                    upstream["waiting_bytes"],
-                ),
+                "upstream_connected": int(upstream["connected"]),
+                "upstream_lag": upstream["lag"],
+                "upstream_waiting_bytes": upstream["waiting_bytes"],
             }
-        for name, (text, value) in levels.items():
-            yield GaugeMetricFamily(f"headrace_{name}", text, value)
+        for name, value in levels.items():
+            yield GaugeMetricFamily(f"headrace_{name}", LEVELS[name], value)
         for name, group in groupby(hub.counters, key=lambda counter: counter[0]):
             counters = list(group)
             # A label that one of them lacks is empty there; a series left without it would be another's double.
             names = list(dict.fromkeys(label for _, labels, _ in counters for label in labels))
-            family = CounterMetricFamily(
-                f"headrace_{name}", f"{name.replace('_', ' ')}, counted.", labels=names
-            )
+            text = COUNTS[name][1] if name in COUNTS else f"{name.replace('_', ' ')}, counted."
+            family = CounterMetricFamily(f"headrace_{name}", text, labels=names)
             for _, labels, value in counters:
                 family.add_metric([labels.get(label, "") for label in names], value)
             yield family

@@ -48,14 +48,22 @@ from headrace.wire.tube_reassembly import DEFAULT_LIMITS, Limits, Reassembly, St
 
 
 class Side(Enum):
-    """Which end this is; the client speaks first."""
+    """Which end this is; the client speaks first.
+
+    >>> Side("client") is Side.CLIENT
+    True
+    """
 
     CLIENT = "client"
     SERVER = "server"
 
 
 class Transport(Enum):
-    """What carries the tube."""
+    """What carries the tube.
+
+    >>> Transport("websocket")
+    <Transport.WEBSOCKET: 'websocket'>
+    """
 
     TCP = "tcp"
     WEBSOCKET = "websocket"

@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 
 from headrace.config import DOORS
 from headrace.errors import MalformedError, UsageError
-from headrace.spark.jobs.decode import _decoded, _of_pcap, decode, parse_ports
+from headrace.spark.jobs.decode import _of_pcap, decode, parse_ports, rows_of
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.pcap import pieces
 from headrace.wire import fyrehose, link, publish, sdk, spp, tube
@@ -37,7 +37,7 @@ def capture(path: Path, door: str, *chunks: tuple[bool, bytes], datagrams: bool 
 
 
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    return list(_decoded(Folder.at(str(folder)), name, PORTS))
+    return list(rows_of(Folder.at(str(folder)), name, PORTS))
 
 
 SWITCH = b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n"

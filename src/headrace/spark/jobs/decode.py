@@ -67,7 +67,7 @@ def start(run: Run) -> dict[str, object]:
     if not captures:
         raise UsageError("decode: where are the captures? --param captures=DIR")
     folder = Folder.at(captures)
-    names = [name for name in folder.names() if _is_capture(name)]
+    names = [name for name in folder.names() if is_capture(name)]
     if not names:
         raise UsageError(f"decode: {captures} has no captures (*.capture, *.pcap, *.cap)")
     rows = decode(run.spark, folder, names, parse_ports(run.param("ports")))
@@ -102,7 +102,8 @@ def parse_ports(text: str) -> dict[int, str]:
     return ports
 
 
-def _is_capture(name: str) -> bool:
+def is_capture(name: str) -> bool:
+    """Whether a file is a capture, by its name."""
     return PurePosixPath(name).suffix in (".capture", ".pcap", ".cap")
 
 
@@ -111,10 +112,10 @@ def _decode_files(
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for name in batch.column("name").to_pylist():
-            yield from _batches(_decoded(folder, name, ports))
+            yield from _batches(rows_of(folder, name, ports))
 
 
-def _decoded(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
+def rows_of(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
     """The rows of one file; a file that is none is one row."""
     with folder.open(name) as file:
         rows = _of_capture(file) if name.endswith(".capture") else _of_pcap(file, ports)

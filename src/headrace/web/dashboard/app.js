@@ -1,5 +1,5 @@
 // Pages by the address's fragment: #/stream?topic=orders/*. A page is { title, open(main, query) -> close() }.
-import { fill, h, notice } from "./dom.js";
+import { fill, h, notice, show } from "./dom.js";
 import { begin } from "./store.js";
 import cluster from "./cluster.js";
 import overview from "./overview.js";
@@ -60,9 +60,11 @@ button.addEventListener("click", () => {
 });
 
 const connection = document.getElementById("connection");
-begin((state) => {
+const lost = document.getElementById("lost");
+begin(({ state, problem }) => {
   connection.dataset.state = state;
   connection.textContent = { live: "live", lost: "reconnecting", waiting: "connecting" }[state];
+  show(lost, state === "lost" ? notice(`${problem} This page tries again by itself; what it shows is from before.`, "bad") : null);
 });
 window.addEventListener("hashchange", route);
 window.addEventListener("error", (event) => main.prepend(notice(`The page has failed: ${event.message}`, "bad")));

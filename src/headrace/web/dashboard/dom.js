@@ -7,12 +7,39 @@ export function h(tag, attributes = {}, ...children) {
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...real(children));
   return element;
 }
 
+const real = (children) => children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+
 export function fill(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(...real(children));
+  return element;
+}
+
+// Do what draws an element anew, and leave the reader where they were: on what had the focus, and as far as they had scrolled.
+// What has the focus is found again by its data-key, or else by its place.
+export function inPlace(element, draw) {
+  const active = document.activeElement;
+  const path = [];
+  if (active !== element && element.contains(active)) {
+    for (let each = active; each !== element; each = each.parentElement) path.unshift([...each.parentElement.children].indexOf(each));
+  }
+  const scrolled = [...element.querySelectorAll(".scroll, pre")].map((each) => [each.scrollLeft, each.scrollTop]);
+  draw();
+  [...element.querySelectorAll(".scroll, pre")].forEach((each, place) => { [each.scrollLeft, each.scrollTop] = scrolled[place] ?? [0, 0]; });
+  if (!path.length || document.activeElement === active) return;
+  const key = active.dataset.key;
+  const found = (key && element.querySelector(`[data-key="${CSS.escape(key)}"]`)) || path.reduce((each, place) => each?.children[place], element);
+  found?.focus({ preventScroll: true });
+}
+
+// Content that is drawn again and again. What is the same stays as it is, so that it can be selected and stood upon.
+export function show(element, ...children) {
+  const fresh = element.cloneNode(false);
+  fresh.append(...real(children));
+  if (!fresh.isEqualNode(element)) inPlace(element, () => element.replaceChildren(...fresh.childNodes));
   return element;
 }
 
@@ -22,11 +49,16 @@ export function fact(label, value, note = "", tone = "") {
 }
 
 export function empty(text, command = "") {
-  return h("div", { class: "empty" }, h("div", {}, text), command ? h("pre", {}, command) : null);
+  return h("div", { class: "empty" }, h("div", {}, text), command ? h("pre", { tabindex: "0" }, command) : null);
 }
 
 export function notice(text, tone = "") {
   return h("p", { class: "notice", role: tone === "bad" ? "alert" : "status", "data-tone": tone || null }, text);
+}
+
+// Say what went wrong with a question; that the hub does not answer at all is said once, above every page.
+export function complain(element, error) {
+  fill(element, error.unanswered ? null : notice(error.message, "bad"));
 }
 
 // A table whose columns are [heading, cell(row), {n: numeric, narrow: hidden on phones}].
@@ -45,7 +77,7 @@ export async function ask(path, options = {}) {
   try {
     response = await fetch(path, options);
   } catch {
-    throw new Error("The hub does not answer. Is it running?");
+    throw Object.assign(new Error("The hub does not answer. Is it running?"), { unanswered: true });
   }
   const body = await response.text();
   const isJson = (response.headers.get("Content-Type") || "").startsWith("application/json");

@@ -32,6 +32,28 @@ export function moment(microseconds) {
   return `${date.toLocaleDateString("sv")} ${date.toLocaleTimeString("en-GB")}.${String(date.getMilliseconds()).padStart(3, "0")}`;
 }
 
+// The same as short as it can be said: today's without the date.
+export function brief(microseconds) {
+  const [day, time] = moment(microseconds).split(" ");
+  return day === new Date().toLocaleDateString("sv") ? time : `${day} ${time}`;
+}
+
+export const plural = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
+
+// Attributes as people write them: city=Praha speed=61 street="Na Příkopě" zip="11000" (in quotes it is text).
+export function attributesOf(text) {
+  const found = {};
+  for (const [part] of text.matchAll(/(?:[^\s"]|"[^"]*"?)+/g)) {
+    const at = part.indexOf("=");
+    if (at < 1) throw new Error(`${part}: expected name=value`);
+    const value = part.slice(at + 1);
+    if (value.startsWith('"') && !(value.length > 1 && value.endsWith('"'))) throw new Error(`${part}: the quote does not end`);
+    if (value.startsWith('"')) found[part.slice(0, at)] = value.slice(1, -1);
+    else found[part.slice(0, at)] = value !== "" && Number.isFinite(Number(value)) ? Number(value) : value;
+  }
+  return found;
+}
+
 export function hex(binary) {
   const lines = [];
   for (let at = 0; at < binary.length; at += 16) {

@@ -1,17 +1,18 @@
-import { Chart } from "./chart.js";
-import { empty, fact, fill, h, notice, table } from "./dom.js";
-import { bytes, count, rate, span } from "./format.js";
+import { Chart, series } from "./chart.js";
+import { MODES } from "./cluster.js";
+import { empty, fact, h, notice, show, table } from "./dom.js";
+import { bytes, count, plural, rate, span } from "./format.js";
 import { listen } from "./store.js";
 
 const MINUTES = 5;
 
-// Samples as series: every name that occurs, 0 where it is absent.
-export function series(samples, pick) {
-  const names = new Set(samples.flatMap((sample) => Object.keys(pick(sample))));
-  return Object.fromEntries([...names].sort().map((name) => [name, samples.map((sample) => pick(sample)[name] ?? 0)]));
-}
-
 const sum = (rates) => Object.values(rates).reduce((total, value) => total + value, 0);
+
+// Entries that are no messages (origin log) keep the hub's own state; nobody sent them.
+const sent = ({ received: { log, ...others } }) => others;
+
+// The durable consumer or hold that is furthest behind, by name.
+const furthest = (holds) => Object.entries(holds).sort(([, one], [, other]) => one - other)[0]?.[0] ?? "no consumer or hold";
 
 function flat(counters, name) {
   const value = counters[name];
@@ -34,37 +35,37 @@ export default {
       h("div", { class: "grid" }, [["In", incoming], ["Out", outgoing], ["Refused and repaired", trouble], ["Disk", disk]]
         .map(([title, chart]) => h("section", { class: "sheet" }, h("h2", {}, title), chart.element))),
       h("div", { class: "grid" }, doors, counts));
-    return listen(({ status, samples, state }) => {
+    return listen(({ status, samples }) => {
       const recent = samples.slice(-MINUTES * 60);
       const last = recent.at(-1);
       const times = recent.map((sample) => sample.time);
-      // Entries that are no messages (origin log) keep the hub's own state; nobody sent them.
-      incoming.update(times, series(recent, ({ received: { log, ...others } }) => others));
+      incoming.update(times, series(recent, sent));
       outgoing.update(times, series(recent, (sample) => sample.delivered));
       trouble.update(times, series(recent, ({ refused, repaired, skipped, conflated }) => ({ refused, repaired, skipped, conflated })));
       disk.update(times, { bytes: recent.map((sample) => sample.bytes) });
       if (!status) return;
       const kept = status.head - status.first + 1;
-      fill(facts,
+      show(facts,
         fact("Head of the sequence", count(status.head), status.tail > status.head ? `${count(status.tail - status.head)} not yet committed` : ""),
-        fact("In", rate(last ? sum(last.received) : 0), "messages/s"),
+        fact("In", rate(last ? sum(sent(last)) : 0), "messages/s"),
         fact("Out", rate(last ? sum(last.delivered) : 0), "messages/s"),
-        fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${status.disk.segments} segments`),
-        fact("Furthest behind", count(last ? last.behind : 0), "a consumer or hold", last && last.behind > 1e6 ? "wary" : ""),
+        fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${plural(status.disk.segments, "segment")}`),
+        fact("Furthest behind", count(last ? last.behind : 0), furthest(status.holds), last && last.behind > 1e6 ? "wary" : ""),
         fact("Connections", count(status.connections)),
-        fact("Mode", status.mode, `${status.node.name}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
+        fact("Mode", status.mode, `${MODES[status.mode] ?? status.mode}: ${status.node.name}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
         fact("Up", span(status.uptime), `version ${status.version}`));
-      fill(warnings,
-        state === "lost" ? notice("The hub does not answer; the page tries again by itself. Figures are from before.", "bad") : null,
+      show(warnings,
+        status.head === 0 && !status.upstream ? h("section", { class: "sheet", "aria-label": "Begin" }, empty("Nothing has been published yet. A first message, from a terminal:", "headrace pub 'hello, world' --topic greetings"),
+          h("p", { class: "centre faint" }, "Or use the form on the page ", h("a", { href: "#/stream" }, "Stream"), ". ", h("code", {}, "headrace demo"), " shows everything at work, in a minute.")) : null,
         flat(status.counters, "sync_failures").length ? notice("The disk has failed to sync: check it, then restart the hub.", "bad") : null,
         flat(status.counters, "holds_broken").length ? notice("Retention has passed a hold: a consumer or job has lost messages. Raise log.retain_bytes or see why it lags.") : null);
-      fill(doors, h("h2", {}, "Doors"), table("Where each door listens", [
+      show(doors, h("h2", {}, "Doors"), table("Where each door listens", [
         ["Door", ([name]) => name],
         ["Address", ([, address]) => h("code", {}, address)],
       ], Object.entries(status.doors)));
       const wrong = ["refused", "refused_messages", "skipped", "unavailable", "undeliverable", "dropped", "cut_off", "consumer_dead", "consumer_lost"]
         .flatMap((name) => flat(status.counters, name).map(([labels, value]) => [name.replaceAll("_", " "), labels, value]));
-      fill(counts, h("h2", {}, "Refused, dropped and lost"), wrong.length ? table("Since the hub started", [
+      show(counts, h("h2", {}, "Refused, dropped and lost"), wrong.length ? table("Since the hub started", [
         ["What", ([name]) => name],
         ["Where and why", ([, labels]) => labels.split("/").join(" · ")],
         ["Count", ([, , value]) => count(value), { n: true }],

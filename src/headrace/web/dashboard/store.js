@@ -2,9 +2,10 @@
 import { ask } from "./dom.js";
 
 const MOST = 600;
+const AGAIN = 2000;
 const listeners = new Set();
 
-export const hub = { status: null, samples: [], state: "waiting" };
+export const hub = { status: null, samples: [], state: "waiting", problem: "" };
 
 export function listen(listener) {
   listeners.add(listener);
@@ -17,22 +18,31 @@ function tell() {
 }
 
 export async function begin(stateChanged) {
-  const turn = (state) => { hub.state = state; stateChanged(state); tell(); };
+  const turn = (state, problem = "") => { Object.assign(hub, { state, problem }); stateChanged(hub); tell(); };
   try {
     hub.samples = await ask("/api/history");
-  } catch {
-    hub.samples = [];
+  } catch (error) {
+    turn("lost", error.message);
+    setTimeout(begin, AGAIN, stateChanged);
+    return;
   }
   const source = new EventSource("/api/events");
   source.addEventListener("open", () => turn("live"));
-  source.addEventListener("error", () => turn("lost"));
+  source.addEventListener("error", () => {
+    // The browser would connect again by itself after a break, but not after a refusal; and what was missed is asked for anew.
+    source.close();
+    turn("lost", "The hub does not answer. Is it running?");
+    setTimeout(begin, AGAIN, stateChanged);
+  });
   source.addEventListener("status", (event) => {
-    hub.status = JSON.parse(event.data);
+    const status = JSON.parse(event.data);
+    // Numbers mean other messages in another log: nothing that is shown holds any more.
+    if (hub.status && hub.status.log !== status.log) location.reload();
+    hub.status = status;
     tell();
   });
   source.addEventListener("sample", (event) => {
     const sample = JSON.parse(event.data);
-    // A hub that was started anew begins its history anew.
     if (hub.samples.length && sample.time <= hub.samples.at(-1).time) return;
     hub.samples = [...hub.samples, sample].slice(-MOST);
   });

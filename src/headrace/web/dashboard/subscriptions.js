@@ -1,8 +1,10 @@
-import { ask, change, empty, fill, h, notice, table } from "./dom.js";
-import { bytes, count, rate } from "./format.js";
-import { hub, listen } from "./store.js";
+import { Chart } from "./chart.js";
+import { ask, change, complain, empty, fact, fill, h, notice, show, table } from "./dom.js";
+import { attributesOf, bytes, count, rate } from "./format.js";
+import { listen } from "./store.js";
 
 const EACH = 3000;
+const MINUTES = 5;
 
 // A range whose one end is the largest number there is has only the other.
 function range(low, high) {
@@ -22,37 +24,42 @@ export default {
   title: "Subscriptions",
   open(main) {
     const said = h("div", {});
-    const found = h("section", { class: "sheet", "aria-label": "Subscriptions" });
-    const facts = h("p", { class: "lead" });
+    const found = h("div", {});
+    const facts = h("dl", { class: "facts" });
+    const matched = new Chart("Matched, per second");
+    const search = h("input", { type: "search", placeholder: "part of a client's id", "aria-label": "Find a client", oninput: () => list() });
     const who = h("div", { "aria-live": "polite" });
     const trying = h("form", { class: "stack", onsubmit: tryOut },
       h("label", {}, "Attributes", h("input", { name: "attributes", autocomplete: "off", placeholder: "city=Praha x=5", size: 40 })),
       h("div", { class: "row" }, h("label", {}, "Topic", h("input", { name: "topic", autocomplete: "off" })),
         h("button", { type: "submit", class: "primary" }, "Who would get this?")));
-    main.append(facts, said, h("div", { class: "grid" }, found, h("section", { class: "sheet" }, h("h2", {}, "Try a message"), trying, who)));
+    main.append(h("p", { class: "lead" }, "Who subscribes what, by what a message says."), said, facts,
+      h("div", { class: "grid" }, h("section", { class: "sheet stack", "aria-label": "Subscriptions" }, search, found),
+        h("div", {}, h("section", { class: "sheet" }, h("h2", {}, "Try a message"), trying, who),
+          h("section", { class: "sheet" }, h("h2", {}, "Matched"), matched.element))));
 
     async function list() {
       try {
-        const { subscriptions, total } = await ask("/api/subscriptions");
+        const { subscriptions, total } = await ask(`/api/subscriptions?contains=${encodeURIComponent(search.value.trim())}`);
         fill(said);
-        fill(found, total ? table(`${count(subscriptions.length)} of ${count(total)}`, [
+        show(found, total && !subscriptions.length ? empty("No client has that in its id.") : total ? table(`${count(subscriptions.length)} of ${count(total)}`, [
           ["Client", (row) => h("code", {}, row.client)],
           ["Wants", (row) => words(row.fields)],
           ["State", (row) => h("span", { class: "pill", "data-tone": row.connected ? "good" : "wary" }, row.connected ? "connected" : "away"), { narrow: true }],
         ], subscriptions) : empty("Nobody subscribes by content yet. From a terminal:", "headrace sub --where city=Praha --where x=0..10"));
       } catch (error) {
-        fill(said, notice(error.message, "bad"));
+        complain(said, error);
       }
     }
 
     async function tryOut(event) {
       event.preventDefault();
-      const attributes = {};
-      for (const part of trying.elements.attributes.value.split(/\s+/).filter(Boolean)) {
-        const at = part.indexOf("=");
-        if (at < 1) { fill(who, notice(`${part}: expected name=value`, "bad")); return; }
-        const value = part.slice(at + 1);
-        attributes[part.slice(0, at)] = value !== "" && Number.isFinite(Number(value)) ? Number(value) : value;
+      let attributes;
+      try {
+        attributes = attributesOf(trying.elements.attributes.value);
+      } catch (error) {
+        fill(who, notice(error.message, "bad"));
+        return;
       }
       try {
         const { clients, total } = await change("/api/subscriptions/try", { topic: trying.elements.topic.value, attributes });
@@ -63,11 +70,20 @@ export default {
       }
     }
 
-    const stop = listen(({ samples }) => {
-      const last = samples.at(-1);
-      const memory = hub.status?.subscribers?.subscription_bytes;
-      fill(facts, `Who subscribes what, by a message's attributes. ${memory ? `Their index here takes ${bytes(memory)}. ` : ""}${rate(last?.delivered.sdk ?? 0)} messages/s go to subscribers now; `
-        + `matching is done by ${hub.status?.matching?.engine === "spark" ? "Spark" : "the hub"}.`);
+    const stop = listen(({ status, samples }) => {
+      if (!status) return;
+      const recent = samples.slice(-MINUTES * 60);
+      const last = recent.at(-1)?.matched ?? {};
+      const memory = status.subscribers?.subscription_bytes;
+      const spark = status.matching?.engine === "spark";
+      matched.update(recent.map((sample) => sample.time), {
+        "messages looked at": recent.map((sample) => sample.matched.messages ?? 0),
+        "matches": recent.map((sample) => sample.matched.clients ?? 0),
+      });
+      show(facts, fact("Subscriptions", count(status.matching.subscriptions), memory ? `${bytes(memory)} of index` : ""),
+        fact("Matches", rate(last.clients ?? 0), "a second"),
+        fact("A message goes to", last.messages ? (last.clients / last.messages).toFixed(2) : "–", "subscribers, on average"),
+        fact("Matched by", spark ? "Spark" : "the hub", spark ? "the job match" : `${rate(last.messages ?? 0)} messages/s looked at`));
     });
     list();
     const timer = setInterval(list, EACH);

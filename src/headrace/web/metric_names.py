@@ -1,0 +1,105 @@
+"""What each metric means: the words at ``/metrics`` and in the documentation, where their names are promised.
+
+Whoever counts something new gives it a line here; the tests look through the code for names that have none, and compare
+the documentation's table with :func:`reference`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEVELS: Final = {
+    "head": "Last committed sequence number.",
+    "tail": "Last appended sequence number.",
+    "first": "Oldest sequence number kept.",
+    "log_bytes": "Bytes of the log on disk.",
+    "log_segments": "Segments of the log, the open tail included.",
+    "connections": "Open connections.",
+    "ready": "1 when every door accepts.",
+    "subscriptions": "Subscriptions by content.",
+    "subscriptions_here": "Subscriptions that are matched here.",
+    "subscription_bytes": "Memory of their index.",
+    "upstream_connected": "1 while the upstream hub answers (at a frontend).",
+    "upstream_lag": "Messages that the upstream hub has and this one not yet (at a frontend).",
+    "upstream_waiting_bytes": "Bytes on their way to the upstream hub (at a frontend).",
+}
+"""What is, by name."""
+
+COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "received": (("origin",), "Messages in, by protocol."),
+    "delivered": (("door", "transport"), "Messages out."),
+    "refused": (("door", "reason"), "What a peer sent or wanted and did not get."),
+    "refused_messages": (("origin", "reason"), "Messages that were not taken."),
+    "followed": ((), "Messages taken from the hub that numbers them."),
+    # Repairs and losses
+    "requests": (("door", "transport"), "Times a subscriber asked for messages it lacks."),
+    "forwards": (("door",), "Times a peer was asked to repair what the hub no longer has."),
+    "repaired": (("door",), "Messages sent again to who lacked them."),
+    "skipped": (("door",), "Messages a subscriber was moved past because it lay too far behind."),
+    "unavailable": (("door",), "Messages asked for that nobody has."),
+    "undeliverable": (("door",), "Messages that could not be delivered: gone, damaged, or no room for them."),
+    "cut_off": (("door",), "Messages not sent to a subscriber that took nothing and was let go."),
+    "dropped": (("door", "reason"), "Datagrams' messages dropped under load."),
+    "hollow": (("door", "transport"), "Messages too long for a subscriber's transport, delivered empty."),
+    "conflated": (("door",), "Changes of services that were merged into later ones."),
+    "upstream_lost": ((), "Messages that the upstream hub could not deliver (at a frontend)."),
+    # Subscribers
+    "subscribed": (("door", "transport"), "Subscriptions to the backbone."),
+    "lapsed": (("door", "transport"), "Subscriptions to the backbone that ended for want of a sign of life."),
+    "ignored": (("door",), "Frames of a known protocol that mean nothing here."),
+    "unauthenticated": (("door",), "Frames of clients that had not said who they are."),
+    "not_offered": (("door",), "Subscriptions to services that do not exist."),
+    # Content routing
+    "matched": (("what",), "Messages looked at for subscribers by content, and clients found for them."),
+    "unmatched": ((), "Messages that could not be matched."),
+    "dispatched": ((), "Pushes passed on to connectors."),
+    "unvouched": (("door",), "Pushes kept from connectors that could not have placed them."),
+    "absent": (("door",), "Pushes for clients that are not connected."),
+    "repeats": (("door",), "Messages a client had already."),
+    "ahead": (("door",), "Pushes of messages that the sequence has not reached."),
+    "replay_cut": (("door",), "Messages a client missed while it was away that are no longer looked for."),
+    "subscriptions_expired": ((), "Subscriptions by content withdrawn because their client stayed away."),
+    "rebuild_failures": ((), "Failed rebuilds of the matcher's index."),
+    # Consumers and Spark's sink
+    "consumer_expired": ((), "Deliveries to durable consumers that were not acknowledged in time."),
+    "consumer_dead": ((), "Messages a durable consumer was given up on."),
+    "consumer_lost": ((), "Messages retention removed before a durable consumer had them."),
+    "stages_expired": ((), "Staged batches thrown away because nobody committed them."),
+    # The log
+    "segments_sealed": ((), "Segments turned into Arrow files."),
+    "trimmed": ((), "Messages removed by retention."),
+    "holds_broken": ((), "Messages removed although a hold asked for them."),
+    "torn_tails": ((), "Starts at which a half-written batch was cut off."),
+    "damaged_snapshots": ((), "Snapshots that could not be read at the start."),
+    "sync_failures": ((), "Failed syncs of the disk: look at once."),
+    "upkeep_failures": ((), "Failed sealing, trimming or snapshots."),
+    "background_failures": ((), "Mistakes in Headrace that it survived: please report."),
+    # Between hubs
+    "dial_failures": (("door",), "Attempts to reach another hub that failed."),
+    "parcels_dropped": ((), "Parcels to other nodes that there was no room for."),
+    "cluster_failures": ((), "Times this node left its cluster for a moment, for its disk or a mistake."),
+    "cut_back": ((), "Messages never committed, cut off because the cluster went on without them."),
+    # Sockets
+    "socket_errors": (("door", "error"), "Errors of a socket."),
+    "segmentation_off": (("error",), "Times sending several datagrams at once was given up."),
+}
+"""What has happened since the start, by name: its labels, and what is counted."""
+
+
+def reference() -> str:
+    """The table of all metrics, in Markdown."""
+    levels = [f"| `headrace_{name}` | {_plain(text)} |" for name, text in LEVELS.items()]
+    counts = [
+        f"| `headrace_{name}_total{'{' + ', '.join(labels) + '}' if labels else ''}` | {_plain(text)} |"
+        for name, (labels, text) in COUNTS.items()
+    ]
+    return "\n".join(["| metric | meaning |", "|---|---|", *levels, *counts])
+
+
+def _plain(sentence: str) -> str:
+    """A sentence as it stands in a table.
+
+    >>> _plain("Messages in, by protocol.")
+    'messages in, by protocol'
+    """
+    return f"{sentence[0].lower()}{sentence[1:].rstrip('.')}"
