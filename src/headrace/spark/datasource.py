@@ -20,6 +20,7 @@ from headrace.errors import UsageError
 from headrace.spark.options import reading, writing
 from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.source import SPARK_SCHEMA, SequenceReader, SequenceStreamReader, cores
+from headrace.spark.workers import settle
 
 
 class HeadraceDataSource(DataSource):
@@ -60,7 +61,9 @@ class HeadraceDataSource(DataSource):
                 'a log is only ever appended to: write with outputMode("append"); what "update" or "complete" brings '
                 'is written from foreachBatch: batch.write.format("headrace").mode("append")'
             )
-        return StreamWriter(writing(self.options), schema)
+        writer = StreamWriter(writing(self.options), schema)
+        settle("plan")  # Spark asks for each micro-batch anew.
+        return writer
 
 
 def register(spark: SparkSession) -> None:

@@ -28,6 +28,7 @@ from pyspark.sql.types import BinaryType, DoubleType, MapType, StringType, Struc
 
 from headrace.errors import HeadraceError, RefusedError, UsageError
 from headrace.spark.options import Writing
+from headrace.spark.workers import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,11 +140,13 @@ def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator
                 if rows.num_rows:
                     client.wait(stager.add(published(rows, options.topic)))
                     count += rows.num_rows
-            return Staged(query, batch, part, client.log, client.wait(stager.finish()), count)
+            stages = client.wait(stager.finish())
         except BaseException:
             with suppress(HeadraceError):
                 client.wait(stager.give_up())
             raise
+        settle("write")
+        return Staged(query, batch, part, client.log, stages, count)
 
 
 def commit(options: Writing, messages: Sequence[WriterCommitMessage | None], *, services: bool) -> None:
@@ -169,6 +172,7 @@ def commit(options: Writing, messages: Sequence[WriterCommitMessage | None], *, 
                 smaller = "make batches smaller (maxOffsetsPerTrigger, maxBytesPerTrigger)"
                 raise RefusedError("limit", f"{refused.reason}; {smaller}") from refused
             raise
+    settle("commit")
 
 
 def abort(options: Writing, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 
 from headrace.errors import UsageError
 from headrace.spark.options import Reading
+from headrace.spark.workers import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,9 +94,10 @@ class _Reader:
         """The rows of one partition; runs in an executor."""
         from headrace.spark.rows import Span, read_span
 
-        if not isinstance(partition, SequencePartition) or partition.last < partition.first:
-            return iter(())
-        return read_span(self._options, Span(partition.log, partition.path, partition.first, partition.last))
+        if isinstance(partition, SequencePartition) and partition.first <= partition.last:
+            span = Span(partition.log, partition.path, partition.first, partition.last)
+            yield from read_span(self._options, span)
+        settle("read")
 
     def _extent(self, **asked: int | None) -> Extent:
         from headrace.spark.links import link

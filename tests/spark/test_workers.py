@@ -1,0 +1,36 @@
+"""What is done in Spark's Python processes between tasks."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from headrace.spark import workers
+
+
+def test_what_the_first_task_of_a_kind_leaves_is_not_looked_through_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
+    monkeypatch.setattr(workers, "_settled", set())
+    for kind in ("read", "read", "write", "read"):
+        workers.settle(kind)
+    assert len(frozen) == 2
+
+
+def test_a_worker_that_is_let_go_says_nothing() -> None:
+    script = """
+import socket
+from pyspark import daemon
+from headrace.spark import daemon as ours
+def gone(sock, authenticated):
+    raise BrokenPipeError(32, "Broken pipe")
+ours._work = gone
+assert ours.worker(socket.socket(), True) == 1
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
