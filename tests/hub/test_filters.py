@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.hub.filters import Filter, topic_pattern
-from headrace.message import SCHEMA, Message, messages
+from headrace.message import SCHEMA, Batch, Message, Run, messages
 from headrace.wire.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
 
 names = st.sampled_from(["a", "b", "ü"])
@@ -147,3 +147,31 @@ def test_of_two_values_under_one_name_the_last_counts() -> None:
     rows = rows.set_column(SCHEMA.names.index("attributes"), SCHEMA.field("attributes"), twice)
     assert Filter(where={"a": Equals("y")}).apply(rows).num_rows == 1
     assert Filter(where={"a": Equals("x")}).apply(rows).num_rows == 0
+
+
+@given(
+    topic=st.sampled_from([None, "**", "a", "a/*", "*"]),
+    origins=st.sampled_from([None, ["tube"], ["log", "spp"], []]),
+    where=st.booleans(),
+    shared=st.tuples(st.sampled_from(["tube", "spp", "log"]), st.sampled_from(["", "a", "a/b", "a/b/c"])),
+    differing=st.booleans(),
+)
+def test_what_is_known_of_a_whole_batch_is_true_of_each_row(
+    topic: str | None, origins: list[str] | None, where: bool, shared: tuple[str, str], differing: bool
+) -> None:
+    wanted = Filter(topic, origins, {"x": Between(0, 1)} if where else None)
+    columns = pa.record_batch({"topic": pa.array([shared[1], "a"])}) if differing else None
+    batch = Batch(Run.of([b"1", b"2"]), first=1, origin=shared[0], topic=shared[1], columns=columns)
+    known = wanted.passes(batch)
+    mask = wanted.mask(batch.to_arrow())
+    if known is not None:
+        assert mask.tolist() == [known, known]
+    assert (known is None) is (differing or (where and known is not False))
+
+
+def test_it_remembers_no_more_topics_than_it_may() -> None:
+    wanted = Filter("a/*")
+    for number in range(3000):
+        batch = Batch(Run.one(b""), first=1, origin="tube", topic=f"a/{number}")
+        assert wanted.passes(batch) is True
+    assert len(wanted._seen) <= 1000

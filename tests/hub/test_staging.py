@@ -36,7 +36,7 @@ def rows(*payloads: bytes) -> pa.RecordBatch:
 
 
 def stage(*payloads: bytes, query: str = "q", batch: int = 1, deadline: float = 10.0) -> Stage:
-    return Stage(query, batch, 0, rows(*payloads), deadline)
+    return Stage(query, batch, 0, published(rows(*payloads)), deadline)
 
 
 def test_past_the_memory_there_is_the_disk(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_past_the_memory_there_is_the_disk(tmp_path: Path) -> None:
     assert path is not None
     large.spill(path)
     assert path.exists()
-    assert [r.column("payload").to_pylist() for r in loaded([small, large])] == [[b"a"], [b"b" * 1000]]
+    assert [list(each.run) for each in loaded([small, large])] == [[b"a"], [b"b" * 1000]]
     remove_all(staging.remove(["l", "nobody"]))
     assert not path.exists()
     with pytest.raises(RefusedError):
@@ -110,7 +110,7 @@ def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> Non
     begun = commits.begin("q", 1, ["a", "b"], lambda: None)
     assert isinstance(begun, Load)
     assert commits.begin("q", 1, ["a", "b"], lambda: again.append("now")) == Wait()
-    batches = [published(each, origin="spark", publisher="q") for each in loaded(begun.stages)]
+    batches = loaded(begun.stages)
     commits.append("q", 1, batches, ["a", "b"], told.append)
     hub.turn(1)
     assert told == [(1, 4)]
@@ -142,7 +142,7 @@ def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pyt
     for _ in range(2):
         begun = commits.begin("q", 1, ["a"], lambda: None)
         assert isinstance(begun, Load)
-        batches = [published(each, origin="spark", publisher="q") for each in loaded(begun.stages)]
+        batches = loaded(begun.stages)
         with monkeypatch.context() as patch:
             if not told:
                 patch.setattr(log, "append", fail)

@@ -505,6 +505,8 @@ class TestBusy:
         monkeypatch.setattr(upkeeps, "_BUSY", 0)
         publish(hub, b"x" * 1000)
         assert upkeep._too_busy_to_seal()
+        assert upkeep._too_busy_to_seal(), "more may come"
+        monkeypatch.setattr(upkeeps, "_CALM", 0.0)
         assert not upkeep._too_busy_to_seal(), "nothing more has come"
 
     async def test_not_when_much_is_waiting(

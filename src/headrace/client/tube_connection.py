@@ -33,7 +33,16 @@ from headrace.errors import (
     WireError,
 )
 from headrace.tube import Options, Received, Tube, connect
-from headrace.wire.link import MAX_ANSWER, VERSION, VERSIONS, Buffer, LinkMessage, parse, serialize
+from headrace.wire.link import (
+    MAX_ANSWER,
+    VERSION,
+    VERSIONS,
+    Buffer,
+    LinkMessage,
+    parse,
+    serialize,
+    serialize_before,
+)
 from headrace.wire.link_requests import Cancel, Hello, More, Request, serialize_request
 
 _RETRY_SECONDS: Final = 0.05
@@ -211,11 +220,11 @@ class Session:
     def _send(self, request: Request, body: Buffer | None = None) -> bool:
         if self.lost or self.tube.closed:
             return False
-        head = serialize(serialize_request(request))
+        head = serialize_request(request)
         if body is None:
-            self.tube.write(head)
+            self.tube.write(serialize(head))
         else:
-            self.tube.write_parts((head, body))
+            self.tube.write_parts((serialize_before(head, body), body))
         return True
 
 

@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.message import NOT_A_MESSAGE
+from headrace.message import NOT_A_MESSAGE, Batch
 from headrace.wire.predicate import Any, Between, Equals, Exists, Extra, In, Not, Predicate, Prefix
 
 Mask = npt.NDArray[np.bool_]
+
+_SEEN: Final = 1000
+"""Topics that a filter remembers its answer for."""
 
 
 class Filter:
@@ -40,8 +44,11 @@ class Filter:
         self._topic = None if topic is None or topic == "**" else topic_pattern(topic)
         # RE2, which Arrow has, takes time in proportion to the topic, whatever the pattern is.
         self._literal = topic if topic is not None and "*" not in topic else None
+        self._names = None if origins is None else frozenset(origins)
         self._origins = None if origins is None else pa.array(sorted(set(origins)), pa.string())
         self._where = dict(where or {})
+        self._seen: dict[str, bool] = {}
+        """Whether topics that were asked for last match the pattern."""
 
     @property
     def everything(self) -> bool:
@@ -52,6 +59,21 @@ class Filter:
         """The rows that pass, in their order; the same object if all do."""
         mask = self.mask(rows)
         return rows if mask.all() else rows.filter(pa.array(mask))
+
+    def passes(self, batch: Batch) -> bool | None:
+        """Whether all messages of a batch pass, or none; ``None`` if it takes a look at each of them.
+
+        Messages that come one by one share their origin and topic with nobody: to know this beforehand saves making
+        rows of what is not wanted, and the other way round.
+        """
+        names = () if batch.columns is None else batch.columns.schema.names
+        if "origin" in names or "topic" in names:
+            return None
+        if batch.origin == NOT_A_MESSAGE if self._names is None else batch.origin not in self._names:
+            return False
+        if self._topic is not None and not self._is_topic(batch.topic):
+            return False
+        return None if self._where else True
 
     def mask(self, rows: pa.RecordBatch) -> Mask:
         """Which rows pass."""
@@ -67,6 +89,16 @@ class Filter:
                 break
             passing &= _holds(predicate, _Attribute.of(rows, name))
         return passing
+
+    def _is_topic(self, topic: str) -> bool:
+        if self._literal is not None:
+            return topic == self._literal
+        passes = self._seen.get(topic)
+        if passes is None:
+            if len(self._seen) >= _SEEN:
+                self._seen.clear()
+            passes = self._seen[topic] = bool(self._topics(pa.array([topic], pa.string()))[0])
+        return passes
 
     def _topics(self, topics: pa.Array) -> Mask:
         if self._literal is not None:

@@ -160,7 +160,9 @@ def mark(frontend: str, number: int) -> Batch:
     )
 
 
-def published(rows: pa.RecordBatch, *, origin: str, publisher: str = "", number: int | None = None) -> Batch:
+def published(
+    rows: pa.RecordBatch, *, origin: str = "", publisher: str = "", number: int | None = None
+) -> Batch:
     """Rows in the schema of those to be published as a batch: what they all share is kept once."""
     topics = rows.column("topic")
     distinct = topics.unique()

@@ -26,13 +26,15 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError
 from headrace.hub.hub import Hub
+from headrace.hub.publishing import published
 from headrace.hub.sequencer import Published
 from headrace.hub.state import entry
 from headrace.log.files import translating
 from headrace.message import Batch
+from headrace.wire.link import PUBLISHED
 
 SECONDS: Final = 600.0
-MAX_MEMORY: Final = 64 << 20
+MAX_MEMORY: Final = 256 << 20
 MAX_BYTES: Final = 4 << 30
 MAX_COMMIT: Final = 512 << 20
 """The rows of one commit are one append, which is one write: it must not hold the hub up for long."""
@@ -96,25 +98,27 @@ def mark(query: str, batch: int, rows: int) -> Batch:
 class Stage:
     """Rows that wait for their commit."""
 
-    def __init__(self, query: str, batch: int, part: int, rows: pa.RecordBatch, deadline: float) -> None:
+    def __init__(self, query: str, batch: int, part: int, rows: Batch, deadline: float) -> None:
         self.query = query
         self.batch = batch
         self.part = part
         self.deadline = deadline
-        self.size = rows.get_total_buffer_size()
-        self.count = rows.num_rows
-        self._rows: pa.RecordBatch | None = rows
-        self._schema = rows.schema
+        self.size = (
+            rows.run.data.nbytes
+            + rows.run.offsets.nbytes
+            + (0 if rows.columns is None else rows.columns.nbytes)
+        )
+        self._rows: Batch | None = rows
         self._path: Path | None = None
 
     def spill(self, path: Path) -> None:
         """Write the rows to a file and forget them here."""
         with translating(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.load().serialize())
+            path.write_bytes(self.load().to_arrow().select(PUBLISHED.names).serialize())
         self._path, self._rows = path, None
 
-    def load(self) -> pa.RecordBatch:
+    def load(self) -> Batch:
         """The rows, wherever they are."""
         if self._rows is not None:
             return self._rows
@@ -122,7 +126,7 @@ class Stage:
             raise RefusedError("missing", "the stage was removed")
         with translating(self._path):
             message = pa.ipc.read_message(pa.py_buffer(self._path.read_bytes()))
-        return pa.ipc.read_record_batch(message, self._schema)
+        return published(pa.ipc.read_record_batch(message, PUBLISHED))
 
     def remove(self) -> None:
         """Let go of the rows and their file."""
@@ -314,7 +318,7 @@ def remove_all(stages: Sequence[Stage]) -> None:
         stage.remove()
 
 
-def loaded(stages: Sequence[Stage]) -> list[pa.RecordBatch]:
+def loaded(stages: Sequence[Stage]) -> list[Batch]:
     """The rows of stages, read in a thread."""
     try:
         return [stage.load() for stage in stages]

@@ -26,7 +26,7 @@ from headrace.errors import (
 )
 from headrace.net.link_streams import Stream
 from headrace.tube import Received, Tube
-from headrace.wire.link import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_aligned
+from headrace.wire.link import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_before
 from headrace.wire.link_requests import MAX_ID, Cancel, Hello, More, parse_request
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class LinkConnection:
     def _send(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
         if self.tube.closed:
             return
-        data = serialize(head) if body is None or len(body) < _LONG else serialize_aligned(head)
+        data = serialize(head) if body is None else serialize_before(head, body)
         # It may close between the look and the writing only by our own doing, and then nobody is left to hear.
         with contextlib.suppress(HeadraceError):
             if body is None:
@@ -320,6 +320,3 @@ def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
 
 
 _MAX_REASON: Final = 1000
-
-_LONG: Final = 64 << 10
-"""A body worth being placed so that its reader need not copy it."""

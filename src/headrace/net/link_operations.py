@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -227,6 +228,7 @@ class Operations:
     # Publishing
 
     def _publish(self, connection: LinkConnection, request: ask.Publish, body: memoryview) -> None:
+        _check_origin(request.origin)
         batch = self._rows(
             body, origin=request.origin, publisher=request.publisher or connection.peer, number=request.number
         )
@@ -311,7 +313,7 @@ class Operations:
     # Stages
 
     def _stage(self, connection: LinkConnection, request: ask.Stage, body: memoryview) -> None:
-        rows = self._checked_rows(body)
+        rows = self._rows(body)
         deadline = asyncio.get_running_loop().time() + SECONDS
         stage = Stage(request.query, request.batch, request.part, rows, deadline)
         name = uuid4().hex
@@ -358,8 +360,8 @@ class Operations:
             else:
                 connection.answer(request.id, None, first=result[0], last=result[1], repeated=False)
 
-        def read(rows: tuple[list[pa.RecordBatch], dict[str, Use]]) -> None:
-            made = [published(each, origin=request.origin, publisher=query) for each in rows[0]]
+        def read(rows: tuple[list[Batch], dict[str, Use]]) -> None:
+            made = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]
             try:
                 if self._changes is not None:
                     self._changes.make_room(rows[1])
@@ -379,9 +381,8 @@ class Operations:
     # What they share
 
     def _rows(
-        self, body: memoryview, *, origin: str, publisher: str = "", number: int | None = None
+        self, body: memoryview, *, origin: str = "", publisher: str = "", number: int | None = None
     ) -> Batch:
-        _check_origin(origin)
         plain = parse_published(body)
         if plain is None:
             return published(self._checked_rows(body), origin=origin, publisher=publisher, number=number)
@@ -440,10 +441,10 @@ class Operations:
         self._in_thread(function, *arguments).add_done_callback(done)
 
 
-def _loaded(stages: list[Stage], services: bool) -> tuple[list[pa.RecordBatch], dict[str, Use]]:
+def _loaded(stages: list[Stage], services: bool) -> tuple[list[Batch], dict[str, Use]]:
     """The rows of stages, and how they use services if they are changes to those; for a thread."""
     rows = loaded(stages)
-    return rows, uses(rows) if services else {}
+    return rows, uses(each.to_arrow() for each in rows) if services else {}
 
 
 def _filter(request: ask.Read | ask.Follow) -> Filter | None:

@@ -90,6 +90,11 @@ class Chunk:
         """The chunk for one reader, who stands at ``first``."""
         if wanted is None:
             return Piece(first, self.last, self.body, self.last - first + 1)
+        passing = {wanted.passes(batch) for batch in self._batches}
+        if passing == {False}:
+            return Piece(first, self.last, None, 0)
+        if passing == {True} and first == self.first:
+            return Piece(first, self.last, self.body, self.last - first + 1)
         rows = wanted.apply(self.rows.slice(first - self.first))
         body = memoryview(body_of(rows)) if rows.num_rows else None
         return Piece(first, self.last, body, rows.num_rows)
@@ -148,9 +153,11 @@ def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
     at, scanned = first, 0
     while at <= last and scanned < _SCAN_BYTES:
         batches = log.read(at, last, ROWS_BYTES)
-        rows = wanted.apply(merge(batches))
         scanned += ROWS_BYTES
         at = batches[-1].last + 1
+        if all(wanted.passes(batch) is False for batch in batches):
+            continue
+        rows = wanted.apply(merge(batches))
         if rows.num_rows:
             return _encoded(first, rows, at - 1)
     return Piece(first, at - 1, None, 0)

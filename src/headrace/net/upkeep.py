@@ -31,6 +31,9 @@ _PAUSE: Final = 1.0
 _BUSY: Final = 32 << 20
 """Bytes a second that come in while the hub is busy enough to leave sealing for later."""
 
+_CALM: Final = 5.0
+"""Seconds that must have passed since then: what comes in bursts, as a query's batches do, is one long effort."""
+
 _MAX_BACKLOG: Final = 1 << 30
 """Bytes that may wait to be sealed while the hub is busy."""
 
@@ -94,6 +97,8 @@ class Upkeep:
         """The open tail's first sequence number, and when it was first seen not to be empty."""
         self._looked = (hub.log.size, 0.0)
         """How large the log was when this was last looked at, and when that was."""
+        self._busy_at = -_CALM
+        """When the hub was last busy."""
         self._broken: set[tuple[str, int]] = set()
         """The holds that were broken when this was last looked at, and said to be."""
         self._sealing = asyncio.Lock()
@@ -168,7 +173,9 @@ class Upkeep:
         over = self._settings.retain_bytes is not None and size > self._settings.retain_bytes
         if backlog > _MAX_BACKLOG or over:
             return False
-        return size - size_before > _BUSY * max(now - before, 0.001)
+        if size - size_before > _BUSY * max(now - before, 0.001):
+            self._busy_at = now
+        return now - self._busy_at < _CALM
 
     def _rotate_by_age(self) -> None:
         tail = self._log.segments[-1]

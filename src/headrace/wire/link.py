@@ -76,12 +76,14 @@ def serialize(head: Mapping[str, Any]) -> bytes:
     return data
 
 
-def serialize_aligned(head: Mapping[str, Any]) -> bytes:
-    """A head of a length that is a multiple of 8: rows behind it can then be read where they lie.
+def serialize_before(head: Mapping[str, Any], body: Buffer) -> bytes:
+    """A head that a body follows: before a long one of a length that is a multiple of 8, so that it is read in place.
 
-    >>> len(serialize_aligned({"id": 1, "event": "rows", "first": 1, "last": 300})) % 8
+    >>> len(serialize_before({"id": 1, "event": "rows", "first": 1, "last": 300}, bytes(LONG))) % 8
     0
     """
+    if memoryview(body).nbytes < LONG:
+        return serialize(head)
     padding = -len(serialize({**head, "pad": ""})) % _ALIGNED
     return serialize({**head, "pad": "-" * padding})
 
@@ -205,6 +207,9 @@ _NO_TAGS: Final = dict.fromkeys(
 )
 
 _ALIGNED: Final = 8
+
+LONG: Final = 64 << 10
+"""A body worth being placed so that its reader need not copy it."""
 
 _MAX_BUFFERS: Final = 256
 """The envelope has 27."""
