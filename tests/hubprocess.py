@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +32,9 @@ from headrace.config import DOORS
 
 FREE_DOORS = tuple(f"listen.{door}=127.0.0.1:0" for door in DOORS)
 """Settings that give each door a free port."""
+
+_LASTING_PORTS = range(10_000, 32_000)
+"""Ports that the system gives nobody who asks for just any: a hub that is restarted finds its own still free."""
 
 START_SECONDS = 60.0
 """Long enough for a cold machine that has to compile the kernels first."""
@@ -73,7 +78,8 @@ class HubProcess:
         given to the command as they are.
         """
         tmp_path.mkdir(parents=True, exist_ok=True)
-        hub = cls(tmp_path, (*FREE_DOORS, *sets), command, environ or {})
+        doors = (f"listen.{door}=127.0.0.1:{_lasting_port()}" for door in DOORS)
+        hub = cls(tmp_path, (*doors, *sets), command, environ or {})
         hub.options = options
         hub._run()
         return hub
@@ -198,3 +204,16 @@ class HubProcess:
 
     def _fail(self, what: str) -> NoReturn:
         pytest.fail(f"{what}\nIts stderr:\n{self.stderr or '(nothing)'}", pytrace=False)
+
+
+def _lasting_port() -> int:
+    """A port that is free now, for streams and datagrams, and not in danger of being taken while a hub is down."""
+    while True:
+        port = secrets.choice(_LASTING_PORTS)
+        try:
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                with socket.socket(socket.AF_INET, kind) as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return port

@@ -112,7 +112,7 @@ class Pipeline:
             with link(asked.access):
                 pass
         self._tell({"event": "starting", "jobs": list(asked.jobs), "master": asked.master})
-        with self._reporting():
+        with self._reporting(), _hushed("py4j.clientserver"):
             with _own_interrupts():
                 spark = session(
                     asked.master,
@@ -204,7 +204,8 @@ class Pipeline:
                 self._tell({"event": "progress", **facts})
             error = None if started.query.isActive else started.query.exception()
             if error is not None:
-                raise _failure(name, self._runs[name].failure, str(error))
+                failure = self._runs[name].failure
+                raise _failure(name, failure, str(failure or error))
 
     def _stop_queries(self) -> None:
         """Let what is under way end, for a while; then stop."""
@@ -243,6 +244,18 @@ class Pipeline:
         finally:
             ended.set()
             thread.join(STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def _hushed(name: str) -> Iterator[None]:
+    """Keep a library from printing a page for each micro-batch that fails or is cut off: we say what it was."""
+    library = logging.getLogger(name)
+    before = library.level
+    library.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        library.setLevel(before)
 
 
 @contextlib.contextmanager

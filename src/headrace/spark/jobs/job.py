@@ -36,6 +36,9 @@ class Parameter(NamedTuple):
     default: str = ""
 
 
+_TOLD: Final = 500
+"""Characters of a micro-batch's failure that Spark is told; :attr:`Run.failure` has all of it."""
+
 COMMON: Final[Mapping[str, Parameter]] = {
     "path": Parameter("where the job writes: a folder, or a URI that pyarrow has a filesystem for"),
     "checkpoint": Parameter("where Spark keeps how far the query is", "path/_checkpoint"),
@@ -145,9 +148,12 @@ class Run:
         def guarded(batch: DataFrame, number: int) -> None:
             try:
                 each(batch, number)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it is raised by who watches the query
                 self.failure = error
-                raise
+                kind = type(error)
+                # Spark matches what it is told against a pattern that a long text, such as its own, is too much for.
+                told = f"{kind.__module__}.{kind.__qualname__}: {str(error)[:_TOLD]}"
+                raise RuntimeError(told) from None
 
         writer = rows.writeStream.queryName(self.name).option("checkpointLocation", self.checkpoint)
         if self.available_now:
