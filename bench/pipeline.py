@@ -77,7 +77,7 @@ def pipeline(
     return [
         sources(spark, servers, parquet, directory, cores, total, rounds),
         sinks(spark, _servers(other), parquet, cores, total // 3, rounds),
-        latency(spark, _servers(other), cores, *((0.5, 1) if quick else (5, 20))),
+        latency(spark, _servers(other), cores, *((0.5, 1) if quick else (15, 20))),
     ]
 
 

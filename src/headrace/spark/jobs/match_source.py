@@ -32,6 +32,7 @@ from headrace.spark.jobs.match_tables import Tables
 from headrace.spark.options import Reading, reading
 from headrace.spark.rows import Span, read_span
 from headrace.spark.source import Offset, SequencePartition, SequenceStreamReader, cores
+from headrace.spark.workers import settle
 from headrace.wire.attribute import MatcherPush, serialize
 from headrace.wire.split import split
 
@@ -127,6 +128,7 @@ class FleetReader(SequenceStreamReader):
         done = push_share(self._fleet, partition.span, partition.share)
         columns = [pa.array([done[field.name]], field.type) for field in _DONE]
         yield pa.RecordBatch.from_arrays(columns, schema=_DONE)
+        settle("match")
 
 
 def push_share(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:

@@ -19,6 +19,7 @@ from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.options import Reading, reading
 from headrace.spark.rows import Span, read_span
 from headrace.spark.source import SequencePartition, SequenceStreamReader, cores
+from headrace.spark.workers import settle
 
 NAME: Final = "headrace-ranges"
 SPARK_RANGES: Final = StructType(
@@ -79,3 +80,4 @@ def rows_of(options: Reading, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.R
     for batch in ranges:
         for each in batch.to_pylist():
             yield from read_span(options, Span(**each))
+    settle("ranges")
