@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -35,6 +36,9 @@ FREE_DOORS = tuple(f"listen.{door}=127.0.0.1:0" for door in DOORS)
 
 _LASTING_PORTS = range(10_000, 32_000)
 """Ports that the system gives nobody who asks for just any: a hub that is restarted finds its own still free."""
+
+_given: set[int] = set()
+"""Those that were given to a hub in this process, which may be down just now."""
 
 START_SECONDS = 60.0
 """Long enough for a cold machine that has to compile the kernels first."""
@@ -208,8 +212,13 @@ class HubProcess:
 
 def _lasting_port() -> int:
     """A port that is free now, for streams and datagrams, and not in danger of being taken while a hub is down."""
+    # Test processes that run side by side have ports of their own.
+    worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0) % 8
     while True:
-        port = secrets.choice(_LASTING_PORTS)
+        port = secrets.choice(_LASTING_PORTS[worker::8])
+        if port in _given:
+            continue
+        _given.add(port)
         try:
             for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                 with socket.socket(socket.AF_INET, kind) as probe:

@@ -175,3 +175,6 @@ def test_it_remembers_no_more_topics_than_it_may() -> None:
         batch = Batch(Run.one(b""), first=1, origin="tube", topic=f"a/{number}")
         assert wanted.passes(batch) is True
     assert len(wanted._seen) <= 1000
+    long = Batch(Run.one(b""), first=1, origin="tube", topic="a/" + "b" * 60_000)
+    assert wanted.passes(long) is True
+    assert long.topic not in wanted._seen

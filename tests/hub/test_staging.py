@@ -151,3 +151,9 @@ def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pyt
     assert isinstance(told[0], StorageError)
     assert told[1] == (1, 1)
     log.close()
+
+
+def test_a_stage_counts_what_its_rows_keep_alive() -> None:
+    small = Stage("q", 1, 0, published(rows(b"a")), 10.0)
+    assert Stage("q", 1, 0, published(rows(b"a")), 10.0, held=5000).size == 5000
+    assert Stage("q", 1, 0, published(rows(b"a")), 10.0, held=1).size == small.size

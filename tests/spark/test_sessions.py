@@ -65,6 +65,14 @@ def test_the_settings_depend_on_the_master() -> None:
     assert "spark.sql.shuffle.partitions" not in far
 
 
+def test_who_names_a_collector_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "UseParallelGC" in settings_for("local[2]")["spark.driver.extraJavaOptions"]
+    assert "UseParallelGC" not in settings_for("spark://10.0.0.1:7077")["spark.driver.extraJavaOptions"]
+    assert "spark.executor.extraJavaOptions" not in settings_for("spark://10.0.0.1:7077")
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xss1m -XX:+UseZGC")
+    assert "UseParallelGC" not in settings_for("local[2]")["spark.driver.extraJavaOptions"]
+
+
 def test_a_package_has_the_log_settings() -> None:
     assert LOG4J.is_file()
 

@@ -31,6 +31,9 @@ Mask = npt.NDArray[np.bool_]
 _SEEN: Final = 1000
 """Topics that a filter remembers its answer for."""
 
+_SEEN_LENGTH: Final = 200
+"""Characters of the longest of them."""
+
 
 class Filter:
     """What a reader wants; rows are selected by :meth:`apply`."""
@@ -95,9 +98,11 @@ class Filter:
             return topic == self._literal
         passes = self._seen.get(topic)
         if passes is None:
-            if len(self._seen) >= _SEEN:
-                self._seen.clear()
-            passes = self._seen[topic] = bool(self._topics(pa.array([topic], pa.string()))[0])
+            passes = bool(self._topics(pa.array([topic], pa.string()))[0])
+            if len(topic) <= _SEEN_LENGTH:
+                if len(self._seen) >= _SEEN:
+                    self._seen.clear()
+                self._seen[topic] = passes
         return passes
 
     def _topics(self, topics: pa.Array) -> Mask:

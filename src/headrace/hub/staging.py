@@ -98,16 +98,18 @@ def mark(query: str, batch: int, rows: int) -> Batch:
 class Stage:
     """Rows that wait for their commit."""
 
-    def __init__(self, query: str, batch: int, part: int, rows: Batch, deadline: float) -> None:
+    def __init__(
+        self, query: str, batch: int, part: int, rows: Batch, deadline: float, held: int = 0
+    ) -> None:
         self.query = query
         self.batch = batch
         self.part = part
         self.deadline = deadline
-        self.size = (
-            rows.run.data.nbytes
-            + rows.run.offsets.nbytes
-            + (0 if rows.columns is None else rows.columns.nbytes)
-        )
+        size = rows.run.data.nbytes + rows.run.offsets.nbytes
+        if rows.columns is not None:
+            size += rows.columns.nbytes
+        # Rows lie where they came, and keep all of that: ``held`` bytes. What was packed takes more.
+        self.size = max(size, held)
         self._rows: Batch | None = rows
         self._path: Path | None = None
 

@@ -315,7 +315,7 @@ class Operations:
     def _stage(self, connection: LinkConnection, request: ask.Stage, body: memoryview) -> None:
         rows = self._rows(body)
         deadline = asyncio.get_running_loop().time() + SECONDS
-        stage = Stage(request.query, request.batch, request.part, rows, deadline)
+        stage = Stage(request.query, request.batch, request.part, rows, deadline, held=len(body))
         name = uuid4().hex
         path = self._staging.add(name, stage)
         if path is None:

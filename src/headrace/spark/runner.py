@@ -205,7 +205,7 @@ class Pipeline:
             error = None if started.query.isActive else started.query.exception()
             if error is not None:
                 failure = self._runs[name].failure
-                raise _failure(name, failure, str(failure or error))
+                raise _failure(name, failure, str(error if failure is None else _told(failure))) from failure
 
     def _stop_queries(self) -> None:
         """Let what is under way end, for a while; then stop."""
@@ -278,6 +278,13 @@ def _failure(name: str, failure: BaseException | None, told: str) -> HeadraceErr
         return error(f"{name}: {sentence}")
     first = next((line for line in told.splitlines() if line.strip()), "the query failed")
     return PeerError(f"{name}: {first}")
+
+
+def _told(failure: BaseException) -> str:
+    """A failure as text; of Python's own kinds the kind says more than the words do (``KeyError: 'x'``)."""
+    kind = type(failure)
+    words = str(failure)
+    return f"{kind.__name__}: {words}" if kind.__module__ == "builtins" else words
 
 
 def _named(name: str, failure: HeadraceError) -> HeadraceError:

@@ -49,6 +49,10 @@ ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_che
 """Java options by which Arrow does not check every single access to memory that it has already checked as a whole: a
 quarter of what a row from Python costs in the JVM."""
 
+_JAVA_VARIABLES: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
+"""Who names a collector has one: a JVM that is told of two does not start."""
+
 _LOOPBACK: Final = re.compile(r"^spark://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|,|$)")
 
 
@@ -108,7 +112,6 @@ def settings_for(
     settings |= {
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()} {ARROW}",
-        "spark.executor.extraJavaOptions": ARROW,
         "spark.ui.enabled": "false" if ui is False else "true",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -119,8 +122,11 @@ def settings_for(
         # 200 tasks a shuffle, Spark's default, is meant for clusters. Queries keep what they began with.
         settings["spark.sql.shuffle.partitions"] = str(cores(master))
         # A heap this small is collected soonest by whom all cores help; the default is made for large ones.
-        settings["spark.driver.extraJavaOptions"] += " -XX:+UseParallelGC"
+        if not _COLLECTOR.search(" ".join(os.environ.get(name, "") for name in _JAVA_VARIABLES)):
+            settings["spark.driver.extraJavaOptions"] += " -XX:+UseParallelGC"
     if is_here(master):
+        # Elsewhere, executors may need options that the site has set.
+        settings["spark.executor.extraJavaOptions"] = ARROW
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return settings
 
