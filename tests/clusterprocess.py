@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pytest
-from tests.hubprocess import HubProcess
+from tests.hubprocess import HubProcess, lasting_port
 from tests.system.observing import eventually, status
 
 from headrace.config import DOORS
@@ -142,21 +139,6 @@ class Wires:
             await self._changed.wait_for(lambda: (source, target) not in self._cut)
 
 
-def free_port() -> int:
-    """A port that is free and stays so while its node is down: no connection of anybody's is given one so low."""
-    for _ in range(100):
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with (
-            contextlib.suppress(OSError),
-            socket.socket() as sock,
-            socket.socket(type=socket.SOCK_DGRAM) as udp,
-        ):
-            sock.bind(("127.0.0.1", port))
-            udp.bind(("127.0.0.1", port))
-            return port
-    pytest.fail("no port is free")
-
-
 class Trio:
     """Three nodes; make them with :meth:`start`."""
 
@@ -189,7 +171,7 @@ class Trio:
         others = [each for each in range(3) if each != number]
         if lost is None:
             directory = self._directory / f"node{number}"
-            doors = [f"listen.{door}=127.0.0.1:{free_port()}" for door in DOORS if door in SERVED]
+            doors = [f"listen.{door}=127.0.0.1:{lasting_port()}" for door in DOORS if door in SERVED]
         else:
             directory = lost.directory.with_name(f"{lost.directory.name}-new")
             doors = [f"listen.{door}={address}" for door, address in lost.doors.items()]

@@ -82,7 +82,7 @@ class HubProcess:
         given to the command as they are.
         """
         tmp_path.mkdir(parents=True, exist_ok=True)
-        doors = (f"listen.{door}=127.0.0.1:{_lasting_port()}" for door in DOORS)
+        doors = (f"listen.{door}=127.0.0.1:{lasting_port()}" for door in DOORS)
         hub = cls(tmp_path, (*doors, *sets), command, environ or {})
         hub.options = options
         hub._run()
@@ -210,7 +210,7 @@ class HubProcess:
         pytest.fail(f"{what}\nIts stderr:\n{self.stderr or '(nothing)'}", pytrace=False)
 
 
-def _lasting_port() -> int:
+def lasting_port() -> int:
     """A port that is free now, for streams and datagrams, and not in danger of being taken while a hub is down."""
     # Test processes that run side by side have ports of their own.
     worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0) % 8

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.clusterprocess import free_port
+from tests.hubprocess import lasting_port
 from tests.net.conftest import Start
 from tests.net.raw import LOOPBACK
 
@@ -90,7 +90,7 @@ class Nodes:
 
 
 def _free_address() -> str:
-    return f"{LOOPBACK}:{free_port()}"
+    return f"{LOOPBACK}:{lasting_port()}"
 
 
 Make = Callable[..., Awaitable[Nodes]]
@@ -243,7 +243,7 @@ async def test_a_nodes_log_is_not_for_a_lone_hub(make: Make) -> None:
 
 @pytest.mark.parametrize("listen", [LOOPBACK, "0.0.0.0"])
 async def test_a_node_finds_itself_in_the_list_whatever_it_is_called_there(start: Start, listen: str) -> None:
-    port = free_port()
+    port = lasting_port()
     server = await start(
         "node.name=a", f"listen.parcel={listen}:{port}", f"cluster.peers=localhost:{port},{LOOPBACK}:1"
     )

@@ -21,8 +21,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.clusterprocess import free_port
-from tests.hubprocess import HubProcess
+from tests.hubprocess import HubProcess, lasting_port
 from tests.system.observing import counter, eventually, status
 
 import headrace
@@ -192,7 +191,7 @@ def test_two_of_each_pass_long_messages_on_and_a_dispatcher_may_be_killed(tmp_pa
 
         hub = stack.enter_context(run("hub", "sequence,publisher,tube"))
         up = f"node.upstream=tube://{hub.doors['tube_tcp']}"
-        at = {name: f"127.0.0.1:{free_port()}" for name in ("east", "west", "d1", "d2", "m1", "m2")}
+        at = {name: f"127.0.0.1:{lasting_port()}" for name in ("east", "west", "d1", "d2", "m1", "m2")}
         parts: list[tuple[str, ...]] = [
             *((name, "connector", f"listen.router={at[name]}") for name in ("east", "west")),
             *(
