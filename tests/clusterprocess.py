@@ -209,7 +209,15 @@ class Trio:
                 found.add(facts["cluster"]["primary"] if works else "")
             return len(found) == 1 and found != {""}
 
-        eventually("the nodes agree on a primary", agreed)
+        try:
+            eventually("the nodes agree on a primary", agreed)
+        except BaseException as error:
+            for node in self.running():
+                facts = status(node)
+                error.add_note(
+                    f"{node.directory.name}: {facts['mode']}, {facts['cluster']}\n{node.stderr[-2000:]}"
+                )
+            raise
         return self.nodes[int(found.pop().removeprefix("node"))]
 
     def working(self) -> HubProcess:
