@@ -79,7 +79,7 @@ class Wires:
             for target in range(nodes):
                 if source != target:
                     serve = self._serving((source, target))
-                    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+                    server = await asyncio.start_server(serve, "127.0.0.1", lasting_port())
                     self._servers.append(server)
                     self._ports[source, target] = server.sockets[0].getsockname()[1]
 

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from tests.hubprocess import lasting_port
+
 from headrace.wire.auth import Auth
 from headrace.wire.publish import Publish, PublisherDecoder
 from headrace.wire.sdk import (
@@ -219,7 +221,8 @@ async def _listening(
     # A small window of a fixed size: whoever is not read is made to wait soon, and stays so.
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-    listening.bind(("127.0.0.1", 0))
+    # Not just any port: somebody may still be looking there for a server of before.
+    listening.bind(("127.0.0.1", lasting_port()))
     server = await asyncio.start_server(visited, sock=listening)
     try:
         yield "{}://{}:{}".format(scheme, *server.sockets[0].getsockname())

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Self, cast
 
+from tests.hubprocess import lasting_port
 from tests.net.raw import ack
 
 SECONDS = 20.0
@@ -97,7 +98,7 @@ async def scripted_hub(*scripts: Callable[[Visit], Awaitable[None]]) -> AsyncIte
         finally:
             writer.close()
 
-    server = await asyncio.start_server(visited, "127.0.0.1", 0)
+    server = await asyncio.start_server(visited, "127.0.0.1", lasting_port())
     try:
         yield "fyrehose://{}:{}".format(*server.sockets[0].getsockname())
         for _ in range(_TURNS_TO_ACCEPT):
