@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 
@@ -34,3 +36,20 @@ assert ours.worker(socket.socket(), True) == 1
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_processes_that_plan_end_quietly_too() -> None:
+    def gone(_sock: object, _authenticated: bool) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    main = ModuleType("__main__")
+    main.worker = gone  # type: ignore[attr-defined]
+    main.__spec__ = ModuleSpec("somebody.else", None)
+    workers.end_quietly(main)
+    assert main.worker is gone
+    main.__spec__ = ModuleSpec("pyspark.daemon", None)
+    workers.end_quietly(main)
+    quiet = main.worker
+    assert quiet(None, True) == 1
+    workers.end_quietly(main)
+    assert main.worker is quiet

@@ -8,6 +8,9 @@ times in every micro-batch. What is there once the first task is done stays: it 
 from __future__ import annotations
 
 import gc
+import socket
+import sys
+from types import ModuleType
 
 _settled: set[str] = set()
 
@@ -20,3 +23,28 @@ def settle(kind: str) -> None:
     if kind not in _settled:
         _settled.add(kind)
         gc.freeze()
+
+
+def end_quietly(main: ModuleType) -> None:
+    """Have a process of Spark's own daemon end without a trace when Spark lets go of it.
+
+    The same as :mod:`headrace.spark.daemon`, for those processes that Spark starts by its own module whatever its
+    settings say: they plan, and have nobody to tell when their socket is closed. ``main`` is their main module.
+    """
+    spec = getattr(main, "__spec__", None)
+    if spec is None or spec.name != "pyspark.daemon" or getattr(main.worker, "quiet", False):
+        return
+    work = main.worker
+
+    def worker(sock: socket.socket, authenticated: bool) -> int:
+        try:
+            code: int = work(sock, authenticated)
+        except BrokenPipeError:
+            return 1
+        return code
+
+    worker.quiet = True  # type: ignore[attr-defined]
+    main.worker = worker  # type: ignore[attr-defined]
+
+
+end_quietly(sys.modules["__main__"])
