@@ -152,12 +152,14 @@ class Trio:
     def start(cls, directory: Path, *sets: str) -> Self:
         """Start three nodes, and wait until every door of theirs accepts."""
         trio = cls(directory, sets)
-        try:
-            with ThreadPoolExecutor(3) as threads:
-                trio.nodes += threads.map(trio._started, range(3))
-        except BaseException:
-            trio.close()
-            raise
+        with ThreadPoolExecutor(3) as threads:
+            starting = [threads.submit(trio._started, number) for number in range(3)]
+        # One that stays when another fails would look for its peers, in whatever test has their ports next.
+        trio.nodes = [each.result() for each in starting if each.exception() is None]
+        for each in starting:
+            if (error := each.exception()) is not None:
+                trio.close()
+                raise error
         return trio
 
     def replace(self, number: int) -> HubProcess:
