@@ -1,27 +1,14 @@
-"""Spark's daemon of Python workers, but for one thing: a worker that Spark lets go of ends without a trace.
+"""Spark's daemon of Python workers, whose workers end without a trace (:func:`~headrace.spark.workers.end_quietly`).
 
-A worker waits for its next task. Where it is connected by a Unix socket (which is quicker: see
-:data:`~headrace.spark.sessions.QUICK`) it finds, when Spark closes that, nobody to tell about it, and PySpark prints
-the error of that as if something had gone wrong.
+The setting ``spark.python.daemon.module`` names it; see :data:`~headrace.spark.sessions.QUICK`.
 """
 
 from __future__ import annotations
 
-import socket
-
 from pyspark import daemon
 
-_work = daemon.worker
-
-
-def worker(sock: socket.socket, authenticated: bool) -> int:
-    """Do tasks until Spark lets go."""
-    try:
-        return _work(sock, authenticated)
-    except BrokenPipeError:
-        return 1
-
+from headrace.spark.workers import end_quietly
 
 if __name__ == "__main__":
-    daemon.worker = worker
+    end_quietly(daemon)
     daemon.manager()

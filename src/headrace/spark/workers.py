@@ -10,7 +10,12 @@ from __future__ import annotations
 import gc
 import socket
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import TypeAlias
+
+Work: TypeAlias = Callable[[socket.socket, bool], int]
+"""What PySpark's daemon has a worker do: tasks that come over a socket, until it is closed; its exit code."""
 
 _settled: set[str] = set()
 
@@ -25,26 +30,31 @@ def settle(kind: str) -> None:
         gc.freeze()
 
 
-def end_quietly(main: ModuleType) -> None:
-    """Have a process of Spark's own daemon end without a trace when Spark lets go of it.
+def quiet(work: Work) -> Work:
+    """A worker's ``work`` that ends without a trace when Spark lets go of the worker.
 
-    The same as :mod:`headrace.spark.daemon`, for those processes that Spark starts by its own module whatever its
-    settings say: they plan, and have nobody to tell when their socket is closed. ``main`` is their main module.
+    A worker waits for its next task. Where it is connected by a Unix socket it finds, when Spark closes that, nobody to
+    tell about it, and PySpark prints the error of that as if something had gone wrong.
     """
-    spec = getattr(main, "__spec__", None)
-    if spec is None or spec.name != "pyspark.daemon" or getattr(main.worker, "quiet", False):
-        return
-    work = main.worker
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         try:
-            code: int = work(sock, authenticated)
+            return work(sock, authenticated)
         except BrokenPipeError:
             return 1
-        return code
 
-    worker.quiet = True  # type: ignore[attr-defined]
-    main.worker = worker  # type: ignore[attr-defined]
+    return worker
 
 
+def end_quietly(main: ModuleType) -> None:
+    """Have the workers of a process end so, if ``main`` is Spark's daemon.
+
+    Those that plan are Spark's own, whatever settings say; others are started by :mod:`headrace.spark.daemon`.
+    """
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name == "pyspark.daemon":
+        main.worker = quiet(main.worker)  # type: ignore[attr-defined]
+
+
+# Once in a process, when it first has to do with our sources.
 end_quietly(sys.modules["__main__"])
