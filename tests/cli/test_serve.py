@@ -66,6 +66,12 @@ def test_stopped_killed_and_started_again(tmp_path: Path) -> None:
         hub.terminate(signum=signal.SIGINT)
 
 
+def test_a_cluster_of_one_is_told_how_to_name_the_others(tmp_path: Path) -> None:
+    with HubProcess.start(tmp_path, options=("--cluster", "mill")) as hub:
+        hub.terminate()
+        assert "cluster mill: this node is all of it; --peers a:7878,b:7878 names the others" in hub.stderr
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path) as hub, socket.create_connection(hub.address("fyrehose")) as stuck:
         # A subscriber that takes nothing: draining would wait for it.

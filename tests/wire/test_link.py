@@ -237,7 +237,7 @@ def test_where_holds_the_sdks_predicates() -> None:
 @pytest.mark.parametrize("offset", range(9))
 def test_rows_come_back_from_any_place_in_a_message(offset: int) -> None:
     rows = sample()
-    message = memoryview(bytes(offset) + body_of(rows).to_pybytes())
+    message = memoryview(bytes(offset) + bytes(body_of(rows)))
     read = rows_of(message[offset:], SCHEMA)
     assert read.equals(rows)
     assert Run.from_arrow(read.column("payload")).offsets.flags.aligned
@@ -276,18 +276,18 @@ def test_nulls_are_refused() -> None:
         nullable = pa.schema([field.with_nullable(True) for field in PUBLISHED])
         rows = pa.RecordBatch.from_arrays(list((good | {column: values}).values()), schema=nullable)
         with pytest.raises(MalformedError, match=column):
-            rows_of(body_of(rows).to_pybytes(), PUBLISHED)
+            rows_of(bytes(body_of(rows)), PUBLISHED)
 
 
 def test_what_is_no_record_batch_is_refused() -> None:
-    for body in (b"", b"rows", SCHEMA.serialize().to_pybytes(), body_of(sample()).to_pybytes()[:-8]):
+    for body in (b"", b"rows", SCHEMA.serialize().to_pybytes(), bytes(body_of(sample()))[:-8]):
         with pytest.raises(MalformedError):
             rows_of(body, SCHEMA)
     with pytest.raises(MalformedError):
-        rows_of(body_of(sample()).to_pybytes(), PUBLISHED)
+        rows_of(bytes(body_of(sample())), PUBLISHED)
 
 
-PLAIN = body_of(sample(20)).to_pybytes()
+PLAIN = bytes(body_of(sample(20)))
 
 
 @given(st.data())

@@ -21,7 +21,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 
 
 def wire(rows: pa.RecordBatch) -> bytes:
-    return bytes(memoryview(body_of(rows)))
+    return bytes(body_of(rows))
 
 
 @given(payloads, names)

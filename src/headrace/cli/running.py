@@ -23,6 +23,7 @@ from headrace import web
 from headrace.cli.banner import show_banner
 from headrace.config import Settings
 from headrace.errors import ConfigError
+from headrace.net.heap import keep_memory
 from headrace.net.server import Server
 
 logger = logging.getLogger("headrace")
@@ -46,6 +47,7 @@ def run(
         # What a killed hub left behind must not be taken for this one's.
         with _blaming(ready_file):
             ready_file.unlink(missing_ok=True)
+    keep_memory()
     server = Server(settings, http=web.start, take_free_ports=take_free_ports)
     announce = show_banner if banner and sys.stderr.isatty() else _log_ready
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,6 +11,8 @@ import typer
 from headrace.cli.options import Config, Data, Sets, gather
 from headrace.cli.prose import examples, paragraphs
 from headrace.cli.stderr import LogFormat, LogLevel, speak
+
+logger = logging.getLogger("headrace")
 
 ReadyFile = Annotated[
     Path | None,
@@ -123,6 +126,8 @@ def serve(
     if peers is not None:
         settings = settings.override({"cluster.peers": peers}, source="--peers")
     speak(log_format, log_level)
+    if cluster is not None and not settings.cluster.peers:
+        logger.warning("cluster %s: this node is all of it; --peers a:7878,b:7878 names the others", cluster)
     from headrace.cli.running import run
 
     run(settings, ready_file, take_free_ports=False, banner=log_format is LogFormat.TEXT, record=record)

@@ -411,7 +411,7 @@ class LinkClient:
         """Bring rows of a query's batch that nobody sees before :meth:`commit`; returns the stage's name."""
         body = body_of(published_rows(rows))
         answer = await self._connection.call(
-            lambda n: ask.Stage(id=n, query=query, batch=batch, part=part), memoryview(body)
+            lambda n: ask.Stage(id=n, query=query, batch=batch, part=part), body
         )
         return str(answer.head["stage"])
 

@@ -72,7 +72,7 @@ class _Group:
     def body(self) -> Buffer:
         if self.topic is not None:
             return published_body(self.payloads, self.topic)
-        return memoryview(body_of(self.rows[0] if len(self.rows) == 1 else pa.concat_batches(self.rows)))
+        return body_of(self.rows[0] if len(self.rows) == 1 else pa.concat_batches(self.rows))
 
 
 class _Sent:

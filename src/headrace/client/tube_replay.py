@@ -39,7 +39,7 @@ class ReplayTarget(LinkClient):
         self, publisher: str, number: int, rows: pa.RecordBatch
     ) -> tuple[int | None, int | None]:
         """Publish rows under the publisher's own numbers; asked again after a lost tube, they are there once."""
-        body = memoryview(body_of(rows))
+        body = body_of(rows)
         if len(body) > MAX_ROWS:
             # Only a lone row can be so long: see runs().
             limit = (

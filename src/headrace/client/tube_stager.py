@@ -40,11 +40,11 @@ class Stager:
         """Send rows in the schema of those to be published; waits while the window is full."""
         for piece in pieces(rows):
             body = body_of(piece)
-            while self._unanswered and self._unanswered + body.size > self._window:
+            while self._unanswered and self._unanswered + body.nbytes > self._window:
                 self._answered.clear()
                 await self._answered.wait()
                 self._check()
-            self._unanswered += body.size
+            self._unanswered += body.nbytes
             self._tasks.append(asyncio.ensure_future(self._stage(body)))
             # Let it be sent before Spark is asked for more.
             await asyncio.sleep(0)
@@ -66,7 +66,7 @@ class Stager:
             )
             return str(answer.head["stage"])
         finally:
-            self._unanswered -= body.size
+            self._unanswered -= body.nbytes
             self._answered.set()
 
     def _check(self) -> None:

@@ -116,7 +116,7 @@ def body_for(request: Request) -> memoryview:
     if not request.passed and len(request.rows) == 1 and batch.columns is None and len(batch) <= _FEW:
         return memoryview(published_body(list(batch.run), batch.topic))
     schema = PASSED if request.passed else PUBLISHED
-    return memoryview(body_of(merge(request.rows).select(schema.names)))
+    return body_of(merge(request.rows).select(schema.names))
 
 
 def batch_of(asked: Asked, body: memoryview) -> Batch:

@@ -272,7 +272,7 @@ class ToPrimary:
                 table = each.to_arrow().select(PUBLISHED.names)
                 at, step = 0, max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
                 while at < table.num_rows:
-                    body = memoryview(body_of(table.slice(at, step)))
+                    body = body_of(table.slice(at, step))
                     asked = Asked("stage", publisher=query, number=batch, origin=origin)
                     staged = (await self._call(asked, body)).published
                     if isinstance(staged, HeadraceError):

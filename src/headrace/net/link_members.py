@@ -266,7 +266,7 @@ class Driver:
         if wanted and found.body is not None:
             body = found.body
             if wanted != found.matching:
-                body = memoryview(body_of(_within(found.rows, wanted)))
+                body = body_of(_within(found.rows, wanted))
             member.send(given, found.last, body)
             self._delivered.value += sum(last - first + 1 for first, last in wanted)
 
@@ -384,15 +384,15 @@ def _find(log: Log, first: int, last: int, concern: Concern, room: int) -> _Foun
     if size > budget:
         count = max(1, count * budget // size)
     body = body_of(rows.slice(0, count))
-    while body.size > min(room, MAX_BODY) and count > 1:
+    while body.nbytes > min(room, MAX_BODY) and count > 1:
         count //= 2
         body = body_of(rows.slice(0, count))
-    if body.size > MAX_LONE_BODY:
-        raise LimitError("link", f"message {rows.column('seq')[0].as_py()}", body.size, MAX_LONE_BODY)
+    if body.nbytes > MAX_LONE_BODY:
+        raise LimitError("link", f"message {rows.column('seq')[0].as_py()}", body.nbytes, MAX_LONE_BODY)
     if count < rows.num_rows:
         rows = rows.slice(0, count)
         at = rows.column("seq")[count - 1].as_py() + 1
-    return _Found(at - 1, rows, spans(rows.column("seq").to_numpy()), memoryview(body))
+    return _Found(at - 1, rows, spans(rows.column("seq").to_numpy()), body)
 
 
 def _within(rows: pa.RecordBatch, ranges: Sequence[Range]) -> pa.RecordBatch:

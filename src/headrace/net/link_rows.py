@@ -84,7 +84,7 @@ class Chunk:
     @cached_property
     def body(self) -> Buffer:
         """The messages as a body."""
-        return batches_body(self._batches, MAX_BODY) or memoryview(body_of(self.rows))
+        return batches_body(self._batches, MAX_BODY) or body_of(self.rows)
 
     def piece(self, first: int, wanted: Filter | None) -> Piece:
         """The chunk for one reader, who stands at ``first``."""
@@ -96,7 +96,7 @@ class Chunk:
         if passing == {True} and first == self.first:
             return Piece(first, self.last, self.body, self.last - first + 1)
         rows = wanted.apply(self.rows.slice(first - self.first))
-        body = memoryview(body_of(rows)) if rows.num_rows else None
+        body = body_of(rows) if rows.num_rows else None
         return Piece(first, self.last, body, rows.num_rows)
 
 
@@ -169,11 +169,11 @@ def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece
     if rows.nbytes > 2 * ROWS_BYTES:
         count = max(1, count * ROWS_BYTES // rows.nbytes)
     body = body_of(rows.slice(0, count))
-    while body.size > MAX_BODY and count > 1:
+    while body.nbytes > MAX_BODY and count > 1:
         count //= 2
         body = body_of(rows.slice(0, count))
     upto: int = rows.column("seq")[count - 1].as_py()
-    if body.size > MAX_LONE_BODY:
-        raise LimitError("link", f"message {upto}", body.size, MAX_LONE_BODY)
+    if body.nbytes > MAX_LONE_BODY:
+        raise LimitError("link", f"message {upto}", body.nbytes, MAX_LONE_BODY)
     reach = upto if last is None or count < rows.num_rows else last
-    return Piece(first, reach, memoryview(body), count)
+    return Piece(first, reach, body, count)

@@ -285,7 +285,7 @@ def row_pieces(tables: Iterator[pa.RecordBatch]) -> Iterator[tuple[dict[str, Any
     """Rows, some at a time; ``at`` is how many came before."""
     at = 0
     for rows in tables:
-        yield {"event": "rows", "at": at}, memoryview(body_of(rows))
+        yield {"event": "rows", "at": at}, body_of(rows)
         at += rows.num_rows
 
 

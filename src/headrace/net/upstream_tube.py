@@ -328,7 +328,7 @@ class TubeUpstream:
                 table = each.to_arrow().select(PUBLISHED.names)
                 at, step = 0, max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
                 while at < table.num_rows:
-                    body = memoryview(body_of(table.slice(at, step)))
+                    body = body_of(table.slice(at, step))
                     answer = await call(
                         session, lambda n: ask.Stage(id=n, query=query, batch=batch, part=0), body
                     )
@@ -399,7 +399,7 @@ def _asked(request: Request, request_id: int) -> ask.Pass | ask.Publish:
 
 def _body(request: Request) -> memoryview:
     schema = PASSED if request.passed else PUBLISHED
-    body = memoryview(body_of(merge(request.rows).select(schema.names)))
+    body = body_of(merge(request.rows).select(schema.names))
     if len(body) > MAX_MESSAGE - MAX_HEAD:
         raise LimitError("link", "rows passed on", len(body), MAX_MESSAGE - MAX_HEAD)
     return body

@@ -1,0 +1,30 @@
+"""How a hub's process keeps the memory that it has used.
+
+Large messages and staged rows come and go, tens of megabytes at a time. glibc gives such memory back to the system as
+soon as it is free, and gets it again with the next message: a fault and a page of zeros for every 4 KiB, which costs
+five times as much as copying the message in. A hub that has once needed the memory soon needs it again, so it keeps it,
+up to a bound.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from typing import Final
+
+KEPT_BYTES: Final = 256 << 20
+"""How much unused memory is kept at the most: what staged rows may take."""
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_MMAP_BYTES: Final = 32 << 20
+"""What is larger than this is given back at once whatever is set; it is the most that glibc takes."""
+
+
+def keep_memory() -> bool:
+    """Have this process keep what it has used; return whether its C library can be told so."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    # One without the other would be undone by glibc's own guess at the first large message.
+    return bool(libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES) and libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))
