@@ -128,6 +128,15 @@ def test_threads_share_a_client(url: str) -> None:
     assert taken == list(range(taken[0], taken[0] + len(taken)))
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C does what it does in a terminal; where the tests run in the background it would be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_wait_and_not_the_client(url: str) -> None:
     main = threading.get_ident()
     with connect_sync(url) as client:

@@ -59,9 +59,9 @@ def seal(hub: HubProcess) -> None:
         answer.read()
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     """Wait for something to become true."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.02)

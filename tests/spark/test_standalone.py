@@ -108,8 +108,9 @@ def test_executors_killed_at_random_moments(master: str, hub: Hub, tmp_path: Pat
             [sys.executable, DRIVER, master, hub.servers, tmp_path],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors,
         )  # fmt: skip
+    assert driver.stdin is not None
     try:
-        with hub.link() as link:
+        with driver.stdin as stdin, hub.link() as link:
 
             def publish() -> None:
                 batch = [f"message {len(sent) + each}".encode() for each in range(rng.randrange(1, 40))]
@@ -121,7 +122,8 @@ def test_executors_killed_at_random_moments(master: str, hub: Hub, tmp_path: Pat
                 return sum(rows.num_rows for rows in link.read(1, topic="out"))
 
             publish()
-            until(lambda: copied() == len(sent))
+            # A driver, executors and their Python processes have to start first.
+            until(lambda: copied() == len(sent), seconds=150)
             killed: set[int] = set()
             for index in range(KILLS):
                 # A moment is so many messages after another executor has come, or after work has gone on with it.
@@ -138,8 +140,7 @@ def test_executors_killed_at_random_moments(master: str, hub: Hub, tmp_path: Pat
             until(lambda: copied() == len(sent))
             last = link.head().message
             until(lambda: archived(tmp_path / "archive").num_rows >= last)
-            assert driver.stdin is not None
-            driver.stdin.close()
+            stdin.close()
             assert driver.wait(60) == 0, stderr.read_text()[-4000:]
             out = [payload for rows in link.read(1, topic="out") for payload in rows["payload"].to_pylist()]
     finally:
