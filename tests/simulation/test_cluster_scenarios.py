@@ -18,7 +18,6 @@ from headrace.cluster.recovery import Recovering
 from headrace.cluster.views import Report, Views
 from headrace.wire.parcel_body import Commit, DoViewChange, Prepare
 
-
 SEEDS = range(10)
 """A seed chooses how patient the nodes are, and how long parcels and disks take: no scenario depends on that."""
 
