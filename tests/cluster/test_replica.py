@@ -308,6 +308,29 @@ class TestRecovery:
         assert only(effects, Persist)[-1].state.voter
         assert two.status is Status.NORMAL
 
+    @pytest.mark.parametrize("last", [3, 5, 9])
+    def test_a_log_that_the_cluster_has_not_written_is_not_vouched_for(self, last: int) -> None:
+        """A lone hub's, say, whichever of the two is longer: its messages are committed, and not the cluster's."""
+        other = Replica(
+            10, 3, state=None, commit=5, tail=5, intact=False, synced_only=False, random=Random(1)
+        )
+        [asked] = bodies(other.start(0.0))
+        answer = told(incarnations={10: asked.incarnation})
+        other.receive(30, RecoveryResponse(1, asked.nonce, last, 0), answer, 0.1)
+        effects = other.receive(20, RecoveryResponse(1, asked.nonce, last, 0), answer, 0.1)
+        assert bodies(effects) == []
+        [halt] = only(effects, Halt)
+        assert "headrace cluster replace" in halt.reason
+        assert not other.voter
+
+    def test_one_that_was_away_for_too_long_and_committed_more_than_the_primary_gives_up(self) -> None:
+        two = replica(10, 9, commit=9, intact=False)
+        [asked] = bodies(two.start(0.0))
+        answer = told(History([(10, 2), (11, 3), (13, 4)]), incarnations={10: asked.incarnation})
+        two.receive(20, RecoveryResponse(13, asked.nonce, 6, 6), answer, 0.1)
+        [halt] = only(two.receive(30, RecoveryResponse(13, asked.nonce, 6, 6), answer, 0.1), Halt)
+        assert "message 7 is committed here" in halt.reason
+
     def test_two_backups_are_not_enough(self) -> None:
         two, asked = self.recovering(nodes=(10, 20, 30, 40, 50))
         for node in (30, 40, 50):

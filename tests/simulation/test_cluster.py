@@ -64,15 +64,6 @@ class CommitsWithoutMajority(Normal):
         super()._decide()
 
 
-class VotesWithoutPersisting(Views):
-    """The new view is not stored before the report of it is sent."""
-
-    def move_to(self, view: int) -> None:
-        persist, self._standing.persist = self._standing.persist, lambda: None  # type: ignore[method-assign]
-        super().move_to(view)
-        self._standing.persist = persist  # type: ignore[method-assign]
-
-
 class PicksItsOwnLog(Views):
     """A view starts from its primary's log, whatever the others have."""
 
@@ -87,16 +78,6 @@ class EntersTooEarly(Views):
         if body.view >= self._standing.view and self._standing.status is Status.VIEW_CHANGE:
             self._standing.last_normal = body.view
         super().start_view(sender, body, bulk)
-
-
-class GoesOnAsPrimary(Views):
-    """A primary that was ended numbers on in the view in which it was."""
-
-    def resume(self) -> None:
-        if self._standing.last_normal == self._standing.view:
-            self._normal.begin()
-        else:
-            super().resume()
 
 
 class SkipsRecovery(Replica):
@@ -132,13 +113,6 @@ class VouchesForUnsynced(Standing):
     @property
     def durable(self) -> int:
         return self.tail
-
-
-class TrustsAnySync(Standing):
-    """A sync that began before a cut counts for what was appended after it."""
-
-    def synced_upto(self, token: int, last: int) -> bool:
-        return super().synced_upto(self.sync_token, min(last, self.tail))
 
 
 class NeverAsksAgain(CatchUp):
@@ -196,21 +170,11 @@ LOST = "starts a view without|gives up|as .*, others|which only|has another"
 
 MUTATIONS: dict[str, tuple[type[Replica], dict[str, Any], str]] = {
     "commits without a majority": (broken(normal_class=CommitsWithoutMajority), {}, "which only"),
-    "votes without persisting": (
-        broken(views_class=VotesWithoutPersisting),
-        {**AMBUSH, "synced_only": False},
-        LOST,
-    ),
     "picks its own log": (broken(views_class=PicksItsOwnLog), CALM, LOST),
     "enters a view too early": (
         broken(views_class=EntersTooEarly),
         {**CALM, "worst": 0.4},
         LOST,
-    ),
-    "goes on as primary": (
-        broken(views_class=GoesOnAsPrimary),
-        {**CALM, "worst": 0.2},
-        f"{LOST}|no agreement",
     ),
     "skips recovery": (
         SkipsRecovery,

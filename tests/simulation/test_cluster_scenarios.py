@@ -6,6 +6,7 @@ Each scenario is played by the rules, which hold, and by rules of which one is b
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.simulation.cluster import BrokenPromiseError, Node, Parcel, World
@@ -14,13 +15,17 @@ from tests.simulation.test_cluster import LOST, QUIET, broken
 
 from headrace.cluster import Replica, Status
 from headrace.cluster.recovery import Recovering
+from headrace.cluster.standing import Standing
 from headrace.cluster.views import Report, Views
 from headrace.wire.parcel_body import Commit, DoViewChange, Prepare
 
+SEEDS = range(10)
+"""A seed chooses how patient the nodes are, and how long parcels and disks take: no scenario depends on that."""
 
-def begun(seed: int, rules: type[Replica]) -> tuple[World, Node]:
+
+def begun(seed: int, rules: type[Replica], **chosen: Any) -> tuple[World, Node]:
     """Three nodes that work, and their primary."""
-    world = World(seed, rules, **QUIET)
+    world = World(seed, rules, **{**QUIET, **chosen})
     world.network.run(lambda: False, 1.0)
     return world, next(node for node in world.nodes if node.accepting)
 
@@ -144,6 +149,127 @@ def test_a_primary_that_was_replaced_is_not_listened_to() -> None:
     assert "late" not in world.chosen.values()
     with pytest.raises(BrokenPromiseError, match=LOST):
         late_batch_of_an_old_view(TakesStaleViews)
+
+
+class VotesWithoutPersisting(Views):
+    """The new view is not stored before the report of it is sent."""
+
+    def move_to(self, view: int) -> None:
+        persist, self._standing.persist = self._standing.persist, lambda: None  # type: ignore[method-assign]
+        super().move_to(view)
+        self._standing.persist = persist  # type: ignore[method-assign]
+
+
+def vote_that_outlives_its_voter(seed: int, rules: type[Replica]) -> World:
+    """A node that is killed after it has voted for a view starts again; its vote arrives when it has worked on.
+
+    One backup moves to the next view; its report to that view's primary, the other backup, is held up. It is killed and
+    starts again, and meets the old primary, which has not heard of any of this. Then the report arrives.
+    """
+    world, old = begun(seed, rules)
+    network = world.network
+    assert old.replica is not None
+    view = old.replica.view + 1
+    following = world.nodes[view % 3]
+    (other,) = (node for node in world.nodes if node not in (old, following))
+    held = hold_up(
+        world, lambda parcel, source, _: source == other.endpoint and isinstance(parcel.body, DoViewChange)
+    )
+    # Nobody hears anybody but one: with the other's wish and its own it moves, alone.
+    for node in world.nodes:
+        cut_off(world, node)
+    network.cut.remove((following.endpoint, other.endpoint))
+    assert network.run(lambda: bool(held), network.now + 2.0)
+    other.end("killed")
+    network.run(lambda: False, network.now + 0.1)  # until whatever else was sent is lost
+    network.cut.clear()
+    cut_off(world, following)
+    other.start()
+    network.run(lambda: old.accepting, network.now + 0.05)
+    # All of this is over before anybody has lost patience again.
+    world.goes_on(within=0.1)
+    following.receive(held[0], other.endpoint, network.now)
+    network.cut.clear()
+    assert world.goes_on(within=10.0)
+    return world
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_node_that_has_voted_for_a_view_never_works_in_an_older_one(seed: int) -> None:
+    vote_that_outlives_its_voter(seed, Replica)
+    with pytest.raises(BrokenPromiseError, match="starts a view without"):
+        vote_that_outlives_its_voter(seed, broken(views_class=VotesWithoutPersisting))
+
+
+class GoesOnAsPrimary(Views):
+    """A primary that was ended numbers on in the view in which it was."""
+
+    def resume(self) -> None:
+        if self._standing.last_normal == self._standing.view:
+            self._normal.begin()
+        else:
+            super().resume()
+
+
+def primary_that_lost_what_it_sent(seed: int, rules: type[Replica]) -> World:
+    """A primary's power fails when it has sent a message that its own disk does not have yet; it is back at once."""
+    world, old = begun(seed, rules, synced_only=True)
+    others = [node for node in world.nodes if node is not old]
+    assert old.publish(["sent"])
+    old.end("without power")
+    del old.disk.messages[old.disk.synced :]
+    assert world.network.run(lambda: all(node.disk.synced == 1 for node in others), world.network.now + 0.1)
+    old.start()
+    old.publish(["instead"])
+    assert world.goes_on(within=10.0)
+    return world
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_primary_that_starts_again_gives_no_number_twice(seed: int) -> None:
+    world = primary_that_lost_what_it_sent(seed, Replica)
+    assert world.chosen[1] == "sent"
+    assert "instead" not in world.chosen.values()
+    with pytest.raises(BrokenPromiseError, match="commits 1, which only"):
+        primary_that_lost_what_it_sent(seed, broken(views_class=GoesOnAsPrimary))
+
+
+class TrustsAnySync(Standing):
+    """A sync that began before a cut counts for what was appended after it."""
+
+    def synced_upto(self, token: int, last: int) -> bool:
+        return super().synced_upto(self.sync_token, min(last, self.tail))
+
+
+def sync_from_before_a_cut(seed: int, rules: type[Replica]) -> World:
+    """A primary that is cut off waits for its disk. Its log is cut back, and grows again; then the disk is done."""
+    world, old = begun(seed, rules, synced_only=True)
+    network = world.network
+    cut_off(world, old)
+    under_way: list[Callable[[], None]] = []
+    old._later = lambda _, action: under_way.append(action)  # type: ignore[method-assign]
+    assert old.publish(["never", "to be", "committed"])
+    new, third = succeeded(world, old)
+    network.cut.clear()
+    assert network.run(lambda: not old.disk.messages, network.now + 2.0)
+    cut_off(world, third)
+    assert new.publish(["written, and on one disk"])
+    assert network.run(lambda: bool(old.disk.messages and new.disk.synced), network.now + 0.1)
+    before, _ = under_way
+    before()
+    network.run(lambda: False, network.now + 0.1)
+    assert new.commit == 0
+    del old._later
+    under_way[1]()
+    assert world.goes_on(within=2.0)
+    return world
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sync_from_before_a_cut_says_nothing_of_what_came_after(seed: int) -> None:
+    sync_from_before_a_cut(seed, Replica)
+    with pytest.raises(BrokenPromiseError, match="commits 1, which only"):
+        sync_from_before_a_cut(seed, broken(standing_class=TrustsAnySync))
 
 
 class CountsOldLives(Views):

@@ -8,9 +8,9 @@ time, and gets back a list of effects to carry out. This is what a driver has to
 tail, ``size`` the number of configured nodes. ``intact`` says whether everything that this node may have vouched for
 is still there. It is not if there is no state, or one of another log (:attr:`Kept.log`). Otherwise, with
 ``fsync=always`` (``synced_only``) it is; without, it is only if the machine has not been booted since (compare
-:attr:`Kept.boot` with ``/proc/sys/kernel/random/boot_id``), or the log was synced and closed in good order. When in
-doubt it is not: the node then recovers from the others, which takes a second. A state that does not match its
-checksum raises; it must not be taken for none. Then call :meth:`Replica.start`.
+:attr:`Kept.boot` with ``/proc/sys/kernel/random/boot_id``). When in doubt it is not: the node then recovers from the
+others, which takes a second. A state that does not match its checksum raises; it must not be taken for none. Then call
+:meth:`Replica.start`. A replica takes the whole log that it is given to be synced: opening a log syncs it.
 
 **Effects** are carried out in the order of the list, each finished before the next begins, and all before the next
 input is handed over: what a door submits while it is told of a commit waits. If one fails (the disk is full, a sync

@@ -72,12 +72,13 @@ class CatchUp:
         if agreed is None:
             if standing.voter:
                 return False
-            # Without a vote nobody relies on what is cut off here; what is committed is the same everywhere.
-            agreed = standing.commit
+            # Without a vote nobody relies on what is cut off here; what is committed is the same everywhere. A log that
+            # no view has written, such as a lone hub's, is not of this cluster, whatever it holds to be committed.
+            agreed = min(standing.commit, target.last) if standing.history.spans else 0
         if agreed < standing.commit:
             standing.halt(
                 f"message {agreed + 1} is committed here and another one in the cluster: this log is of another "
-                "history. Replace the node to let it take the cluster's"
+                "history. Stop this node, and have `headrace cluster replace` set its log aside"
             )
             return True
         standing.cut_back(agreed)

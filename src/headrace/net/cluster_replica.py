@@ -44,12 +44,12 @@ from headrace.cluster import (
     Status,
     Sync,
 )
-from headrace.errors import HeadraceError, StorageError, TrimmedError
-from headrace.hub.compact import compact
+from headrace.errors import HeadraceError, StorageError
 from headrace.hub.hub import Hub
 from headrace.hub.sequencer import Sequencer
-from headrace.log.replicated import pack, unpack
+from headrace.log.replicated import unpack
 from headrace.message import Batch
+from headrace.net.cluster_bulk import between, numbered, served
 from headrace.net.cluster_memory import is_intact, remember
 from headrace.wire.parcel_body import NewState, Prepare, Replication
 
@@ -57,9 +57,6 @@ logger = logging.getLogger("headrace")
 
 MAX_APPEND: Final = 48 << 20
 """Payload bytes of one Prepare: with all else they fit a parcel's bulk."""
-
-_SERVE_BYTES: Final = 1 << 20
-"""What one NewState carries, about."""
 
 _TICK_SECONDS: Final = 0.25
 _CLOSE_ENOUGH: Final = 0.02
@@ -164,7 +161,10 @@ class Driver:
         if isinstance(body, Prepare | NewState):
             if body.last >= body.first:
                 uuid, batches = unpack(bulk, body.first, body.last)
-                if not self._is_ours(uuid):
+                # In normal order the logs are the same one. Otherwise what is here may be the beginning of one that
+                # nobody followed: it is cut off before anything is appended.
+                in_order = replica.status is Status.NORMAL and body.view == replica.view
+                if in_order and not self._is_ours(uuid):
                     return
             bulk = b""
         self._run(partial(replica.receive, sender, body, bulk), batches, uuid)
@@ -248,12 +248,20 @@ class Driver:
         # Nobody must take it for one that works.
         self._around.is_now(Status.RECOVERING, view, None)
 
-        def again() -> None:
-            if not self._closed and self._hub.log.failure is None:
-                self.trouble = None
-                self._begin()
+        loop, log = asyncio.get_running_loop(), self._hub.log
 
-        asyncio.get_running_loop().call_later(_RESTART_SECONDS, again)
+        def again() -> None:
+            if self._closed or log.failure is not None:
+                return
+            if log.fsync == "always" and log.dirty:
+                # A replica takes whatever it finds in the log to be on the disk, and vouches for it.
+                self._sync()
+                loop.call_later(_RESTART_SECONDS, again)
+                return
+            self.trouble = None
+            self._begin()
+
+        loop.call_later(_RESTART_SECONDS, again)
 
     # Effects
 
@@ -263,9 +271,9 @@ class Driver:
             case Send(to, body, bulk):
                 around.post(to, body, bulk)
             case Broadcast(body):
-                around.broadcast(body, self._numbered(body) if isinstance(body, Prepare) else b"")
-            case Serve():
-                self._serve(effect)
+                around.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
+            case Serve(to):
+                around.post(to, *served(hub.log, effect))
             case Append(first, last):
                 self._append(first, last, batches, uuid)
             case CutBack(last):
@@ -293,38 +301,16 @@ class Driver:
                 self.trouble = "this node begins anew behind a snapshot"
                 around.install()
 
-    def _numbered(self, body: Prepare) -> bytes:
-        batches = self._hub.appended_from(body.first)
-        return pack(self._hub.log.uuid, [each for each in batches if each.last <= body.last])
-
-    def _serve(self, effect: Serve) -> None:
-        log = self._hub.log
-        try:
-            read = log.read(effect.first, effect.last, _SERVE_BYTES, uncommitted=True)
-        except TrimmedError:
-            self._around.post(effect.to, NewState(effect.view, log.first, log.first - 1, effect.commit), b"")
-            return
-        batches: list[Batch] = []
-        for each in read:
-            # What was sealed comes with a column for everything: kept like that it would grow from node to node.
-            batches += [each] if each.columns is None else compact(each.to_arrow())
-        last = batches[-1].last if batches else effect.first - 1
-        bulk = pack(log.uuid, batches) if batches else b""
-        self._around.post(effect.to, NewState(effect.view, effect.first, last, effect.commit), bulk)
-
     def _append(self, first: int, last: int, batches: Sequence[Batch], uuid: UUID | None) -> None:
         if uuid is not None and uuid != self._hub.log.uuid:
+            if not self._is_ours(uuid):
+                return
             self._hub.log.adopt(uuid)
             if self.kept is not None:
                 self._save(self.kept.state)
-        cut: list[Batch] = []
-        for batch in batches:
-            begin, end = max(first - batch.first, 0), min(last - batch.first + 1, len(batch))
-            if begin < end:
-                cut.append(batch if end - begin == len(batch) else batch.slice(begin, end))
         self._following = True
         try:
-            self._hub.follow(cut)
+            self._hub.follow(list(between(batches, first, last)))
         finally:
             self._following = False
 
