@@ -126,6 +126,10 @@ class Sync(Generic[C]):
         """Wait for work of the client's event loop, such as a method of what the client made."""
         return self._wait(work)
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin such work without waiting for it: :meth:`~concurrent.futures.Future.result` does."""
+        return self._begin(work)
+
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:

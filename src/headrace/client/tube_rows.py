@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from functools import lru_cache
+from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,9 @@ class Row(TypedDict, total=False):
     attributes: Mapping[str, str]
     numbers: Mapping[str, float]
 
+
+KEPT_BYTES: Final = 1 << 20
+"""A column in which all rows are the same is kept for the next batch, which is often as long, if it is not larger."""
 
 Publishable: TypeAlias = Payload | Row | Iterable[Payload | Row] | pa.RecordBatch | pa.Table
 
@@ -145,7 +149,7 @@ def _completed(
         raise UsageError(f"rows have {', '.join(PUBLISHED.names)}, not {', '.join(sorted(unknown))}")
     count = given.num_rows
     rest = {
-        "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), count),
+        "topic": lambda: _same_topic(topic, count),
         "attributes": lambda: _same_map("attributes", attributes, count),
         "numbers": lambda: _same_map("numbers", numbers, count),
         "payload": lambda: pa.repeat(pa.scalar(b"", pa.binary()), count),
@@ -169,6 +173,22 @@ def _same_map(name: str, entries: Mapping[str, Any] | None, count: int) -> pa.Ar
     kind = PUBLISHED.field(name).type
     if entries:
         return _maps(name, [entries] * count)
+    return (_empty_maps if 4 * count <= KEPT_BYTES else _empty_maps.__wrapped__)(kind, count)
+
+
+def _same_topic(topic: str, count: int) -> pa.Array:
+    # A character has up to four bytes.
+    kept = 4 * (len(topic) + 1) * count <= KEPT_BYTES
+    return (_topics if kept else _topics.__wrapped__)(topic, count)
+
+
+@lru_cache(maxsize=4)
+def _topics(topic: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(topic, pa.string()), count)
+
+
+@lru_cache(maxsize=4)
+def _empty_maps(kind: pa.MapType, count: int) -> pa.Array:
     offsets = pa.array(np.zeros(count + 1, np.int32))
     return pa.MapArray.from_arrays(
         offsets, pa.array([], kind.key_type), pa.array([], kind.item_type), type=kind

@@ -16,6 +16,7 @@ second try by whoever wrote it is a second write.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -135,13 +136,20 @@ def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator
     count = 0
     with link(options.access) as client:
         stager = Stager(client.client, query, batch, part)
+        sending: Future[None] = Future()
+        sending.set_result(None)
         try:
             for rows in chain([first], batches):
                 if rows.num_rows:
-                    client.wait(stager.add(published(rows, options.topic)))
+                    made = published(rows, options.topic)
+                    # Some are sent while Spark is asked for the next.
+                    sending.result()
+                    sending = client.begin(stager.add(made))
                     count += rows.num_rows
+            sending.result()
             stages = client.wait(stager.finish())
         except BaseException:
+            sending.cancel()
             with suppress(HeadraceError):
                 client.wait(stager.give_up())
             raise
