@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import duckdb
@@ -89,6 +90,20 @@ def test_a_file_that_is_large_enough_is_left_alone(spark: SparkSession, tmp_path
         untouched = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)[:-1]}
     assert len(files(tmp_path)) >= 3
     assert archived(tmp_path) == rows(1, 4000)
+
+
+def test_a_file_is_copied_to_grow_only_while_it_is_small(spark: SparkSession, tmp_path: Path) -> None:
+    job = opened(tmp_path, file_bytes=400_000)
+    rng = random.Random(5)
+    grown: dict[str, bytes] = {}
+    for first in range(1, 100, 10):
+        # About 40,000 bytes, which nothing makes fewer.
+        job.add(frame(spark, rows(first, first + 9, payload=[rng.randbytes(4_000) for _ in range(10)])))
+        found = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+        assert grown.items() <= found.items()
+        grown = {name: content for name, content in found.items() if len(content) >= 100_000}
+    # They could hold four times as much; joining what comes would cost more than it is worth.
+    assert grown and len(found) >= 3
 
 
 def test_what_is_archived_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:

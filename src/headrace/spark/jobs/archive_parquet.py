@@ -9,7 +9,8 @@ at every moment, whatever is killed:
   second try or after a checkpoint was lost, is there already and is passed over.
 - **Grown, not compacted.** A file is named after its first sequence number. While the newest one is small, what follows
   is appended to a copy of it, which then takes its place in one move. So there are no small files to put together
-  later, which could not be done without showing a message twice or not at all for a moment.
+  later, which could not be done without showing a message twice or not at all for a moment. A copy costs as much as
+  what is copied, so a file is small only up to a quarter of what is large enough.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class ParquetArchive:
         for each in files:
             file = File(each.hour, each.first, each.last, each.bytes)
             size = sum(known.size for _, known in group)
-            if group and (file.hour != group[0][1].hour or size + file.size > self._file_bytes):
+            grown = size >= self._file_bytes // 4 or size + file.size > self._file_bytes
+            if group and (grown or file.hour != group[0][1].hour):
                 yield group
                 group = []
             group.append((each.name, file))
