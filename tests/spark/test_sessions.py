@@ -46,6 +46,29 @@ print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
     assert run.stderr == ""
 
 
+def test_a_query_is_stopped_in_the_middle_of_a_micro_batch_without_a_trace() -> None:
+    script = """
+import threading
+from headrace.spark import session
+
+spark = session("local[1]", memory="512m")
+at_work = threading.Event()
+
+def slow(rows, number):
+    at_work.set()
+    spark.range(1 << 40).selectExpr("sum(id % 7)").collect()
+
+query = spark.readStream.format("rate").load().writeStream.foreachBatch(slow).start()
+assert at_work.wait(60)
+query.stop()
+assert query.exception() is None
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    # A system's Java has a word of its own to say.
+    assert [line for line in run.stderr.splitlines() if "incubator" not in line] == []
+
+
 def test_it_stays_on_the_loopback_interface(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert conf.get("spark.driver.host") == "127.0.0.1"

@@ -49,6 +49,10 @@ ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_che
 """Java options by which Arrow does not check every single access to memory that it has already checked as a whole: a
 quarter of what a row from Python costs in the JVM."""
 
+DEEP: Final = "-Xss16m"
+"""A Java option. When a query is stopped while Python works on a micro-batch, Spark looks for a pattern in the long
+message that this makes, and runs out of stack with the default of 1 MB."""
+
 _JAVA_VARIABLES: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 """Who names a collector has one: a JVM that is told of two does not start."""
@@ -111,7 +115,7 @@ def settings_for(
         settings |= STATELESS
     settings |= {
         "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()} {ARROW}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()} {ARROW} {DEEP}",
         "spark.ui.enabled": "false" if ui is False else "true",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
