@@ -48,20 +48,27 @@ print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
 
 def test_a_query_is_stopped_in_the_middle_of_a_micro_batch_without_a_trace() -> None:
     script = """
-import threading
+import time
 from headrace.spark import session
 
 spark = session("local[1]", memory="512m")
-at_work = threading.Event()
 
 def slow(rows, number):
-    at_work.set()
     spark.range(1 << 40).selectExpr("sum(id % 7)").collect()
 
+def running():
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return any(stage is not None and stage.numActiveTasks for stage in stages)
+
 query = spark.readStream.format("rate").load().writeStream.foreachBatch(slow).start()
-assert at_work.wait(60)
+deadline = time.monotonic() + 60
+while not running():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
 query.stop()
 assert query.exception() is None
+spark.stop()
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
