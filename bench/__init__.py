@@ -99,10 +99,7 @@ class Table:
         return {"title": self.title, "note": self.note, "rows": rows}
 
 
-WARMED_BYTES = 256 << 20
-
-
-def warm_memory(directory: Path) -> None:
+def warm_memory(directory: Path, size: int) -> None:
     """Have memory ready for what is measured next to grow into.
 
     A virtual machine's free memory is often its host's, who gives it back page by page when it is touched, at ten times
@@ -110,7 +107,7 @@ def warm_memory(directory: Path) -> None:
     """
     block = bytes(1 << 20)
     with tempfile.TemporaryFile(dir=directory) as file:
-        for _ in range(WARMED_BYTES // len(block)):
+        for _ in range(size // len(block)):
             file.write(block)
 
 

@@ -80,7 +80,7 @@ def pipeline(
     rounds = 1 if quick else 4
     return [
         sources(spark, servers, parquet, directory, cores, total, rounds),
-        sinks(spark, _servers(other), parquet, cores, total // 3, rounds),
+        sinks(spark, _servers(other), parquet, cores, total // 3, 2 * rounds),
         latency(spark, _servers(other), cores, *((0.5, 1) if quick else (15, 20))),
     ]
 
@@ -91,7 +91,7 @@ def sources(
     table = bench.Table(
         f"source: {total:,} rows of {SIZE}-byte payloads as a stream, local[{cores}]",
         ("rows/s", "MB/s"),
-        note="MB are of payload; a figure is the median of three rounds after one to warm up",
+        note="MB are of payload; a figure is the median of all rounds but the first, which warms up",
     )
     files = spark.readStream.schema(spark.read.parquet(str(parquet)).schema).parquet(str(parquet))
     reader = spark.readStream.format("headrace").option("servers", servers)
@@ -105,7 +105,7 @@ def sources(
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, rows in ways.items():
-                bench.warm_memory(directory)
+                bench.warm_memory(directory, 2 * SIZE * total)
                 rates[name].append(total / _timed(rows, sink, directory, total))
         for name, each in rates.items():
             rate = statistics.median(each[1:] or each)
@@ -113,7 +113,7 @@ def sources(
             table.add(f"{name} to {sink}", rate, rate * SIZE / 1e6, base=base)
     archived = []
     for _ in range(rounds):
-        bench.warm_memory(directory)
+        bench.warm_memory(directory, 2 * SIZE * total)
         archived.append(total / _archived(spark, servers, directory, total))
     rate = statistics.median(archived[1:] or archived)
     table.add("the job archive", rate, rate * SIZE / 1e6, base="Parquet files to parquet")
@@ -126,8 +126,8 @@ def sinks(
     table = bench.Table(
         f"sink: {total:,} rows of {SIZE}-byte payloads, local[{cores}]",
         ("rows/s", "MB/s"),
-        note="headrace: staged by every task, then committed in one append; base: a bare writer to a socket."
-        " What is written to a file takes memory for it, which is dear where it is the host's",
+        note="rows have a payload alone; headrace: staged by every task, then committed in one append; base: a bare"
+        " writer to a socket. What is written to a file takes memory for it, which is dear where it is the host's",
     )
     rows = spark.read.parquet(str(parquet)).select("payload").limit(total).repartition(2 * cores).cache()
     rows.count()
@@ -144,7 +144,7 @@ def sinks(
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, write in ways.items():
-                bench.warm_memory(parquet.parent)
+                bench.warm_memory(parquet.parent, 4 * SIZE * total)
                 begin = time.perf_counter()
                 write()
                 rates[name].append(total / (time.perf_counter() - begin))

@@ -124,6 +124,12 @@ async def test_what_cannot_be_published_is_said_so(link: LinkClient, wrong: Any)
         await link.publish(wrong)
 
 
+@pytest.mark.parametrize("topic", [None, 5, b"orders"])
+async def test_a_topic_is_text(link: LinkClient, topic: Any) -> None:
+    with pytest.raises(UsageError, match="a topic is text"):
+        await link.publish(pa.record_batch({"payload": [b"x"]}), topic=topic)
+
+
 def test_rows_are_completed() -> None:
     rows = published_rows(pa.table({"payload": [b"a", b"b"]}), "t", {"a": "b"})
     assert rows.schema.equals(PUBLISHED)

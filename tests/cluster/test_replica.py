@@ -331,6 +331,16 @@ class TestRecovery:
         [halt] = only(two.receive(30, RecoveryResponse(13, asked.nonce, 6, 6), answer, 0.1), Halt)
         assert "message 7 is committed here" in halt.reason
 
+    def test_one_killed_before_it_reached_what_is_remembered_goes_on_where_it_was(self) -> None:
+        """It is filled again by a cluster that has forgotten which views wrote the beginning of the log."""
+        two = replica(10, 5, commit=4, intact=False, history=History([(10, 9), (11, 12)]))
+        [asked] = bodies(two.start(0.0))
+        answer = told(History([(10, 9), (11, 12)]), incarnations={10: asked.incarnation})
+        two.receive(30, RecoveryResponse(11, asked.nonce, 20, 18), answer, 0.1)
+        effects = two.receive(20, RecoveryResponse(11, asked.nonce, 20, 18), answer, 0.1)
+        assert only(effects, Halt) == []
+        assert bodies(effects) == [GetState(11, 4)]
+
     def test_two_backups_are_not_enough(self) -> None:
         two, asked = self.recovering(nodes=(10, 20, 30, 40, 50))
         for node in (30, 40, 50):

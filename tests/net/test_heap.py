@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 BURSTS = """
-import json, resource
+import json, resource, threading
 from headrace.net.heap import keep_memory
 
 told = keep_memory()
@@ -22,13 +22,27 @@ def burst():
         held.append(message)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
 burst()
-print(json.dumps([told, burst()]))
+faults = burst()
+before = resident()
+threads = [threading.Thread(target=burst) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps([told, faults, resident() - before]))
 """
 
 
-def test_memory_that_was_used_is_not_asked_for_again() -> None:
+def test_memory_that_was_used_is_kept_up_to_a_bound() -> None:
     done = subprocess.run([sys.executable, "-c", BURSTS], check=True, capture_output=True)
-    told, faults = json.loads(done.stdout)
+    told, faults, grown = json.loads(done.stdout)
+    page = resource.getpagesize()
     # Without it, nearly every page of the second 50 MiB is fetched anew.
-    assert not told or faults < (50 << 20) // resource.getpagesize() / 10
+    assert not told or faults < (50 << 20) // page / 10
+    # What eight threads have used at a time, 400 MiB, is not kept by each of them.
+    assert grown < (300 << 20) // page

@@ -126,9 +126,9 @@ class Sync(Generic[C]):
         """Wait for work of the client's event loop, such as a method of what the client made."""
         return self._wait(work)
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin such work without waiting for it: :meth:`~concurrent.futures.Future.result` does."""
-        return self._begin(work)
+    def begin(self, work: Coroutine[Any, Any, T]) -> Begun[T]:
+        """Begin such work, to wait for it later."""
+        return Begun(self._begin(work))
 
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -156,15 +156,7 @@ class Sync(Generic[C]):
         return item
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = self._begin(work)
-        try:
-            return future.result()
-        except CancelledError:
-            raise ClosedError("the client was closed meanwhile") from None
-        except BaseException:
-            # Ctrl-C came while waiting; on a future that is done this does nothing.
-            future.cancel()
-            raise
+        return Begun(self._begin(work)).wait()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if threading.current_thread() is self._thread:
@@ -177,6 +169,28 @@ class Sync(Generic[C]):
                 work.close()
                 raise ClosedError("the client is not open: write `with headrace.connect_sync(…) as …`")
             return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+class Begun(Generic[T]):
+    """Work of a client's event loop that is under way."""
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def wait(self) -> T:
+        """Wait until it is done; return what it came to."""
+        try:
+            return self._future.result()
+        except CancelledError:
+            raise ClosedError("the client was closed meanwhile") from None
+        except BaseException:
+            # Ctrl-C came while waiting; on a future that is done this does nothing.
+            self._future.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Let it be, if it is not done."""
+        self._future.cancel()
 
 
 class _Part:

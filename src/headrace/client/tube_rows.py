@@ -177,6 +177,8 @@ def _same_map(name: str, entries: Mapping[str, Any] | None, count: int) -> pa.Ar
 
 
 def _same_topic(topic: str, count: int) -> pa.Array:
+    if not isinstance(topic, str):
+        raise UsageError(f"a topic is text, not {topic!r}")
     # A character has up to four bytes.
     kept = 4 * (len(topic) + 1) * count <= KEPT_BYTES
     return (_topics if kept else _topics.__wrapped__)(topic, count)

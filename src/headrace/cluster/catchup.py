@@ -74,15 +74,19 @@ class CatchUp:
                 return False
             # Without a vote nobody relies on what is cut off here; what is committed is the same everywhere. A log that
             # no view has written, such as a lone hub's, is not of this cluster, whatever it holds to be committed.
-            agreed = min(standing.commit, target.last) if standing.history.spans else 0
+            agreed = min(standing.commit, target.last) if standing.joined else 0
         if agreed < standing.commit:
+            why = f"message {agreed + 1} is committed here, and not in the cluster"
+            if not standing.joined:
+                why = "the messages here were not written by the cluster"
             standing.halt(
-                f"message {agreed + 1} is committed here and another one in the cluster: this log is of another "
-                "history. Stop this node, and have `headrace cluster replace` set its log aside"
+                f"{why}: this log is of another history. Stop this node, and have `headrace cluster replace` set "
+                "its log aside"
             )
             return True
         standing.cut_back(agreed)
         standing.history = history
+        standing.joined = True
         standing.persist()
         self.target = target
         self._wanted = target.last

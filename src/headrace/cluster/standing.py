@@ -79,6 +79,8 @@ class Standing:
         self.nodes = state.nodes
         self.incarnations: dict[int, int] = dict(state.incarnations)
         self.history = state.history.upto(tail)
+        self.joined = bool(state.history.spans)
+        """Whether the log has begun to be the cluster's, even if it does not reach the oldest span that is known."""
         self.tail = tail
         self.synced = tail
         self.commit = min(max(state.commit, commit), tail)

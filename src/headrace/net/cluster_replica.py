@@ -242,6 +242,7 @@ class Driver:
         logger.error("this node stops taking part for a moment: %s", error)
         self._hub.counters.add("cluster_failures")
         self._queue.clear()
+        self._sync_token = None
         view = 0 if self.replica is None else self.replica.view
         self.replica = None
         self.trouble = f"the disk does not do its part: {error}"
@@ -320,9 +321,9 @@ class Driver:
         self._syncing = True
         token, self._sync_token = self._sync_token, None
         syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
-        syncing.add_done_callback(partial(self._synced, token or 0))
+        syncing.add_done_callback(partial(self._synced, self.replica, token or 0))
 
-    def _synced(self, token: int, done: asyncio.Future[int]) -> None:
+    def _synced(self, replica: Replica | None, token: int, done: asyncio.Future[int]) -> None:
         self._syncing = False
         if done.cancelled() or self._closed:
             return
@@ -333,8 +334,9 @@ class Driver:
             self._give_up(f"the disk failed to sync, this node takes no part any more: {error}")
             self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
-        if self.replica is not None:
-            self._run(partial(self.replica.synced, token, done.result()))
+        # Tokens are counted anew by the next replica, which knows nothing of this one's.
+        if replica is not None and replica is self.replica:
+            self._run(partial(replica.synced, token, done.result()))
         if self._sync_token is not None:
             self._sync()
 

@@ -13,10 +13,12 @@ import platform
 from typing import Final
 
 KEPT_BYTES: Final = 256 << 20
-"""How much unused memory is kept at the most: what staged rows may take."""
+"""How much may stay unused at the end of the heap: what staged rows may take. What lies before memory that is in use
+stays as well, as it always did."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 _MMAP_BYTES: Final = 32 << 20
 """What is larger than this is given back at once whatever is set; it is the most that glibc takes."""
 
@@ -26,5 +28,11 @@ def keep_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)
-    # One without the other would be undone by glibc's own guess at the first large message.
-    return bool(libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES) and libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))
+    settings = {
+        # One heap for all threads: each would keep as much in one of its own.
+        _M_ARENA_MAX: 1,
+        # One without the other would be undone by glibc's own guess at the first large message.
+        _M_TRIM_THRESHOLD: KEPT_BYTES,
+        _M_MMAP_THRESHOLD: _MMAP_BYTES,
+    }
+    return all(libc.mallopt(name, value) for name, value in settings.items())

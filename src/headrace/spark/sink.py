@@ -16,7 +16,6 @@ second try by whoever wrote it is a second write.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -33,6 +32,8 @@ from headrace.spark.workers import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from headrace.client.sync import Begun
 
 COLUMNS: Final = ("payload", "topic", "service", "attributes", "numbers")
 
@@ -136,20 +137,22 @@ def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator
     count = 0
     with link(options.access) as client:
         stager = Stager(client.client, query, batch, part)
-        sending: Future[None] = Future()
-        sending.set_result(None)
+        sending: Begun[None] | None = None
         try:
             for rows in chain([first], batches):
                 if rows.num_rows:
                     made = published(rows, options.topic)
                     # Some are sent while Spark is asked for the next.
-                    sending.result()
+                    if sending is not None:
+                        sending.wait()
                     sending = client.begin(stager.add(made))
                     count += rows.num_rows
-            sending.result()
+            if sending is not None:
+                sending.wait()
             stages = client.wait(stager.finish())
         except BaseException:
-            sending.cancel()
+            if sending is not None:
+                sending.cancel()
             with suppress(HeadraceError):
                 client.wait(stager.give_up())
             raise
