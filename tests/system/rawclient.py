@@ -10,6 +10,7 @@ A :class:`Publisher` writes PUSHes to a connection of its own and blocks where t
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import threading
@@ -195,7 +196,13 @@ class Publisher:
 
     def finish(self) -> None:
         """Say that no more comes, and wait until the hub has read all and closed."""
-        self.sock.shutdown(socket.SHUT_WR)
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            # It has closed before, and what was sent to it came back as a reset.
+            raise ConnectionResetError(error.errno, "the hub closed the connection") from error
         while self.sock.recv(1 << 16):
             pass
         self.sock.close()

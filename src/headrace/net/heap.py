@@ -9,6 +9,7 @@ up to a bound.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from typing import Final
 
@@ -23,9 +24,16 @@ _MMAP_BYTES: Final = 32 << 20
 """What is larger than this is given back at once whatever is set; it is the most that glibc takes."""
 
 
+_VARIABLES: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
+"""By these whoever starts a process says how glibc is to treat its memory."""
+
+
 def keep_memory() -> bool:
-    """Have this process keep what it has used; return whether its C library can be told so."""
-    if platform.libc_ver()[0] != "glibc":
+    """Have this process keep what it has used; return whether that is so.
+
+    It is not where another C library is used, or where the environment says otherwise.
+    """
+    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _VARIABLES):
         return False
     libc = ctypes.CDLL(None)
     settings = {
