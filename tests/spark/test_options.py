@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Address
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
-from headrace.spark.options import (
-    CLIENT_VARIABLE,
-    KEY_VARIABLE,
-    Access,
-    check_reading,
-    reading,
-    writing,
-)
+from headrace.spark.options import Access, check_reading, reading, writing
 
 
 def test_nothing_said() -> None:

@@ -11,20 +11,18 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from headrace.config import Address
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import HeadraceError, UsageError
 from headrace.message import MAX_SEQUENCE
 
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = 8081
-
-CLIENT_VARIABLE: Final = "HEADRACE_CLIENT_ID"
-KEY_VARIABLE: Final = "HEADRACE_KEY"
 
 MAX_DELAY: Final = 15 * 60.0
 """Seconds that ``minBytesPerTrigger`` may keep a message waiting where nobody says."""
@@ -63,7 +61,9 @@ _WRITE: Final = (*_BOTH, "topic")
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """What Spark hands on although it is not for us."""
 
-_SECRET: Final = re.compile(r"^key$|secret|password|passwd|token|credential|(api|access|client|private)[-_.]?key|jaas")
+_SECRET: Final = re.compile(
+    r"^key$|secret|password|passwd|token|credential|(api|access|client|private)[-_.]?key|jaas"
+)
 """Names that people give to options with something in them that is not for everybody's eyes."""
 
 _ELSEWHERE: Final = {
@@ -94,6 +94,22 @@ class Access:
     client_id: str | None = None
     key_file: str | None = None
     patience: float = 30.0
+
+    @classmethod
+    def to(cls, servers: str) -> Access:
+        """Access to hubs as people name them: ``host:port``, or as a URL, with commas between."""
+        hosts = ",".join(host.strip().removeprefix("tube://") for host in servers.split(","))
+        if "@" in hosts:
+            # What is before it may be a key.
+            raise UsageError(
+                "servers has an @: expected host:port[,host:port …]; who asks is said with clientId"
+            )
+        made = cls(hosts)
+        try:
+            _ = made.hosts
+        except HeadraceError as error:
+            raise UsageError(f"servers = {hosts!r}: expected host:port[,host:port …] ({error})") from None
+        return made
 
     @property
     def hosts(self) -> list[Address]:
@@ -177,7 +193,9 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
                 )
     ending = given.place("endingOffsets", ("latest",)) or "latest"
     if isinstance(starting, int) and isinstance(ending, int) and starting > ending + 1:
-        raise UsageError(f"startingOffsets = {starting} is behind endingOffsets = {ending}: nothing is between")
+        raise UsageError(
+            f"startingOffsets = {starting} is behind endingOffsets = {ending}: nothing is between"
+        )
     where = given.text("where")
     origin = given.text("origin")
     return Reading(
@@ -312,17 +330,10 @@ class _Given:
             seconds = -1.0
         if not 0 <= seconds <= 3600:
             raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
-        given = (self.text("servers") or DEFAULT_SERVERS).split(",")
-        servers = ",".join(host.strip().removeprefix("tube://") for host in given)
-        if "@" in servers:
-            # What is before it may be a key.
-            raise UsageError("servers has an @: expected host:port[,host:port …]; who asks is said with clientId")
-        access = Access(servers, self.text("clientId"), self.text("keyFile"), seconds)
-        try:
-            _ = access.hosts
-        except HeadraceError as error:
-            raise UsageError(f"servers = {servers!r}: expected host:port[,host:port …] ({error})") from None
-        return access
+        access = Access.to(self.text("servers") or DEFAULT_SERVERS)
+        return replace(
+            access, client_id=self.text("clientId"), key_file=self.text("keyFile"), patience=seconds
+        )
 
 
 def micros(moment: datetime) -> int:

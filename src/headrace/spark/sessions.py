@@ -39,7 +39,7 @@ QUICK: Final = {
 }
 """What makes a micro-batch quicker without a price."""
 
-HIDDEN: Final = {"spark.redaction.regex": "(?i)secret|password|token|access[.]?key|headrace_key"}
+HIDDEN: Final = {"spark.redaction.regex": "(?i)secret|password|token|access[.]?key|credential|headrace_key"}
 """Spark shows settings in its pages and its event log, ``spark.executorEnv.HEADRACE_KEY`` too. What has such a name is
 shown as stars; all but the last are Spark's own choice."""
 
