@@ -274,6 +274,10 @@ def _failure(name: str, failure: BaseException | None, told: str) -> HeadraceErr
     found = _OURS.findall(told)
     if found:
         kind, sentence = found[-1]
+        if kind == "LostRangeError":
+            sentence += (
+                f". To go on behind them, once: headrace pipeline run {name} --param fail_on_data_loss=false"
+            )
         error = UsageError if kind in ("UsageError", "ConfigError") else PeerError
         return error(f"{name}: {sentence}")
     first = next((line for line in told.splitlines() if line.strip()), "the query failed")

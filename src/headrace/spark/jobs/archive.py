@@ -81,9 +81,10 @@ def start(run: Run) -> Started:
     def add(ranges: DataFrame, _batch: int) -> None:
         begin = monotonic()
         with link(run.access) as client:
-            if name not in client.holds():
+            extent = client.head()
+            if extent.message > archive.through and name not in client.holds():
                 # The first time: what is to be read now must not go while it is.
-                client.hold(name, max(archive.through + 1, client.head().first))
+                client.hold(name, max(archive.through + 1, extent.first))
         added = archive.add(ranges, reading)
         done["rows"] = added.messages
         done["rows_per_second"] = round(added.messages / (monotonic() - begin), 1)
