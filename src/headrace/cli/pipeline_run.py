@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 
 from headrace.cli.access import Client
-from headrace.cli.options import CLIENT_VARIABLE, KEY_VARIABLE, identified
+from headrace.cli.options import identified
 from headrace.cli.output import counted, wants_json
 from headrace.cli.stderr import speak_briefly
 from headrace.config import Settings
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
 from headrace.spark.jobs.job import DEFAULT_JOBS
 from headrace.spark.options import Access
