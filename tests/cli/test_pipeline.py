@@ -21,8 +21,11 @@ from tests.cli.conftest import Command, Run
 from tests.hubprocess import HubProcess
 
 import headrace
-from headrace.cli.pipeline_run import _Line, parse_params
+from headrace.cli import pipeline_run
+from headrace.cli.pipeline_run import _Line, parse_params, run_for_hub
+from headrace.config import load
 from headrace.errors import UsageError
+from headrace.spark.runner import Pipeline
 
 SECONDS = 240.0
 
@@ -88,6 +91,49 @@ def test_jobs(run: Run, shown: Run) -> None:
 def test_no_pipeline_is_told(hub: HubProcess, shown: Run) -> None:
     result = shown("pipeline", "status", "--servers", hub.doors["tube_tcp"])
     assert (result.exit_code, result.stdout) == (1, "no pipeline has reported to this hub\n")
+
+
+CLIENT = "00112233445566778899aabb"
+WITH_AUTH = ("auth.required=true", f"auth.clients.{CLIENT}=s3cret")
+
+
+def test_a_hub_that_wants_to_know_who_asks(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HubProcess.start(tmp_path, *WITH_AUTH) as hub:
+        servers = f"tube://{hub.doors['tube_tcp']}"
+        done = command("pipeline", "run", "archive", "--servers", servers)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert "the hub serves only clients it knows: say a client id and its key" in done.stderr.decode()
+        asked = ("pipeline", "status", "--servers", servers, "--client-id", CLIENT)
+        monkeypatch.setenv("HEADRACE_KEY", "s3cret")
+        assert json.loads(command(*asked, "--json").stdout) == {"state": "none", "jobs": {}}
+
+
+def test_the_pipeline_of_a_hub_with_clients_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key comes from the settings, and goes by the environment to all that Spark starts."""
+    settings = load(sets=WITH_AUTH, environ={})
+    for name in ("HEADRACE_CLIENT_ID", "HEADRACE_KEY"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(UsageError, match=r"set HEADRACE_CLIENT_ID to one of auth\.clients"):
+        run_for_hub(settings)
+    monkeypatch.setenv("HEADRACE_CLIENT_ID", CLIENT)
+    met: list[str] = []
+
+    def run(_pipeline: Pipeline) -> None:
+        met.append(os.environ["HEADRACE_KEY"])
+
+    monkeypatch.setattr(Pipeline, "run", run)
+    monkeypatch.setattr(pipeline_run, "stop_on_signals", lambda *_, **__: None)
+    run_for_hub(settings)
+    assert met == ["s3cret"]
+
+
+def test_up_goes_on_without_a_pipeline_that_nobody_named(tmp_path: Path) -> None:
+    with HubProcess.start(tmp_path, *WITH_AUTH, command="up") as hub:
+        until(lambda: "the hub goes on without it" in hub.stderr, "the pipeline to be given up")
+        hub.terminate()
+    assert "nobody says who the pipeline is" in hub.stderr
 
 
 @pytest.fixture

@@ -458,3 +458,18 @@ async def test_a_read_with_a_filter_may_pass_over_much(
         await link.publish([bytes(100)] * 10, topic="other")
         await link.publish(b"%d" % number, topic="wanted")
     assert await read_all(link, topic="wanted") == [11, 22, 33]
+
+
+async def test_what_a_hub_could_not_read_is_not_asked(link: LinkClient) -> None:
+    """It would drop the tube, and be asked again over the next one, without end."""
+    for ask in (
+        lambda: link.read(1 << 70),
+        lambda: link.read(1, 1 << 70),
+        lambda: link.follow(1 << 70),
+        lambda: link.follow(from_time=1.7e18),
+        lambda: link.follow(from_time=-1.0),
+    ):
+        with pytest.raises(UsageError):
+            ask()
+    with pytest.raises(UsageError, match="no message is of"):
+        await link.first_at(1 << 70)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Address
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
-from headrace.spark.options import CLIENT_VARIABLE, KEY_VARIABLE, Access, reading, writing
+from headrace.spark.options import Access, check_reading, reading, writing
 
 
 def test_nothing_said() -> None:
@@ -24,7 +25,7 @@ def test_nothing_said() -> None:
 def test_everything_said_as_spark_says_it() -> None:
     options = reading(
         {
-            "servers": "tube://one:1, two",
+            "servers": "tube://one:1, tube://two",
             "startingoffsets": "Earliest",
             "maxoffsetspertrigger": "1000",
             "maxbytespertrigger": "5000000",
@@ -72,12 +73,20 @@ def test_times(text: str, expected: int) -> None:
     ("given", "stream", "said"),
     [
         ({"startingOfsets": "latest"}, True, "no option 'startingofsets': did you mean startingOffsets?"),
-        ({"subscribe": "x"}, True, "no option 'subscribe': there are servers,"),
+        ({"groupIdPrefix": "x"}, True, "no option 'groupidprefix': there are servers,"),
+        ({"kafka.bootstrap.servers": "x"}, True, "did you mean servers?"),
+        ({"subscribe": "x"}, True, "no option 'subscribe': did you mean topic?"),
+        ({"endingTimestamp": "1"}, False, "did you mean endingOffsets?"),
+        ({"path": "one:1"}, True, "there is no path: a hub is named with the option servers"),
         ({"startingOffsets": "middle"}, True, "expected earliest, latest or a sequence number"),
         ({"startingOffsets": "0"}, True, "from 1 on"),
+        ({"startingOffsets": "9" * 5000}, True, "from 1 on"),
+        ({"startingOffsets": "12", "endingOffsets": "10"}, False, "12 is behind endingOffsets = 10"),
         ({"startingOffsets": "latest"}, False, "expected earliest or a sequence number"),
         ({"startingOffsets": "1", "startingTimestamp": "1"}, True, "two answers to one question"),
         ({"startingTimestamp": "yesterday"}, True, "expected ms since 1970"),
+        ({"startingTimestamp": "1700000000000000000"}, True, "expected ms since 1970"),
+        ({"startingTimestamp": "1969-12-31T23:59:59Z"}, True, "expected ms since 1970"),
         ({"endingOffsets": "9"}, True, "a stream has no end"),
         ({"maxOffsetsPerTrigger": "9"}, False, "is for spark.readStream"),
         ({"hold": "h"}, False, "is for spark.readStream"),
@@ -94,6 +103,10 @@ def test_times(text: str, expected: int) -> None:
         ({"patience": "-1"}, True, "seconds from 0 to 3600"),
         ({"key": "s3cret"}, True, "would stand in plans and logs"),
         ({"password": "s3cret"}, False, "would stand in plans and logs"),
+        ({"apiKey": "s3cret"}, True, "would stand in plans and logs"),
+        ({"kafka.sasl.jaas.config": "s3cret"}, True, "would stand in plans and logs"),
+        ({"servers": "me:s3cret@one:1"}, True, "servers has an @"),
+        ({"servers": "tube://me:s3cret@one:1"}, True, "who asks is said with clientId"),
     ],
 )
 def test_what_cannot_be_is_told(given: dict[str, str], stream: bool, said: str) -> None:
@@ -103,7 +116,22 @@ def test_what_cannot_be_is_told(given: dict[str, str], stream: bool, said: str) 
     assert "s3cret" not in str(told.value)
 
 
+def test_what_neither_reader_takes_is_told_before_it_is_known_which_it_is() -> None:
+    check_reading({"endingOffsets": "9"})
+    check_reading({"hold": "mine"})
+    with pytest.raises(UsageError, match="did you mean startingOffsets"):
+        check_reading({"startingOffset": "9"})
+
+
+def test_a_range_may_be_empty() -> None:
+    """From what follows the last one read to the last there is: nothing, and nobody's mistake."""
+    options = reading({"startingOffsets": "11", "endingOffsets": "10"}, stream=False)
+    assert (options.starting, options.ending) == (11, 10)
+
+
 def test_the_sink_has_fewer() -> None:
+    with pytest.raises(UsageError, match="no option 'where': there are servers"):
+        writing({"where": "{}"})
     with pytest.raises(UsageError, match="no option 'startingoffsets'"):
         writing({"startingOffsets": "latest"})
     assert writing({"topic": "out"}).topic == "out"
@@ -124,5 +152,7 @@ def test_a_key_is_read_where_it_is_needed(tmp_path: Path) -> None:
 def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no key in HEADRACE_KEY"):
         Access(client_id="me").credentials({})
+    with pytest.raises(UsageError, match="Say it with clientId"):
+        Access(key_file=str(tmp_path / "none")).credentials({})
     with pytest.raises(UsageError, match="cannot be read"):
         Access(client_id="me", key_file=str(tmp_path / "none")).credentials({})

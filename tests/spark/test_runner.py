@@ -71,6 +71,10 @@ def test_failures_are_sentences() -> None:
     assert (type(wrongly), str(wrongly)) == (UsageError, "archive: another log")
     told = "[STREAM_FAILED] …\nTraceback\nheadrace.errors.UsageError: this is log a, not b\n\tat org.apache"
     assert str(_failure("verify", None, told)) == "verify: this is log a, not b"
+    told = "…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone\n\tat org.apache"
+    assert str(_failure("archive", None, told)).startswith(
+        "archive: messages 1 to 9 are lost: gone. To go on"
+    )
     assert (
         str(_failure("verify", ValueError("x"), "\n[STREAM_FAILED] why\nmore"))
         == "verify: [STREAM_FAILED] why"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.spark.sessions import LOG4J, STATELESS, _environment, settings_for
+from headrace.spark.sessions import HIDDEN, LOG4J, STATELESS, _environment, settings_for
 
 pytestmark = pytest.mark.spark
 
@@ -138,3 +139,15 @@ def test_what_stopping_says_is_not_shown_and_failures_are(spark: SparkSession, l
     message = log4j.message.SimpleMessage(line)
     event = log4j.core.impl.Log4jLogEvent.newBuilder().setMessage(message).build()
     assert shown.filter(event).toString() == ("NEUTRAL" if said else "DENY")
+
+
+def test_spark_shows_no_key_among_its_settings(spark: SparkSession) -> None:
+    """``spark.executorEnv.HEADRACE_KEY`` is how executors are told; Spark's pages list settings."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    default = getattr(jvm.org.apache.spark.internal.config, "package$")
+    ours = HIDDEN["spark.redaction.regex"]
+    assert ours.startswith(getattr(default, "MODULE$").SECRET_REDACTION_PATTERN().defaultValueString())
+    assert spark.conf.get("spark.redaction.regex") == ours
+    assert re.search(ours, "spark.executorEnv.HEADRACE_KEY")
+    assert not re.search(ours, "spark.executorEnv.HEADRACE_CLIENT_ID")

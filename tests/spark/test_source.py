@@ -275,8 +275,11 @@ def test_a_batch_is_what_the_options_say(spark: SparkSession, filled: Hub) -> No
     assert everything.count() == 1000
     some = reader.option("startingOffsets", 101).option("endingOffsets", 350).option("topic", "t/2").load()
     assert [row.seq for row in some.select("seq").orderBy("seq").collect()] == list(range(201, 301))
-    with pytest.raises(PySparkException, match="did you mean startingOffsets"):
-        reader.option("startingOffset", 1).load().count()
+    for wrong in (reader, spark.readStream.format("headrace")):
+        with pytest.raises(PySparkException, match="did you mean startingOffsets"):
+            wrong.option("startingOffset", 1).load()
+    with pytest.raises(PySparkException, match="there is no path"):
+        spark.read.format("headrace").load(filled.servers)
     with pytest.raises(PySparkException, match="leave schema"):
         spark.read.format("headrace").schema("seq long").option("servers", filled.servers).load().count()
 

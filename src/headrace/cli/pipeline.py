@@ -125,11 +125,13 @@ def run(
     table_format: TableFormat = None,
     memory: Memory = "1g",
     data: Data = None,
+    client_id: ClientId = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")] = False,
 ) -> None:
     """Run jobs."""
     from headrace.cli import pipeline_run
 
+    settings = gather(None, data)
     pipeline_run.run(
         jobs or (),
         servers or _servers(),
@@ -137,7 +139,8 @@ def run(
         available_now=available_now,
         params=[*(params or ()), *([f"archive.table_format={table_format}"] if table_format else ())],
         memory=memory,
-        data=gather(None, data).node.data,
+        data=settings.node.data,
+        client=identified(client_id, settings),
         as_json=as_json,
     )
 
@@ -147,7 +150,8 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
     """Show what the pipeline is doing."""
     from headrace.cli import pipeline_look
 
-    hub = Access(f"tube://{servers or _servers()}", identified(client_id))
+    where = (servers or _servers()).removeprefix("tube://")
+    hub = Access(f"tube://{where}", identified(client_id))
     pipeline_look.status(hub, as_json=as_json)
 
 

@@ -7,6 +7,7 @@ On a terminal that is one line that changes; in a pipe it is a JSON line for eac
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -16,9 +17,12 @@ from typing import Any
 
 import msgspec
 
+from headrace.cli.access import Client
+from headrace.cli.options import identified
 from headrace.cli.output import counted, wants_json
 from headrace.cli.stderr import speak_briefly
 from headrace.config import Settings
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
 from headrace.spark.jobs.job import DEFAULT_JOBS
 from headrace.spark.options import Access
@@ -37,13 +41,15 @@ def run(
     params: Sequence[str],
     memory: str,
     data: Path,
+    client: Client | None,
     as_json: bool,
 ) -> None:
     """Run jobs until they are done or stopped."""
     speak_briefly()
+    introduce(client)
     asked = Asked(
         tuple(dict.fromkeys(jobs or DEFAULT_JOBS)),
-        Access(servers),
+        Access.to(servers),
         master=master,
         params=parse_params(params),
         available_now=available_now,
@@ -61,6 +67,12 @@ def run(
 
 def run_for_hub(settings: Settings) -> None:
     """Run the pipeline that the settings describe, beside the hub of this machine."""
+    client = identified(None, settings)
+    if client is None and settings.auth.required:
+        raise UsageError(
+            f"auth.required is on, and nobody says who the pipeline is: set {CLIENT_VARIABLE} to one of auth.clients"
+        )
+    introduce(client)
     wanted, where = settings.pipeline, settings.listen.tube_tcp
     master = f"local[{max(cores('local[*]') - 1, 1)}]" if wanted.master == "auto" else wanted.master
     asked = Asked(
@@ -78,6 +90,15 @@ def run_for_hub(settings: Settings) -> None:
     pipeline = Pipeline(asked, tell)
     stop_on_signals(pipeline, watched=True)
     pipeline.run()
+
+
+def introduce(client: Client | None) -> None:
+    """Have this process, and those that Spark starts here, say who they are, where the hub wants to know.
+
+    In the environment: what is on a command line or among Spark's settings is seen by others.
+    """
+    if client is not None:
+        os.environ |= {CLIENT_VARIABLE: client.id, KEY_VARIABLE: client.key}
 
 
 def stop_on_signals(pipeline: Pipeline, *, watched: bool = False) -> None:

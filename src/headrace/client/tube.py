@@ -36,7 +36,7 @@ from headrace.client.tube_publisher import WINDOW, Acknowledged, Publisher
 from headrace.client.tube_rows import Publishable, published_rows, received_messages, received_rows
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, MalformedError, UnexpectedError, UsageError
-from headrace.message import Message
+from headrace.message import MAX_SEQUENCE, Message
 from headrace.wire import link_requests as ask
 from headrace.wire.auth import Auth, parse_client_id, serialize_auth, sign
 from headrace.wire.link import SUBSCRIPTIONS, Buffer, LinkMessage, body_of, rows_of
@@ -185,6 +185,7 @@ class LinkClient:
 
     async def first_at(self, time: int) -> int:
         """The first sequence number stamped at ``time`` (µs since 1970) or later; ``head + 1`` if all are older."""
+        _check_time("time", time)
         chosen = _Chosen(None, None, None, True, 1)
         async with Batches(self._connection, chosen, cursor=None, time=time, follow=True) as stream:
             return await stream.begun()
@@ -296,6 +297,8 @@ class LinkClient:
         come too (unless something is chosen), and the sequence is whole.
         """
         _check_seq("first", first)
+        if last is not None and not 0 <= last <= MAX_SEQUENCE:
+            raise UsageError(f"last {last}: sequence numbers end at {MAX_SEQUENCE}")
         chosen = _Chosen(topic, origin, where, entries, self._credit)
         return Batches(self._connection, chosen, cursor=first, last=last, follow=False)
 
@@ -318,7 +321,7 @@ class LinkClient:
                 raise UsageError("a follow begins at a sequence number or at a time, not at both")
             _check_seq("from_seq", from_seq)
         chosen = _Chosen(topic, origin, where, entries, self._credit)
-        at = None if from_time is None else int(from_time * 1_000_000)
+        at = None if from_time is None else int(_check_time("from_time", from_time * 1_000_000))
         return Follow(Batches(self._connection, chosen, cursor=from_seq, time=at, follow=True))
 
     # Durable consumers
@@ -639,8 +642,15 @@ def _field(predicate: Predicate | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_seq(name: str, seq: int) -> None:
-    if seq < 1:
-        raise UsageError(f"{name} {seq}: sequence numbers begin at 1")
+    if not 1 <= seq <= MAX_SEQUENCE + 1:
+        raise UsageError(f"{name} {seq}: sequence numbers begin at 1 and end at {MAX_SEQUENCE}")
+
+
+def _check_time(name: str, micros: float) -> float:
+    """A hub drops a connection on which a number comes that it cannot read, and would be asked again and again."""
+    if not 0 <= micros <= ask.MAX_NUMBER:
+        raise UsageError(f"{name}: no message is of {micros:.0f} µs since 1970")
+    return micros
 
 
 def signer(client_id: str, key: str) -> Callable[[], Mapping[str, Any]]:

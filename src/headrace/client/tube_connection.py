@@ -376,6 +376,10 @@ class Connection:
             tube.attach(session)
             auth = None if self._sign is None else dict(self._sign())
             hello = await session.call(lambda n: Hello(id=n, version=VERSION, name=self._name, auth=auth))
+            if auth is None and hello.head.get("error") == "auth":
+                raise RefusedError(
+                    "auth", "the hub serves only clients it knows: say a client id and its key"
+                )
             check(hello)
             if (version := hello.head.get("version")) not in VERSIONS:
                 spoken = ", ".join(map(str, VERSIONS))

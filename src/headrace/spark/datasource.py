@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
-from headrace.spark.options import reading, writing
+from headrace.spark.options import check_reading, reading, writing
 from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.source import SPARK_SCHEMA, SequenceReader, SequenceStreamReader, cores
 from headrace.spark.workers import settle
@@ -35,7 +35,8 @@ class HeadraceDataSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        """The envelope."""
+        """The envelope; asked for by ``load()``, which is when mistakes are best told."""
+        check_reading(self.options)
         return SPARK_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:

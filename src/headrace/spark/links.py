@@ -3,6 +3,10 @@
 A Python worker serves many tasks, one after the other, and a connection costs several milliseconds: so a process
 keeps its connections, by what they were made from, until one of them disappoints. Keys are read when one is made and
 are in no pickle.
+
+Which process has one when a hub is restarted is Spark's affair, and so a connection that is to be made is waited for as
+one that was lost: for the ``patience`` that the options say. Only where a user's first question goes, a hub that is not
+there is told at once.
 """
 
 from __future__ import annotations
@@ -15,12 +19,14 @@ from typing import Any, Final
 
 from headrace.client.sync import Sync
 from headrace.client.tube import Extent, LinkClient
+from headrace.errors import UnreachableError
 from headrace.spark.options import Access
 
 CREDIT: Final = 16 << 20
 """Bytes of rows that may be under way to a reader."""
 
 _POLL_SECONDS: Final = 0.05
+_AGAIN_SECONDS: Final = 0.2
 
 _kept: dict[Access, list[Sync[LinkClient]]] = {}
 _keeping = threading.Lock()
@@ -41,13 +47,13 @@ def new_client(access: Access) -> LinkClient:
 
 
 @contextmanager
-def link(access: Access) -> Iterator[Any]:
-    """A connected client whose methods block; whoever takes one has it alone."""
+def link(access: Access, *, at_once: bool = False) -> Iterator[Any]:
+    """A connected client whose methods block; whoever takes one has it alone. ``at_once``: none is waited for."""
     with _keeping:
         kept = _kept.get(access)
         client = kept.pop() if kept else None
     if client is None:
-        client = Sync(new_client(access)).open()
+        client = _open(access, 0.0 if at_once else access.patience)
     try:
         yield client
     except BaseException:
@@ -56,6 +62,17 @@ def link(access: Access) -> Iterator[Any]:
         raise
     with _keeping:
         _kept.setdefault(access, []).append(client)
+
+
+def _open(access: Access, seconds: float) -> Sync[LinkClient]:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return Sync(new_client(access)).open()
+        except UnreachableError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_AGAIN_SECONDS)
 
 
 def reach(client: Any, seq: int, access: Access) -> Extent:

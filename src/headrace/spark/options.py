@@ -11,20 +11,18 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from headrace.config import Address
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import HeadraceError, UsageError
 from headrace.message import MAX_SEQUENCE
 
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = 8081
-
-CLIENT_VARIABLE: Final = "HEADRACE_CLIENT_ID"
-KEY_VARIABLE: Final = "HEADRACE_KEY"
 
 MAX_DELAY: Final = 15 * 60.0
 """Seconds that ``minBytesPerTrigger`` may keep a message waiting where nobody says."""
@@ -60,10 +58,32 @@ _STREAM_ONLY: Final = (
     "hold",
 )
 _WRITE: Final = (*_BOTH, "topic")
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path"})
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """What Spark hands on although it is not for us."""
 
-_SECRETS: Final = frozenset({"key", "secret", "password", "token"})
+_SECRET: Final = re.compile(
+    r"^key$|secret|password|passwd|token|credential|(api|access|client|private)[-_.]?key|jaas"
+)
+"""Names that people give to options with something in them that is not for everybody's eyes."""
+
+_ELSEWHERE: Final = {
+    "kafka.bootstrap.servers": "servers",
+    "bootstrap.servers": "servers",
+    "host": "servers",
+    "url": "servers",
+    "subscribe": "topic",
+    "subscribepattern": "topic",
+    "assign": "topic",
+    "filter": "where",
+    "endingtimestamp": "endingOffsets",
+    "minoffsetspertrigger": "minBytesPerTrigger",
+}
+"""What others call it, Kafka's source above all, whose name here is not close to theirs."""
+
+_MOST_DIGITS: Final = 20
+"""A number with more of them is no number of ours."""
+_MOST_TIME: Final = 253_402_300_800_000_000
+"""µs: the year 10000. Whoever says more means another unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,22 @@ class Access:
     key_file: str | None = None
     patience: float = 30.0
 
+    @classmethod
+    def to(cls, servers: str) -> Access:
+        """Access to hubs as people name them: ``host:port``, or as a URL, with commas between."""
+        hosts = ",".join(host.strip().removeprefix("tube://") for host in servers.split(","))
+        if "@" in hosts:
+            # What is before it may be a key.
+            raise UsageError(
+                "servers has an @: expected host:port[,host:port …]; who asks is said with clientId"
+            )
+        made = cls(hosts)
+        try:
+            _ = made.hosts
+        except HeadraceError as error:
+            raise UsageError(f"servers = {hosts!r}: expected host:port[,host:port …] ({error})") from None
+        return made
+
     @property
     def hosts(self) -> list[Address]:
         """The hubs' addresses, the first to be tried first."""
@@ -84,6 +120,8 @@ class Access:
         """Client id and key, as the options and the environment say; ``None`` if neither does."""
         client_id = self.client_id or environ.get(CLIENT_VARIABLE)
         if client_id is None:
+            if self.key_file is not None:
+                raise UsageError(f"keyFile {self.key_file!r} is whose? Say it with clientId")
             return None
         if self.key_file is None:
             key = environ.get(KEY_VARIABLE)
@@ -153,13 +191,18 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
                 raise UsageError(
                     f"{name} is for spark.readStream: a batch has no triggers and keeps no place"
                 )
+    ending = given.place("endingOffsets", ("latest",)) or "latest"
+    if isinstance(starting, int) and isinstance(ending, int) and starting > ending + 1:
+        raise UsageError(
+            f"startingOffsets = {starting} is behind endingOffsets = {ending}: nothing is between"
+        )
     where = given.text("where")
     origin = given.text("origin")
     return Reading(
         given.access(),
         starting=starting,
         starting_time=time,
-        ending=given.place("endingOffsets", ("latest",)) or "latest",
+        ending=ending,
         max_offsets=given.number("maxOffsetsPerTrigger"),
         max_bytes=given.number("maxBytesPerTrigger"),
         min_bytes=given.number("minBytesPerTrigger"),
@@ -175,6 +218,17 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
     )
 
 
+def check_reading(options: Mapping[str, str]) -> None:
+    """See that options are right for ``readStream`` or for ``read``, where it is not known yet which of them it is."""
+    try:
+        reading(options, stream=True)
+    except UsageError as error:
+        try:
+            reading(options, stream=False)
+        except UsageError:
+            raise error from None
+
+
 def writing(options: Mapping[str, str]) -> Writing:
     """The options of ``writeStream`` or of ``write``."""
     given = _Given(options, _WRITE)
@@ -188,13 +242,19 @@ class _Given:
         self._options = {name.lower(): value for name, value in options.items()}
         names = {name.lower(): name for name in known}
         for name in self._options:
-            if name in _SECRETS:
+            if name in names or name in _SPARKS_OWN:
+                continue
+            if name == "path":
+                raise UsageError(
+                    "there is no path: a hub is named with the option servers, its messages with topic; leave what is "
+                    "in load(), save() or start() out"
+                )
+            if _SECRET.search(name):
                 raise UsageError(
                     f"option {name!r} would stand in plans and logs: put the key into a file and name it with "
                     f"keyFile, or into {KEY_VARIABLE} in the environment of driver and executors"
                 )
-            if name not in names and name not in _SPARKS_OWN:
-                raise UsageError(_unknown(name, names))
+            raise UsageError(_unknown(name, names))
 
     def has(self, name: str) -> bool:
         return name.lower() in self._options
@@ -241,7 +301,7 @@ class _Given:
         word = value.strip().lower()
         if word in words:
             return word  # type: ignore[return-value]
-        if word.isdecimal() and 1 <= int(word) <= MAX_SEQUENCE:
+        if word.isdecimal() and len(word) <= _MOST_DIGITS and 1 <= int(word) <= MAX_SEQUENCE:
             return int(word)
         raise UsageError(f"{name} = {value!r}: expected {', '.join(words)} or a sequence number from 1 on")
 
@@ -251,13 +311,16 @@ class _Given:
             return None
         try:
             if value.strip().isdecimal():
-                return int(value) * 1000
-            moment = datetime.fromisoformat(value.strip())
+                time = int(value) * 1000
+            else:
+                time = micros(datetime.fromisoformat(value.strip()))
         except ValueError:
+            time = -1
+        if not 0 <= time < _MOST_TIME:
             raise UsageError(
                 f"{name} = {value!r}: expected ms since 1970 or a time such as 2026-01-31T12:00:00+00:00"
-            ) from None
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+            )
+        return time
 
     def access(self) -> Access:
         patience = self.text("patience")
@@ -267,17 +330,26 @@ class _Given:
             seconds = -1.0
         if not 0 <= seconds <= 3600:
             raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
-        servers = (self.text("servers") or DEFAULT_SERVERS).strip().removeprefix("tube://")
-        access = Access(servers, self.text("clientId"), self.text("keyFile"), seconds)
-        try:
-            _ = access.hosts
-        except HeadraceError as error:
-            raise UsageError(f"servers = {servers!r}: expected host:port[,host:port …] ({error})") from None
-        return access
+        access = Access.to(self.text("servers") or DEFAULT_SERVERS)
+        return replace(
+            access, client_id=self.text("clientId"), key_file=self.text("keyFile"), patience=seconds
+        )
+
+
+def micros(moment: datetime) -> int:
+    """A time as µs since 1970; one that does not say where it is meant is UTC's.
+
+    >>> micros(datetime.fromisoformat("1970-01-01T00:00:01.000001"))
+    1000001
+    """
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return since // timedelta(microseconds=1)
 
 
 def _unknown(name: str, names: Mapping[str, str]) -> str:
     close = difflib.get_close_matches(name, names, 1)
+    if (ours := _ELSEWHERE.get(name)) is not None and ours.lower() in names:
+        close = [ours.lower()]
     hint = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(names.values())}"
     return f"there is no option {name!r}: {hint}"
 

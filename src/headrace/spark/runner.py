@@ -109,7 +109,7 @@ class Pipeline:
         asked = self._asked
         if any(name not in WITHOUT_HUB for name in asked.jobs):
             # A hub that is not there is told at once, not after a JVM has started.
-            with link(asked.access):
+            with link(asked.access, at_once=True):
                 pass
         self._tell({"event": "starting", "jobs": list(asked.jobs), "master": asked.master})
         with self._reporting(), _hushed("py4j.clientserver"):
@@ -231,7 +231,7 @@ class Pipeline:
             access = replace(self._asked.access, patience=2.0)
             while True:
                 over = ended.wait(1.0)
-                with contextlib.suppress(HeadraceError), link(access) as client:
+                with contextlib.suppress(HeadraceError), link(access, at_once=True) as client:
                     self._newest = client.head().message
                     client.report(REPORT, self.facts())
                 if over:
@@ -274,6 +274,10 @@ def _failure(name: str, failure: BaseException | None, told: str) -> HeadraceErr
     found = _OURS.findall(told)
     if found:
         kind, sentence = found[-1]
+        if kind == "LostRangeError":
+            sentence += (
+                f". To go on behind them, once: headrace pipeline run {name} --param fail_on_data_loss=false"
+            )
         error = UsageError if kind in ("UsageError", "ConfigError") else PeerError
         return error(f"{name}: {sentence}")
     first = next((line for line in told.splitlines() if line.strip()), "the query failed")

@@ -39,6 +39,10 @@ QUICK: Final = {
 }
 """What makes a micro-batch quicker without a price."""
 
+HIDDEN: Final = {"spark.redaction.regex": "(?i)secret|password|token|access[.]?key|credential|headrace_key"}
+"""Spark shows settings in its pages and its event log, ``spark.executorEnv.HEADRACE_KEY`` too. What has such a name is
+shown as stars; all but the last are Spark's own choice."""
+
 STATELESS: Final = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
@@ -110,7 +114,7 @@ def settings_for(
     master: str, *, memory: str = "1g", ui: bool | int = False, stateless: bool = False
 ) -> dict[str, str]:
     """The settings of :func:`session`, for those who start Spark in another way."""
-    settings = dict(QUICK)
+    settings = QUICK | HIDDEN
     if stateless:
         settings |= STATELESS
     settings |= {

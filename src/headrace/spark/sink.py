@@ -193,7 +193,7 @@ def abort(options: Writing, messages: Sequence[WriterCommitMessage | None]) -> N
     names = [name for each in _staged(messages) for name in each.stages]
     if not names:
         return
-    with suppress(HeadraceError), link(options.access) as client:
+    with suppress(HeadraceError), link(options.access, at_once=True) as client:
         client.abort(names)
 
 

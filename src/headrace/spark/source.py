@@ -99,10 +99,10 @@ class _Reader:
             yield from read_span(self._options, span)
         settle("read")
 
-    def _extent(self, **asked: int | None) -> Extent:
+    def _extent(self, *, at_once: bool = False, **asked: int | None) -> Extent:
         from headrace.spark.links import link
 
-        with link(self._options.access) as client:
+        with link(self._options.access, at_once=at_once) as client:
             extent: Extent = client.head(**asked)
             return extent
 
@@ -145,7 +145,7 @@ class SequenceReader(_Reader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The range that the options name, cut to size."""
         options = self._options
-        extent = self._extent()
+        extent = self._extent(at_once=True)
         first = self._start(options.starting or "earliest", extent) + 1
         last = extent.head if options.ending == "latest" else int(options.ending)
         if last > extent.head:
@@ -174,7 +174,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a new query begins; asked once in a query's life."""
-        extent = self._look()
+        extent = self._look(at_once=True)
         start = self._start(self._options.starting or "latest", extent)
         if self._options.hold is not None:
             self._hold(start + 1)
@@ -215,7 +215,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of a query that reads what there is now."""
-        self._target = self._look().head
+        self._target = self._look(at_once=True).head
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The ranges of one batch."""
@@ -251,10 +251,12 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         self._taken = now
         return True
 
-    def _look(self, offset: Mapping[str, Any] | None = None, **asked: int | None) -> Extent:
+    def _look(
+        self, offset: Mapping[str, Any] | None = None, *, at_once: bool = False, **asked: int | None
+    ) -> Extent:
         from headrace.spark.rows import another_log
 
-        extent = self._extent(**asked)
+        extent = self._extent(at_once=at_once, **asked)
         if offset is not None and offset.get("log") != extent.log:
             raise UsageError(another_log(str(offset.get("log")), extent.log))
         self._known = extent

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.hubprocess import HubProcess
 from tests.spark.hubs import until
@@ -62,8 +63,35 @@ def test_archive_equals_the_log_through_restarts(hub: HubProcess, play: Play, tm
     # Its checkpoint lost, it begins at the beginning, and adds what is new.
     shutil.rmtree(tmp_path / "archive" / "_checkpoint")
     through = play("archive", servers)["through"]
-    assert through == 1511  # the hold is an entry of the log
-    assert archived(tmp_path / "archive") == whole(hub).slice(0, 1511)
+    assert through == 1512  # the hold, and that it has moved, are entries of the log
+    assert archived(tmp_path / "archive") == whole(hub).slice(0, 1512)
+
+
+def test_archive_keeps_what_it_reads_and_catches_up_step_by_step(
+    hub: HubProcess, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with linked(hub) as link:
+        for _ in range(20):
+            link.publish([bytes(1000)] * 10)
+
+        def fail(*_: object) -> None:
+            raise OSError("the disk is full")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(archive.ParquetArchive, "add", fail)
+            with pytest.raises(PySparkException):
+                play("archive", hub.doors["tube_tcp"])
+        # Nothing is archived yet, and retention waits already.
+        assert link.holds() == {"archive": 1}
+        shutil.rmtree(tmp_path / "archive" / "_checkpoint")
+        monkeypatch.setattr(archive, "MOST_BYTES", 50_000)
+        assert play("archive", hub.doors["tube_tcp"])["through"] == 201
+        commits = [
+            each for each in (tmp_path / "archive/_checkpoint/commits").iterdir() if each.name.isdecimal()
+        ]
+        assert len(commits) >= 4
+        assert archived(tmp_path / "archive") == whole(hub).slice(0, 201)
+        assert link.holds() == {"archive": 202}
 
 
 def test_archive_takes_a_burst_at_once_and_lets_a_trickle_wait(
@@ -162,6 +190,7 @@ def test_replay_adds_what_is_missing(hub: HubProcess, play: Play, tmp_path: Path
         done = play("replay", there, path=path, until=1000)
         assert (done["messages"], done["first"], done["last"]) == (1000, 1, 1000)
         assert play("replay", there, path=path, until=1000)["messages"] == 0
+        assert play("replay", there, path=path, where="topic = 'neither'")["messages"] == 0
         chosen = play("replay", there, path=path, where="topic = 'odd'", from_=1001, rate=100_000)
         assert chosen["messages"] == 500
         source, copy = whole(hub), whole(target)

@@ -41,5 +41,7 @@ def test_paced(pace: Pace, each: float) -> None:
 def test_edges() -> None:
     assert _edge("12", ">=") == "seq >= 12"
     assert _edge("1970-01-01T00:00:01Z", "<=") == "unix_micros(time) <= 1000000"
+    assert _edge("1970-01-01T00:00:01", "<=") == "unix_micros(time) <= 1000000"
+    assert _edge("2026-01-31T12:00:00.000007Z", ">=") == "unix_micros(time) >= 1769860800000007"
     with pytest.raises(UsageError, match="a sequence number or a time"):
         _edge("yesterday", ">=")

@@ -10,7 +10,8 @@ without a hole. Retention waits for the archive, by a hold that follows it.
 Tasks are given ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's
 files as Arrow has it, in one process.
 
-A micro-batch is due when there are ``size`` bytes of new messages, and each ``interval`` if there are fewer.
+A micro-batch is due when there are ``size`` bytes of new messages, and each ``interval`` if there are fewer. It has at
+most :data:`MOST_BYTES`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ PARAMETERS: Final = {
     **TABLE_PARAMETERS,
 }
 
+MOST_BYTES: Final = 1 << 30
+"""Of the log's files, in a micro-batch: however much there is to catch up with, the hold moves now and then, and what
+retention takes meanwhile, where a hold cannot keep it, costs no more than one micro-batch."""
+
 LOOK_SECONDS: Final = 1.0
 """How often the source is asked whether enough has come."""
 
@@ -71,16 +76,23 @@ def start(run: Run) -> Started:
     reading = Reading(run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True)
     done: dict[str, object] = {}
 
+    name = run.param("hold")
+
     def add(ranges: DataFrame, _batch: int) -> None:
         begin = monotonic()
+        with link(run.access) as client:
+            extent = client.head()
+            if extent.message > archive.through and name not in client.holds():
+                # The first time: what is to be read now must not go while it is.
+                client.hold(name, max(archive.through + 1, extent.first))
         added = archive.add(ranges, reading)
         done["rows"] = added.messages
         done["rows_per_second"] = round(added.messages / (monotonic() - begin), 1)
         if added.through:
             with link(run.access) as client:
                 keep_from = added.through + 1
-                if client.holds().get(run.param("hold")) != keep_from:
-                    client.hold(run.param("hold"), max(keep_from, client.head().first))
+                if client.holds().get(name) != keep_from:
+                    client.hold(name, max(keep_from, client.head().first))
 
     def facts() -> dict[str, object]:
         return {**done, "path": run.path, "through": archive.through}
@@ -91,6 +103,7 @@ def start(run: Run) -> Started:
         source=NAME,
         entries=True,
         minBytesPerTrigger=int(run.number("size", 1)),
+        maxBytesPerTrigger=MOST_BYTES,
         maxTriggerDelay=interval,
     )
     return Started(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from headrace.errors import UsageError
@@ -92,7 +93,7 @@ class Run:
             number = float(value)
         except ValueError:
             number = least - 1
-        if number < least:
+        if not least <= number < inf:
             raise UsageError(f"{self.name}: {name} = {value}: expected a number of {least:g} or more")
         return number
 

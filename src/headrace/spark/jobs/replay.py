@@ -24,7 +24,7 @@ from headrace.errors import UsageError
 from headrace.message import NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived
 from headrace.spark.jobs.job import Parameter, Run
-from headrace.spark.options import Access
+from headrace.spark.options import Access, micros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,7 +73,9 @@ def start(run: Run) -> dict[str, object]:
     log, rows = archived(run)
     rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
     name = run.param("name") or publisher_name(log, run)
-    result = published(rows, run.access, name, pace).toArrow().to_pylist()[0]
+    # Where nothing is chosen, Spark may run no task at all.
+    told = published(rows, run.access, name, pace).toArrow().to_pylist()
+    result = told[0] if told else {"messages": 0, "first": None, "last": None}
     return {"log": log, "publisher": name, **result}
 
 
@@ -157,5 +159,4 @@ def _edge(place: str, operator: str) -> str:
         then = datetime.fromisoformat(place)
     except ValueError:
         raise UsageError(f"replay: {place!r}: expected a sequence number or a time") from None
-    micros = int(then.timestamp() * 1_000_000)
-    return f"unix_micros(time) {operator} {micros}"
+    return f"unix_micros(time) {operator} {micros(then)}"

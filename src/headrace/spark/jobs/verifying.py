@@ -156,7 +156,7 @@ class Verifier:
             present, lost = {}, None
             for server, access in self._access.items():
                 try:
-                    with link(access) as client:
+                    with link(access, at_once=True) as client:
                         present[server] = client.head()
                 except (UnreachableError, ClosedError) as error:
                     lost = error
@@ -188,7 +188,7 @@ class Verifier:
 
     def _answers(self, server: str) -> bool:
         try:
-            with link(self._access[server]) as client:
+            with link(self._access[server], at_once=True) as client:
                 client.head()
         except (UnreachableError, ClosedError):
             return False
