@@ -3,7 +3,10 @@
 Subscriptions have two predicates over 20 attributes: one of 1,000 values of a text, and 1 % of the domain of a number.
 Messages are the same Parquet files for both, in the envelope's columns. The join is the one that Spark does best: texts
 are exploded to pairs of name and value, which the broadcast table of subscriptions is hashed by; the range is what is
-left to check. What is timed is a whole query, after one that warmed everything up; both must find as many clients.
+left to check. What is timed is a whole query, after one that warmed everything up; all must find as many clients.
+
+The fleet's tasks read the hub's log themselves, so that messages do not pass through the JVM; and so does the row
+``headrace``. Beside it stands what the same matcher does with a DataFrame of the same Parquet files.
 """
 
 from __future__ import annotations
@@ -19,13 +22,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import uvloop
 
 import bench
+from bench._peers import Headrace, running
 from bench.matching import KINDS, MESSAGES, Load, _load, _name, _value
+from bench.pipeline import _seal, _servers
+from headrace.client.tube import LinkClient
+from headrace.config import Address
 from headrace.message import SCHEMA
 from headrace.spark import session
 from headrace.spark.jobs.match import match
-from headrace.wire.link import SUBSCRIPTIONS
+from headrace.spark.jobs.ranges import frame
+from headrace.spark.links import link
+from headrace.spark.options import Access, Reading
+from headrace.wire.link import PUBLISHED, SUBSCRIPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,13 +65,16 @@ def measure(quick: bool) -> list[bench.Table]:
 
 def fleet(spark: SparkSession, load: Load, copies: int, cores: int, rounds: int) -> bench.Table:
     """Both ways, over so many copies of the load's messages."""
-    with tempfile.TemporaryDirectory() as directory:
+    with running(Headrace) as hub, tempfile.TemporaryDirectory() as directory:
         _write(load, copies, Path(directory))
-        return _compared(spark, load, copies * MESSAGES, directory, cores, rounds)
+        servers = _servers(hub)
+        uvloop.run(_publish(load, copies, servers))
+        _seal(hub)
+        return _compared(spark, load, copies * MESSAGES, directory, servers, cores, rounds)
 
 
 def _compared(
-    spark: SparkSession, load: Load, messages: int, directory: str, cores: int, rounds: int
+    spark: SparkSession, load: Load, messages: int, directory: str, servers: str, cores: int, rounds: int
 ) -> bench.Table:
     from pyspark.sql import functions as F
 
@@ -68,12 +82,17 @@ def _compared(
     table = bench.Table(
         f"matching {messages:,} messages in Spark, {size:,} subscriptions, local[{cores}]",
         ("messages/s", "matches/message"),
-        note=f"Parquet to clients found; the median of {rounds} after one to warm up",
+        note=f"to clients found; the median of {rounds} after one to warm up",
     )
     rows = spark.read.parquet(directory)
+    reading = Reading(Access(servers))
+    with link(reading.access) as client:
+        ranges = frame(spark, client.head())
+    subscriptions, all_clients = _subscriptions(load), F.sum(F.size("clients"))
     found = {
         "Spark SQL, broadcast join": (_joined(spark, rows, load), F.count("*")),
-        "headrace": (match(rows, _subscriptions(load)), F.sum(F.size("clients"))),
+        "headrace": (match(ranges, subscriptions, reading=reading), all_clients),
+        "headrace, of a DataFrame": (match(rows, subscriptions), all_clients),
     }
     counts, rates = {}, {}
     for name, (pairs, count) in found.items():
@@ -84,11 +103,22 @@ def _compared(
             counts[name] = pairs.agg(count).collect()[0][0] or 0
             took.append(time.perf_counter() - begin)
         rates[name] = messages / statistics.median(took[1:])
-    join, ours = found
-    assert counts[join] == counts[ours], "Spark SQL and the matcher disagree"
+    assert len(set(counts.values())) == 1, f"Spark SQL and the matcher disagree: {counts}"
+    join, *ours = found
     table.add(join, rates[join], counts[join] / messages)
-    table.add(ours, rates[ours], counts[ours] / messages, base=join)
+    for name in ours:
+        table.add(name, rates[name], counts[name] / messages, base=join)
     return table
+
+
+async def _publish(load: Load, copies: int, servers: str) -> None:
+    """The same messages to a hub."""
+    rows = load.batch.to_arrow().select(PUBLISHED.names)
+    async with LinkClient([Address.parse(servers)]) as link:
+        publisher = link.publisher()
+        for _ in range(copies):
+            await publisher.publish(rows)
+        await publisher.flush()
 
 
 def _joined(spark: SparkSession, rows: DataFrame, load: Load) -> DataFrame:

@@ -19,7 +19,8 @@ from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs.job import Run, Started, find
 from headrace.spark.jobs.match import match
-from headrace.spark.options import Access
+from headrace.spark.jobs.ranges import frame
+from headrace.spark.options import Access, Reading
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -238,7 +239,12 @@ def test_the_function_tells_the_clients_of_messages(hub: HubProcess, spark: Spar
         register(spark)
         rows = spark.read.format("headrace").option("servers", hub.doors["tube_tcp"]).load()
         found = match(rows, link.subscriptions()).collect()
+        reading = Reading(Access(hub.doors["tube_tcp"]))
+        ranges = frame(spark, link.head())
+        assert ranges.rdd.getNumPartitions() == ranges.count() == spark.sparkContext.defaultParallelism
+        again = match(ranges, link.subscriptions(), reading=reading).collect()
     assert list(rows.columns) == SCHEMA.names
+    assert sorted(again) == sorted(found)
     expected = {}
     for n in range(100):
         clients = {number for number in range(4) if (n <= 24 if number < 2 else 20 <= n <= 30 and n % 3 == 0)}

@@ -12,7 +12,7 @@ they are there. So there is nothing that a run could have to make up for, and it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +30,9 @@ from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
 from headrace.spark.jobs.match_push import Lifeline
 from headrace.spark.jobs.match_tables import EVERY, Tables, matcher_table
+from headrace.spark.jobs.ranges import rows_of
 from headrace.spark.links import link
+from headrace.spark.options import Reading
 from headrace.wire.attribute import CLIENT_ID_BYTES
 
 if TYPE_CHECKING:
@@ -143,17 +145,38 @@ class Driver:
             return self._tables.add(client.subscriptions())
 
 
-def match(rows: DataFrame, subscriptions: pa.Table, *, json_attributes: bool = False) -> DataFrame:
+def match(
+    rows: DataFrame,
+    subscriptions: pa.Table,
+    *,
+    json_attributes: bool = False,
+    reading: Reading | None = None,
+) -> DataFrame:
     """The clients of each message that is for anybody: ``seq``, ``clients`` (the 12 bytes of each).
 
-    ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``).
+    ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``). With
+    ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.jobs.ranges.frame`), which tasks read
+    themselves: several times as quick.
     """
     shared = rows.sparkSession.sparkContext.broadcast((uuid4().hex, subscriptions))
-    columns = rows.select(*SCHEMA.names)
-    return columns.mapInArrow(partial(_match, shared, json_attributes), "seq long, clients array<binary>")
+    work = partial(_match, shared, json_attributes)
+    if reading is not None:
+        return rows.mapInArrow(partial(_match_ranges, reading, work), _FOUND)
+    return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
 
+
+_FOUND: Final = "seq long, clients array<binary>"
 
 _matcher: tuple[str, Matcher] | None = None
+
+
+def _match_ranges(
+    reading: Reading,
+    work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    ranges: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """A task: the messages of ranges."""
+    return work(rows_of(reading, ranges))
 
 
 def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

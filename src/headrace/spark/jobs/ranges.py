@@ -9,7 +9,7 @@ them, twice, and columns again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,8 +18,13 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.options import Reading, reading
 from headrace.spark.rows import Span, read_span
-from headrace.spark.source import SequencePartition, SequenceStreamReader, cores
+from headrace.spark.source import SequencePartition, SequenceStreamReader, cores, split
 from headrace.spark.workers import settle
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.client.tube import Extent
 
 NAME: Final = "headrace-ranges"
 SPARK_RANGES: Final = StructType(
@@ -81,3 +86,10 @@ def rows_of(options: Reading, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.R
         for each in batch.to_pylist():
             yield from read_span(options, Span(**each))
     settle("ranges")
+
+
+def frame(spark: SparkSession, extent: Extent) -> DataFrame:
+    """All that a log has now, as ranges; each is for a task of its own, as many as can run at a time."""
+    parts = split(extent.first, extent.head, 1, spark.sparkContext.defaultParallelism)
+    rows = [{"log": extent.log, "path": extent.path, "first": first, "last": last} for first, last in parts]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, _RANGES))
