@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,10 @@ def test_up_is_stopped_while_spark_is_being_started(tmp_path: Path) -> None:
         watcher = psutil.Process(hub.pid)
 
         def has_java() -> bool:
-            return any("java" in child.name() for child in watcher.children(recursive=True))
+            # One of them may end while it is looked at.
+            with suppress(psutil.NoSuchProcess):
+                return any("java" in child.name() for child in watcher.children(recursive=True))
+            return False
 
         until(has_java, "a JVM")
         children = watcher.children(recursive=True)
