@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,6 +123,12 @@ class Headrace(Peer):
         doors = json.loads(ready.read_text())
         self.port = int(doors["fyrehose"].rpartition(":")[2])
         self.http = f"http://{doors['http']}"
+        self.tube = str(doors["tube_tcp"])
+
+    def seal(self) -> None:
+        """Have it seal all that it has committed."""
+        ask = urllib.request.Request(f"{self.http}/api/log/seal", b"", {"X-Headrace": "1"})
+        urllib.request.urlopen(ask).close()
 
     def publication(self, payload: bytes) -> bytes:
         return b"\x02" + len(payload).to_bytes(2) + payload

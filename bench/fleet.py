@@ -27,7 +27,6 @@ import uvloop
 import bench
 from bench._peers import Headrace, running
 from bench.matching import KINDS, MESSAGES, Load, _load, _name, _value
-from bench.pipeline import _seal, _servers
 from headrace.client.tube import LinkClient
 from headrace.config import Address
 from headrace.message import SCHEMA
@@ -67,10 +66,9 @@ def fleet(spark: SparkSession, load: Load, copies: int, cores: int, rounds: int)
     """Both ways, over so many copies of the load's messages."""
     with running(Headrace) as hub, tempfile.TemporaryDirectory() as directory:
         _write(load, copies, Path(directory))
-        servers = _servers(hub)
-        uvloop.run(_publish(load, copies, servers))
-        _seal(hub)
-        return _compared(spark, load, copies * MESSAGES, directory, servers, cores, rounds)
+        uvloop.run(_publish(load, copies, hub.tube))
+        hub.seal()
+        return _compared(spark, load, copies * MESSAGES, directory, hub.tube, cores, rounds)
 
 
 def _compared(

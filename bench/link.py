@@ -9,13 +9,11 @@ so that what else the machine does is shared.
 from __future__ import annotations
 
 import importlib.util
-import json
 import multiprocessing
 import socket
 import statistics
 import sys
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
@@ -58,7 +56,7 @@ def read(rounds: int, quick: bool) -> bench.Table:
         uvloop.run(_fill(_address(server), total))
         for name in ("from the open tail", "from sealed segments"):
             if "sealed" in name:
-                _seal(server)
+                server.seal()
             rate = statistics.median(_apart(_reader, _address(server), total) for _ in range(rounds))
             table.add(name, rate, rate * SIZE / 1e6)
     return table
@@ -259,15 +257,8 @@ def _apart(function: Callable[..., None], address: Address, total: int) -> float
     return rate
 
 
-def _address(server: Peer) -> Address:
-    ready = json.loads((server.directory / "ready.json").read_text())
-    return Address.parse(ready["tube_tcp"])
-
-
-def _seal(server: Headrace | Peer) -> None:
-    if isinstance(server, Headrace):
-        ask = urllib.request.Request(f"{server.http}/api/log/seal", b"", {"X-Headrace": "1"})
-        urllib.request.urlopen(ask).close()
+def _address(server: Headrace) -> Address:
+    return Address.parse(server.tube)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import shutil
 import socket
@@ -22,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,18 +68,18 @@ def pipeline(
 ) -> list[bench.Table]:
     """All tables of one session: ``full`` is read from, after it was filled; ``other`` is written to."""
     total = 20_000 if quick else 3_000_000
-    servers = _servers(full)
+    servers = full.tube
     parquet = directory / "parquet"
     if not parquet.exists():
         uvloop.run(_fill(servers, total))
-        _seal(full)
+        full.seal()
         rows = spark.read.format("headrace").option("servers", servers).load()
         rows.repartition(8).write.parquet(str(parquet))
     rounds = 1 if quick else 4
     return [
         sources(spark, servers, parquet, directory, cores, total, rounds),
-        sinks(spark, _servers(other), parquet, cores, total // 3, 2 * rounds),
-        latency(spark, _servers(other), cores, *((0.5, 1) if quick else (15, 20))),
+        sinks(spark, other.tube, parquet, cores, total // 3, 2 * rounds),
+        latency(spark, other.tube, cores, *((0.5, 1) if quick else (15, 20))),
     ]
 
 
@@ -327,15 +325,6 @@ async def _pings(servers: str, seconds: float) -> list[float]:
         await listening
         await follow.aclose()
     return delays
-
-
-def _servers(hub: Headrace) -> str:
-    return str(json.loads((hub.directory / "ready.json").read_text())["tube_tcp"])
-
-
-def _seal(hub: Headrace) -> None:
-    ask = urllib.request.Request(f"{hub.http}/api/log/seal", b"", {"X-Headrace": "1"})
-    urllib.request.urlopen(ask).close()
 
 
 if __name__ == "__main__":

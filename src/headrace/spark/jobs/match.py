@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 DISPATCHER_PORT: Final = 6000
 
+_FOUND: Final = "seq long, clients array<binary>"
+
 ABOUT: Final = (
     "the matcher fleet: what clients subscribed to, pushed to the dispatcher (matching.engine = spark)"
 )
@@ -164,8 +166,6 @@ def match(
         return rows.mapInArrow(partial(_match_ranges, reading, work), _FOUND)
     return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
 
-
-_FOUND: Final = "seq long, clients array<binary>"
 
 _matcher: tuple[str, Matcher] | None = None
 
