@@ -696,12 +696,34 @@ class TestSlow:
         await slow.subscribe()
         await self.publish(server, dial, 1, self.MESSAGES)
         await until(lambda: server.hub.log.first > self.MESSAGES // 2)
-        data = await slow.rest()
+        # What it says meanwhile is not heard, and takes nothing back that is on its way.
+        await slow.send(keepalive() * 100)
+        got = delivers((await slow.rest()).replace(ack(), b""))
         assert refused(server, "lagging") == 1
-        assert server.hub.counters.get("undeliverable", door="fyrehose") > 0
-        # No hole in what it got.
-        whole = data[: len(data) // (self.SIZE + 9) * (self.SIZE + 9)]
-        assert [seq for seq, _ in delivers(whole)] == list(range(1, len(whole) // (self.SIZE + 9) + 1))
+        # All that there is before what it cannot have.
+        assert [seq for seq, _ in got] == list(range(1, len(got) + 1))
+        assert server.hub.counters.get("undeliverable", door="fyrehose") == self.MESSAGES - len(got)
+        slow.close()
+        await until(lambda: not door(server).streams)
+
+    async def test_one_that_cannot_be_fed_and_does_not_leave_is_cut_off(
+        self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server = await start("limits.slow_seconds=0.3")
+        await filled(server, dial, 3)
+
+        def damaged(*_: object) -> Chunk:
+            raise DamagedError("0001.arrow", 7, 1, 3, "torn")
+
+        monkeypatch.setattr(FyrehoseTcp, "read_chunk", damaged)
+        stays = await dial(server)
+        await stays.send(request(1, 3))
+        await until(lambda: refused(server, "damaged") == 1)
+        (stream,) = (each for each in door(server).streams if each.name == stays.name)
+        await stays.send(push(b"not heard") + keepalive())
+        await until(lambda: stream not in door(server).streams)
+        assert (server.hub.log.head, counted(server, "subscribed")) == (3, 0)
+        assert refused(server, "slow") == 0
 
     async def test_a_request_of_much_takes_no_more_memory_than_the_queue(
         self, start: Start, dial: Dial

@@ -166,6 +166,8 @@ class FyrehoseStream(asyncio.BufferedProtocol):
         """Bytes of ACKs written since the peer stopped taking what it is sent."""
         self.reading_paused = False
         self._ended = False
+        self._leaving = False
+        """Whether the peer gets what is buffered and no more, and is not listened to."""
         self._subscribed_until = 0.0
         self._taken = 0
         self._taken_at = 0.0
@@ -218,7 +220,7 @@ class FyrehoseStream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, received: int) -> None:
         """Take what was received."""
-        if not self._admitted:
+        if not self._admitted or self._leaving:
             return
         self._take(self._door.view, len(self._rest) + received)
         if self._hub.full:
@@ -256,9 +258,11 @@ class FyrehoseStream(asyncio.BufferedProtocol):
         self.resume_reading()
 
     def feed_failed(self, first: int, last: int, error: StorageError) -> None:
-        """Cut off a peer that the log can feed no further."""
+        """Let a peer go that the log can feed no further, with all that comes before what it cannot have."""
         self._hub.counters.report("undeliverable", first, last, str(error), door="fyrehose")
-        self._refuse("lagging" if isinstance(error, TrimmedError) else "damaged", error)
+        reason = "lagging" if isinstance(error, TrimmedError) else "damaged"
+        self._hub.counters.refuse("fyrehose", reason, self.name, error)
+        self._leave()
 
     def tick(self, now: float) -> None:
         """Let the subscription lapse; cut off a peer that has not taken a byte for too long."""
@@ -272,9 +276,12 @@ class FyrehoseStream(asyncio.BufferedProtocol):
         if self._ended and not (waiting or self.feed.ranges or self.feed.cursor):
             self._transport.close()
         taken = self._sent - waiting
-        if taken != self._taken or not waiting:
+        if taken != self._taken or not (waiting or self._leaving):
             self._taken, self._taken_at = taken, now
         elif now - self._taken_at >= slow_seconds:
+            if self._leaving:
+                self._transport.abort()
+                return
             unsent, head = self.feed.cursor, self._hub.log.head
             if unsent is not None and unsent <= head:
                 self._hub.counters.report(
@@ -300,9 +307,9 @@ class FyrehoseStream(asyncio.BufferedProtocol):
 
     def resume_reading(self) -> None:
         """Read from the peer again, if no reason not to is left."""
-        if not self.reading_paused or self._must_wait():
+        if not self.reading_paused or (self._must_wait() and not self._leaving):
             return
-        if self._crowded:
+        if self._crowded and not self._leaving:
             # What was read before comes first, when the others have had their turn.
             if not self._turn_due:
                 self._turn_due = True
@@ -347,7 +354,8 @@ class FyrehoseStream(asyncio.BufferedProtocol):
     def _take_rest(self) -> None:
         self._turn_due = False
         # A connection whose last messages were refused must not have later ones taken.
-        if self._admitted and not (self._transport.is_closing() or self._must_wait()):
+        gone = self._leaving or self._transport.is_closing()
+        if self._admitted and not (gone or self._must_wait()):
             self._take(memoryview(self._rest), len(self._rest))
 
     def _must_wait(self) -> bool:
@@ -391,6 +399,19 @@ class FyrehoseStream(asyncio.BufferedProtocol):
         if isinstance(outcome, StorageError) and not self._transport.is_closing():
             # Already counted where it was refused; the protocol has no error reply, so the connection closes.
             self._transport.abort()
+
+    def _leave(self) -> None:
+        """Send what is buffered, then the end of the stream, and wait for the peer's.
+
+        What it still sends is read and dropped: closing a socket with bytes unread would take back what is on its way.
+        """
+        self._leaving = True
+        self._rest = b""
+        self._taken_at = self._loop.time()
+        self._door.subscribers.pop(self, None)
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+        self.resume_reading()
 
     def _refuse(self, reason: str, detail: object) -> None:
         self._hub.counters.refuse("fyrehose", reason, self.name, detail)
