@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headrace.errors import StorageError
 from headrace.message import SCHEMA, Batch
 from headrace.net.door import House
 from headrace.net.streams import Stream, StreamDoor
@@ -46,14 +45,9 @@ class PublisherStream(Stream[PublisherDoor]):
         """Submit a run of messages."""
         columns = columns_of(frame.attributes)
         batch = Batch(frame.payloads, origin=ORIGIN, publisher=self.name, columns=columns)
-        self.door.hub.submit(batch, self._settled)
+        self.door.hub.submit(batch, self.settled)
         if self.door.hub.full:
             self.door.hub.take_turn()
-
-    def _settled(self, outcome: Batch | StorageError) -> None:
-        if isinstance(outcome, StorageError) and self.admitted:
-            # Already counted where it was refused; the protocol has no error reply, so the connection closes.
-            self.abort()
 
 
 def columns_of(attributes: Sequence[Attributes]) -> pa.RecordBatch | None:

@@ -1,4 +1,4 @@
-"""What the TCP connections of the attribute doors have in common, those that were accepted and those that were dialled.
+"""What most TCP connections of a hub have in common, those that were accepted and those that were dialled.
 
 A :class:`Stream` decodes what comes and refuses what is wrong; it is not read while the hub is congested or while its
 own answers pile up; it is cut off when it takes nothing, or leaves a frame unfinished, for ``limits.slow_seconds``. A
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
-from headrace.errors import WireError
+from headrace.errors import StorageError, WireError
+from headrace.message import Batch
 from headrace.net.door import House
 from headrace.wire.inbox import Decoder
 
@@ -20,7 +21,7 @@ RECEIVE_BYTES: Final = 128 << 10
 """What one read may bring: some hundred messages for a batch, and never so many that others have to wait."""
 
 MAX_FRAMES: Final = 256
-"""Frames taken from one connection before the others have their turn; a run of publishes is one frame."""
+"""Frames taken from one connection in a row, as a rule; a run of publishes is one frame."""
 
 BACKLOG: Final = 1024
 
@@ -119,6 +120,9 @@ class StreamDoor(Streams[S]):
 class Stream(asyncio.BufferedProtocol, Generic[D]):
     """One connection. Its decoder's frames go to :meth:`take`."""
 
+    max_frames: ClassVar[int] = MAX_FRAMES
+    """Frames taken from it before the others have their turn."""
+
     def __init__(self, door: D, decoder: Decoder[Any]) -> None:
         self.door = door
         self.counters = door.counters
@@ -135,6 +139,8 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
         """Whether frames may be left of what was read last; nothing more is read until they are taken."""
         self._rest_due = False
         self._full = False
+        self._ended = False
+        """Whether the peer has said that it sends no more."""
         self._sent = 0
         self._taken = 0
         self._taken_at = 0.0
@@ -150,6 +156,9 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
     def take(self, frame: Any) -> None:
         """A frame has come; a :class:`~headrace.errors.WireError` refuses it and closes the connection."""
         raise NotImplementedError
+
+    def done_taking(self) -> None:
+        """The frames that came together have been taken, and the connection is still there."""
 
     def drained(self) -> None:
         """The peer has taken enough of what it was sent."""
@@ -184,6 +193,7 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
             return
         self._address, self.name = peer[0], f"{peer[0]}:{peer[1]}"
         self._transport.set_write_buffer_limits(high=self.limits.queue_bytes - 1)
+        # Where the protocol has no heartbeat, one that vanished would otherwise be there until it is sent something.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         refused = self.door.admit(self._address)
         if refused is not None:
@@ -215,6 +225,7 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
 
     def eof_received(self) -> bool:
         """The peer sends no more."""
+        self._ended = True
         if self.admitted and self._decoder.unfinished:
             self.counters.refuse(self.door.name, "cut_short", self.name, "the stream ended inside a frame")
         return False
@@ -233,7 +244,7 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
 
     def _take_all(self, data: memoryview | bytes) -> None:
         """Take the frames that are here, but not so many at once that others wait."""
-        left = MAX_FRAMES
+        left = self.max_frames
         try:
             for frame in self._decoder.feed(data):
                 self.take(frame)
@@ -245,8 +256,10 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
         except WireError as error:
             # What came before the bad frame has been acted on.
             if not self._is_over():
+                self.done_taking()
                 self.refuse(error.reason, error)
             return
+        self.done_taking()
         self._crowded = not left
         if self._crowded or self.must_wait():
             self.pause_reading()
@@ -276,6 +289,12 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
         self._sent += len(data)
         self._transport.write(data)
 
+    def settled(self, outcome: Batch | StorageError) -> None:
+        """What became of the peer's messages, where its protocol has no error reply: then the connection closes."""
+        if isinstance(outcome, StorageError) and not self._transport.is_closing():
+            # Already counted where it was refused.
+            self.abort()
+
     def tick(self, now: float) -> None:
         """Cut off a peer that takes nothing, or does not finish what it began, for too long."""
         slow = self.limits.slow_seconds
@@ -288,9 +307,9 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
             return
         if not self.admitted:
             return  # It is closing: what is left to send goes out, as fast as the peer takes it.
-        inbox = self._decoder.inbox
-        if not self._decoder.unfinished or inbox.position != self._place or self._reading_paused:
-            self._place, self._place_since = inbox.position, now
+        place, coming = self._decoder.frame_at, self._decoder.unfinished
+        if not coming or place != self._place or self._reading_paused or self._ended:
+            self._place, self._place_since = place, now
         elif now - self._place_since >= slow:
             self.refuse("stalled", f"left a frame unfinished for {slow:g} s")
             return

@@ -84,6 +84,11 @@ class Decoder(ABC, Generic[F]):
         """How many bytes of an incomplete frame wait; not 0 at a stream's end means it was cut."""
         return len(self.inbox)
 
+    @property
+    def frame_at(self) -> int:
+        """How many bytes came before the frame that comes now."""
+        return self.inbox.position
+
     def _frames(self) -> Iterator[F]:
         if self._refused is not None:
             raise self._refused

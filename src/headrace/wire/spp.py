@@ -184,8 +184,8 @@ class _PacketDecoder(Decoder[F | Ignored]):
         return self.inbox.position - self._begin + len(self.inbox)
 
     @property
-    def packet_at(self) -> int:
-        """How many bytes came before the packet that comes now."""
+    def frame_at(self) -> int:
+        """How many bytes came before the packet that comes now, of which some may have been taken."""
         return self._begin
 
     def _start_packet(self) -> None:
