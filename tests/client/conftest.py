@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from tests.client.links import client
 from tests.net.raw import running_hub
 
+from headrace.client.tube import LinkClient
 from headrace.net.server import Server
 
 
@@ -23,3 +25,16 @@ async def hub(tmp_path: Path) -> AsyncIterator[Server]:
     """A hub in this process, on free ports."""
     async with running_hub(tmp_path, "listen.http=off") as server:
         yield server
+
+
+@pytest.fixture
+def server(hub: Server) -> Server:
+    """The same, where its :class:`~headrace.hub.hub.Hub` matters."""
+    return hub
+
+
+@pytest.fixture
+async def link(server: Server) -> AsyncIterator[LinkClient]:
+    """An open client of its link."""
+    async with client(server) as link:
+        yield link

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.client.links import break_tubes, client
 from tests.hubprocess import HubProcess
-from tests.net.raw import SECONDS, running_hub, until
+from tests.net.raw import SECONDS, until
 
 import headrace
 from headrace.client.tube import LinkClient
@@ -19,23 +19,6 @@ from headrace.hub.consumers import Consumers
 from headrace.hub.state import State
 from headrace.log import Log
 from headrace.net.server import Server
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    async with running_hub(tmp_path / "one", "listen.http=off") as server:
-        yield server
-
-
-@pytest.fixture
-async def link(server: Server) -> AsyncIterator[LinkClient]:
-    async with client(server) as link:
-        yield link
-
-
-def client(server: Server, **options: Any) -> LinkClient:
-    made: LinkClient = headrace.connect(f"tube://{server.doors['tube_tcp']}", **options)
-    return made
 
 
 async def take(consumer: Consumer, count: int) -> list[headrace.Message]:
@@ -172,7 +155,6 @@ async def test_an_exception_is_a_failed_try(server: Server, link: LinkClient) ->
 
 
 async def test_a_lost_tube_is_replaced_and_the_member_joins_again(server: Server, link: LinkClient) -> None:
-    door: Any = server._doors[-1]
     await link.publish([b"%d" % n for n in range(50)])
     done: set[bytes] = set()
     breaks = [10, 30]
@@ -181,8 +163,7 @@ async def test_a_lost_tube_is_replaced_and_the_member_joins_again(server: Server
             async for message in consumer:
                 if breaks and len(done) >= breaks[0]:
                     breaks.pop(0)
-                    for connection in tuple(door._connections):
-                        connection.tube.abort()
+                    break_tubes(server)
                 if await consumer.ack(message):
                     done.add(message.payload)
                 if len(done) == 50:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.net.raw import running_hub, until
+from tests.net.raw import until
 
 import headrace
 from headrace.client.tube import LinkClient
@@ -17,18 +15,6 @@ from headrace.client.tube_rows import published_rows
 from headrace.client.tube_stager import Stager, pieces
 from headrace.errors import RefusedError
 from headrace.net.server import Server
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    async with running_hub(tmp_path, "listen.http=off") as server:
-        yield server
-
-
-@pytest.fixture
-async def link(server: Server) -> AsyncIterator[LinkClient]:
-    async with headrace.connect(f"tube://{server.doors['tube_tcp']}") as link:
-        yield link
 
 
 def rows(*payloads: bytes) -> pa.RecordBatch:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
 
 from headrace.errors import UsageError, WireError
 from headrace.wire.attribute import CLIENT_ID_BYTES
-from headrace.wire.auth import Auth, parse_client_id, sign
+from headrace.wire.auth import Auth, parse_client_id, serialize_auth, sign
 
 _NANO: Final = 1_000_000_000
 
@@ -35,6 +38,17 @@ class Identity:
         # Where authentication is off, any token will do.
         token = "" if self._key is None else sign(self._key, self.client_id, timestamp)
         return Auth(self.client_id, timestamp, token, after)
+
+
+def signer(client_id: str, key: str) -> Callable[[], Mapping[str, Any]]:
+    """Makes what each hello of the link says of who this is."""
+    identity = Identity(client_id, key)
+
+    def made() -> Mapping[str, Any]:
+        said: Mapping[str, Any] = msgspec.json.decode(serialize_auth(identity.claim()))
+        return said
+
+    return made
 
 
 def _id_bytes(text: str) -> bytes:

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from headrace.client.tube import signer
+from headrace.client.identity import signer
 from headrace.client.tube_connection import Connection, Inbox, LostTubeError, Session, Sign, check
 from headrace.client.tube_rows import received_rows
 from headrace.config import Address, Settings

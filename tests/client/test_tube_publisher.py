@@ -1,0 +1,142 @@
+"""Publishing over the link: rows in every form, in order and once, though tubes break."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.client.links import break_tubes, client, payloads, some
+from tests.net.raw import until
+
+import headrace
+from headrace.client import tube_connection
+from headrace.client.tube import LinkClient
+from headrace.client.tube_rows import published_rows
+from headrace.errors import UsageError
+from headrace.net.server import Server
+from headrace.wire.link import PUBLISHED
+
+
+async def test_publish_in_every_form(server: Server, link: LinkClient) -> None:
+    assert await link.publish(b"one", topic="t") == (1, 1)
+    assert await link.publish([b"two", bytearray(b"three")]) == (2, 3)
+    mixed = [{"payload": b"four", "topic": "x", "numbers": {"n": 4}}, b"five"]
+    assert await link.publish(mixed, topic="y", attributes={"a": "b"}) == (4, 5)
+    assert await link.publish({"payload": b"six"}) == (6, 6)
+    assert await link.publish(pa.record_batch({"payload": pa.array([b"seven"], pa.large_binary())})) == (7, 7)
+    assert await link.publish(pa.table({"payload": [b"8"], "topic": ["z"]})) == (8, 8)
+    got = [m async for m in some(link.follow(from_seq=1), 8)]
+    assert [m.payload for m in got] == [b"one", b"two", b"three", b"four", b"five", b"six", b"seven", b"8"]
+    assert [m.topic for m in got] == ["t", "", "", "x", "y", "", "", "z"]
+    assert (got[3].attributes, got[3].numbers) == ({"a": "b"}, {"n": 4.0})
+    assert [m.number for m in got] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "text",
+        [7],
+        [None],
+        {"payload": "text"},
+        {"load": b""},
+        [],
+        {"payload": b"", "attributes": {"a": 1}},
+        {"payload": b"", "numbers": {"a": "x"}},
+        pa.record_batch({"seq": [1]}),
+        pa.record_batch({"payload": [[1]]}),
+    ],
+)
+async def test_what_cannot_be_published_is_said_so(link: LinkClient, wrong: Any) -> None:
+    with pytest.raises(UsageError):
+        await link.publish(wrong)
+
+
+@pytest.mark.parametrize("topic", [None, 5, b"orders"])
+async def test_a_topic_is_text(link: LinkClient, topic: Any) -> None:
+    with pytest.raises(UsageError, match="a topic is text"):
+        await link.publish(pa.record_batch({"payload": [b"x"]}), topic=topic)
+
+
+def test_rows_are_completed() -> None:
+    rows = published_rows(pa.table({"payload": [b"a", b"b"]}), "t", {"a": "b"})
+    assert rows.schema.equals(PUBLISHED)
+    assert rows.column("topic").to_pylist() == ["t", "t"]
+
+
+async def test_too_much_at_once_fails_alone(link: LinkClient) -> None:
+    with pytest.raises(headrace.LimitError):
+        await link.publish(bytes(9 << 20))
+    assert await link.publish(b"fine") == (1, 1)
+
+
+async def test_publishing_goes_on_when_tubes_break(server: Server, link: LinkClient) -> None:
+    publisher = link.publisher(window=5_000)
+    acks = []
+    for number in range(3000):
+        acks.append(await publisher.publish(b"%06d" % number))
+        if number % 500 == 250:
+            break_tubes(server)
+    await publisher.flush()
+    seqs = [ack.result().first for ack in acks]
+    log = payloads(server)
+    assert log == [b"%06d" % number for number in range(3000)]
+    assert seqs == list(range(1, 3001))
+
+
+async def test_a_named_publisher_goes_on_where_it_stopped(server: Server) -> None:
+    for turn in range(2):
+        async with client(server) as link:
+            publisher = link.publisher("sensor")
+            await (await publisher.publish([b"%d" % turn] * 3))
+    numbers = [m.number for batch in server.hub.log.scan(1) for m in batch]
+    assert numbers == [0, 1, 2, 3, 4, 5]
+
+
+async def test_what_comes_while_requests_are_under_way_gathers(
+    server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    call = tube_connection.Session.call
+
+    def counted(session: Any, make: Any, body: Any = None) -> Any:
+        asked.append(make)
+        return call(session, make, body)
+
+    monkeypatch.setattr(tube_connection.Session, "call", counted)
+    hub = server.hub
+    hub.commit_by(lambda tail: None)
+    publisher = link.publisher()
+    acks = []
+    for number in range(1000):
+        acks.append(await publisher.publish(b"%d" % number))
+        await asyncio.sleep(0)
+    assert len(asked) == 4
+    await until(lambda: hub.log.tail == 4)
+    hub.commit_by(hub.committed)
+    hub.committed(4)
+    assert [(await ack).first for ack in acks] == list(range(1, 1001))
+    assert payloads(server) == [b"%d" % number for number in range(1000)]
+    assert len(asked) == 5
+
+
+async def test_topics_and_shapes_keep_their_order(server: Server, link: LinkClient) -> None:
+    publisher = link.publisher()
+    mine = [b"b", b"c"]
+    acks = [
+        await publisher.publish(b"a", topic="t"),
+        await publisher.publish(mine, topic="t"),
+        await publisher.publish(b"d", topic="u"),
+        await publisher.publish(b"e", topic="t", attributes={"k": "v"}),
+        await publisher.publish([b"f", bytearray(b"g")], topic="t"),
+        await publisher.publish(b"h", topic="t"),
+    ]
+    mine.append(b"not published")
+    assert [tuple(await ack) for ack in acks] == [(1, 1), (2, 3), (4, 4), (5, 5), (6, 7), (8, 8)]
+    found = [message for batch in server.hub.log.scan(1) for message in batch]
+    assert b"".join(message.payload for message in found) == b"abcdefgh"
+    assert [message.topic for message in found] == list("tttutttt")
+    assert [dict(message.attributes) for message in found][4] == {"k": "v"}
+    assert [message.number for message in found] == list(range(8))
