@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from tests.net.linkpeer import LinkPeer, link_peer
 from tests.net.raw import TcpPeer, UdpPeer, running_hub
 
 from headrace.net.server import Server
@@ -67,3 +68,9 @@ def bind(stack: AsyncExitStack) -> Bind:
         return stack.enter_context(UdpPeer(server, **options))  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+async def peer(server: Server, stack: AsyncExitStack) -> LinkPeer:
+    """A client of the hub's link that has said hello."""
+    return await stack.enter_async_context(link_peer(server))

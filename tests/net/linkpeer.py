@@ -90,3 +90,20 @@ async def link_peer(server: Server, door: str = "tube_tcp", *, greet: bool = Tru
         if greet:
             assert (await peer.ask(op="hello", id=0, version=1))["ok"] is True
         yield peer
+
+
+async def fill(peer: LinkPeer, count: int, size: int = 10, per: int = 100) -> None:
+    """Publish so many messages, each its number in decimal."""
+    for first in range(0, count, per):
+        some = [b"%0*d" % (size, number) for number in range(first, min(first + per, count))]
+        assert (await peer.ask(rows(*some), op="publish", id=1))["ok"]
+
+
+def refused(server: Server, reason: str) -> int:
+    """How often the link's door has refused for a reason."""
+    return server.hub.counters.get("refused", door="tube", reason=reason)
+
+
+def delivered(server: Server) -> int:
+    """How many messages the link's door has sent."""
+    return server.hub.counters.get("delivered", door="tube")

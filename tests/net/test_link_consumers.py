@@ -16,11 +16,6 @@ from headrace.hub.consumers import DEAD
 from headrace.net.server import Server
 
 
-@pytest.fixture
-async def peer(server: Server, stack: AsyncExitStack) -> LinkPeer:
-    return await stack.enter_async_context(link_peer(server))
-
-
 async def publish(server: Server, *payloads: bytes, topic: str = "") -> None:
     async with link_peer(server) as writer:
         assert (await writer.ask(rows(*payloads, topic=topic), op="publish", id=1))["ok"]

@@ -15,11 +15,6 @@ from headrace.net import link_services
 from headrace.net.server import Server
 
 
-@pytest.fixture
-async def peer(server: Server, stack: AsyncExitStack) -> LinkPeer:
-    return await stack.enter_async_context(link_peer(server))
-
-
 async def spp_peer(server: Server, stack: AsyncExitStack) -> SppPeer:
     return stack.enter_context(await SppPeer.connect(server))
 

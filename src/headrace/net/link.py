@@ -1,10 +1,11 @@
 """The link's doors: tubes over TCP and over WebSocket, with the hub's operations behind them.
 
-:mod:`~headrace.net.link_connection` keeps one client within its bounds, :mod:`~headrace.net.link_operations` does what
-is asked, :mod:`~headrace.net.link_streams` moves a stream's cursor, :mod:`~headrace.net.link_consumers` shares
-messages among the members of durable consumers, :mod:`~headrace.net.link_services` shows, makes and removes services,
-:mod:`~headrace.net.link_rows` makes bodies of the log. Here they are
-put together, and told what happens to all of them: commits, ticks, the end.
+:mod:`~headrace.net.link_connection` keeps one client within its bounds, and :mod:`~headrace.net.link_operations` knows
+who does what is asked: :mod:`~headrace.net.link_reading` begins streams, which :mod:`~headrace.net.link_streams` moves
+and for which :mod:`~headrace.net.link_rows` makes bodies of the log; :mod:`~headrace.net.link_publishing` and
+:mod:`~headrace.net.link_stages` take rows in; :mod:`~headrace.net.link_consumers` shares messages among the members of
+durable consumers; :mod:`~headrace.net.link_services` shows, makes and removes services. Here they are put together, and
+told what happens to all of them: commits, ticks, the end.
 """
 
 from __future__ import annotations
