@@ -223,7 +223,7 @@ async def test_a_node_begins_anew_behind_a_snapshot(make: Make) -> None:
         await server.start()
         await nodes.work()
         assert server.hub.log.first > 1
-        assert server.publishers.newest("one") == 159
+        assert server.parts.publishers.newest("one") == 159
         await (await publisher.publish(b"after"))
     await nodes.work()
     assert (await kept(server))[-1].payload == b"after"

@@ -11,7 +11,7 @@ from typing import Protocol
 from headrace.config import Settings
 from headrace.hub.authentication import Authentication
 from headrace.hub.hub import Hub
-from headrace.hub.services import Services
+from headrace.hub.parts import Parts
 from headrace.net.connections import Connections
 
 
@@ -24,7 +24,7 @@ class House:
     connections: Connections
     readers: Executor
     """Threads that read the log for consumers."""
-    services: Services
+    parts: Parts
     authentication: Authentication
 
 

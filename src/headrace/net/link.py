@@ -22,11 +22,6 @@ import msgspec
 
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
-from headrace.hub.consumers import Consumers
-from headrace.hub.publishers import Publishers
-from headrace.hub.services import Services
-from headrace.hub.staging import Queries
-from headrace.hub.subscriptions import Subscriptions
 from headrace.message import Batch
 from headrace.net.door import House
 from headrace.net.link_connection import ExplainedError, LinkConnection
@@ -47,18 +42,7 @@ _LOOPBACK: Final = r"(?:[a-z0-9-]+\.)*localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]"
 class LinkDoor:
     """The link, open on any number of sockets."""
 
-    def __init__(
-        self,
-        house: House,
-        status: Callable[[], dict[str, object]],
-        *,
-        publishers: Publishers,
-        queries: Queries,
-        services: Services | None = None,
-        consumers: Consumers | None = None,
-        reports: Reports | None = None,
-        subscriptions: Subscriptions | None = None,
-    ) -> None:
+    def __init__(self, house: House, status: Callable[[], dict[str, object]], reports: Reports) -> None:
         self.stopping: RefusedError | None = None
         """Why nothing more is begun."""
         self.not_yet: Callable[[], str | None] = lambda: None
@@ -67,20 +51,8 @@ class LinkDoor:
         self._house = house
         self._hub = house.hub
         self._live = Live()
-        self.consumers = None if consumers is None else LinkConsumers(house.hub, consumers, house.readers)
-        self.operations = Operations(
-            house.hub,
-            house.settings,
-            house.readers,
-            self._live,
-            status,
-            publishers=publishers,
-            queries=queries,
-            services=services,
-            consumers=self.consumers,
-            reports=reports,
-            subscriptions=subscriptions,
-        )
+        self.consumers = LinkConsumers(house.hub, house.parts.consumers, house.readers)
+        self.operations = Operations(house, self._live, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
         self._servers: list[Server] = []
 
@@ -117,15 +89,13 @@ class LinkDoor:
         if self._live.followers:
             for connection in self._connections:
                 connection.pump()
-        if self.consumers is not None:
-            self.consumers.deliver()
+        self.consumers.deliver()
 
     def tick(self, now: float) -> None:
         """Judge deadlines."""
         for connection in tuple(self._connections):
             connection.tick(now, self._house.settings.limits.handshake_seconds)
-        if self.consumers is not None:
-            self.consumers.tick(now)
+        self.consumers.tick(now)
         self.operations.tick(now)
 
     def relieved(self) -> None:

@@ -8,22 +8,17 @@ answered in a line or two is done here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from time import monotonic
 from typing import Any, Final
 
-from headrace.config import Settings
 from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
 from headrace.hub.changes import Changes
 from headrace.hub.holds import hold
-from headrace.hub.hub import Hub
-from headrace.hub.publishers import Publishers
 from headrace.hub.publishing import Publishing
-from headrace.hub.services import Services
-from headrace.hub.staging import Commits, Queries, Staging
+from headrace.hub.staging import Commits, Staging
 from headrace.hub.state import entry
-from headrace.hub.subscriptions import Subscriptions
 from headrace.message import Batch
+from headrace.net.door import House
 from headrace.net.link_aside import Aside
 from headrace.net.link_bodies import Bodies
 from headrace.net.link_connection import LinkConnection
@@ -44,32 +39,26 @@ class Operations:
 
     def __init__(
         self,
-        hub: Hub,
-        settings: Settings,
-        readers: Executor,
+        house: House,
         live: Live,
+        consumers: LinkConsumers,
         status: Callable[[], dict[str, object]],
-        *,
-        publishers: Publishers,
-        queries: Queries,
-        services: Services | None,
-        consumers: LinkConsumers | None,
-        reports: Reports | None = None,
-        subscriptions: Subscriptions | None = None,
+        reports: Reports,
     ) -> None:
+        hub, parts = house.hub, house.parts
         self._hub = hub
         self._log = hub.log
         self._status = status
-        self._reports = Reports() if reports is None else reports
-        self.publishing = Publishing(hub, publishers)
+        self._reports = reports
+        self.publishing = Publishing(hub, parts.publishers)
         """Judges what is published once; there is one in a hub."""
-        staging = Staging(settings.node.data / "stages")
+        staging = Staging(house.settings.node.data / "stages")
         staging.sweep()
-        self.commits = Commits(hub, queries, staging)
-        changes = None if services is None else Changes(hub, services)
-        bodies = Bodies(settings.limits.message_bytes)
-        aside = Aside(readers)
-        reading = LinkReading(hub, readers, live, aside, consumers=consumers, subscriptions=subscriptions)
+        self.commits = Commits(hub, parts.queries, staging)
+        changes = Changes(hub, parts.services)
+        bodies = Bodies(house.settings.limits.message_bytes)
+        aside = Aside(house.readers)
+        reading = LinkReading(hub, house.readers, live, aside, consumers, parts.subscriptions)
         publishing = LinkPublishing(self.publishing, bodies)
         self._stages = LinkStages(staging, self.commits, changes, bodies, aside, hub.counters)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
@@ -87,11 +76,10 @@ class Operations:
             ask.Snapshot: reading.snapshot,
             ask.Report: self._report,
             ask.Subscriptions: reading.subscriptions,
+            ask.Ack: consumers.ack,
+            ask.Consumers: consumers.manage,
+            ask.Services: LinkServices(hub, parts.services).manage,
         }
-        if consumers is not None:
-            self._table |= {ask.Ack: consumers.ack, ask.Consumers: consumers.manage}
-        if services is not None:
-            self._table[ask.Services] = LinkServices(hub, services).manage
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
         """Do what a request asks; an error raised here is its answer."""

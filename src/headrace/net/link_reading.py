@@ -30,9 +30,8 @@ class LinkReading:
         readers: Executor,
         live: Live,
         aside: Aside,
-        *,
-        consumers: LinkConsumers | None,
-        subscriptions: Subscriptions | None,
+        consumers: LinkConsumers,
+        subscriptions: Subscriptions,
     ) -> None:
         self._hub = hub
         self._log = hub.log
@@ -72,8 +71,6 @@ class LinkReading:
     def follow(self, connection: LinkConnection, request: ask.Follow, _body: memoryview) -> None:
         """Send the log from somewhere on, as it grows; or to a member of a durable consumer."""
         if request.consumer is not None:
-            if self._consumers is None:
-                raise RefusedError("unknown", "this hub has no durable consumers")
             self._consumers.follow(connection, request, request.consumer)
             return
         if request.from_seq is not None and request.time is not None:
@@ -107,8 +104,6 @@ class LinkReading:
         self, connection: LinkConnection, request: ask.Subscriptions, _body: memoryview
     ) -> None:
         """Send every subscription by content."""
-        if self._subscribed is None:
-            raise RefusedError("unknown", "this hub has no subscriptions")
         connection.check_room_for_stream()
         # As it is now: it may change while it is sent.
         pieces, end = row_pieces(tables(list(self._subscribed))), {"head": self._hub.state.seq}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
-from headrace.errors import HeadraceError, RefusedError
+from headrace.errors import HeadraceError
 from headrace.hub.changes import Changes, Use, uses
 from headrace.hub.counters import Counters
 from headrace.hub.staging import SECONDS, Commits, Load, Repeated, Stage, Staging, Wait, loaded, remove_all
@@ -28,7 +28,7 @@ class LinkStages:
         self,
         staging: Staging,
         commits: Commits,
-        changes: Changes | None,
+        changes: Changes,
         bodies: Bodies,
         aside: Aside,
         counters: Counters,
@@ -71,8 +71,6 @@ class LinkStages:
     def commit(self, connection: LinkConnection, request: ask.Commit, body: memoryview) -> None:
         """Append the rows of some stages, unless they are in the log."""
         check_origin(request.origin)
-        if request.services and self._changes is None:
-            raise RefusedError("unknown", "this hub has no services")
         query, batch, names = request.query, request.batch, request.stages
 
         def again() -> None:
@@ -99,8 +97,7 @@ class LinkStages:
         def read(rows: tuple[list[Batch], dict[str, Use]]) -> None:
             made = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]
             try:
-                if self._changes is not None:
-                    self._changes.make_room(rows[1])
+                self._changes.make_room(rows[1])
             except HeadraceError:
                 self._commits.give_up(query)
                 raise

@@ -12,50 +12,31 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from heapq import nsmallest
 from pathlib import Path
-from time import monotonic, time, time_ns
-from typing import Any, Final, Protocol
+from time import time, time_ns
+from typing import Final, Protocol
 
 import msgspec
 
-from headrace import __version__
 from headrace.config import Address, Settings
 from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.authentication import Authentication
-from headrace.hub.consumers import Consumers
 from headrace.hub.hub import Door as Recipient
 from headrace.hub.hub import Hub
-from headrace.hub.matchers import Matchers
-from headrace.hub.publishers import Publishers
-from headrace.hub.services import Policy, Services, obey
-from headrace.hub.staging import Queries
-from headrace.hub.state import State
-from headrace.hub.subscriptions import Subscriptions
+from headrace.hub.parts import Parts
+from headrace.hub.services import Policy, obey
 from headrace.log import Log
 from headrace.log.beginning import check_original
 from headrace.message import node_id
 from headrace.net.cluster import Cluster
 from headrace.net.cluster_memory import STATE_FILE
 from headrace.net.connections import Connections, room_for
-from headrace.net.dialling import Dialling
-from headrace.net.dispatcher import DispatcherDoor, Targets
 from headrace.net.door import Door, House, close_all
-from headrace.net.fyrehose import FyrehoseDoor
-from headrace.net.link import LinkDoor
+from headrace.net.facts import facts_of
 from headrace.net.listening import Listening
-from headrace.net.parcel import ParcelDoor
-from headrace.net.parcel_dialling import Peers
-from headrace.net.parcel_lone import Lone
-from headrace.net.parcel_tls import contexts
-from headrace.net.publisher import PublisherDoor
+from headrace.net.opening import Opening
 from headrace.net.reports import Reports
-from headrace.net.router import RouterDoor
 from headrace.net.routing import Routing
-from headrace.net.sdk import SdkDoor
-from headrace.net.spp import SppDoor
-from headrace.net.status import Place, StatusDoor, ToMatchers
-from headrace.net.streams import StreamDoor
 from headrace.net.upkeep import GroupCommit, Upkeep
 from headrace.net.upstream import Facts, Upstream, upstream_of
 from headrace.wire import kernels
@@ -67,12 +48,6 @@ MAX_UNCOMMITTED: Final = 64 << 20
 
 _DISK_THREADS: Final = 4
 """A sync, sealing or trimming, a snapshot and a seal that somebody asked for: none waits for another, least a sync."""
-
-_CONSUMERS_SHOWN: Final = 64
-"""How many durable consumers the status names, those furthest behind first: it must stay a small answer."""
-
-MEASURED: Final = ("second", "minute", "hour")
-"""The services ``measure/…`` that the status shows."""
 
 _TICK: Final = 0.25
 _LOOK_SECONDS: Final = 0.01
@@ -105,7 +80,11 @@ class Server:
         self.started = time()
         self.ready = False
         self.hub: Hub
-        self.services: Services
+        self.parts = Parts()
+        self.services = self.parts.services
+        self.consumers = self.parts.consumers
+        self.subscriptions = self.parts.subscriptions
+        self.matchers = self.parts.matchers
         self.routing: Routing
         self.upkeep: Upkeep
         self._upstream: Upstream | None = None
@@ -262,56 +241,32 @@ class Server:
 
     def status(self) -> dict[str, object]:
         """The facts of ``/api/status``."""
-        hub, log = self.hub, self.hub.log
-        furthest_behind = nsmallest(_CONSUMERS_SHOWN, self.consumers, key=lambda consumer: consumer.floor)
-        subscribers: dict[str, int] = {}
+        return facts_of(self)
+
+    @property
+    def subscribers(self) -> dict[str, int]:
+        """Who is at the doors, in numbers."""
+        found: dict[str, int] = {}
         for door in self._doors:
-            subscribers |= door.facts()
-        return {
-            # First, so that none can stand for a fact of the hub's own.
-            **self.reports.facts(monotonic()),
-            "version": __version__,
-            "log": str(log.uuid),
-            "first": log.first,
-            "head": log.head,
-            "tail": log.tail,
-            "node": {"name": self.settings.node.name, "id": hub.node},
-            "mode": self._mode,
-            "upstream": self.upstream,
-            "cluster": None if self._cluster is None else self._cluster.facts(),
-            "doors": self.doors,
-            "counters": hub.counters.as_dict(),
-            "uptime": round(time() - self.started, 3),
-            "fsync": log.fsync,
-            "disk": {"bytes": log.size, "segments": len(log.segments), "last_time": log.last_time},
-            "holds": {
-                **hub.state.holds,
-                **{f"consumer/{consumer.name}": consumer.floor + 1 for consumer in furthest_behind},
-            },
-            "consumers": {
-                consumer.name: {"floor": consumer.floor, "dead": consumer.dead, "lost": consumer.lost}
-                for consumer in furthest_behind
-            },
-            "subscribers": subscribers,
-            "matching": {
-                "engine": self.settings.matching.engine,
-                "subscriptions": len(self.subscriptions),
-                "matchers": list(self.matchers.ring.matchers),
-            },
-            "connections": self.connections,
-            "measure": self.measured(),
-        }
+            found |= door.facts()
+        return found
+
+    @property
+    def mode(self) -> str:
+        """What this hub is: one that numbers messages itself, one that another numbers for, or its mode as a node."""
+        if self._cluster is not None:
+            return self._cluster.mode.value
+        return "WRK" if self._upstream is None else "FRONTEND"
+
+    @property
+    def cluster(self) -> dict[str, object] | None:
+        """What is known of the cluster that this hub is a node of, if it is one."""
+        return None if self._cluster is None else self._cluster.facts()
 
     @property
     def upstream(self) -> Facts | None:
         """What is known of the hub above this one, if there is one."""
         return None if self._upstream is None else self._upstream.facts()
-
-    @property
-    def _mode(self) -> str:
-        if self._cluster is not None:
-            return self._cluster.mode.value
-        return "WRK" if self._upstream is None else "FRONTEND"
 
     @property
     def problem(self) -> str | None:
@@ -326,27 +281,9 @@ class Server:
         making.write_bytes(content + b"\n")
         making.replace(path)
 
-    def measured(self) -> dict[str, object]:
-        """What the pipeline's job ``measure`` publishes, by the length of its windows."""
-        found = {span: self.services.get(f"measure/{span}") for span in MEASURED}
-        return {
-            span: service.value
-            for span, service in found.items()
-            if service is not None and not isinstance(service.value, bytes)
-        }
-
     def _open_hub(self, log: Log) -> None:
         settings = self.settings
-        self.services = Services()
-        self.publishers = Publishers()
-        self.queries = Queries()
-        self.consumers = Consumers()
-        self.subscriptions = Subscriptions()
-        self.matchers = Matchers()
-        state = State(
-            self.publishers, self.queries, self.services, self.consumers, self.subscriptions, self.matchers
-        )
-        hub = Hub(log, node_id(settings.node.name), max_uncommitted=MAX_UNCOMMITTED, state=state)
+        hub = Hub(log, node_id(settings.node.name), max_uncommitted=MAX_UNCOMMITTED, state=self.parts.state())
         if log.torn is not None:
             hub.counters.add("torn_tails")
             where = log.segments[-1].path.name
@@ -386,99 +323,23 @@ class Server:
             self.hub.submit(obey(policy))
 
     async def _open_doors(self) -> None:
-        auth = self.settings.auth
+        auth, cluster = self.settings.auth, self._cluster
         authentication = Authentication(auth.clients, required=auth.required, allow_sha1=auth.sha1)
-        house = House(
-            self.hub, self.settings, self._connections, self._readers, self.services, authentication
-        )
-        listen = self.settings.listen
-        roles = self.settings.node.roles
-        if listen.fyrehose is not None and "fyrehose" in roles:
-            door = FyrehoseDoor(house, *self.listening.stream_and_datagrams("fyrehose", listen.fyrehose))
-            self._add(door)
-            await door.open()
-        if listen.spp is not None and "spp" in roles:
-            spp = SppDoor(house, self.listening.stream("spp", listen.spp))
-            self._add(spp)
-            await spp.open()
-        await self._open_routing(house)
-        await self._open_parcel(house)
-        tubes = "tube" in roles and (listen.tube_tcp is not None or listen.tube_ws is not None)
-        if tubes or self._cluster is not None:
-            link = LinkDoor(
-                house,
-                self.status,
-                publishers=self.publishers,
-                queries=self.queries,
-                services=self.services,
-                consumers=self.consumers,
-                reports=self.reports,
-                subscriptions=self.subscriptions,
-            )
-            self._add(link)
-            if self._cluster is not None:
-                operations = link.operations
-                self._cluster.judge_by(operations.publishing, operations.commits)
-                link.not_yet = self._cluster.not_yet
-        if tubes:
-            if listen.tube_tcp is not None:
-                await link.open("tcp", self.listening.stream("tube_tcp", listen.tube_tcp))
-            if listen.tube_ws is not None:
-                await link.open("websocket", self.listening.stream("tube_ws", listen.tube_ws))
-        if listen.http is not None and self._start_http is not None:
-            self._http = await self._start_http(self, self.listening.stream("http", listen.http))
-
-    async def _open_parcel(self, house: House) -> None:
-        """The cluster's door, and the connections to the other nodes."""
-        wanted, cluster = self.settings.listen.parcel, self._cluster
+        house = House(self.hub, self.settings, self._connections, self._readers, self.parts, authentication)
+        opening = Opening(house, self.listening, self._add)
+        await opening.backbone()
+        await opening.services()
+        self.routing = await opening.routing()
         if cluster is not None and self._parcel is not None:
-            tls = contexts(self.settings)
-            peers = Peers(house, cluster, tls.client)
-            cluster.ask = peers.ask
-            for address in self._peers:
-                peers.dial(address)
-            self._add(peers)
-            door = ParcelDoor(house, cluster, self._parcel, tls.server)
-        elif wanted is not None and "sequence" in self.settings.node.roles:
-            listening = self.listening.stream("parcel", wanted)
-            now = asyncio.get_running_loop().time()
-            lone = Lone(self.hub, self.settings.node.name, self.doors["parcel"], now)
-            door = ParcelDoor(house, lone, listening)
+            await opening.nodes(cluster, self._parcel, self._peers)
         else:
-            return
-        self._add(door)
-        await door.open()
-
-    async def _open_routing(self, house: House) -> None:
-        """The doors of the attribute protocol, and what is behind them."""
-        listen, roles, stream = self.settings.listen, self.settings.node.roles, self.listening.stream
-        routing = self.routing = Routing(house, self.subscriptions, self.matchers)
-        self._add(routing)
-        doors: list[StreamDoor[Any] | Dialling[Any]] = []
-        if "publisher" in roles and listen.publisher is not None:
-            doors.append(PublisherDoor(house, stream("publisher", listen.publisher)))
-        if routing.connector is not None and listen.sdk is not None:
-            doors.append(SdkDoor(house, routing.connector, stream("sdk", listen.sdk)))
-        if routing.connector is not None and listen.router is not None:
-            doors.append(RouterDoor(house, routing, stream("router", listen.router)))
-        if routing.dispatcher is not None:
-            if listen.dispatcher is not None:
-                door = stream("dispatcher", listen.dispatcher)
-                doors.append(DispatcherDoor(house, routing, routing.dispatcher, door))
-            doors += Targets.all_of(house, routing.dispatcher, routing.id)
-        if routing.to_dispatcher is not None:
-            doors.append(routing.to_dispatcher)
-        if "matcher" in roles:
-            place = Place(house, lambda: self.doors)
-            if listen.status is not None:
-                doors.append(StatusDoor(house, place, stream("status", listen.status)))
-            doors.append(ToMatchers(house, place, self.matchers))
-        for each in doors:
-            self._add(each)
-            await each.open()
+            await opening.lone_node()
+        await opening.link(self.status, self.reports, cluster)
+        http = self.settings.listen.http
+        if http is not None and self._start_http is not None:
+            self._http = await self._start_http(self, self.listening.stream("http", http))
 
     def _add(self, door: Door) -> None:
-        # Before it accepts anyone: what is committed from then on must reach it.
         self._doors.append(door)
         if isinstance(door, Recipient):
             self.hub.doors.append(door)

@@ -46,8 +46,8 @@ class SppDoor(StreamDoor["SppStream"]):
     def __init__(self, house: House, listening: socket.socket) -> None:
         super().__init__(house, "spp", listening)
         self.authentication = house.authentication
-        self.audience = Audience(house.services, house.hub.counters)
-        self.changes = Changes(house.hub, house.services)
+        self.audience = Audience(house.parts.services, house.hub.counters)
+        self.changes = Changes(house.hub, house.parts.services)
         self.max_packet = min(MAX_PACKET, _STRINGS + MAX_SERVICE + house.settings.limits.message_bytes)
 
     def connection(self) -> SppStream:

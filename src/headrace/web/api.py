@@ -30,6 +30,7 @@ from headrace.errors import FullError, HeadraceError, StorageError, UsageError
 from headrace.hub.filters import Filter
 from headrace.hub.services import Service
 from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Run
+from headrace.net.facts import measured
 from headrace.net.server import Server
 from headrace.web import messages
 from headrace.web.access import refusal
@@ -111,10 +112,10 @@ class Api:
         log = server.hub.log
         floors = [*server.hub.state.holds.values(), *(consumer.floor + 1 for consumer in server.consumers)]
         behind = log.head + 1 - min(floors) if floors else 0
-        measured = measured_from(server.measured())
+        rates = measured_from(measured(server.services))
         jobs = jobs_from(server.reports.facts(monotonic()).get("pipeline"))
         here = log.head, log.tail, log.first, log.size, server.connections
-        levels = Levels(*here, max(behind, 0), measured, jobs)
+        levels = Levels(*here, max(behind, 0), rates, jobs)
         return self._history.take(time(), levels, server.hub.counters)
 
     async def _status(self, _: web.Request) -> web.Response:
