@@ -6,18 +6,18 @@ one client id stays (the newer), and by which path each session is fed (:mod:`he
 numbers messages, a session begins once it is known where the sequence was when its client came
 (:mod:`headrace.hub.asking`).
 
-A message is encoded once, whoever gets it. Nothing here knows a socket, a thread or a clock: reading the log for those
-who are behind is the owner's to do (``read``), and ``now`` is an argument.
+What each is sent is :mod:`headrace.hub.feeding`'s. Nothing here knows a socket, a thread or a clock: reading the log
+for those who are behind is the owner's to do (``read``), and ``now`` is an argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final
 
-from headrace.errors import LimitError, StorageError, TrimmedError
+from headrace.errors import LimitError, StorageError
 from headrace.hub.asking import Asking
+from headrace.hub.feeding import Feeding, Read
 from headrace.hub.hub import Hub
 from headrace.hub.session import Outlet, Path, Session, Source
 from headrace.hub.subscriptions import (
@@ -32,18 +32,9 @@ from headrace.hub.subscriptions import (
 )
 from headrace.matching import Matches
 from headrace.message import Batch
-from headrace.wire import sdk
-from headrace.wire.attribute import CLIENT_ID_BYTES, is_msg_id, seq_of
 
 EXPIRED_A_TICK: Final = 1000
 """Subscriptions that are given up in one go; the rest follow a moment later."""
-
-Found: TypeAlias = list[tuple[Batch, list[int]]]
-"""Batches of the log, and which of each one's messages are for a client, by place."""
-
-Then: TypeAlias = Callable[[Found | StorageError], None]
-Read: TypeAlias = Callable[[bytes, int, int, Then], None]
-"""Looks for a client through some of the log, from the first number on and not past the last, and tells ``Then``."""
 
 
 class Connector:
@@ -71,16 +62,11 @@ class Connector:
         """Whether the hub stops: then nothing more is written to the log."""
         self._hub = hub
         self._subscriptions = subscriptions
-        self._read = read
+        self._feeding = Feeding(hub, self.sessions, read)
         self._keep_seconds = keep_seconds
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
         self._replay = replay
-        self._delivered = hub.counters.counter("delivered", door="sdk")
-        self._repeats = hub.counters.counter("repeats", door="sdk")
-        self._behind: dict[Session, None] = {}
-        self._encoded_batch: Batch | None = None
-        self._encoded: dict[int, bytes] = {}
         self._pending = 0
         self._asking = Asking(hub, connector_id, self._placed)
         self._now = 0.0
@@ -142,56 +128,19 @@ class Connector:
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
         """Push what this process's matcher found to those who are live."""
-        if matches is not None and len(matches.clients) and self.sessions:
-            for session, rows in self._concerned(matches).items():
-                session_rows = [row for row in rows if batch.first + row > session.last]
-                self._repeats.value += len(rows) - len(session_rows)
-                if session_rows:
-                    self._push(session, batch, session_rows)
+        self._feeding.deliver(batch, matches)
 
     def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: Iterable[bytes]) -> None:
-        """Push what a dispatcher brings to the clients it names.
-
-        A MsgId that is not of our form has no place in the sequence: it is nobody's repeat.
-        """
-        seq, placed = seq_of(msg_id), is_msg_id(msg_id)
-        if placed:
-            source.seen = max(source.seen, seq)
-        frame: bytes | None = None
-        for client in clients:
-            session = self.sessions.get(client)
-            if session is None:
-                self._hub.counters.add("absent", door="sdk")
-                continue
-            if placed and self.relying and not (session.live and source.vouches_for(session.path)):
-                continue  # The log has it, where the client wants it.
-            if placed and session.cursor is not None and session.cursor <= self._hub.log.head:
-                continue
-            if placed and seq <= session.last:
-                self._repeats.value += 1
-                continue
-            if frame is None:
-                frame = self._encode(seq if placed else sdk.UNPLACED, payload)
-                if frame is None:
-                    return
-            if placed:
-                self._sent(session, [seq], [frame])
-            elif session.outlet.room > 0:
-                session.outlet.send(frame)
-                self._delivered.value += 1
-            else:
-                self._hub.counters.report(
-                    "undeliverable", seq, seq, "a client is full", at_will=True, door="sdk"
-                )
+        """Push what a dispatcher brings to the clients it names."""
+        self._feeding.pushed(source, msg_id, payload, clients, relying=self.relying)
 
     def advance(self) -> None:
         """The log has grown, or a path has come: feed those who are behind."""
-        for session in tuple(self._behind):
-            self._pump(session)
+        self._feeding.advance()
 
     def resume(self, session: Session) -> None:
         """The client has taken some of what it was sent."""
-        self._pump(session)
+        self._feeding.pump(session)
 
     def reroute(self, floor: int = 0) -> None:
         """Paths have come or gone, or clients have another matcher since entry ``floor``: look where each belongs."""
@@ -200,7 +149,7 @@ class Connector:
             if path is not session.path:
                 # Who has the client's matching behind that, the state here cannot say yet.
                 if session.fall_back(floor or self._hub.log.head):
-                    self._behind[session] = None
+                    self._feeding.fell_behind(session)
                 session.path = path
                 session.floor = max(session.floor, floor)
         self.advance()
@@ -223,7 +172,7 @@ class Connector:
     @property
     def behind(self) -> int:
         """How many clients are fed from the log, or will be as soon as it is known from where on."""
-        return len(self._behind) + len(self._asking)
+        return len(self._feeding) + len(self._asking)
 
     def _is_here(self, client: bytes) -> bool:
         kept = self._subscriptions.get(client)
@@ -248,7 +197,7 @@ class Connector:
             self._submit(session, move(client, self.id))
         elif session.placed:
             self._begin(session, cursor)
-            self._pump(session)
+            self._feeding.pump(session)
         else:
             self._asking.ask(session)
 
@@ -305,7 +254,7 @@ class Connector:
                 self._away.setdefault(client, self._now)
         elif new is None:
             session.end()
-            self._behind.pop(session, None)
+            self._feeding.forget(session)
         elif not session.placed:
             if not session.pending:
                 self._asking.ask(session)
@@ -319,7 +268,7 @@ class Connector:
         session.begin(cursor if after is None else self._resumed(after))
         session.path = self.find_path(session.client)
         session.floor = cursor - 1
-        self._behind[session] = None
+        self._feeding.fell_behind(session)
 
     def _resumed(self, after: int) -> int:
         """Where to begin for a client that has everything up to ``after``."""
@@ -333,92 +282,4 @@ class Connector:
     def _forget(self, session: Session) -> None:
         session.end()
         self._asking.forget(session)
-        self._behind.pop(session, None)
-
-    def _concerned(self, matches: Matches) -> dict[Session, list[int]]:
-        """The messages of each live session, by place in the batch."""
-        sessions, found = self.sessions, dict[Session, list[int]]()
-        ids = matches.clients.tobytes()
-        for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
-            for at in range(begin, end, CLIENT_ID_BYTES):
-                session = sessions.get(ids[at : at + CLIENT_ID_BYTES])
-                if session is not None and session.live:
-                    found.setdefault(session, []).append(row)
-        return found
-
-    def _push(self, session: Session, batch: Batch, rows: list[int]) -> None:
-        frames = self._frames(batch, rows)
-        self._sent(session, [seq for seq, _ in frames], [frame for _, frame in frames])
-
-    def _sent(self, session: Session, seqs: list[int], frames: list[bytes]) -> None:
-        if not frames:
-            return
-        self._delivered.value += session.push(seqs, frames)
-        if session.cursor is not None:
-            self._behind[session] = None
-            session.outlet.later()
-
-    def _frames(self, batch: Batch, rows: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Messages of a batch as pushes; each is encoded once while the same batch is worked on."""
-        if self._encoded_batch is not batch:
-            self._encoded_batch, self._encoded = batch, {}
-        frames = []
-        for row in rows:
-            frame = self._encoded.get(row)
-            if frame is None:
-                frame = self._encode(batch.first + row, batch.run[row])
-                if frame is None:
-                    continue
-                self._encoded[row] = frame
-            frames.append((batch.first + row, frame))
-        return frames
-
-    def _encode(self, seq: int, payload: bytes) -> bytes | None:
-        try:
-            return sdk.serialize(sdk.Push(seq, payload))
-        except LimitError as error:
-            self._hub.counters.report("undeliverable", seq, seq, str(error), door="sdk")
-            return None
-
-    def _pump(self, session: Session) -> None:
-        """Read on for a session that is behind, or let it be live."""
-        if session.cursor is None or session.reading:
-            return
-        if session.outlet.room <= 0:
-            session.outlet.later()
-            return
-        if session.catch_on():
-            self._behind.pop(session, None)
-            return
-        first, head = session.cursor, self._hub.log.head
-        if first <= head:
-            session.reading = True
-            self._read(session.client, first, head, lambda found: self._was_read(session, first, found))
-
-    def _was_read(self, session: Session, first: int, outcome: Found | StorageError) -> None:
-        session.reading = False
-        if session.cursor == first and self.sessions.get(session.client) is session:
-            if isinstance(outcome, StorageError):
-                self._cannot_read(session, first, outcome)
-                return
-            for batch, rows in outcome:
-                if not self._feed(session, batch, rows):
-                    return
-        self._pump(session)
-
-    def _feed(self, session: Session, batch: Batch, rows: list[int]) -> bool:
-        """Send a session what is for it of a batch from the log; ``False`` if there is no room for all of it."""
-        fresh = [row for row in rows if batch.first + row > session.last]
-        if fresh:
-            session.cursor = None
-            self._push(session, batch, fresh)
-            if not session.live:
-                return False
-        session.cursor = batch.last + 1
-        session.last = max(session.last, batch.last)
-        return True
-
-    def _cannot_read(self, session: Session, first: int, error: StorageError) -> None:
-        lost = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
-        self._hub.counters.report("undeliverable", first, lost, str(error), door="sdk")
-        session.outlet.part("lagging" if isinstance(error, TrimmedError) else "damaged", str(error))
+        self._feeding.forget(session)

@@ -23,8 +23,9 @@ from typing import Final
 
 from headrace.config import Settings
 from headrace.errors import StorageError
-from headrace.hub.connector import Connector, Found, Then
+from headrace.hub.connector import Connector
 from headrace.hub.dispatcher import Dispatcher, Feeder
+from headrace.hub.feeding import Found, Then
 from headrace.hub.matchers import FLEET, Matchers, join, leave
 from headrace.hub.matching import Matching
 from headrace.hub.pushes import mark, pushes
