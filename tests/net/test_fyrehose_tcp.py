@@ -34,7 +34,8 @@ from headrace.log.snapshot import Snapshot
 from headrace.log.tail import TailFile
 from headrace.message import MAX_SEQUENCE, Batch, Run
 from headrace.net import fyrehose_tcp, upkeep
-from headrace.net.fyrehose_tcp import MAX_ACKS, MAX_FRAMES, MAX_RANGES, RECEIVE_BYTES, FyrehoseTcp
+from headrace.net.fyrehose_stream import MAX_ACKS, MAX_FRAMES, MAX_RANGES
+from headrace.net.fyrehose_tcp import RECEIVE_BYTES, FyrehoseTcp
 from headrace.net.recent import Chunk
 from headrace.net.server import Server
 
