@@ -11,7 +11,7 @@ from tests.client.links import break_tubes, client, payloads, some
 from tests.net.raw import until
 
 import headrace
-from headrace.client import tube_connection
+from headrace.client import tube_session
 from headrace.client.tube import LinkClient
 from headrace.client.tube_rows import published_rows
 from headrace.errors import UsageError
@@ -99,13 +99,13 @@ async def test_what_comes_while_requests_are_under_way_gathers(
     server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    call = tube_connection.Session.call
+    call = tube_session.Session.call
 
     def counted(session: Any, make: Any, body: Any = None) -> Any:
         asked.append(make)
         return call(session, make, body)
 
-    monkeypatch.setattr(tube_connection.Session, "call", counted)
+    monkeypatch.setattr(tube_session.Session, "call", counted)
     hub = server.hub
     hub.commit_by(lambda tail: None)
     publisher = link.publisher()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.client.links import break_tubes, client
 
-from headrace.client import tube_connection
+from headrace.client import tube_session
 from headrace.client.tube import LinkClient
 from headrace.errors import RefusedError
 from headrace.hub import subscriptions
@@ -48,16 +48,16 @@ async def test_what_comes_in_pieces_is_whole_though_its_tube_breaks(
         await link.create_service(f"service/{number}")
     whole = await link.snapshot()
     monkeypatch.setattr("headrace.net.link_streams._PIECE", 100)
-    get = tube_connection.Inbox.get
+    get = tube_session.Inbox.get
     got: list[Any] = []
 
-    async def broken_once(inbox: tube_connection.Inbox) -> Any:
+    async def broken_once(inbox: tube_session.Inbox) -> Any:
         got.append(await get(inbox))
         if len(got) == 1:
             break_tubes(server)
         return got[-1]
 
-    monkeypatch.setattr(tube_connection.Inbox, "get", broken_once)
+    monkeypatch.setattr(tube_session.Inbox, "get", broken_once)
     async with client(server, credit=len(whole) // 4) as other:
         assert snapshot.parse(await other.snapshot()) == snapshot.parse(whole)
     assert [message.head["at"] for message in got if message is not None].count(0) == 2, "begun anew"

@@ -21,10 +21,11 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict
 
 from headrace.client.identity import signer
-from headrace.client.tube_connection import Connection, Make
+from headrace.client.tube_connection import Connection
 from headrace.client.tube_consumer import Consumer
 from headrace.client.tube_publisher import WINDOW, Acknowledged, Publisher
 from headrace.client.tube_rows import Publishable, published_rows
+from headrace.client.tube_session import Make
 from headrace.client.tube_state import StateRequests
 from headrace.client.tube_streams import Batches, Chosen, Follow, Where, check_seq, check_time
 from headrace.config import Address

@@ -22,8 +22,9 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headrace.client.tube_connection import Connection, Inbox, LostTubeError
+from headrace.client.tube_connection import Connection
 from headrace.client.tube_rows import received_rows
+from headrace.client.tube_session import Inbox, LostTubeError
 from headrace.errors import ClosedError, HeadraceError, UsageError
 from headrace.hub.pieces import spans
 from headrace.hub.ranges import Range

@@ -20,8 +20,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from headrace.client.tube_connection import Connection, LostTubeError, Session, check
+from headrace.client.tube_connection import Connection
 from headrace.client.tube_rows import Publishable, published_rows
+from headrace.client.tube_session import LostTubeError, Session, check
 from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
 from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
 from headrace.wire.link_requests import Publish

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from headrace.client.tube_connection import Connection, LostTubeError, Make
+from headrace.client.tube_connection import Connection
+from headrace.client.tube_session import LostTubeError, Make
 from headrace.client.tube_streams import check_seq
 from headrace.wire import link_requests as ask
 from headrace.wire.link import SUBSCRIPTIONS, LinkMessage, rows_of

@@ -21,8 +21,9 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pyarrow as pa
 
-from headrace.client.tube_connection import Connection, Inbox, LostTubeError, Make
+from headrace.client.tube_connection import Connection
 from headrace.client.tube_rows import received_messages, received_rows
+from headrace.client.tube_session import Inbox, LostTubeError, Make
 from headrace.errors import ClosedError, HeadraceError, UnexpectedError, UsageError
 from headrace.message import MAX_SEQUENCE, Message
 from headrace.wire import link_requests as ask

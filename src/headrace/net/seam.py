@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from headrace.client.tube_connection import Make, Session, check
 from headrace.client.tube_rows import received_rows
+from headrace.client.tube_session import Make, Session, check
 from headrace.errors import UnexpectedError, UsageError
 from headrace.log import Log
 from headrace.log.snapshot import Snapshot, parse

@@ -17,8 +17,9 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from headrace.client.identity import signer
-from headrace.client.tube_connection import Connection, Inbox, LostTubeError, Session, Sign, check
+from headrace.client.tube_connection import Connection, Sign
 from headrace.client.tube_rows import received_rows
+from headrace.client.tube_session import Inbox, LostTubeError, Session, check
 from headrace.config import Address, Settings
 from headrace.errors import (
     ConfigError,
