@@ -1,10 +1,10 @@
+"""fyrehose in a stream: every packet, however it is cut, and never too much of it at once."""
+
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,210 +12,54 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wire.fyrehose_frames import (
+    CLIENT,
+    CLIENT_STREAM,
+    EXAMPLE,
+    HUB,
+    PACKETS,
+    PUSHES,
+    WRITTEN,
+    as_streamed,
+    by_name,
+    client_frames,
+    cuts,
+    fed,
+    flat,
+    hub_frames,
+    plainly,
+    scanned,
+    streams,
+)
 from tests.wire.golden import Golden, check_golden, cut, read, read_bytewise, read_whole
 
-from headrace.errors import LimitError, MalformedError, UnexpectedError, WireError
+from headrace.errors import LimitError, MalformedError, UnexpectedError
 from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire import fyrehose, kernels
 from headrace.wire.fyrehose import (
     MAX_DATA,
-    MAX_DATAGRAM,
-    MAX_DELIVER_DATAGRAM,
     MAX_PACKET,
-    MAX_PUSH_DATAGRAM,
-    BadDatagram,
     ClientDecoder,
     Deliver,
     DeliverRun,
-    Forward,
-    Frame,
     Keepalive,
-    KeepaliveAck,
     LoneDatagram,
     Push,
-    PushDatagrams,
     PushRun,
     Request,
     ServerDecoder,
     Type,
-    deliver_packets,
-    deliver_run,
     parse,
     parse_client_datagram,
     parse_datagram,
     parse_datagrams,
-    push_run,
     serialize,
 )
-
-EXAMPLE = Golden(
-    "KEEPALIVE as the document's example has it", Keepalive("127.0.0.1", 2323), "02 7f000001 0913"
-)
-"""On a datagram only; we write 0x10."""
-
-FROM_ZERO = Golden(
-    "REQUEST from 0", Request("127.0.0.1", 2323, 1, 9), "04 7f000001 0913 000000000000 000000000009"
-)
-"""0 is read as 1."""
-
-PUSHES = Golden("PUSH twice in a datagram", [Push(b"hi"), Push(b"")], "02 0002 6869 02 0000")
-
-WRITTEN = [
-    Golden("PUSH hello", Push(b"hello"), "02 0005 68656c6c6f"),
-    Golden("PUSH of nothing", Push(b""), "02 0000"),
-    Golden("DELIVER hello", Deliver(7, b"hello"), "01 0005 000000000007 68656c6c6f"),
-    Golden("DELIVER hollow", Deliver(8, b""), "01 0000 000000000008"),
-    Golden("DELIVER of the last number", Deliver(MAX_SEQUENCE, b"!"), "01 0001 ffffffffffff 21"),
-    Golden("REQUEST 7 to 9", Request("127.0.0.1", 2323, 7, 9), "04 7f000001 0913 000000000007 000000000009"),
-    Golden(
-        "FORWARD 7 to 9", Forward("192.0.2.10", 40000, 7, 9), "08 c000020a 9c40 000000000007 000000000009"
-    ),
-    Golden("KEEPALIVE", Keepalive("127.0.0.1", 2323), "10 7f000001 0913"),
-    Golden("KEEPALIVE from wherever it comes", Keepalive("0.0.0.0", 0), "10 00000000 0000"),
-    Golden("KEEPALIVE-ACK", KeepaliveAck("127.0.0.1", 2323), "20 7f000001 0913"),
-]
-
-GOLDEN: list[Golden] = [*WRITTEN, EXAMPLE, FROM_ZERO, PUSHES]
-
-PACKETS = [*WRITTEN, FROM_ZERO]
-
-HUB = (Push, Request, Keepalive)
-CLIENT = (Deliver, Forward, KeepaliveAck)
-CLIENT_STREAM = (Deliver, KeepaliveAck)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _kernels_are_compiled() -> None:
     kernels.warm()
-
-
-def by_name(goldens: Iterable[Golden]) -> Any:
-    return pytest.mark.parametrize("golden", list(goldens), ids=lambda golden: golden.name)
-
-
-def as_streamed(frame: Frame) -> Any:
-    """The frame a stream decoder makes of a packet on its own."""
-    match frame:
-        case Push(data):
-            return PushRun(Run.of([data]))
-        case Deliver(seq, data):
-            return DeliverRun(np.array([seq]), Run.of([data]))
-        case _:
-            return frame
-
-
-def flat(frames: Iterable[Any]) -> list[Any]:
-    """Frames with their runs taken apart."""
-    single: list[Any] = []
-    for frame in frames:
-        match frame:
-            case PushRun(run):
-                single += map(Push, run)
-            case DeliverRun(seqs, run):
-                single += map(Deliver, seqs.tolist(), run)
-            case _:
-                single.append(frame)
-    return single
-
-
-def fed(decoder: Any, chunks: Iterable[bytes]) -> tuple[list[Any], str | None]:
-    """The single frames that feeding chunks gives, and the error that ended it."""
-    frames: list[Any] = []
-    try:
-        for chunk in chunks:
-            frames.extend(decoder.feed(chunk))
-    except WireError as error:
-        return flat(frames), str(error)
-    return flat(frames), None
-
-
-def scanned(decoder: Any, chunks: Iterable[bytes]) -> tuple[list[Any], str | None]:
-    """The same by scanning a receive buffer, whose unconsumed bytes are moved to its front."""
-    frames: list[Any] = []
-    buffer = np.zeros(1 << 18, np.uint8)
-    filled = 0
-    for chunk in chunks:
-        buffer[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
-        filled += len(chunk)
-        found, consumed, error = decoder.scan(buffer, 0, filled)
-        frames += found
-        if error is not None:
-            return flat(frames), str(error)
-        buffer[: filled - consumed] = buffer[consumed:filled].copy()
-        filled -= consumed
-        buffer[filled:] = 0xEE
-    return flat(frames), None
-
-
-def plainly(wire: bytes, types: Iterable[int]) -> tuple[list[Frame], int | None]:
-    """The single frames of a stream, and where it is refused: packet by packet, as the protocol says it."""
-    frames: list[Frame] = []
-    at = 0
-    while at < len(wire):
-        if wire[at] not in types:
-            return frames, at
-        size = {1: 9, 2: 3, 4: 19, 8: 19, 16: 7, 32: 7}[wire[at]]
-        if wire[at] in (1, 2):
-            if len(wire) - at < 3:
-                break
-            length = int.from_bytes(wire[at + 1 : at + 3])
-            if length > 65526:
-                return frames, at
-            size += length
-        if len(wire) - at < size:
-            break
-        try:
-            frames.append(parse(wire[at : at + size]))
-        except WireError:
-            return frames, at
-        at += size
-    return frames, None
-
-
-numbers = st.integers(1, MAX_SEQUENCE) | st.integers(1, 300)
-payloads = st.binary(max_size=24) | st.integers(250, 2000).map(lambda size: bytes([size % 251]) * size)
-ports = st.integers(0, 65535)
-addresses = st.ip_addresses(v=4).map(str)
-ranges = st.tuples(numbers, numbers).map(sorted)
-
-pushes = st.builds(Push, payloads)
-delivers = st.builds(Deliver, numbers, payloads)
-requests = st.builds(lambda a, p, r: Request(a, p, *r), addresses, ports, ranges)
-forwards = st.builds(lambda a, p, r: Forward(a, p, *r), addresses, ports, ranges)
-keepalives = st.builds(Keepalive, addresses, ports)
-acks = st.builds(KeepaliveAck, addresses, ports)
-
-hub_frames = pushes | pushes | pushes | requests | keepalives
-client_frames = delivers | delivers | delivers | acks
-frames = pushes | delivers | requests | forwards | keepalives | acks
-
-wrong = st.sampled_from(
-    [
-        b"",
-        b"\x00",
-        b"\x03",
-        b"\xff\xff\xff",
-        b"\x02\xff\xff",
-        b"\x02\xff\xf7",
-        b"\x01\xff\xf7",
-        b"\x01\xff\xff\x00\x00",
-        b"\x01\x00\x00\x00\x00\x00\x00\x00\x00",
-        b"\x01\x00\x01\x00\x00\x00\x00\x00\x00x",
-        bytes.fromhex("04 7f000001 0913 000000000009 000000000007"),
-        bytes.fromhex("04 7f000001 0913 000000000000 000000000000"),
-    ]
-)
-ends = wrong | st.binary(max_size=12)
-"""What may stand behind good frames in a stream: the beginning of one, or nothing good."""
-
-
-def streams(of: st.SearchStrategy[Frame]) -> st.SearchStrategy[bytes]:
-    """Good packets, perhaps a bad end, perhaps more good packets behind it."""
-    good = st.lists(of, max_size=12).map(lambda several: b"".join(map(serialize, several)))
-    return st.builds(lambda *parts: b"".join(parts), good, ends, good)
-
-
-cuts = st.lists(st.integers(0, 100_000), max_size=8)
 
 
 class TestGolden:
@@ -432,8 +276,6 @@ class TestStreams:
         assert [len(frame.run) for frame in found] == [2, 2, 1]
         found = read_whole(ClientDecoder(), serialize(Deliver(1, b"0123456789")) * 5)
         assert [len(frame.run) for frame in found] == [2, 2, 1]
-        arrivals = parse_datagrams([serialize(Push(b"0123456789"))] * 5)
-        assert [(arrival.first, len(arrival.run)) for arrival in arrivals] == [(0, 2), (2, 2), (4, 1)]
 
     def test_a_long_packet_in_small_pieces_is_looked_at_few_times(
         self, monkeypatch: pytest.MonkeyPatch
@@ -483,229 +325,6 @@ class TestMemory:
             assert decoder.unfinished <= MAX_PACKET
             list(decoder.feed(b"y" * (MAX_DATA - 5_000)))
             assert decoder.unfinished == 0
-
-
-class TestBatches:
-    @given(st.lists(payloads, max_size=30), st.integers(1, 1 << 47), st.integers(0, 40) | st.just(MAX_DATA))
-    def test_delivers_are_what_single_packets_are(
-        self, batch: list[bytes], first: int, max_data: int
-    ) -> None:
-        expected = [
-            serialize(Deliver(first + i, data if len(data) <= max_data else b""))
-            for i, data in enumerate(batch)
-        ]
-        too_long = sum(len(data) > max_data for data in batch)
-        packets, hollow = deliver_run(Run.of(batch), first, max_data=max_data)
-        assert bytes(packets) == b"".join(expected)
-        assert hollow == too_long
-        packets, edges, hollow = deliver_packets(Run.of(batch), first, max_data=max_data)
-        assert [bytes(packets[a:b]) for a, b in itertools.pairwise(edges.tolist())] == expected
-        assert hollow == too_long
-
-    @given(st.lists(payloads, max_size=30))
-    def test_pushes_are_what_single_packets_are(self, batch: list[bytes]) -> None:
-        assert push_run(Run.of(batch)) == b"".join(serialize(Push(data)) for data in batch)
-
-    @given(st.lists(payloads, min_size=1, max_size=20), st.data())
-    def test_a_slice_of_a_run_is_written_like_its_payloads(self, batch: list[bytes], data: Any) -> None:
-        begin = data.draw(st.integers(0, len(batch) - 1))
-        end = data.draw(st.integers(begin, len(batch)))
-        part = Run.of(batch).slice(begin, end)
-        assert bytes(deliver_run(part, 1)[0]) == bytes(deliver_run(Run.of(batch[begin:end]), 1)[0])
-        assert push_run(part) == push_run(Run.of(batch[begin:end]))
-
-    @given(st.lists(payloads, min_size=1, max_size=30), st.integers(1, 1 << 47))
-    def test_a_batch_goes_through_whole(self, batch: list[bytes], first: int) -> None:
-        [pushed] = ServerDecoder().feed(push_run(Run.of(batch)))
-        packets, _ = deliver_run(pushed.run, first)
-        [delivered] = ClientDecoder().feed(packets)
-        assert delivered == DeliverRun(np.arange(first, first + len(batch)), Run.of(batch))
-
-    def test_nobody_can_change_what_many_send(self) -> None:
-        packets, _ = deliver_run(Run.of([b"a", b"b"]), 1)
-        assert isinstance(packets, memoryview)
-        assert packets.readonly
-
-    def test_a_payload_too_long_for_the_transport_goes_out_hollow(self) -> None:
-        for size, limit, hollow in [
-            (MAX_DATA, MAX_DATA, 0),
-            (MAX_DATA + 1, MAX_DATA, 1),
-            (MAX_DELIVER_DATAGRAM, MAX_DELIVER_DATAGRAM, 0),
-            (MAX_DELIVER_DATAGRAM + 1, MAX_DELIVER_DATAGRAM, 1),
-        ]:
-            alone = deliver_run(Run.of([bytes(size)]), 1, max_data=limit)
-            assert (len(alone[0]), alone[1]) == (9 + size * (not hollow), hollow)
-            among = deliver_run(Run.of([b"a", bytes(size), b"b"]), 1, max_data=limit)
-            assert (len(among[0]), among[1]) == (29 + size * (not hollow), hollow)
-
-    def test_a_payload_too_long_to_push_refuses_the_batch(self) -> None:
-        for batch in ([bytes(MAX_DATA + 1)], [b"a", bytes(MAX_DATA + 1)]):
-            with pytest.raises(LimitError, match="LENGTH 65527 is over the limit: 65526"):
-                push_run(Run.of(batch))
-        for batch in ([bytes(MAX_PUSH_DATAGRAM + 1)], [b"a", bytes(MAX_PUSH_DATAGRAM + 1)]):
-            with pytest.raises(LimitError, match="LENGTH 65505 is over the limit: 65504"):
-                push_run(Run.of(batch), max_data=MAX_PUSH_DATAGRAM)
-
-    @pytest.mark.parametrize("max_data", [-1, MAX_DATA + 1])
-    @pytest.mark.parametrize("count", [0, 1, 2])
-    def test_max_data_is_within_what_length_can_say(self, max_data: int, count: int) -> None:
-        run = Run.of([b"a"] * count)
-        with pytest.raises(WireError, match="max_data"):
-            deliver_run(run, 1, max_data=max_data)
-        with pytest.raises(WireError, match="max_data"):
-            push_run(run, max_data=max_data)
-
-    @pytest.mark.parametrize("count", [1, 2, 3])
-    def test_numbers_end_at_48_bits(self, count: int) -> None:
-        run = Run.of([b"a"] * count)
-        packets, _ = deliver_run(run, MAX_SEQUENCE - count + 1)
-        assert flat(ClientDecoder().feed(packets))[-1] == Deliver(MAX_SEQUENCE, b"a")
-        with pytest.raises(LimitError, match="SEQUENCE"):
-            deliver_run(run, MAX_SEQUENCE - count + 2)
-        with pytest.raises(MalformedError, match="SEQUENCE 0 is malformed: at least 1"):
-            deliver_run(run, 0)
-
-    @pytest.mark.parametrize(
-        "offsets",
-        [[-1, 2], [-3, -1], [0, 5], [3, 1], [0, 4, 2], [0, 5, 2], [2, 0, 4], [-2, -1, 0], [0, -1, 4]],
-    )
-    def test_offsets_that_make_no_sense_are_refused(self, offsets: list[int]) -> None:
-        run = Run(np.frombuffer(b"abcd", np.uint8), np.array(offsets, np.int32))
-        for write in (
-            lambda: deliver_run(run, 1),
-            lambda: deliver_run(run, 1, max_data=1),
-            lambda: deliver_packets(run, 1),
-            lambda: push_run(run),
-        ):
-            with pytest.raises(MalformedError, match="offsets of payload"):
-                write()
-
-
-class TestDatagrams:
-    @given(frames)
-    def test_single_packets(self, frame: Frame) -> None:
-        wire = serialize(frame)
-        if isinstance(frame, HUB):
-            assert parse_datagram(wire) == [frame]
-        else:
-            with pytest.raises(UnexpectedError):
-                parse_datagram(wire)
-        if isinstance(frame, CLIENT):
-            assert parse_client_datagram(wire) == [frame]
-        else:
-            with pytest.raises(UnexpectedError):
-                parse_client_datagram(wire)
-
-    @given(st.lists(pushes, min_size=1, max_size=10), st.lists(delivers, min_size=1, max_size=10))
-    def test_several_that_delimit_themselves(self, several: list[Push], delivered: list[Deliver]) -> None:
-        assert parse_datagram(b"".join(map(serialize, several))) == several
-        assert parse_client_datagram(b"".join(map(serialize, delivered))) == delivered
-
-    @given(st.lists(hub_frames, min_size=2, max_size=5))
-    def test_other_packets_stand_alone(self, several: list[Frame]) -> None:
-        wire = b"".join(map(serialize, several))
-        if all(isinstance(frame, Push) for frame in several):
-            assert parse_datagram(wire) == several
-        else:
-            with pytest.raises(MalformedError, match="stands alone"):
-                parse_datagram(wire)
-
-    @pytest.mark.parametrize(
-        ("wire", "problem"),
-        [
-            ("", "TYPE 0x at byte 0 is malformed: one byte"),
-            ("00", "TYPE 0 "),
-            ("02", "packet size 3 at byte 0 is malformed: at most the datagram's 1 bytes"),
-            ("02 0001", "packet size 4 "),
-            ("02 0000 02", "packet size 3 at byte 3 "),
-            ("02 0000 03", "TYPE 3 at byte 3 "),
-            ("02 ffff", "LENGTH 65535 at byte 0 is over the limit: 65526"),
-            ("10 7f000001 09", "packet size 7 "),
-            ("10 7f000001 0913 00", "stands alone"),
-            ("02 7f000001 0913 00", "packet size 32515 "),
-            ("02 00 0000 0000 00", "TYPE 0 at byte 3 "),
-            ("04 7f000001 0913 000000000009 000000000008", "FROM_SEQ 9 .* at most TO_SEQ, 8"),
-            ("04 7f000001 0913 000000000000 000000000000", "FROM_SEQ 1 .* at most TO_SEQ, 0"),
-            ("02 0000 01 0000 000000000001", "TYPE 'DELIVER' at byte 3 is not allowed here"),
-        ],
-    )
-    def test_what_is_wrong_is_named(self, wire: str, problem: str) -> None:
-        with pytest.raises(WireError, match=problem):
-            parse_datagram(bytes.fromhex(wire))
-
-    def test_no_datagram_is_longer_than_udp_has(self) -> None:
-        push = Push(bytes(MAX_PUSH_DATAGRAM))
-        deliver = Deliver(1, bytes(MAX_DELIVER_DATAGRAM))
-        assert len(serialize(push)) == len(serialize(deliver)) == MAX_DATAGRAM
-        assert parse_datagram(serialize(push)) == [push]
-        assert parse_client_datagram(serialize(deliver)) == [deliver]
-        with pytest.raises(LimitError, match="datagram size 65508"):
-            parse_datagram(serialize(Push(bytes(MAX_PUSH_DATAGRAM + 1))))
-        for long in ([Push(bytes(MAX_PUSH_DATAGRAM + 1))], [push, Push(b"")]):
-            datagram = b"".join(map(serialize, long))
-            several = parse_datagrams([serialize(push), datagram, serialize(push)])
-            assert [type(arrival) for arrival in several] == [PushDatagrams, BadDatagram, PushDatagrams]
-
-    @given(st.binary(min_size=7, max_size=7).map(lambda tail: b"\x02" + tail[1:]))
-    def test_seven_bytes_that_begin_with_2_are_a_keepalive_unless_they_can_be_pushes(
-        self, wire: bytes
-    ) -> None:
-        try:
-            found = parse_datagram(wire)
-        except WireError:
-            assert wire[1] == 0
-        else:
-            assert isinstance(found[0], Keepalive) == (wire[1] != 0)
-            assert wire[1] == 0 or found == [parse(b"\x10" + wire[1:])]
-
-    @given(
-        st.lists(
-            st.lists(pushes, min_size=1, max_size=3).map(lambda several: b"".join(map(serialize, several)))
-            | hub_frames.map(serialize)
-            | st.just(EXAMPLE.wire)
-            | st.binary(max_size=12)
-            | wrong,
-            max_size=12,
-        )
-    )
-    def test_many_at_once_are_what_each_is(self, datagrams: list[bytes]) -> None:
-        expected: list[Any] = []
-        for datagram in datagrams:
-            try:
-                expected.append(parse_datagram(datagram))
-            except WireError as error:
-                expected.append(str(error))
-        found: list[Any] = []
-        for arrival in parse_datagrams(datagrams):
-            match arrival:
-                case PushDatagrams(first, counts, run):
-                    assert first == len(found)
-                    assert counts.sum() == len(run)
-                    payload = map(Push, run)
-                    found += [list(itertools.islice(payload, count)) for count in counts.tolist()]
-                case LoneDatagram(index, frame):
-                    assert index == len(found)
-                    found.append([frame])
-                case BadDatagram(index, error):
-                    assert index == len(found)
-                    found.append(str(error))
-        assert found == expected
-
-    def test_pushes_of_datagrams_side_by_side_are_one_run(self) -> None:
-        hello, bad, keepalive = PUSHES.wire, b"\x03", EXAMPLE.wire
-        found = parse_datagrams([hello, hello, bad, hello, keepalive, hello])
-        assert [type(arrival) for arrival in found] == [
-            PushDatagrams,
-            BadDatagram,
-            PushDatagrams,
-            LoneDatagram,
-            PushDatagrams,
-        ]
-        assert found[0].run == Run.of([b"hi", b""] * 2)
-        assert found[0].counts.tolist() == [2, 2]
-
-    def test_none_at_all(self) -> None:
-        assert parse_datagrams([]) == []
 
 
 class TestLoading:

@@ -1,8 +1,9 @@
-"""fyrehose, the backbone's protocol: streams, datagrams and whole batches of its packets.
+"""fyrehose, the backbone's protocol: its packets in a stream.
 
-Single packets are in :mod:`headrace.wire.fyrehose_packet`, and may be imported from here. PUSH and DELIVER
-flow in bulk: where several stand side by side, a compiled kernel (:mod:`headrace.wire.kernels`) takes or writes
-them in one go as a run. A packet on its own goes the plain way, which is as quick for one and needs no kernels
+Single packets are in :mod:`headrace.wire.fyrehose_packet`, the writing of many is in
+:mod:`headrace.wire.fyrehose_runs`, datagrams are in :mod:`headrace.wire.fyrehose_datagrams`; all may be imported from
+here. PUSH and DELIVER flow in bulk: where several stand side by side, a compiled kernel (:mod:`headrace.wire.kernels`)
+takes them in one go as a run. A packet on its own goes the plain way, which is as quick for one and needs no kernels
 loaded; so nothing waits for company.
 
 Invariants:
@@ -11,28 +12,34 @@ Invariants:
   gives the same frames and the same error however it is cut; only how they group into runs differs.
 - A run's payloads are copied once, out of the receive buffer into memory of their own.
 - At most one packet is kept unfinished, :data:`MAX_PACKET` bytes.
-- A datagram is taken whole or refused whole.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import LimitError, MalformedError, WireError
-from headrace.message import MAX_RUN_BYTES, MAX_SEQUENCE, Bytes, Offsets, Run
+from headrace.errors import WireError
+from headrace.message import MAX_RUN_BYTES, Bytes, Run
+from headrace.wire.fyrehose_datagrams import (
+    Arrival,
+    BadDatagram,
+    LoneDatagram,
+    PushDatagrams,
+    parse_client_datagram,
+    parse_datagram,
+    parse_datagrams,
+)
 from headrace.wire.fyrehose_packet import (
     AT_CLIENT,
     AT_HUB,
-    DELIMITED,
     DELIVER_HEADER,
-    LOW,
     MAX_DATA,
     MAX_DATAGRAM,
     MAX_DELIVER_DATAGRAM,
@@ -47,14 +54,13 @@ from headrace.wire.fyrehose_packet import (
     Push,
     Request,
     Type,
-    check,
     packet_size,
     parse,
     read,
-    read_example,
     read_sequence,
     serialize,
 )
+from headrace.wire.fyrehose_runs import deliver_packets, deliver_run, empty_run, push_run
 from headrace.wire.inbox import Buffer, Decoder
 
 __all__ = [
@@ -92,8 +98,6 @@ __all__ = [
     "serialize",
 ]
 
-Edges = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class PushRun:
@@ -124,33 +128,6 @@ ClientFrame = DeliverRun | KeepaliveAck
 """What the hub's stream brings to a client."""
 
 
-@dataclass(frozen=True, slots=True)
-class PushDatagrams:
-    """Datagrams of nothing but PUSHes: number ``first + i`` brought the next ``counts[i]`` payloads."""
-
-    first: int
-    counts: Offsets
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class LoneDatagram:
-    """Datagram number ``index`` was this one packet."""
-
-    index: int
-    frame: Request | Keepalive
-
-
-@dataclass(frozen=True, slots=True)
-class BadDatagram:
-    """Datagram number ``index`` is refused whole."""
-
-    index: int
-    error: WireError
-
-
-Arrival = PushDatagrams | LoneDatagram | BadDatagram
-
 F = TypeVar("F")
 
 
@@ -160,97 +137,6 @@ class Scanned(NamedTuple, Generic[F]):
     frames: list[F]
     consumed: int
     error: WireError | None
-
-
-def push_run(run: Run, *, max_data: int = MAX_DATA) -> bytes:
-    """Write a PUSH per payload, back to back; a payload over ``max_data`` bytes refuses the batch."""
-    check("max_data", max_data, 0, MAX_DATA)
-    if len(run) == 1:
-        payload = _lone_payload(run)
-        check("LENGTH", len(payload), 0, max_data)
-        return serialize(Push(payload))
-    if not len(run):
-        return b""
-    from headrace.wire import kernels
-
-    packets = np.empty(PUSH_HEADER.size * len(run) + max(run.size, 0), np.uint8)
-    written, index = kernels.write_pushes(run.data, run.offsets, max_data, packets)
-    if written < 0:
-        begin, end = run.offsets[index : index + 2].tolist()
-        if begin >= 0 and begin + max_data < end <= len(run.data):
-            raise LimitError("fyrehose", "LENGTH", end - begin, max_data)
-        raise _bad_offsets(run, index)
-    return packets[:written].tobytes()
-
-
-def deliver_run(run: Run, first_seq: int, *, max_data: int = MAX_DATA) -> tuple[bytes | memoryview, int]:
-    """Write a DELIVER per payload, back to back, numbered from ``first_seq``.
-
-    Returns the packets and how many of them are hollow: a payload over ``max_data`` bytes goes out with
-    zero-length DATA, so that the sequence stays whole. With ``max_data=0`` all go out so.
-    """
-    if len(run) != 1:
-        packets, _, hollow = _write_delivers(run, first_seq, max_data, _NO_EDGES)
-        return packets, hollow
-    check("max_data", max_data, 0, MAX_DATA)
-    check("SEQUENCE", first_seq, 1, MAX_SEQUENCE)
-    payload, hollow = _lone_payload(run), 0
-    if len(payload) > max_data:
-        payload, hollow = b"", 1
-    header = DELIVER_HEADER.pack(Type.DELIVER, len(payload), first_seq >> 32, first_seq & LOW)
-    return header + payload, hollow
-
-
-def deliver_packets(
-    run: Run, first_seq: int, *, max_data: int = MAX_DELIVER_DATAGRAM
-) -> tuple[bytes | memoryview, Edges, int]:
-    """Write what :func:`deliver_run` writes, to be cut into datagrams.
-
-    Returns the packets, their edges and how many are hollow: packet ``i`` is
-    ``packets[edges[i]:edges[i + 1]]``.
-    """
-    return _write_delivers(run, first_seq, max_data, np.zeros(len(run) + 1, np.int64))
-
-
-def parse_datagram(data: bytes) -> list[Push | Request | Keepalive]:
-    """Read a datagram that came to the hub: one packet, or several PUSHes back to back."""
-    example = read_example(data)
-    if example is not None:
-        return [example]
-    return cast("list[Push | Request | Keepalive]", _read_datagram(data, AT_HUB))
-
-
-def parse_client_datagram(data: bytes) -> list[Deliver | Forward | KeepaliveAck]:
-    """Read a datagram that came to a client: one packet, or several DELIVERs back to back."""
-    return cast("list[Deliver | Forward | KeepaliveAck]", _read_datagram(data, AT_CLIENT))
-
-
-def parse_datagrams(datagrams: Sequence[bytes]) -> list[Arrival]:
-    """Read many datagrams that came to the hub, in order; one that is refused disturbs no other.
-
-    Each is read as :func:`parse_datagram` reads it; the PUSHes of datagrams side by side come as one run.
-    """
-    if len(datagrams) == 1:
-        return [_arrival(0, datagrams[0])]
-    from headrace.wire import kernels
-
-    buffer = np.frombuffer(b"".join(datagrams), np.uint8)
-    edges = np.zeros(len(datagrams) + 1, np.int64)
-    np.cumsum([len(datagram) for datagram in datagrams], out=edges[1:])
-    counts = np.empty(len(datagrams), np.int32)
-    arrivals: list[Arrival] = []
-    at = 0
-    while at < len(datagrams):
-        count, size, stop = kernels.measure_datagrams(buffer, edges, at, MAX_RUN_BYTES, counts)
-        if stop == at:
-            arrivals.append(_arrival(at, datagrams[at]))
-            at += 1
-        else:
-            run = _empty_run(count, size)
-            kernels.gather_pushes(buffer, int(edges[at]), run.data, run.offsets)
-            arrivals.append(PushDatagrams(at, counts[at:stop], run))
-            at = stop
-    return arrivals
 
 
 class _StreamDecoder(Decoder[F]):
@@ -379,7 +265,7 @@ class ServerDecoder(_StreamDecoder[ServerFrame]):
 
         buffer = np.frombuffer(view, np.uint8)
         count, size, stop = kernels.measure_pushes(buffer, begin, end, MAX_RUN_BYTES)
-        run = _empty_run(count, size)
+        run = empty_run(count, size)
         kernels.gather_pushes(buffer, begin, run.data, run.offsets)
         return PushRun(run), stop
 
@@ -403,82 +289,6 @@ class ClientDecoder(_StreamDecoder[ClientFrame]):
         buffer = np.frombuffer(view, np.uint8)
         count, size, stop = kernels.measure_delivers(buffer, begin, end, MAX_RUN_BYTES)
         seqs = np.empty(count, np.int64)
-        run = _empty_run(count, size)
+        run = empty_run(count, size)
         kernels.gather_delivers(buffer, begin, seqs, run.data, run.offsets)
         return DeliverRun(seqs, run), stop
-
-
-_NO_EDGES = np.empty(0, np.int64)
-
-
-def _read_datagram(data: bytes, allowed: frozenset[int]) -> list[Frame]:
-    if len(data) > MAX_DATAGRAM:
-        raise LimitError("fyrehose", "datagram size", len(data), MAX_DATAGRAM)
-    frames: list[Frame] = []
-    at = 0
-    while at < len(data) or not frames:
-        size = packet_size(data, at, len(data), allowed)
-        rest = len(data) - at
-        if size > rest:
-            raise MalformedError(
-                "fyrehose", "packet size", size, f"at most the datagram's {rest} bytes", offset=at
-            )
-        if data[at] not in DELIMITED and size != len(data):
-            raise MalformedError(
-                "fyrehose", "datagram size", len(data), f"a {Type(data[at]).name} stands alone", offset=at
-            )
-        frames.append(read(data[at : at + size], at))
-        at += size
-    return frames
-
-
-def _arrival(index: int, datagram: bytes) -> Arrival:
-    try:
-        frames = parse_datagram(datagram)
-    except WireError as error:
-        return BadDatagram(index, error)
-    match frames:
-        case [Request() | Keepalive() as frame]:
-            return LoneDatagram(index, frame)
-        case [Push(data)]:
-            run = Run.one(data)
-        case _:
-            run = Run.of(frame.data for frame in frames if isinstance(frame, Push))
-    return PushDatagrams(index, np.array((len(run),), np.int32), run)
-
-
-def _write_delivers(
-    run: Run, first_seq: int, max_data: int, edges: Edges
-) -> tuple[bytes | memoryview, Edges, int]:
-    check("max_data", max_data, 0, MAX_DATA)
-    if not len(run):
-        return b"", edges, 0
-    check("SEQUENCE", first_seq, 1, MAX_SEQUENCE - len(run) + 1)
-    from headrace.wire import kernels
-
-    packets = np.empty(DELIVER_HEADER.size * len(run) + max(run.size, 0), np.uint8)
-    written, rest = kernels.write_delivers(run.data, run.offsets, first_seq, max_data, packets, edges)
-    if written < 0:
-        raise _bad_offsets(run, rest)
-    # Many connections send the same memory, so none may write to it.
-    return packets[:written].data.toreadonly(), edges, rest
-
-
-def _empty_run(count: int, size: int) -> Run:
-    return Run(np.empty(size, np.uint8), np.empty(count + 1, np.int32))
-
-
-def _lone_payload(run: Run) -> bytes:
-    if run.lone is not None:
-        return run.lone
-    begin, end = run.offsets.tolist()
-    payload = run.data[begin:end].tobytes()
-    if begin < 0 or len(payload) != end - begin:
-        raise _bad_offsets(run, 0)
-    return payload
-
-
-def _bad_offsets(run: Run, index: int) -> WireError:
-    begin, end = run.offsets[index : index + 2].tolist()
-    limit = f"ascending, and within {len(run.data)} bytes"
-    return MalformedError("fyrehose", f"offsets of payload {index}", (begin, end), limit)
