@@ -1,4 +1,4 @@
-"""Packets of the backbone's protocol for tests: as the document has them, as strategies draw them, and how they are read."""
+"""Packets of the backbone's protocol for tests: the document's own, any that can be drawn, and how they are read."""
 
 from __future__ import annotations
 
@@ -52,8 +52,6 @@ WRITTEN = [
     Golden("KEEPALIVE from wherever it comes", Keepalive("0.0.0.0", 0), "10 00000000 0000"),
     Golden("KEEPALIVE-ACK", KeepaliveAck("127.0.0.1", 2323), "20 7f000001 0913"),
 ]
-
-GOLDEN: list[Golden] = [*WRITTEN, EXAMPLE, FROM_ZERO, PUSHES]
 
 PACKETS = [*WRITTEN, FROM_ZERO]
 

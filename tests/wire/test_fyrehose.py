@@ -16,6 +16,7 @@ from tests.wire.fyrehose_frames import (
     CLIENT,
     CLIENT_STREAM,
     EXAMPLE,
+    FROM_ZERO,
     HUB,
     PACKETS,
     PUSHES,
@@ -55,6 +56,9 @@ from headrace.wire.fyrehose import (
     parse_datagrams,
     serialize,
 )
+
+GOLDEN: list[Golden] = [*WRITTEN, EXAMPLE, FROM_ZERO, PUSHES]
+"""What the protocol's page shows."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wire.fyrehose_frames import WRITTEN, by_name, frames
 from tests.wire.golden import Golden
-from tests.wire.test_fyrehose import WRITTEN, by_name, frames
 
 from headrace.errors import LimitError, MalformedError, WireError
 from headrace.message import MAX_SEQUENCE

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.wire.test_fyrehose import client_frames, delivers, hub_frames, payloads, plainly, pushes, streams
+from tests.wire.fyrehose_frames import client_frames, delivers, hub_frames, payloads, plainly, pushes, streams
 
 from headrace.message import MAX_RUN_BYTES, Run
 from headrace.wire import fyrehose_packet, kernels
