@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.client.patience import STREAM, Patience
 from headrace.client.repair import (
-    STREAM,
     Ask,
     Delivered,
     Discarded,
     Event,
     Gap,
     LostRange,
-    Patience,
     Repair,
     Repaired,
     Why,

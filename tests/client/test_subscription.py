@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headrace.client.journal import JournalBounds, SendDelivers
-from headrace.client.repair import STREAM, LostRange, Patience
+from headrace.client.patience import STREAM, Patience
+from headrace.client.repair import LostRange
 from headrace.client.stats import Stats
 from headrace.client.subscription import (
     HERE,

@@ -17,7 +17,8 @@ from tests.simulation.network import Network
 
 from headrace.client.journal import Effect as Answer
 from headrace.client.journal import Journal, JournalBounds, SendDelivers
-from headrace.client.repair import Ask, Delivered, Discarded, Event, LostRange, Patience, Repair
+from headrace.client.patience import Patience
+from headrace.client.repair import Ask, Delivered, Discarded, Event, LostRange, Repair
 from headrace.hub.backbone import Access, Acknowledge, Backbone, Door, Effect, Refused, SendForward
 from headrace.hub.pacing import Pace
 from headrace.hub.subscribers import Bounds, Endpoint, SendRange

@@ -13,7 +13,8 @@ from functools import cache
 import pytest
 from tests.simulation.backbone import BrokenPromiseError, Rules, simulate
 
-from headrace.client.repair import Ask, Delivered, Event, Patience, Repair, Why
+from headrace.client.patience import Patience
+from headrace.client.repair import Ask, Delivered, Event, Repair, Why
 from headrace.hub.backbone import Backbone, Effect, Reason, Unserved
 from headrace.hub.subscribers import Bounds, Endpoint, Subscriber
 from headrace.message import MAX_SEQUENCE

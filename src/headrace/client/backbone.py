@@ -32,7 +32,8 @@ import numpy as np
 from headrace.client.connection import Connection
 from headrace.client.datagrams import Datagrams
 from headrace.client.journal import JournalBounds
-from headrace.client.repair import STREAM, LostRange, Patience
+from headrace.client.patience import STREAM, Patience
+from headrace.client.repair import LostRange
 from headrace.client.stats import Stats
 from headrace.client.stream import Stream
 from headrace.client.subscription import Subscription

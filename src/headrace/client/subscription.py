@@ -28,6 +28,7 @@ from random import Random
 from typing import Final
 
 from headrace.client.journal import Effect, Journal, JournalBounds, SendDelivers, Unanswered
+from headrace.client.patience import Patience
 from headrace.client.repair import (
     Ask,
     Delivered,
@@ -35,7 +36,6 @@ from headrace.client.repair import (
     Event,
     Gap,
     LostRange,
-    Patience,
     Repair,
     Repaired,
     Why,

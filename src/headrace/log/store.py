@@ -15,7 +15,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
@@ -26,13 +26,11 @@ from headrace.log.lock import WriterLock
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.tail import READ_BYTES, TailFile, TornEnd
+from headrace.log.writing import Writing
 from headrace.message import MAX_SEQUENCE, Batch
 
 Fsync = Literal["always", "interval", "never"]
 Segment = recovery.Segment
-
-_MAX_PIECES: Final = 1000
-"""Buffers one system call takes (IOV_MAX is 1024 on Linux)."""
 
 
 class Log:
@@ -69,8 +67,7 @@ class Log:
         self._changing = threading.Lock()
         self._syncing = threading.Lock()
         self._sealing = threading.Lock()
-        self._leftover = False
-        """A failed append left bytes behind that could not be cut off yet."""
+        self._writing = Writing()
         self._sync_failure: str | None = None
         last = self._segments[-1]
         self.head = last.last if committed is None else min(max(committed, self._safe), last.last)
@@ -167,7 +164,7 @@ class Log:
             following, time = following + count, last_time
         if following - 1 > MAX_SEQUENCE:
             raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
-        self._write(file, pieces)
+        self._writing.write(file, pieces)
         for note in notes:
             file.appended(*note)
         self._last_time = time
@@ -205,7 +202,7 @@ class Log:
         with self._syncing, self._changing, translating(self.directory):
             self._segments = cutting.cut_back(self.directory, self._segments, last)
             self._synced = min(self._synced, last)
-            self._leftover = False
+            self._writing.cut_back()
         self._last_time = self._tail_file.last_time
 
     def sync(self) -> int:
@@ -312,8 +309,7 @@ class Log:
             return
         path = self.directory / f"{old.next:016d}.open"
         with translating(path):
-            if self._leftover:
-                self._cut_leftover(old)
+            self._writing.tidy(old)
             sync = self.fsync == "always"
             fresh = TailFile.create(path, self.uuid, old.next, self._last_time, sync=sync)
         self._dirty_directory = True
@@ -439,34 +435,6 @@ class Log:
                 ):  # it is found, and tried again, when the log is next opened
                     segment.path.with_suffix(suffix).unlink(missing_ok=True)
 
-    def _write(self, file: TailFile, pieces: list[Piece]) -> None:
-        offset = file.size
-        try:
-            if self._leftover:
-                self._cut_leftover(file)
-            while pieces:
-                written = os.pwritev(file.fd, pieces[:_MAX_PIECES], offset)
-                offset += written
-                pieces = _behind(pieces, written)
-        except OSError as error:
-            self._leftover = True
-            with contextlib.suppress(OSError):
-                self._cut_leftover(file)
-            raise translated(error, file.path) from error
-
-    def _cut_leftover(self, file: TailFile) -> None:
-        os.ftruncate(file.fd, file.size)
-        self._leftover = False
-
 
 def _closed() -> ClosedError:
     return ClosedError("the log is closed")
-
-
-def _behind(pieces: list[Piece], written: int) -> list[Piece]:
-    """What is still to be written."""
-    for place, piece in enumerate(pieces):
-        if written < len(piece):
-            return [memoryview(piece)[written:], *pieces[place + 1 :]]
-        written -= len(piece)
-    return []
