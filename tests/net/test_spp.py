@@ -445,6 +445,14 @@ class TestAuth:
         assert refused(server, reason) == 1
         await until(lambda: server.connections == 0)
 
+    async def test_what_came_before_a_refused_one_counts(self, server: Server, dial: Dial) -> None:
+        bystander, peer = await dial(server), await dial(server)
+        await peer.send(publish("before", b"1") + documented("Auth") + publish("after", b"1"))
+        assert await bystander.packet() == offer("before")
+        assert (await peer.rest()).endswith(REFUSED)
+        assert refused(server, "malformed") == 1
+        assert server.services.get("after") is None
+
     async def test_a_token_is_used_once(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)
         proof = auth(CLIENT, KEY, str(time.time()))

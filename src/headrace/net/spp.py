@@ -203,6 +203,7 @@ class SppStream(Stream[SppDoor]):
         self._session.pay()
 
     def _deny(self, reason: str, detail: object) -> None:
+        self.done_taking()
         self.counters.refuse("spp", reason, self.name, detail)
         self.send(serialize(Authenticated(accepted=False)))
         super().close()
