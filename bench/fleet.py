@@ -32,9 +32,9 @@ from headrace.config import Address
 from headrace.message import SCHEMA
 from headrace.spark import session
 from headrace.spark.jobs.match import match
-from headrace.spark.jobs.ranges import frame
 from headrace.spark.links import link
 from headrace.spark.options import Access, Reading
+from headrace.spark.ranges import frame
 from headrace.wire.link import PUBLISHED, SUBSCRIPTIONS
 
 if TYPE_CHECKING:

@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
+from pyspark.sql import functions
 
 import bench
 from bench._peers import Headrace, running
 from headrace.client.tube import LinkClient
 from headrace.config import Address
-from headrace.spark import register, session
+from headrace.spark import map_in_arrow, register, session
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SIZE = 100
+SIZES = "rows long, bytes long"
 RATE = 1000
 """Messages a second, where it is latency that is measured."""
 
@@ -73,8 +75,8 @@ def pipeline(
     if not parquet.exists():
         uvloop.run(_fill(servers, total))
         full.seal()
-        rows = spark.read.format("headrace").option("servers", servers).load()
-        rows.repartition(8).write.parquet(str(parquet))
+        rows = spark.read.format("headrace").options(servers=servers, minPartitions=8).load()
+        rows.write.parquet(str(parquet))
     rounds = 1 if quick else 4
     return [
         sources(spark, servers, parquet, directory, cores, total, rounds),
@@ -92,29 +94,47 @@ def sources(
         note="MB are of payload; a figure is the median of all rounds but the first, which warms up",
     )
     files = spark.readStream.schema(spark.read.parquet(str(parquet)).schema).parquet(str(parquet))
-    reader = spark.readStream.format("headrace").option("servers", servers)
-    reader = reader.option("startingOffsets", "earliest").option("minPartitions", 2 * cores)
-    ways = {
-        "Parquet files": files,
-        "headrace": reader.load(),
-        "headrace, by the link alone": reader.option("files", "false").load(),
-    }
-    for sink in ("noop", "parquet"):
-        rates: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, rows in ways.items():
-                bench.warm_memory(directory, 2 * SIZE * total)
-                rates[name].append(total / _timed(rows, sink, directory, total))
-        for name, each in rates.items():
-            rate = statistics.median(each[1:] or each)
-            base = None if name == "Parquet files" else f"Parquet files to {sink}"
-            table.add(f"{name} to {sink}", rate, rate * SIZE / 1e6, base=base)
+    asked = {"servers": servers, "startingOffsets": "earliest", "minPartitions": str(2 * cores)}
+    reader = spark.readStream.format("headrace").options(**asked)
+    source, by_link = reader.load(), reader.options(files=False).load()
+    sizes = _sizes()
+    cases: list[tuple[str, DataFrame, str, str | None]] = [
+        ("Parquet files to noop", files, "noop", None),
+        ("headrace to noop", source, "noop", "Parquet files to noop"),
+        ("headrace, by the link alone, to noop", by_link, "noop", "Parquet files to noop"),
+        ("Parquet files, payload alone, to noop", files.select("payload"), "noop", None),
+        (
+            "headrace, payload alone, to noop",
+            spark.readStream.format("headrace").options(**asked, columns="payload").load(),
+            "noop",
+            "Parquet files, payload alone, to noop",
+        ),
+        ("a function of Arrow batches, by mapInArrow", source.mapInArrow(sizes, SIZES), "noop", None),
+        (
+            "the same, by headrace.spark.map_in_arrow",
+            map_in_arrow(spark, sizes, SIZES, **asked),
+            "noop",
+            "a function of Arrow batches, by mapInArrow",
+        ),
+        ("Parquet files to Parquet", files, "parquet", None),
+        ("headrace to Parquet, by Spark's writer", source, "parquet", "Parquet files to Parquet"),
+    ]
+    rates: dict[str, list[float]] = {case[0]: [] for case in cases}
+    for _ in range(rounds):
+        for name, rows, sink, _ in cases:
+            bench.warm_memory(directory, 2 * SIZE * total)
+            rates[name].append(total / _timed(rows, sink, directory, total))
+    for name, _, _, base in cases:
+        rate = statistics.median(rates[name][1:] or rates[name])
+        table.add(name, rate, rate * SIZE / 1e6, base=base)
     archived = []
     for _ in range(rounds):
         bench.warm_memory(directory, 2 * SIZE * total)
         archived.append(total / _archived(spark, servers, directory, total))
     rate = statistics.median(archived[1:] or archived)
-    table.add("the job archive", rate, rate * SIZE / 1e6, base="Parquet files to parquet")
+    table.add(
+        "headrace to Parquet, by the job archive", rate, rate * SIZE / 1e6, base="Parquet files to Parquet"
+    )
     return table
 
 
@@ -182,17 +202,38 @@ def latency(spark: SparkSession, servers: str, cores: int, warming: float, secon
 def _timed(rows: DataFrame, sink: str, directory: Path, total: int) -> float:
     """How long one query over everything takes; that it was everything is looked at."""
     place = Path(tempfile.mkdtemp(dir=directory))
+    if "rows" in rows.columns:
+        rows = rows.observe("seen", functions.sum("rows").alias("rows"))
     writer = rows.writeStream.format(sink).option("checkpointLocation", str(place / "checkpoint"))
     if sink == "parquet":
         writer = writer.option("path", str(place / "rows"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     took = sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress) / 1000
-    read = sum(progress["numInputRows"] for progress in query.recentProgress)
+    seen = [progress["observedMetrics"].get("seen") for progress in query.recentProgress]
+    # Where it is ranges that Spark reads, the function that reads those counts.
+    counted = [0 if row is None else row["rows"] or 0 for row in seen]
+    read = (
+        sum(counted) if "rows" in rows.columns else sum(each["numInputRows"] for each in query.recentProgress)
+    )
     if read != total:
         raise ValueError(f"{read} rows were read where {total} are")
     shutil.rmtree(place, ignore_errors=True)
     return took
+
+
+def _sizes() -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A function of Arrow batches, which Spark pickles by value: how many rows, and bytes of payload, each has."""
+
+    def sizes(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for batch in batches:
+            size = pc.sum(pc.binary_length(batch["payload"])).as_py()
+            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "bytes": [size]})
+
+    return sizes
 
 
 def _archived(spark: SparkSession, servers: str, directory: Path, total: int) -> float:

@@ -36,6 +36,7 @@ def test_everything_said_as_spark_says_it() -> None:
             "topic": "a/**",
             "origin": "spp, tube",
             "where": '{"region": "eu"}',
+            "columns": "seq, payload",
             "entries": "true",
             "hold": "mine",
             "files": "false",
@@ -51,6 +52,7 @@ def test_everything_said_as_spark_says_it() -> None:
     assert not options.fail_on_data_loss
     assert options.origins == ("spp", "tube")
     assert options.predicates == {"region": {"use": 1, "strval": "eu"}}
+    assert options.columns == ("seq", "payload")
     assert (options.entries, options.hold, options.files) == (True, "mine", False)
     assert options.access.patience == 2.5
     assert pickle.loads(pickle.dumps(options)) == options
@@ -74,6 +76,10 @@ def test_times(text: str, expected: int) -> None:
     [
         ({"startingOfsets": "latest"}, True, "no option 'startingofsets': did you mean startingOffsets?"),
         ({"groupIdPrefix": "x"}, True, "no option 'groupidprefix': there are servers,"),
+        ({"columns": "seq,topc"}, True, "columns: there is no column 'topc': did you mean topic?"),
+        ({"columns": "seq,value"}, False, "there is no column 'value': there are seq, time, origin"),
+        ({"columns": "seq,topic,seq"}, True, "columns has seq twice"),
+        ({"columns": "seq,"}, True, "there is no column ''"),
         ({"kafka.bootstrap.servers": "x"}, True, "did you mean servers?"),
         ({"subscribe": "x"}, True, "no option 'subscribe': did you mean topic?"),
         ({"endingTimestamp": "1"}, False, "did you mean endingOffsets?"),

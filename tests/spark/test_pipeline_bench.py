@@ -16,9 +16,15 @@ def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> 
     with running(Headrace) as full, running(Headrace) as other:
         tables = pipeline.pipeline(spark, full, other, tmp_path, 2, True)
     source, sink, latency = ({row["name"]: row for row in table.json()["rows"]} for table in tables)
-    for to in ("noop", "parquet"):
-        for name in ("headrace", "headrace, by the link alone"):
-            assert source[f"{name} to {to}"]["base"] == f"Parquet files to {to}"
-            assert source[f"{name} to {to}"]["ratio"] > 0
+    for name, base in (
+        ("headrace to noop", "Parquet files to noop"),
+        ("headrace, by the link alone, to noop", "Parquet files to noop"),
+        ("headrace, payload alone, to noop", "Parquet files, payload alone, to noop"),
+        ("the same, by headrace.spark.map_in_arrow", "a function of Arrow batches, by mapInArrow"),
+        ("headrace to Parquet, by Spark's writer", "Parquet files to Parquet"),
+        ("headrace to Parquet, by the job archive", "Parquet files to Parquet"),
+    ):
+        assert source[name]["base"] == base
+        assert source[name]["ratio"] > 0
     assert sink["headrace"]["ratio"] > 0
     assert 0 < latency["ping to pong"]["p50"] <= latency["ping to pong"]["p99"]

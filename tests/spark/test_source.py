@@ -284,6 +284,24 @@ def test_a_batch_is_what_the_options_say(spark: SparkSession, filled: Hub) -> No
         spark.read.format("headrace").schema("seq long").option("servers", filled.servers).load().count()
 
 
+@pytest.mark.parametrize("files", ["true", "false"])
+def test_only_the_columns_that_are_named(
+    spark: SparkSession, filled: Hub, tmp_path: Path, files: str
+) -> None:
+    options = {"servers": filled.servers, "columns": "payload, seq", "files": files, "origin": "tube"}
+    rows = spark.read.format("headrace").options(**options).load()
+    assert rows.columns == ["payload", "seq"]
+    expected = [(message.payload, message.seq) for message in filled.messages()]
+    assert sorted((bytes(row.payload), row.seq) for row in rows.collect()) == sorted(expected)
+    stream = spark.readStream.format("headrace").options(**options, startingOffsets="earliest").load()
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start(str(tmp_path / "rows")).awaitTermination()
+    written = spark.read.parquet(str(tmp_path / "rows"))
+    assert (written.columns, written.count()) == (["payload", "seq"], len(expected))
+    with pytest.raises(PySparkException, match="leave schema\\(\\) out"):
+        spark.read.format("headrace").options(**options).schema("seq long").load().collect()
+
+
 @pytest.mark.spark
 def test_keys_are_not_in_plans(spark: SparkSession, start: Callable[..., Hub], tmp_path: Path) -> None:
     hub = start("auth.required=true", 'auth.clients={00112233445566778899aabb = "s3cret"}')

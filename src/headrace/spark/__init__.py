@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.spark.datasource import register
+    from headrace.spark.ranges import map_in_arrow
     from headrace.spark.sessions import session
 
-__all__ = ["register", "session"]
+__all__ = ["map_in_arrow", "register", "session"]
 
-_HOMES = {"register": "headrace.spark.datasource", "session": "headrace.spark.sessions"}
+_HOMES = {
+    "map_in_arrow": "headrace.spark.ranges",
+    "register": "headrace.spark.datasource",
+    "session": "headrace.spark.sessions",
+}
 
 
 def __getattr__(name: str) -> Any:

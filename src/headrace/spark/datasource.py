@@ -17,9 +17,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
-from headrace.spark.options import check_reading, reading, writing
+from headrace.spark.options import Reading, check_reading, reading, writing
 from headrace.spark.sink import BatchWriter, StreamWriter
-from headrace.spark.source import SPARK_SCHEMA, SequenceReader, SequenceStreamReader, cores
+from headrace.spark.source import SequenceReader, SequenceStreamReader, cores, schema_of
 from headrace.spark.workers import settle
 
 
@@ -35,19 +35,20 @@ class HeadraceDataSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        """The envelope; asked for by ``load()``, which is when mistakes are best told."""
-        check_reading(self.options)
-        return SPARK_SCHEMA
+        """The envelope, or some of it; asked for by ``load()``, which is when mistakes are best told."""
+        return schema_of(check_reading(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """``spark.read``."""
-        _check_schema(schema)
-        return SequenceReader(reading(self.options, stream=False), self.parallelism or cores())
+        options = reading(self.options, stream=False)
+        _check_schema(schema, options)
+        return SequenceReader(options, self.parallelism or cores())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """``spark.readStream``."""
-        _check_schema(schema)
-        return SequenceStreamReader(reading(self.options, stream=True), self.parallelism or cores())
+        options = reading(self.options, stream=True)
+        _check_schema(schema, options)
+        return SequenceStreamReader(options, self.parallelism or cores())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """``df.write``."""
@@ -92,6 +93,8 @@ def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:
     )
 
 
-def _check_schema(schema: StructType) -> None:
-    if schema != SPARK_SCHEMA:
-        raise UsageError("the source has the envelope's columns: leave schema() out and use select()")
+def _check_schema(schema: StructType, options: Reading) -> None:
+    if schema != schema_of(options):
+        raise UsageError(
+            "the source has the envelope's columns: leave schema() out, and name those you want with columns"
+        )

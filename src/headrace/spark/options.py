@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import HeadraceError, UsageError
-from headrace.message import MAX_SEQUENCE
+from headrace.message import MAX_SEQUENCE, SCHEMA
 
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = 8081
@@ -46,6 +46,7 @@ _READ: Final = (
     "topic",
     "origin",
     "where",
+    "columns",
     "entries",
     "hold",
     "files",
@@ -156,6 +157,8 @@ class Reading:
     origins: tuple[str, ...] | None = None
     where: str | None = None
     """JSON: an attribute's name to its predicate as the link has it."""
+    columns: tuple[str, ...] | None = None
+    """Which of the envelope's, in this order; ``None``: all."""
     entries: bool = False
     hold: str | None = None
     files: bool = True
@@ -212,19 +215,20 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
         topic=given.text("topic"),
         origins=None if origin is None else tuple(name.strip() for name in origin.split(",")),
         where=None if where is None else parse_predicates(where),
+        columns=given.columns("columns"),
         entries=given.truth("entries", default=False),
         hold=given.text("hold"),
         files=given.truth("files", default=True),
     )
 
 
-def check_reading(options: Mapping[str, str]) -> None:
-    """See that options are right for ``readStream`` or for ``read``, where it is not known yet which of them it is."""
+def check_reading(options: Mapping[str, str]) -> Reading:
+    """The options of ``readStream`` or of ``read``, where it is not known yet which of them it is."""
     try:
-        reading(options, stream=True)
+        return reading(options, stream=True)
     except UsageError as error:
         try:
-            reading(options, stream=False)
+            return reading(options, stream=False)
         except UsageError:
             raise error from None
 
@@ -322,6 +326,19 @@ class _Given:
             )
         return time
 
+    def columns(self, name: str) -> tuple[str, ...] | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        columns = tuple(column.strip() for column in value.split(","))
+        known = SCHEMA.names
+        for place, column in enumerate(columns):
+            if column not in known:
+                raise UsageError(f"{name}: {_unknown(column, {each: each for each in known}, what='column')}")
+            if column in columns[:place]:
+                raise UsageError(f"{name} has {column} twice")
+        return columns
+
     def access(self) -> Access:
         patience = self.text("patience")
         try:
@@ -346,12 +363,12 @@ def micros(moment: datetime) -> int:
     return since // timedelta(microseconds=1)
 
 
-def _unknown(name: str, names: Mapping[str, str]) -> str:
+def _unknown(name: str, names: Mapping[str, str], *, what: str = "option") -> str:
     close = difflib.get_close_matches(name, names, 1)
     if (ours := _ELSEWHERE.get(name)) is not None and ours.lower() in names:
         close = [ours.lower()]
     hint = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(names.values())}"
-    return f"there is no option {name!r}: {hint}"
+    return f"there is no {what} {name!r}: {hint}"
 
 
 def parse_predicates(text: str) -> str:

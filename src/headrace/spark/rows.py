@@ -47,8 +47,12 @@ class Span(NamedTuple):
 
 
 def read_span(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
-    """The rows of a span that the options choose."""
-    return gathered(_read(options, span))
+    """The rows of a span that the options choose, in the columns that they name."""
+    rows = _read(options, span)
+    if options.columns is not None:
+        columns = list(options.columns)
+        rows = (batch.select(columns) for batch in rows)
+    return gathered(rows)
 
 
 def _read(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:

@@ -61,6 +61,14 @@ SPARK_SCHEMA: Final = StructType(
 )
 """The envelope as Spark has it; in Arrow it is :data:`headrace.message.SCHEMA`."""
 
+
+def schema_of(options: Reading) -> StructType:
+    """The columns that the options name."""
+    if options.columns is None:
+        return SPARK_SCHEMA
+    return StructType([SPARK_SCHEMA[name] for name in options.columns])
+
+
 LEAST_ROWS: Final = 10_000
 """A range is not cut into smaller partitions than this, unless ``minPartitions`` says so: a task costs too."""
 

@@ -19,8 +19,8 @@ from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs.job import Run, Started, find
 from headrace.spark.jobs.match import match
-from headrace.spark.jobs.ranges import frame
 from headrace.spark.options import Access, Reading
+from headrace.spark.ranges import frame
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

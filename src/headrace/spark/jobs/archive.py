@@ -26,9 +26,9 @@ from headrace.spark.jobs.archive_parquet import ParquetArchive, log_of
 from headrace.spark.jobs.archive_table import Ledger, TableArchive
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
-from headrace.spark.jobs.ranges import NAME, RangesDataSource
 from headrace.spark.links import link
 from headrace.spark.options import Reading
+from headrace.spark.ranges import NAME, RangesDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

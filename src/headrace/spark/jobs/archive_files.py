@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from headrace.errors import StorageError, UsageError
 from headrace.message import NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.ranges import rows_of
 from headrace.spark.options import Reading
+from headrace.spark.ranges import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

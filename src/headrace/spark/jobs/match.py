@@ -30,9 +30,9 @@ from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
 from headrace.spark.jobs.match_push import Lifeline
 from headrace.spark.jobs.match_tables import EVERY, Tables, matcher_table
-from headrace.spark.jobs.ranges import rows_of
 from headrace.spark.links import link
 from headrace.spark.options import Reading
+from headrace.spark.ranges import rows_of
 from headrace.wire.attribute import CLIENT_ID_BYTES
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def match(
     """The clients of each message that is for anybody: ``seq``, ``clients`` (the 12 bytes of each).
 
     ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``). With
-    ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.jobs.ranges.frame`), which tasks read
+    ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.ranges.frame`), which tasks read
     themselves: several times as quick.
     """
     shared = rows.sparkSession.sparkContext.broadcast((uuid4().hex, subscriptions))
