@@ -22,6 +22,7 @@ import msgspec
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
 from headrace.hub.consumers import Consumers
+from headrace.hub.losses import Losses
 from headrace.hub.publishers import Publishers
 from headrace.hub.services import Services
 from headrace.hub.staging import Queries
@@ -56,6 +57,7 @@ class LinkDoor:
         services: Services | None = None,
         consumers: Consumers | None = None,
         reports: Reports | None = None,
+        losses: Losses | None = None,
         subscriptions: Subscriptions | None = None,
     ) -> None:
         self.stopping: RefusedError | None = None
@@ -78,6 +80,7 @@ class LinkDoor:
             services=services,
             consumers=self.consumers,
             reports=reports,
+            losses=losses,
             subscriptions=subscriptions,
         )
         self._connections: set[LinkConnection] = set()

@@ -20,6 +20,7 @@ from headrace.hub.changes import Changes, Use, uses
 from headrace.hub.filters import Filter
 from headrace.hub.holds import hold
 from headrace.hub.hub import Hub
+from headrace.hub.losses import Losses
 from headrace.hub.publishers import Publishers
 from headrace.hub.publishing import Publishing, mark, published
 from headrace.hub.sequencer import Published
@@ -77,6 +78,7 @@ class Operations:
         services: Services | None,
         consumers: LinkConsumers | None,
         reports: Reports | None = None,
+        losses: Losses | None = None,
         subscriptions: Subscriptions | None = None,
     ) -> None:
         self._hub = hub
@@ -89,6 +91,7 @@ class Operations:
         self._subscribed = subscriptions
         self._consumers = consumers
         self._reports = Reports() if reports is None else reports
+        self._losses = Losses() if losses is None else losses
         self.publishing = self._publishing = Publishing(hub, publishers)
         """Judges what is published once; there is one in a hub."""
         self._staging = Staging(settings.node.data / "stages")
@@ -109,6 +112,7 @@ class Operations:
             ask.Abort: self._abort,
             ask.Snapshot: self._snapshot,
             ask.Report: self._report,
+            ask.Lost: self._lost,
             ask.Subscriptions: self._subscriptions,
         }
         if consumers is not None:
@@ -156,6 +160,18 @@ class Operations:
     def _report(self, connection: LinkConnection, request: ask.Report, _body: memoryview) -> None:
         self._reports.take(request.name, request.facts, monotonic())
         connection.answer(request.id, None)
+
+    def _lost(self, connection: LinkConnection, request: ask.Lost, _body: memoryview) -> None:
+        reader, first, last = request.reader, request.first, request.last
+        if (first is None) != (last is None) or (first is not None and reader is None):
+            raise RefusedError("malformed", "a loss has a reader, first and last")
+        if reader is not None and first is not None and last is not None:
+            if first > last:
+                raise RefusedError("malformed", f"there are no messages {first} to {last}")
+            for fresh in self._losses.add(reader, first, last):
+                detail = f"gone before {reader!r} had read them"
+                self._hub.counters.report("reader_lost", *fresh, detail, at_will=True)
+        connection.answer(request.id, None, lost=self._losses.facts(reader))
 
     def _read(self, connection: LinkConnection, request: ask.Read, _body: memoryview) -> None:
         connection.check_room_for_stream()

@@ -26,6 +26,7 @@ from headrace.hub.authentication import Authentication
 from headrace.hub.consumers import Consumers
 from headrace.hub.hub import Door as Recipient
 from headrace.hub.hub import Hub
+from headrace.hub.losses import Losses
 from headrace.hub.matchers import Matchers
 from headrace.hub.publishers import Publishers
 from headrace.hub.services import Policy, Services, obey
@@ -125,6 +126,7 @@ class Server:
         )
         self._turn_due = False
         self.reports = Reports()
+        self.losses = Losses()
 
     @property
     def doors(self) -> dict[str, str]:
@@ -292,6 +294,7 @@ class Server:
                 consumer.name: {"floor": consumer.floor, "dead": consumer.dead, "lost": consumer.lost}
                 for consumer in furthest_behind
             },
+            "lost": self.losses.facts(),
             "subscribers": subscribers,
             "matching": {
                 "engine": self.settings.matching.engine,
@@ -413,6 +416,7 @@ class Server:
                 services=self.services,
                 consumers=self.consumers,
                 reports=self.reports,
+                losses=self.losses,
                 subscriptions=self.subscriptions,
             )
             self._add(link)

@@ -24,6 +24,9 @@ from headrace.message import MAX_SEQUENCE
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = 8081
 
+READER: Final = "spark"
+"""Who reads, where nobody says."""
+
 MAX_DELAY: Final = 15 * 60.0
 """Seconds that ``minBytesPerTrigger`` may keep a message waiting where nobody says."""
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -48,6 +51,7 @@ _READ: Final = (
     "where",
     "entries",
     "hold",
+    "reader",
     "files",
 )
 _STREAM_ONLY: Final = (
@@ -158,6 +162,8 @@ class Reading:
     """JSON: an attribute's name to its predicate as the link has it."""
     entries: bool = False
     hold: str | None = None
+    reader: str = READER
+    """The name by which the hub is told what was lost."""
     files: bool = True
 
     @property
@@ -214,6 +220,7 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
         where=None if where is None else parse_predicates(where),
         entries=given.truth("entries", default=False),
         hold=given.text("hold"),
+        reader=given.text("reader") or given.text("hold") or READER,
         files=given.truth("files", default=True),
     )
 
