@@ -130,6 +130,26 @@ def test_the_pipeline_of_a_hub_with_clients_says_who_it_is(monkeypatch: pytest.M
     assert met == ["s3cret"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "restart"),
+    [
+        (["archive"], False),
+        (["archive", "archive"], False),
+        (["archive", "verify"], True),
+        ([], True),
+        (["archive", "verify", "--available-now"], False),
+    ],
+)
+def test_who_is_started_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], restart: bool
+) -> None:
+    met: list[bool] = []
+    monkeypatch.setattr(Pipeline, "run", lambda pipeline: met.append(pipeline._asked.restart))
+    monkeypatch.setattr(pipeline_run, "stop_on_signals", lambda *_, **__: None)
+    assert run("pipeline", "run", *arguments).exit_code == 0
+    assert met == [restart]
+
+
 def test_up_goes_on_without_a_pipeline_that_nobody_named(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path, *WITH_AUTH, command="up") as hub:
         until(lambda: "the hub goes on without it" in hub.stderr, "the pipeline to be given up")
@@ -262,12 +282,12 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
         def archive_is(state: str) -> bool:
             return bool(jobs().get("archive", {}).get("state") == state)
 
-        def all_done(count: int) -> bool:
-            hour = status(hub)["measure"].get("hour")
-            return hour is not None and hour["messages"] == count
+        def publish_and_measure(count: int) -> None:
+            with headrace.connect_sync(hub.url("tube_tcp").replace("tube_tcp", "tube")) as link:
+                last = link.publish([b"message"] * count).last
+            until(lambda: (jobs().get("measure", {}).get("seq") or 0) >= last, "the other job to do its work")
 
-        publish(hub, 100)
-        until(lambda: all_done(100), "the other job to do its work")
+        publish_and_measure(100)
         until(lambda: archive_is("restarting"), "the failure to be told")
         assert str(path) in jobs()["archive"]["error"]
         shown = run("pipeline", "status", "--servers", hub.doors["tube_tcp"], "--json").stdout
@@ -280,10 +300,9 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
 
         aside = path.rename(tmp_path / "aside")
         path.write_text("in the way again")
-        publish(hub, 100)
+        publish_and_measure(100)
         until(lambda: archive_is("restarting"), "the query to fail")
-        publish(hub, 100)
-        until(lambda: all_done(300), "the other job to go on")
+        publish_and_measure(100)
         path.unlink()
         aside.rename(path)
         until(lambda: len(archived(path)) >= 300, "the rest to be archived")

@@ -206,6 +206,7 @@ class Pipeline:
         if _has_ended(spark):
             raise PeerError("the Spark session has ended")
         for name, each in self._tended.items():
+            failure = each.failure
             for news in each.news():
                 self._tell(news)
             facts, before = each.facts(self._newest), self._progress.get(name, {})
@@ -214,8 +215,8 @@ class Pipeline:
             self._progress = {**self._progress, name: facts}
             if facts.get("batch") is not None and facts["batch"] != before.get("batch"):
                 self._tell({"event": "progress", **facts})
-            if each.failure is not None:
-                raise each.failure
+            if failure is not None:
+                raise failure
 
     def _stop_queries(self) -> None:
         """Let what is under way end, for a while; then stop."""

@@ -109,7 +109,8 @@ class Tended:
 
     def facts(self, newest: int | None) -> dict[str, object]:
         """What there is to say of it; ``newest`` is the last message there is, if that is known."""
-        started, state = self.started, self._state
+        # In this order: a state that is left to Spark comes after the query that has it.
+        state, started = self._state, self.started
         facts: dict[str, object] = {"job": self._name, "state": state, **self._done}
         if started is not None:
             facts = progress_of(self._name, started, newest)
@@ -128,7 +129,7 @@ class Tended:
                 return
             self._keep(failure)
             if not self._again:
-                self.failure, self._state = failure, "failed"
+                self._state, self.failure = "failed", failure
                 return
             pause = self._pauses.after(monotonic() - began)
             self._state = "restarting"
