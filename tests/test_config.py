@@ -215,6 +215,44 @@ class TestPlaces:
         assert keys == {CLIENT: "file", OTHER: "variable", "a" * 24: "set"}
         assert settings.source(f"auth.clients.{OTHER}") == f"HEADRACE_AUTH__CLIENTS__{OTHER}"
 
+    def test_what_jobs_are_told_adds_up(self, toml) -> None:
+        """As TOML has it: a name with a dot in it, or a table in the table."""
+        settings = load(
+            toml(
+                """
+                [pipeline.params]
+                starting = "latest"
+                archive.interval = 10
+                "archive.size" = 5
+                [pipeline.params.verify]
+                fail_on_data_loss = true
+                """
+            ),
+            environ={"HEADRACE_PIPELINE__PARAMS__ARCHIVE__FAIL_ON_DATA_LOSS": "false"},
+            sets=["pipeline.params.archive.interval=0.5", "pipeline.params.path=/srv/a b"],
+        )
+        assert settings.pipeline.params == {
+            "starting": "latest",
+            "archive.interval": "0.5",
+            "archive.size": "5",
+            "verify.fail_on_data_loss": "true",
+            "archive.fail_on_data_loss": "false",
+            "path": "/srv/a b",
+        }
+        assert settings.source("pipeline.params.archive.size").endswith(".toml")
+
+    @pytest.mark.parametrize("key", ["a.b.c", "", "Archive.path", "a b"])
+    def test_what_no_job_can_be_told(self, key: str) -> None:
+        with pytest.raises(
+            ConfigError, match=re.escape("expected a parameter's name, or job.name, and its value")
+        ):
+            load(environ={}, sets=[f"pipeline.params.{key}=1"])
+
+    @pytest.mark.parametrize("value", ["[1]", "'a\\tb'", "'" + "a" * 5000 + "'"])
+    def test_what_jobs_cannot_be_told(self, toml, value: str) -> None:
+        with pytest.raises(ConfigError, match=r"pipeline\.params\.path"):
+            load(toml(f"pipeline.params.path = {value.replace(chr(39), chr(34))}"), environ={})
+
     def test_lists_are_replaced(self, toml) -> None:
         path = toml('cluster.peers = ["a", "b"]')
         assert load(path, environ={}, sets=["cluster.peers=c"]).cluster.peers == (Address("c", 7878),)

@@ -130,6 +130,26 @@ def test_the_pipeline_of_a_hub_with_clients_says_who_it_is(monkeypatch: pytest.M
     assert met == ["s3cret"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "restart"),
+    [
+        (["archive"], False),
+        (["archive", "archive"], False),
+        (["archive", "verify"], True),
+        ([], True),
+        (["archive", "verify", "--available-now"], False),
+    ],
+)
+def test_who_is_started_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], restart: bool
+) -> None:
+    met: list[bool] = []
+    monkeypatch.setattr(Pipeline, "run", lambda pipeline: met.append(pipeline._asked.restart))
+    monkeypatch.setattr(pipeline_run, "stop_on_signals", lambda *_, **__: None)
+    assert run("pipeline", "run", *arguments).exit_code == 0
+    assert met == [restart]
+
+
 def test_up_goes_on_without_a_pipeline_that_nobody_named(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path, *WITH_AUTH, command="up") as hub:
         until(lambda: "the hub goes on without it" in hub.stderr, "the pipeline to be given up")
@@ -239,6 +259,104 @@ def test_up_keeps_hub_and_pipeline_running(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
+def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -> None:
+    """One that cannot begin, and one that fails later, leave the other alone; a JVM that dies takes both along."""
+    path = tmp_path / "archive"
+    path.write_text("in the way")
+    told = (
+        "--param",
+        f"archive.path={path}",
+        "--param",
+        "archive.interval=0.5",
+        "--param",
+        "measure.interval=0.5",
+    )
+    sets = ("pipeline.jobs=archive,measure", "pipeline.params.starting=1")
+    with HubProcess.start(tmp_path, *sets, command="up", options=told) as hub:
+
+        def jobs() -> dict[str, Any]:
+            found = _running(hub)
+            return {} if found is None else dict(found["jobs"])
+
+        def archive_is(state: str) -> bool:
+            return bool(jobs().get("archive", {}).get("state") == state)
+
+        def publish_and_measure(count: int) -> None:
+            with headrace.connect_sync(hub.url("tube_tcp").replace("tube_tcp", "tube")) as link:
+                last = link.publish([b"message"] * count).last
+            until(lambda: (jobs().get("measure", {}).get("seq") or 0) >= last, "the other job to do its work")
+
+        publish_and_measure(100)
+        until(lambda: archive_is("restarting"), "the failure to be told")
+        assert str(path) in jobs()["archive"]["error"]
+        shown = run("pipeline", "status", "--servers", hub.doors["tube_tcp"], "--json").stdout
+        assert str(path) in json.loads(shown)["jobs"]["archive"]["error"]
+        path.unlink()
+        until(lambda: len(archived(path)) >= 100, "all to be archived once nothing is in the way")
+        until(lambda: archive_is("running"), "the job to run")
+        before = jobs()
+        assert before["archive"]["restarts"] >= 1
+
+        aside = path.rename(tmp_path / "aside")
+        path.write_text("in the way again")
+        publish_and_measure(100)
+        until(lambda: archive_is("restarting"), "the query to fail")
+        publish_and_measure(100)
+        path.unlink()
+        aside.rename(path)
+        until(lambda: len(archived(path)) >= 300, "the rest to be archived")
+        until(lambda: archive_is("running"), "the job to run again")
+        after = jobs()
+        assert after["archive"]["restarts"] > before["archive"]["restarts"]
+        assert (after["measure"]["restarts"], after["measure"]["state"]) == (0, "running")
+        assert "error" not in after["measure"]
+
+        watched = _running(hub)
+        assert watched is not None
+        java = [
+            child
+            for child in psutil.Process(watched["pid"]).children(recursive=True)
+            if "java" in child.name()
+        ]
+        java[0].kill()
+        until(lambda: (_running(hub) or watched)["pid"] != watched["pid"], "another pipeline to run")
+        hub.terminate()
+    assert archived(path) == list(range(1, len(archived(path)) + 1))
+    assert "it is started again in 1 s" in hub.stderr
+    assert "the pipeline ended with 1" in hub.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        (("--param", "archive.pth=x"), "no parameter 'archive.pth'; did you mean path?"),
+        (("--param", "match.path=x"), "no parameter 'match.path'"),
+        (("--set", "pipeline.params.archive.intervall=5"), "did you mean interval?"),
+        (("--param", "path"), "expected NAME=VALUE"),
+        (("--param", "Path=x"), "pipeline.params.Path = 'x' (from --param)"),
+    ],
+)
+def test_up_tells_what_no_job_takes_before_anything_runs(
+    command: Command, tmp_path: Path, told: tuple[str, str], complaint: str
+) -> None:
+    done = command("up", "--data", tmp_path / "data", *told)
+    assert done.returncode == 2
+    assert complaint in done.stderr.decode()
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_machine_without_pyspark_is_told_so(command: Command, tmp_path: Path, hub: HubProcess) -> None:
+    (tmp_path / "pyspark.py").write_text('raise ModuleNotFoundError("there is none", name="pyspark")')
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    line = [sys.executable, "-m", "headrace", "pipeline", "run", "--servers", hub.doors["tube_tcp"]]
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "headrace: there is no PySpark: pip install 'headrace[spark]' brings it along\n"
+
+
+@pytest.mark.spark
 def test_up_is_stopped_while_spark_is_being_started(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
         watcher = psutil.Process(hub.pid)
@@ -314,9 +432,12 @@ def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "40")
     line.tell({**facts, "job": "archive"})
     line.tell({"event": "done", "job": "replay", "state": "done", "messages": 3})
+    failed = {"job": "archive", "state": "restarting", "restarts": 1, "error": "no room", "seconds": 2.0}
+    line.tell({"event": "failed", **failed})
+    line.tell({**facts, "job": "verify", "restarts": 2})
     line.tell({"event": "stopped", "jobs": []})
     line.end()
-    starting, started, live, done, stopped, _ = capsys.readouterr().out.split("\n")
+    starting, started, live, done, failure, again, stopped, _ = capsys.readouterr().out.split("\n")
     assert starting == "starting Spark on local[2] …"
     assert started == "running archive, verify; Spark's pages: http://127.0.0.1:4040"
     assert live.split("\r\x1b[2K")[1:] == [
@@ -325,3 +446,5 @@ def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         "archive 1,250/s, 12 behind, 0.25 s a b…",
     ]
     assert (done, stopped) == ("replay: messages 3", "stopped")
+    assert failure == "archive: no room; it is started again in 2 s"
+    assert again.split("\r\x1b[2K")[1:] == ["archive restarting, 1 restart · verify…"]

@@ -75,7 +75,11 @@ def trimmed(hub: Hub) -> None:
         path = Path(link.head().path)
 
         def settled() -> bool:
-            tails = [tail.stat().st_size for tail in path.glob("*.open")]
+            try:
+                tails = [tail.stat().st_size for tail in path.glob("*.open")]
+            except FileNotFoundError:
+                # It was sealed while it was looked for.
+                return False
             return tails == [HEADER_BYTES] and link.status()["disk"]["bytes"] < 20_000
 
         until(settled)

@@ -51,7 +51,13 @@ def test_one_on_the_path_will_do_where_java_home_will_not(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("version", "modules"),
-    [("11.0.2", java.MODULE), ("1.8.0_392", java.MODULE), ("17.0.1", ""), ("26", java.MODULE)],
+    [
+        ("11.0.2", java.MODULE),
+        ("1.8.0_392", java.MODULE),
+        ("17.0.1", ""),
+        ("23.0.1", java.MODULE),
+        ("26", java.MODULE),
+    ],
 )
 def test_an_unsuitable_one_is_passed_over(tmp_path: Path, version: str, modules: str) -> None:
     home = released(tmp_path / "jdk", version=version, modules=modules)

@@ -50,6 +50,7 @@ def test_everything_said_as_spark_says_it() -> None:
     assert (options.max_offsets, options.max_bytes, options.min_partitions) == (1000, 5_000_000, 7)
     assert (options.min_bytes, options.max_delay) == (1_000_000, 120.0)
     assert not options.fail_on_data_loss
+    assert options.reader == options.hold
     assert options.origins == ("spp", "tube")
     assert options.predicates == {"region": {"use": 1, "strval": "eu"}}
     assert options.columns == ("seq", "payload")

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from headrace.errors import PeerError, RefusedError, StorageError, UnreachableError, UsageError
+from headrace.spark.failures import failure_of, plainly
 from headrace.spark.jobs.job import JOBS, Run, find, parameters_of
 from headrace.spark.options import Access
 from headrace.spark.progress import progress_of
-from headrace.spark.runner import Asked, Pipeline, _failure, _plainly
+from headrace.spark.runner import Asked, Pipeline
 
 
 def jobs(*names: str) -> dict[str, Any]:
@@ -64,24 +65,61 @@ def test_a_hub_that_is_away_is_told_before_a_jvm_starts(monkeypatch: pytest.Monk
         Pipeline(Asked(["archive"], Access("127.0.0.1:1", patience=0.1))).run()
 
 
+class _Session:
+    """As much of a session as a look needs."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: self.stopped))
+        self.sparkContext = self
+
+
+def test_a_look() -> None:
+    """What the hub knows to be lost is among a job's facts; a session that is gone ends the pipeline."""
+    told: list[Any] = []
+    pipeline = Pipeline(Asked(["measure"], Access()), told.append)
+    facts = {"job": "measure", "state": "running", "batch": 1}
+    news = [{"event": "failed", "job": "measure"}]
+    job: Any = SimpleNamespace(news=lambda: iter(news), facts=lambda _newest: dict(facts), failure=None)
+    pipeline._tended = {"measure": job}
+    pipeline._lost = {"measure": {"messages": 2, "ranges": [[1, 2]]}, "another": {}}
+    session: Any = _Session()
+    pipeline._look(session)
+    expected = {**facts, "lost": {"messages": 2, "ranges": [[1, 2]]}}
+    assert pipeline.facts()["jobs"] == {"measure": expected}
+    assert told == [*news, {"event": "progress", **expected}]
+    job.failure = StorageError("measure: no room")
+    with pytest.raises(StorageError, match="no room"):
+        pipeline._look(session)
+    session.stopped = True
+    with pytest.raises(PeerError, match="the Spark session has ended"):
+        pipeline._look(session)
+
+
 def test_failures_are_sentences() -> None:
-    ours = _failure("archive", StorageError("no room"), "a page of Java")
+    ours = failure_of("archive", StorageError("no room"), "a page of Java")
     assert (type(ours), str(ours)) == (PeerError, "archive: no room")
-    wrongly = _failure("archive", UsageError("another log"), "")
+    wrongly = failure_of("archive", UsageError("another log"), "")
     assert (type(wrongly), str(wrongly)) == (UsageError, "archive: another log")
     told = "[STREAM_FAILED] …\nTraceback\nheadrace.errors.UsageError: this is log a, not b\n\tat org.apache"
-    assert str(_failure("verify", None, told)) == "verify: this is log a, not b"
+    assert str(failure_of("verify", None, told)) == "verify: this is log a, not b"
     told = "…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone\n\tat org.apache"
-    assert str(_failure("archive", None, told)).startswith(
+    assert str(failure_of("archive", None, told)).startswith(
         "archive: messages 1 to 9 are lost: gone. To go on"
     )
     assert (
-        str(_failure("verify", ValueError("x"), "\n[STREAM_FAILED] why\nmore"))
+        str(failure_of("verify", ValueError("x"), "\n[STREAM_FAILED] why\nmore"))
         == "verify: [STREAM_FAILED] why"
     )
-    with pytest.raises(PeerError, match=r"^replay: no \(code\)$"), _plainly("replay"):
+    trace = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File x\n"
+    assert str(failure_of("own", None, f"{trace}KeyError: 'x'\n\tat org")) == "own: KeyError: 'x'"
+    lost = failure_of(
+        "own", None, f"{trace}pyarrow.lib.ArrowException: a\n{trace}a.b.OwnError: why\nmore: Error: z"
+    )
+    assert str(lost) == "own: OwnError: why"
+    with pytest.raises(PeerError, match=r"^replay: no \(code\)$"), plainly("replay"):
         raise RefusedError("code", "no")
-    with pytest.raises(ZeroDivisionError), _plainly("replay"):
+    with pytest.raises(ZeroDivisionError), plainly("replay"):
         1 / 0  # noqa: B018 - a mistake of ours is never hidden
 
 

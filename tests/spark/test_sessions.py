@@ -36,6 +36,8 @@ rows = spark.range(100).selectExpr("id", "id % 7 as rest")
 rows.write.parquet(sys.argv[1])
 assert spark.read.parquet(sys.argv[1]).groupBy("rest").count().count() == 7
 assert spark.range(9).mapInArrow(lambda batches: batches, "id long").count() == 9
+sketch = "hll_sketch_estimate(hll_sketch_agg(id)) as about"
+assert spark.range(100).selectExpr(sketch).collect()[0].about == 100
 print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
 """
     environ = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}

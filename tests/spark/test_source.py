@@ -198,6 +198,15 @@ def test_what_is_lost_is_named_or_passed_over(
         kept = stream(hub, failOnDataLoss="false").partitions(begin, end)
     assert ranges(kept) == [(extent.first, extent.head)]
     assert f"messages 1 to {extent.first - 1} are lost" in caplog.text
+    # Planned a second time, it is lost once; under the name that the query has.
+    stream(hub, failOnDataLoss="false", reader="own").partitions(begin, end)
+    stream(hub, failOnDataLoss="false", hold="held").partitions(begin, end)
+    stream(hub, failOnDataLoss="false").partitions(begin, end)
+    with hub.link() as link:
+        each = {"messages": extent.first - 1, "ranges": [[1, extent.first - 1]]}
+        assert link.status()["lost"] == {"own": each, "held": each, "spark": each}
+        assert link.lost("own") == {"own": each}
+        assert link.status()["counters"]["reader_lost"] == 3 * (extent.first - 1)
     # What is lost costs no trigger.
     assert stream(hub).latestOffset(begin, ReadMaxRows(3))["seq"] == extent.first + 2
 

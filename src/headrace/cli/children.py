@@ -60,6 +60,13 @@ class Child:
         self.not_before, self.pause = now + self.pause, min(self.pause * 2, LONGEST_PAUSE)
         return FAILED if code is None else code
 
+    def wait(self) -> int:
+        """Its exit code, when it has ended."""
+        if self.process is not None:
+            self.process.join()
+        code = self.ended()
+        return 0 if code is None else code
+
     def tell(self, number: int) -> None:
         """Send it a signal."""
         if self.process is not None and self.process.pid is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
@@ -10,6 +11,7 @@ from headrace.cli import completing
 from headrace.cli.access import Access
 from headrace.cli.options import HUB_PANEL, ClientId, Data, Door, Json, default_url, gather, identified
 from headrace.cli.prose import examples, paragraphs
+from headrace.errors import UsageError
 
 HELP: Final = paragraphs(
     """
@@ -161,6 +163,21 @@ def list_jobs(as_json: Json = False) -> None:
     from headrace.cli import pipeline_look
 
     pipeline_look.jobs(as_json=as_json)
+
+
+def parse_params(params: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` by name; a later one wins.
+
+    >>> parse_params(["path=/srv/archive", "archive.interval=10"])
+    {'path': '/srv/archive', 'archive.interval': '10'}
+    """
+    told = {}
+    for param in params:
+        name, equals, value = param.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--param {param!r}: expected NAME=VALUE")
+        told[name.strip()] = value
+    return told
 
 
 def _servers() -> str:

@@ -74,5 +74,5 @@ def _show(facts: dict[str, Any]) -> None:
         case state:
             where = f"; Spark's pages: {facts['ui']}" if facts.get("ui") and state == "running" else ""
             print(f"{state} since {facts['since']} on {facts['master']}{where}")
-    for name, job in facts["jobs"].items():
-        print(f"  {progress_line(job)}" if job.get("batch") is not None else f"  {name} {job['state']}")
+    for job in facts["jobs"].values():
+        print(f"  {progress_line(job)}")

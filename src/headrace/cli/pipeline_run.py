@@ -1,7 +1,7 @@
 """What ``pipeline run`` does: run jobs, show how far they are, stop when told to.
 
 On a terminal that is one line that changes; in a pipe it is a JSON line for each thing that happens: ``starting``,
-``started``, ``progress`` (a micro-batch is done), ``done``, ``stopping``, ``stopped``.
+``started``, ``progress`` (a micro-batch is done), ``done``, ``failed`` (it is tried again), ``stopping``, ``stopped``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import msgspec
 from headrace.cli.access import Client
 from headrace.cli.options import identified
 from headrace.cli.output import counted, wants_json
+from headrace.cli.pipeline import parse_params
 from headrace.cli.stderr import speak_briefly
 from headrace.config import Settings
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
-from headrace.spark.jobs.job import DEFAULT_JOBS
+from headrace.spark.jobs.job import DEFAULT_JOBS, find, parameters_of
 from headrace.spark.options import Access
 from headrace.spark.runner import Asked, Pipeline
 from headrace.spark.sessions import cores
@@ -47,12 +48,15 @@ def run(
     """Run jobs until they are done or stopped."""
     speak_briefly()
     introduce(client)
+    names = tuple(dict.fromkeys(jobs or DEFAULT_JOBS))
     asked = Asked(
-        tuple(dict.fromkeys(jobs or DEFAULT_JOBS)),
+        names,
         Access.to(servers),
         master=master,
         params=parse_params(params),
         available_now=available_now,
+        # One alone that fails, or one that has an end, is better told at once than tried again and again.
+        restart=len(names) > 1 and not available_now,
         root=str(data / "pipeline"),
         memory=memory,
     )
@@ -79,17 +83,32 @@ def run_for_hub(settings: Settings) -> None:
         wanted.jobs,
         Access(str(where)),
         master=master,
+        params=wanted.params,
         root=str(settings.node.data.absolute() / "pipeline"),
         memory=wanted.memory,
+        restart=True,
     )
 
     def tell(facts: Mapping[str, object]) -> None:
-        if facts["event"] == "started":
-            logger.info("the pipeline runs %s; Spark's pages: %s", ", ".join(wanted.jobs), facts["ui"])
+        match facts["event"]:
+            case "started":
+                logger.info("the pipeline runs %s; Spark's pages: %s", ", ".join(wanted.jobs), facts["ui"])
+            case "failed":
+                logger.error("%s", failure_line(facts))
 
     pipeline = Pipeline(asked, tell)
     stop_on_signals(pipeline, watched=True)
     pipeline.run()
+
+
+def check_params(settings: Settings) -> None:
+    """See that the jobs of the settings take what they are told."""
+    try:
+        jobs = {name: find(name) for name in settings.pipeline.jobs}
+    except UsageError:
+        # Without Spark nobody takes anything, and the hub runs alone.
+        return
+    parameters_of(jobs, settings.pipeline.params)
 
 
 def introduce(client: Client | None) -> None:
@@ -117,21 +136,6 @@ def stop_on_signals(pipeline: Pipeline, *, watched: bool = False) -> None:
 
     for each in signals:
         signal.signal(each, told)
-
-
-def parse_params(params: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` by name; a later one wins.
-
-    >>> parse_params(["path=/srv/archive", "archive.interval=10"])
-    {'path': '/srv/archive', 'archive.interval': '10'}
-    """
-    told = {}
-    for param in params:
-        name, equals, value = param.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"--param {param!r}: expected NAME=VALUE")
-        told[name.strip()] = value
-    return told
 
 
 class _JsonLines:
@@ -166,6 +170,9 @@ class _Line:
             case "done":
                 rest = {name: value for name, value in facts.items() if name not in ("event", "job", "state")}
                 self._say(f"{facts['job']}: " + ", ".join(f"{name} {value}" for name, value in rest.items()))
+            case "failed":
+                self._say(failure_line(facts))
+                self._jobs[str(facts["job"])] = progress_line({**facts, "error": None})
             case "stopping":
                 self._say("stopping: what is under way comes to its end, for some seconds")
             case "stopped":
@@ -189,12 +196,30 @@ class _Line:
         print(line, flush=True)
 
 
+def failure_line(facts: Mapping[str, object]) -> str:
+    """That a job failed and is tried again, as a sentence.
+
+    >>> failure_line({"job": "archive", "error": "no room", "seconds": 2.0, "restarts": 1})
+    'archive: no room; it is started again in 2 s'
+    """
+    return f"{facts['job']}: {facts['error']}; it is started again in {facts['seconds']:g} s"
+
+
 def progress_line(facts: Mapping[str, object]) -> str:
     """How far a job is, in a few words.
 
     >>> progress_line({"job": "archive", "rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25})
     'archive 1,250/s, 12 behind, 0.25 s a batch'
+    >>> progress_line({"job": "measure", "batch_seconds": 0.1, "lost": {"messages": 36, "ranges": [[1, 36]]}})
+    'measure 0/s, 0.10 s a batch, 36 messages lost'
+    >>> progress_line({"job": "archive", "state": "restarting", "restarts": 2, "error": "no room"})
+    'archive restarting, 2 restarts: no room'
     """
+    restarts = facts.get("restarts")
+    again = [counted(restarts, "restart")] if isinstance(restarts, int) and restarts else []
+    if facts.get("batch_seconds") is None or facts.get("state") in ("restarting", "failed"):
+        why = f": {facts['error']}" if facts.get("error") and facts["state"] != "running" else ""
+        return ", ".join([f"{facts['job']} {facts['state']}", *again]) + why
     behind = facts.get("behind")
     parts = [f"{facts['job']} {float(str(facts.get('rows_per_second') or 0)):,.0f}/s"]
     if isinstance(behind, int):
@@ -203,7 +228,10 @@ def progress_line(facts: Mapping[str, object]) -> str:
     findings = facts.get("findings")
     if isinstance(findings, int):
         parts.append(counted(findings, "finding"))
-    return ", ".join(parts)
+    lost = facts.get("lost")
+    if isinstance(lost, dict) and isinstance(gone := lost.get("messages"), int):
+        parts.append(f"{counted(gone, 'message')} lost")
+    return ", ".join([*parts, *again])
 
 
 def _list(value: object) -> list[object]:

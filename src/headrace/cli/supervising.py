@@ -37,6 +37,12 @@ _LOOK: Final = 0.1
 
 def supervise(settings: Settings, ready_file: Path | None, *, banner: bool) -> None:
     """Run until told to stop; then stop both."""
+    if settings.pipeline.params:
+        # In a process of its own: it takes all of Spark's Python to know what jobs take.
+        asked = Child("check")
+        asked.start(_check_pipeline, settings)
+        if code := asked.wait():
+            raise typer.Exit(code)
     with tempfile.TemporaryDirectory(prefix="headrace-up-") as scratch:
         ready = ready_file or Path(scratch) / "ready.json"
         watcher = _Watcher(settings, ready, banner=banner)
@@ -129,6 +135,15 @@ class _Watcher:
                 if child.process.is_alive():
                     logger.error("the %s does not stop: it is killed", child.name)
                 child.kill()
+
+
+def _check_pipeline(settings: Settings) -> None:
+    from headrace.cli.exits import ending
+
+    with ending():
+        from headrace.cli.pipeline_run import check_params
+
+        check_params(settings)
 
 
 def _run_hub(settings: Settings, ready: Path, banner: bool) -> None:

@@ -37,6 +37,15 @@ class StateRequests:
         """Say what this program is doing; the hub's status shows it under ``name``, and it is in no log."""
         await self._connection.call(lambda n: ask.Report(id=n, name=name, facts=dict(facts)))
 
+    async def lost(self, reader: str | None = None) -> dict[str, dict[str, Any]]:
+        """What each reader, or one, found gone and passed over: ``messages``, and the newest ``ranges`` of them."""
+        answer = await self._connection.call(lambda n: ask.Lost(id=n, reader=reader))
+        return dict(answer.head["lost"])
+
+    async def report_lost(self, reader: str, first: int, last: int) -> None:
+        """Say that messages ``first`` to ``last`` were gone before ``reader`` had them; the hub's status shows it."""
+        await self._connection.call(lambda n: ask.Lost(id=n, reader=reader, first=first, last=last))
+
     async def services(self) -> list[dict[str, Any]]:
         """The services there are: ``id``, ``kind``, ``created``, ``seq`` and ``bytes`` of each."""
         return await self._listed("services", _list_services)

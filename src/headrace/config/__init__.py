@@ -15,7 +15,8 @@ Invariants:
   value that cannot be, raises :class:`~headrace.errors.ConfigError` with its key, value, source and what
   would be right. Nothing else escapes.
 - A :class:`Secret` shows itself in no ``repr``, description or error; only ``reveal`` gives it.
-- Lists are replaced whole; the table ``auth.clients`` grows entry by entry, the stronger source winning each.
+- Lists are replaced whole; the tables ``auth.clients`` and ``pipeline.params`` grow entry by entry, the stronger source
+  winning each.
 """
 
 from headrace.config.kinds import Address, Secret

@@ -27,6 +27,7 @@ _ADDRESS = re.compile(
     re.ASCII,
 )
 
+_MOST_TOLD = 4096
 _MAX_HOST = 253
 """The longest name that DNS carries."""
 
@@ -92,6 +93,8 @@ class Kind(Generic[T]):
     secret: bool = False
     entry: Callable[[str], str] | None = None
     """For a table: how the name of an entry is read. ``read`` is then for one entry's value."""
+    deep: bool = False
+    """For a table: whether names may have dots, so that TOML has tables in it."""
 
     def literal(self, text: str) -> object:
         """What the text of a variable or ``--set`` stands for: a TOML value, or the text as it is."""
@@ -274,9 +277,28 @@ def hubs(default_ports: Mapping[str, int]) -> Kind[tuple[str, ...]]:
     return Kind(f"{schemes}, further hosts behind commas", read, literals=(list, str))
 
 
-def table_of(each: Kind[Any], entry: Callable[[str], str]) -> Kind[Any]:
-    """A TOML table whose keys are names that ``entry`` reads."""
-    return Kind(each.expected, each.read, literals=(dict, str), secret=each.secret, entry=entry)
+def table_of(each: Kind[Any], entry: Callable[[str], str], *, deep: bool = False) -> Kind[Any]:
+    """A TOML table whose keys are names that ``entry`` reads; ``deep``: names with dots, of tables in it."""
+    return Kind(each.expected, each.read, literals=(dict, str), secret=each.secret, entry=entry, deep=deep)
+
+
+def told() -> Kind[str]:
+    """What a job is told: text, or what TOML has for a number or a truth."""
+
+    def read(value: object) -> str:
+        words = str(value).lower() if isinstance(value, bool) else str(value)
+        if not isinstance(value, str | int | float) or not words.isprintable() or len(words) > _MOST_TOLD:
+            raise ValueError(value)
+        return words
+
+    return Kind("a parameter's name, or job.name, and its value", read)
+
+
+def parameter(name: str) -> str:
+    """The name of what jobs are told, or of what one of them is: ``job.name``."""
+    if not re.fullmatch(r"([a-z]+\.)?[a-z_]+", name):
+        raise ValueError(name)
+    return name
 
 
 def client_id(name: str) -> str:

@@ -27,6 +27,7 @@ from headrace.config.kinds import (
     network,
     or_off,
     origin,
+    parameter,
     path,
     plain,
     seconds,
@@ -34,6 +35,7 @@ from headrace.config.kinds import (
     size,
     table_of,
     text,
+    told,
 )
 from headrace.errors import ConfigError
 
@@ -235,6 +237,12 @@ class Pipeline:
         "The Spark master; `auto` is this machine, with one core left to the hub.",
     )
     memory: str = setting(text(1, 16), "1g", "The Spark driver's memory, which on this machine is all of it.")
+    params: Mapping[str, str] = setting(
+        table_of(told(), parameter, deep=True),
+        lambda: MappingProxyType({}),
+        "What its jobs are told: `pipeline.params.<job>.<name>`, or for each that takes it `pipeline.params.<name>`; "
+        "`headrace up --param` adds to it. `headrace pipeline jobs` lists the names.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,7 +474,7 @@ def _read(given: Given) -> Iterator[tuple[str, Any]]:
     value = given.value
     if given.typed and isinstance(value, str):
         value = kind.literal(value)
-    if kind.entry is not None and not name and isinstance(value, dict):
+    if kind.entry is not None and (kind.deep or not name) and isinstance(value, dict):
         for member in value:
             yield from _read(Given(f"{given.key}.{member}", value[member], given.source))
         return

@@ -22,6 +22,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
+from headrace.hub.losses import Losses
 from headrace.message import Batch
 from headrace.net.door import House
 from headrace.net.link_connection import ExplainedError, LinkConnection
@@ -42,7 +43,9 @@ _LOOPBACK: Final = r"(?:[a-z0-9-]+\.)*localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]"
 class LinkDoor:
     """The link, open on any number of sockets."""
 
-    def __init__(self, house: House, status: Callable[[], dict[str, object]], reports: Reports) -> None:
+    def __init__(
+        self, house: House, status: Callable[[], dict[str, object]], reports: Reports, losses: Losses
+    ) -> None:
         self.stopping: RefusedError | None = None
         """Why nothing more is begun."""
         self.not_yet: Callable[[], str | None] = lambda: None
@@ -52,7 +55,7 @@ class LinkDoor:
         self._hub = house.hub
         self._live = Live()
         self.consumers = LinkConsumers(house.hub, house.parts.consumers, house.readers)
-        self.operations = Operations(house, self._live, self.consumers, status, reports)
+        self.operations = Operations(house, self._live, self.consumers, status, reports, losses)
         self._connections: set[LinkConnection] = set()
         self._servers: list[Server] = []
 

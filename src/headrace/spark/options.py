@@ -24,6 +24,9 @@ from headrace.message import MAX_SEQUENCE, SCHEMA
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = 8081
 
+READER: Final = "spark"
+"""Who reads, where nobody says."""
+
 MAX_DELAY: Final = 15 * 60.0
 """Seconds that ``minBytesPerTrigger`` may keep a message waiting where nobody says."""
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -49,6 +52,7 @@ _READ: Final = (
     "columns",
     "entries",
     "hold",
+    "reader",
     "files",
 )
 _STREAM_ONLY: Final = (
@@ -161,6 +165,8 @@ class Reading:
     """Which of the envelope's, in this order; ``None``: all."""
     entries: bool = False
     hold: str | None = None
+    reader: str = READER
+    """The name by which the hub is told what was lost."""
     files: bool = True
 
     @property
@@ -218,6 +224,7 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
         columns=given.columns("columns"),
         entries=given.truth("entries", default=False),
         hold=given.text("hold"),
+        reader=given.text("reader") or given.text("hold") or READER,
         files=given.truth("files", default=True),
     )
 

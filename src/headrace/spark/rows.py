@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -148,22 +149,25 @@ def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
                 yield from stream
             except TrimmedError as trimmed:
                 lost = min(trimmed.oldest - 1, span.last)
-                report_loss(first, lost, fail=options.fail_on_data_loss)
+                report_loss(options, first, lost)
                 first = lost + 1
                 continue
             first = stream.cursor
             if first <= span.last and reach(client, span.last, options.access).head < span.last:
                 # It was there when the batch was planned.
-                report_loss(first, span.last, fail=options.fail_on_data_loss, why=REWOUND)
+                report_loss(options, first, span.last, REWOUND)
                 return
 
 
-def report_loss(first: int, last: int, *, fail: bool, why: str = TRIMMED) -> None:
-    """Say that messages are gone: as an error, or where the user wants to go on, in the log."""
+def report_loss(options: Reading, first: int, last: int, why: str = TRIMMED) -> None:
+    """Say that messages are gone: as an error, or where the user wants to go on, in the log and to the hub."""
     error = LostRangeError(first, last, f"{why} (failOnDataLoss)")
-    if fail:
+    if options.fail_on_data_loss:
         raise error
     logger.warning("%s; going on behind them", error)
+    # This process's log may be read by nobody. A hub that cannot be told now is no reason to stop.
+    with suppress(HeadraceError), link(options.access, at_once=True) as client:
+        client.report_lost(options.reader, first, last)
 
 
 def another_log(before: str, now: str) -> str:

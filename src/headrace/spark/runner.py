@@ -1,8 +1,9 @@
 """Run jobs: start them in one Spark session, watch them, tell how far they are, stop in good order.
 
 A pipeline ends when it is told to (:meth:`Pipeline.stop`), when all its jobs are done (``available_now``, and those
-that have an end), or when one fails: then the others are stopped, and the failure is the pipeline's. Whatever ends it,
-its jobs go on from their checkpoints when they are started again.
+that have an end), or when its Spark session does. If one job fails, then either that job is started again by itself
+(``restart``; see :mod:`~headrace.spark.tended`), or the others are stopped, and the failure is the pipeline's. Whatever
+ends it, its jobs go on from their checkpoints when they are started again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +19,13 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import HeadraceError, PeerError, UsageError
-from headrace.spark.jobs.job import Job, Run, Started, find, parameters_of
+from headrace.errors import HeadraceError, PeerError
+from headrace.spark.failures import as_sentences
+from headrace.spark.jobs.job import Job, Run, find, parameters_of
 from headrace.spark.links import close_links, link
 from headrace.spark.options import Access
-from headrace.spark.progress import progress_of
 from headrace.spark.sessions import session
+from headrace.spark.tended import Tended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,8 +43,8 @@ FIRST_SECONDS: Final = 12.0
 """How long a job may have the machine to itself for its first micro-batch."""
 STOP_SECONDS: Final = 6.0
 """How long a micro-batch under way may take to end when the pipeline is stopped; it is run again otherwise."""
-
-_OURS: Final = re.compile(r"^headrace\.errors\.(\w+): (.+)$", re.MULTILINE)
+JOIN_SECONDS: Final = 0.5
+"""How long a job without its Spark may take to notice; one that waits for a hub takes longer, and is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class Asked:
     master: str = "local[*]"
     params: Mapping[str, str] = field(default_factory=dict)
     available_now: bool = False
+    restart: bool = False
+    """Whether a job that fails is started again, and the others are left alone; else its failure ends all."""
     root: str = "headrace-data/pipeline"
     """Where jobs write that are not told: each in the folder of its name."""
     memory: str = "1g"
@@ -74,12 +77,14 @@ class Pipeline:
         self._asked = asked
         self._tell = tell
         self._stopping = threading.Event()
-        self._runs: dict[str, Run] = {}
-        self._started: dict[str, Started] = {}
-        self._done: dict[str, Mapping[str, object]] = {}
+        self._over = threading.Event()
+        """Set when no job is to be started any more, whatever the reason."""
+        self._tended: dict[str, Tended] = {}
         self._progress: dict[str, dict[str, object]] = {}
         """How far each job was when it was last looked at; what is reported comes from here, not from Spark."""
         self._newest: int | None = None
+        self._lost: Mapping[str, object] = {}
+        """What the hub knows each job to have passed over."""
         self._state = "starting"
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
         self._ui: str | None = None
@@ -124,19 +129,20 @@ class Pipeline:
                     **{"spark.scheduler.mode": "FAIR", **asked.conf},
                 )
             try:
-                with _as_sentences("the pipeline"):
+                with as_sentences("the pipeline"):
                     self._run(spark)
             finally:
                 self._state = "stopping"
+                self._over.set()
                 if self._stopping.is_set():
                     self._tell({"event": "stopping", "jobs": list(asked.jobs)})
                 self._stop_queries()
                 self._stop_spark(spark)
+                for each in self._tended.values():
+                    each.join(JOIN_SECONDS)
                 close_links()
                 self._state = "stopped"
-                self._progress = {
-                    name: {**facts, "state": "stopped"} for name, facts in self._progress.items()
-                }
+                self._progress = {name: _at_last(facts) for name, facts in self._progress.items()}
 
     def facts(self) -> dict[str, object]:
         """What the pipeline is doing."""
@@ -146,72 +152,79 @@ class Pipeline:
             "since": self._since,
             "master": self._asked.master,
             "ui": self._ui,
-            "jobs": {**self._progress, **self._done},
+            "jobs": self._progress,
         }
 
     def _run(self, spark: SparkSession) -> None:
         from headrace.spark.datasource import register
 
         register(spark)
+        if self._asked.restart:
+            _hush_queries(spark)
         self._ui = spark.sparkContext.uiWebUrl
         self._state = "running"
         self._tell({"event": "started", "jobs": list(self._asked.jobs), "ui": self._ui})
-        for name, job in self._jobs.items():
+        for name in self._jobs:
             if self._stopping.is_set():
                 return
-            self._start(spark, name, job)
-            self._let_begin(name)
+            self._start(spark, name)
+            self._let_begin(spark, name)
         while not self._stopping.wait(LOOK_SECONDS):
-            self._look()
-            if not any(each.query.isActive for each in self._started.values()):
+            if all(each.over for each in self._tended.values()):
                 break
-        self._look()
+            self._look(spark)
+        self._look(spark)
 
-    def _start(self, spark: SparkSession, name: str, job: Job) -> None:
-        # A pool each: a long micro-batch of one job does not keep the others waiting.
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    def _start(self, spark: SparkSession, name: str) -> None:
+        job = self._jobs[name]
         folder = job.PARAMETERS["path"].default or name
-        told = {"path": f"{self._asked.root}/{folder}", **self._told[name]}
-        run = Run(spark, name, self._asked.access, told, job.PARAMETERS, self._asked.available_now)
-        self._runs[name] = run
-        with _plainly(name):
-            result = job.start(run)
-        if isinstance(result, Started):
-            self._started[name] = result
-        else:
-            self._done[name] = {"job": name, "state": "done", **result}
-            self._tell({"event": "done", **self._done[name]})
+        params = {"path": f"{self._asked.root}/{folder}", **self._told[name]}
 
-    def _let_begin(self, name: str) -> None:
+        def ready() -> Run:
+            # A pool each: a long micro-batch of one job does not keep the others waiting.
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+            return Run(spark, name, self._asked.access, params, job.PARAMETERS, self._asked.available_now)
+
+        self._tended[name] = Tended(name, job, ready, again=self._asked.restart, stopping=self._over)
+        self._tended[name].start()
+
+    def _let_begin(self, spark: SparkSession, name: str) -> None:
         """Let a job's first micro-batch end before the next job begins, so that there is soon something to see.
 
         Where there are no messages there is nothing to wait for.
         """
         deadline = monotonic() + FIRST_SECONDS
-        started = self._started.get(name)
-        goes_on = started is not None and not self._asked.available_now and bool(self._newest)
-        while started is not None and goes_on and monotonic() < deadline:
-            if started.query.lastProgress is not None or self._stopping.wait(0.1):
+        goes_on = not self._asked.available_now and bool(self._newest)
+        while goes_on and monotonic() < deadline and not self._tended[name].begun:
+            if self._stopping.wait(0.1):
                 break
-        self._look()
+            self._look(spark)
+        self._look(spark)
 
-    def _look(self) -> None:
-        """See how the queries are; tell of each new micro-batch; raise what one failed with."""
-        for name, started in self._started.items():
-            facts, before = progress_of(name, started, self._newest), self._progress.get(name, {})
+    def _look(self, spark: SparkSession) -> None:
+        """See how the jobs are; tell of each new micro-batch and mishap; raise what ends the pipeline."""
+        if _has_ended(spark):
+            raise PeerError("the Spark session has ended")
+        for name, each in self._tended.items():
+            failure = each.failure
+            for news in each.news():
+                self._tell(news)
+            facts, before = each.facts(self._newest), self._progress.get(name, {})
+            if name in self._lost:
+                facts["lost"] = self._lost[name]
             self._progress = {**self._progress, name: facts}
             if facts.get("batch") is not None and facts["batch"] != before.get("batch"):
                 self._tell({"event": "progress", **facts})
-            error = None if started.query.isActive else started.query.exception()
-            if error is not None:
-                failure = self._runs[name].failure
-                raise _failure(name, failure, str(error if failure is None else _told(failure))) from failure
+            if failure is not None:
+                raise failure
 
     def _stop_queries(self) -> None:
         """Let what is under way end, for a while; then stop."""
         deadline = monotonic() + STOP_SECONDS
-        for started in self._started.values():
-            query = started.query
+        for each in self._tended.values():
+            if each.started is None:
+                continue
+            query = each.started.query
             with contextlib.suppress(Exception):
                 while query.isActive and query.status["isTriggerActive"] and monotonic() < deadline:
                     threading.Event().wait(0.05)
@@ -234,6 +247,7 @@ class Pipeline:
                 with contextlib.suppress(HeadraceError), link(access, at_once=True) as client:
                     self._newest = client.head().message
                     client.report(REPORT, self.facts())
+                    self._lost = client.lost()
                 if over:
                     return
 
@@ -258,6 +272,15 @@ def _hushed(name: str) -> Iterator[None]:
         library.setLevel(before)
 
 
+def _hush_queries(spark: SparkSession) -> None:
+    """The same in the JVM: of a query that fails, to be started again and again, a sentence is said each time."""
+    jvm = spark.sparkContext._jvm
+    if jvm is not None:
+        name = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+        log4j = jvm.org.apache.logging.log4j
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+
+
 @contextlib.contextmanager
 def _own_interrupts() -> Iterator[None]:
     """Keep what Ctrl-C does: a Spark context has its own idea, which is to cut off whatever is under way."""
@@ -267,55 +290,15 @@ def _own_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _failure(name: str, failure: BaseException | None, told: str) -> HeadraceError:
-    """What a query failed with, as a sentence: ours if it is in there somewhere, else Spark's first line."""
-    if isinstance(failure, HeadraceError):
-        return _named(name, failure)
-    found = _OURS.findall(told)
-    if found:
-        kind, sentence = found[-1]
-        if kind == "LostRangeError":
-            sentence += (
-                f". To go on behind them, once: headrace pipeline run {name} --param fail_on_data_loss=false"
-            )
-        error = UsageError if kind in ("UsageError", "ConfigError") else PeerError
-        return error(f"{name}: {sentence}")
-    first = next((line for line in told.splitlines() if line.strip()), "the query failed")
-    return PeerError(f"{name}: {first}")
-
-
-def _told(failure: BaseException) -> str:
-    """A failure as text; of Python's own kinds the kind says more than the words do (``KeyError: 'x'``)."""
-    kind = type(failure)
-    words = str(failure)
-    return f"{kind.__name__}: {words}" if kind.__module__ == "builtins" else words
-
-
-def _named(name: str, failure: HeadraceError) -> HeadraceError:
-    error = UsageError if isinstance(failure, UsageError) else PeerError
-    return error(f"{name}: {failure}")
-
-
-@contextlib.contextmanager
-def _plainly(name: str) -> Iterator[None]:
-    """Have errors of a job's start say which job."""
+def _has_ended(spark: SparkSession) -> bool:
+    """Whether a session is of no use any more: stopped, or without its JVM."""
     try:
-        with _as_sentences(name):
-            yield
-    except HeadraceError as error:
-        if str(error).startswith(f"{name}: "):
-            raise
-        raise _named(name, error) from error
+        context = spark.sparkContext._jsc
+        return context is None or bool(context.sc().isStopped())
+    except Exception:  # noqa: BLE001 - py4j has many ways to say that nobody answers
+        return True
 
 
-@contextlib.contextmanager
-def _as_sentences(name: str) -> Iterator[None]:
-    """Have what Spark raises, or its JVM's end, be told as a sentence of ours."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except Exception as error:
-        if not type(error).__module__.startswith(("pyspark", "py4j")):
-            raise
-        raise _failure(name, None, str(error)) from error
+def _at_last(facts: Mapping[str, object]) -> dict[str, object]:
+    """What is said of a job when all is over."""
+    return {**facts, "state": facts["state"] if facts["state"] in ("done", "failed") else "stopped"}

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,8 @@ from headrace.spark.java import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+NO_PYSPARK: Final = "there is no PySpark: pip install 'headrace[spark]' brings it along"
 
 LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -56,6 +58,9 @@ quarter of what a row from Python costs in the JVM."""
 DEEP: Final = "-Xss16m"
 """A Java option. When a query is stopped while Python works on a micro-batch, Spark looks for a pattern in the long
 message that this makes, and runs out of stack with the default of 1 MB."""
+
+SKETCHES: Final = "org.apache.datasketches.memory.internal.ResourceImpl"
+RESTRICTED: Final = "Warning: Java versions > Java 11 can only operate in restricted mode"
 
 _JAVA_VARIABLES: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
@@ -97,15 +102,18 @@ def session(
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
     except ImportError:
-        raise UsageError("there is no PySpark: pip install 'headrace[spark]' brings it along") from None
+        raise UsageError(NO_PYSPARK) from None
     settings = settings_for(master, memory=memory, ui=ui, stateless=stateless)
     for key, value in conf.items():
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
     builder = SparkSession.builder.master(master).appName(app)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _environment(_surroundings(master, running=SparkContext._gateway is not None)):
+    running = SparkContext._gateway is not None
+    with _environment(_surroundings(master, running=running)):
         made = builder.getOrCreate()
+    if not running:
+        _load_sketches(made.sparkContext._jvm)
     _hush(getattr(made.sparkContext, "_accumulatorServer", None))
     return made
 
@@ -175,6 +183,25 @@ def _hush(server: Any) -> None:
 
     server.handle_error = handle_error
     server.hushed = True
+
+
+def _load_sketches(jvm: Any) -> None:
+    """Load what Spark's sketches are made with, without the warning that it prints when it is.
+
+    It says that nothing is put outside of the heap on a Java beyond 11, where Spark puts nothing, and is on every Java
+    that Spark 4 runs on. It is all that is kept from the terminal: whatever else is said meanwhile is said after.
+    """
+    with suppress(Exception):  # Another release of Spark may have no such class, and nothing to say.
+        system, kept = jvm.java.lang.System, jvm.java.io.ByteArrayOutputStream()
+        before = system.err
+        system.setErr(jvm.java.io.PrintStream(kept, True))
+        try:
+            jvm.java.lang.Class.forName(SKETCHES)
+        finally:
+            system.setErr(before)
+            rest = [line for line in kept.toString().splitlines() if not line.startswith(RESTRICTED)]
+            for line in rest:
+                before.println(line)
 
 
 def _surroundings(master: str, *, running: bool) -> dict[str, str]:

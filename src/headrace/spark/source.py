@@ -138,7 +138,7 @@ class _Reader:
 
         if first < extent.first:
             lost = min(extent.first - 1, last)
-            report_loss(first, lost, fail=self._options.fail_on_data_loss)
+            report_loss(self._options, first, lost)
             first = lost + 1
         least = self._options.min_partitions
         return [
@@ -288,7 +288,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             extent = reach(client, seq, self._options.access)
         if extent.head < seq and seq > self._told:
             self._told = seq
-            report_loss(extent.head + 1, seq, fail=self._options.fail_on_data_loss, why=REWOUND)
+            report_loss(self._options, extent.head + 1, seq, REWOUND)
         return extent
 
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.java import java_home
+from headrace.spark.sessions import NO_PYSPARK
 
 CLASSES: Final = {
     "master": "org.apache.spark.deploy.master.Master",
@@ -35,7 +36,7 @@ def command(arguments: Sequence[str]) -> list[str]:
     try:
         import pyspark
     except ImportError:
-        raise UsageError("there is no PySpark: pip install 'headrace[spark]' brings it along") from None
+        raise UsageError(NO_PYSPARK) from None
     if not arguments or arguments[0] not in CLASSES:
         raise UsageError(f"which is it to be? {USAGE}")
     role, *rest = arguments

@@ -64,6 +64,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "consumer_expired": ((), "Deliveries to durable consumers that were not acknowledged in time."),
     "consumer_dead": ((), "Messages a durable consumer was given up on."),
     "consumer_lost": ((), "Messages retention removed before a durable consumer had them."),
+    "reader_lost": ((), "Messages that were gone before a Spark query read them, which went on behind them."),
     "stages_expired": ((), "Staged batches thrown away because nobody committed them."),
     # The log
     "segments_sealed": ((), "Segments turned into Arrow files."),

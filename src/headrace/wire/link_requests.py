@@ -194,9 +194,17 @@ class Report(_Request, frozen=True, kw_only=True):
     facts: dict[str, Any]
 
 
+class Lost(_Request, frozen=True, kw_only=True):
+    """What readers found gone and passed over; say that one did."""
+
+    reader: Name | None = None
+    first: Seq | None = None
+    last: Seq | None = None
+
+
 Request: TypeAlias = (
     Hello | Head | Status | Read | Follow | More | Cancel | Publish | Pass | Publisher | Stage | Commit | Abort | Holds
-    | Snapshot | Services | Subscriptions | Consumers | Ack | Report
+    | Snapshot | Services | Subscriptions | Consumers | Ack | Report | Lost
 )  # fmt: skip
 
 OPERATIONS: Final[dict[str, type[Request]]] = {kind.__name__.lower(): kind for kind in get_args(Request)}

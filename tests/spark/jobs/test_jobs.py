@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.hubprocess import HubProcess
-from tests.spark.hubs import until
+from tests.spark.hubs import TRIMMING, Hub, trimmed, until
 from tests.spark.jobs.conftest import Play
 
 import headrace
@@ -138,6 +138,20 @@ def test_archive_takes_a_burst_at_once_and_lets_a_trickle_wait(
         started.query.stop()
         spark.conf.unset(every_look_tells)
     assert archived(path) == whole(hub).slice(0, before)
+
+
+def test_what_jobs_pass_over_the_hub_knows(tmp_path: Path, play: Play) -> None:
+    with Hub.start(tmp_path / "trimmed", *TRIMMING) as hub:
+        trimmed(hub)
+        oldest = hub.head().first
+        with pytest.raises(PySparkException, match=f"messages 1 to {oldest - 1} are lost"):
+            play("archive", hub.servers, starting=1)
+        play("archive", hub.servers, starting=1, fail_on_data_loss="false")
+        play("measure", hub.servers, starting=1)
+        with hub.link() as link:
+            gone = {"messages": oldest - 1, "ranges": [[1, oldest - 1]]}
+            assert link.lost() == {"archive": gone, "measure": gone}
+        assert archived(tmp_path / "archive").column("seq")[0].as_py() == oldest
 
 
 def test_verify_tells_of_a_sound_log_once(hub: HubProcess, play: Play, tmp_path: Path) -> None:

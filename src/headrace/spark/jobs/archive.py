@@ -24,13 +24,14 @@ from headrace.spark.datasource import register_kind
 from headrace.spark.jobs.archive_files import Added
 from headrace.spark.jobs.archive_parquet import ParquetArchive, log_of
 from headrace.spark.jobs.archive_table import Ledger, TableArchive
-from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.folder import Folder, is_s3
 from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
 from headrace.spark.links import link
 from headrace.spark.options import Reading
 from headrace.spark.ranges import NAME, RangesDataSource
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
     from pyspark.sql import DataFrame
 
 ABOUT: Final = "the sequence to Parquet, Delta or Iceberg, by day and hour"
@@ -73,7 +74,9 @@ def start(run: Run) -> Started:
     with link(run.access) as client:
         archive = open_archive(run, client.log)
 
-    reading = Reading(run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True)
+    reading = Reading(
+        run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True, reader=run.name
+    )
     done: dict[str, object] = {}
 
     name = run.param("hold")
@@ -145,8 +148,8 @@ def format_of(folder: Folder) -> str | None:
     return "parquet" if any(name.startswith("day=") for name in names) else None
 
 
-def archived(run: Run) -> tuple[str, DataFrame]:
-    """The log that an archive is of, and all that it has."""
+def archived(run: Run, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
+    """The log that an archive is of, and all that it has, or at least what is ``wanted`` of it."""
     found = format_of(run.folder)
     if found is None:
         raise UsageError(f"{run.path}: there is no archive")
@@ -154,6 +157,10 @@ def archived(run: Run) -> tuple[str, DataFrame]:
         log = log_of(run.folder)
         if log is None:
             raise UsageError(f"{run.path}: there is no archive")
+        if is_s3(run.path):
+            from headrace.spark.jobs.archive_reading import archived_rows
+
+            return log, archived_rows(run.spark, run.folder, wanted)
         return log, run.spark.read.parquet(run.path)
     from headrace.spark.source import SPARK_SCHEMA
 

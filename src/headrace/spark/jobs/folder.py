@@ -27,7 +27,7 @@ class Folder:
     """One folder; it need not exist yet. Tasks get copies of it."""
 
     def __init__(self, system: fs.FileSystem, path: str) -> None:
-        self._system = system
+        self.system = system
         self.path = path
 
     @classmethod
@@ -40,6 +40,12 @@ class Folder:
         scheme, separator, rest = place.partition("://")
         if not separator:
             return cls(fs.LocalFileSystem(), str(Path(place).absolute()))
+        if "@" in rest.partition("/")[0] and is_s3(place):
+            # Paths are shown to everybody who may see how far a job is, and travel with every task.
+            raise UsageError(
+                f"a path of {scheme}:// has no keys in it: they are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                "wherever else the AWS tools look for them, on the driver's machine and on every worker's"
+            )
         try:
             # Hadoop calls its S3 client s3a; pyarrow has another one.
             found = fs.FileSystem.from_uri(f"s3://{rest}" if scheme == "s3a" else place)
@@ -49,16 +55,16 @@ class Folder:
 
     def sub(self, name: str) -> Folder:
         """A folder in this one."""
-        return Folder(self._system, f"{self.path}/{name}")
+        return Folder(self.system, f"{self.path}/{name}")
 
     def names(self) -> list[str]:
         """What is in it, sorted; nothing, if there is no such folder."""
         selector = fs.FileSelector(self.path, allow_not_found=True)
-        return sorted(found.base_name for found in self._system.get_file_info(selector))
+        return sorted(found.base_name for found in self.system.get_file_info(selector))
 
     def size(self, name: str) -> int:
         """A file's bytes."""
-        return int(self._system.get_file_info(f"{self.path}/{name}").size or 0)
+        return int(self.system.get_file_info(f"{self.path}/{name}").size or 0)
 
     def read(self, name: str) -> bytes:
         """A file's content."""
@@ -68,21 +74,21 @@ class Folder:
 
     def open(self, name: str) -> Any:
         """A file to read from anywhere."""
-        return self._system.open_input_file(f"{self.path}/{name}")
+        return self.system.open_input_file(f"{self.path}/{name}")
 
     def create(self, name: str) -> Any:
         """A file to write, of which nothing may be relied on before :meth:`move`."""
-        self._system.create_dir(self.path, recursive=True)
-        return self._system.open_output_stream(f"{self.path}/{name}")
+        self.system.create_dir(self.path, recursive=True)
+        return self.system.open_output_stream(f"{self.path}/{name}")
 
     def move(self, name: str, to: Folder, new_name: str) -> None:
         """Give a file that is whole its place; what has that name is replaced."""
         source, target = f"{self.path}/{name}", f"{to.path}/{new_name}"
-        self._system.create_dir(to.path, recursive=True)
-        if isinstance(self._system, fs.LocalFileSystem):
+        self.system.create_dir(to.path, recursive=True)
+        if isinstance(self.system, fs.LocalFileSystem):
             _sync(source)
-        self._system.move(source, target)
-        if isinstance(self._system, fs.LocalFileSystem):
+        self.system.move(source, target)
+        if isinstance(self.system, fs.LocalFileSystem):
             _sync(to.path)
 
     def write(self, name: str, content: bytes) -> None:
@@ -96,12 +102,21 @@ class Folder:
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
-            self._system.delete_file(f"{self.path}/{name}")
+            self.system.delete_file(f"{self.path}/{name}")
 
     def remove_all(self) -> None:
         """Remove the folder and all that is in it."""
         with contextlib.suppress(FileNotFoundError):
-            self._system.delete_dir(self.path)
+            self.system.delete_dir(self.path)
+
+
+def is_s3(place: str) -> bool:
+    """Whether a path is a URI of S3, by the name that Hadoop gives its own client or by the other.
+
+    >>> is_s3("s3://bucket/archive"), is_s3("s3a://bucket/archive"), is_s3("/srv/archive")
+    (True, True, False)
+    """
+    return place.startswith(("s3://", "s3a://"))
 
 
 @contextlib.contextmanager

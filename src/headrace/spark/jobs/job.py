@@ -15,9 +15,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from headrace.errors import UsageError
-from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.folder import Folder, is_s3
 from headrace.spark.jobs.kept import Kept
 from headrace.spark.options import Access
+from headrace.spark.sessions import NO_PYSPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,8 +118,14 @@ class Run:
     @property
     def checkpoint(self) -> str:
         """Where the query's checkpoint is."""
-        said = self.params.get("checkpoint")
-        return said or f"{self.path.rstrip('/')}/_checkpoint"
+        if said := self.params.get("checkpoint"):
+            return said
+        if is_s3(self.path) and ("?" in self.path or not self.path.startswith("s3a://")):
+            raise UsageError(
+                f"{self.name}: Spark keeps its checkpoint where Hadoop has a filesystem for, which s3:// is not: say "
+                f"where with --param {self.name}.checkpoint=PATH, a folder or a URI such as s3a://bucket/checkpoint"
+            )
+        return f"{self.path.rstrip('/')}/_checkpoint"
 
     def kept(self) -> Kept:
         """What the job keeps from micro-batch to micro-batch, beside the checkpoint and gone with it."""
@@ -126,13 +133,14 @@ class Run:
 
     def rows(self, servers: str | None = None, **options: object) -> DataFrame:
         """The sequence, or a part of it, as it is now."""
-        return self._load(self.spark.read, servers, options)
+        return self._load(self.spark.read, servers, {"reader": self.name, **options})
 
     def stream(self, source: str = "headrace", **options: object) -> DataFrame:
         """The sequence, from where the query's checkpoint says on; as ``source`` gives it."""
         defaults = {
             "startingOffsets": self.param("starting"),
             "failOnDataLoss": self.param("fail_on_data_loss"),
+            "reader": self.name,
         }
         return self._load(self.spark.readStream, None, defaults | options, source)
 
@@ -187,14 +195,19 @@ def find(name: str) -> Job:
         close = get_close_matches(name, JOBS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(JOBS)}"
         raise UsageError(f"there is no job {name!r}: {hint}")
-    job: Any = import_module(f"headrace.spark.jobs.{name}")
+    try:
+        job: Any = import_module(f"headrace.spark.jobs.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise UsageError(NO_PYSPARK) from None
     return job  # type: ignore[no-any-return]
 
 
 def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Which job is told what: ``NAME=VALUE`` is for each that takes it, ``JOB.NAME=VALUE`` for one.
 
-    Several jobs that share a ``path`` get a folder each in it.
+    Several jobs that share a ``path`` or a ``checkpoint`` get a folder each in it.
     """
     told: dict[str, dict[str, str]] = {name: {} for name in jobs}
     for key, value in sorted(given.items(), key=lambda item: "." in item[0]):
@@ -204,9 +217,19 @@ def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str
         if (dot and (job not in jobs or name not in jobs[job].PARAMETERS)) or not takers:
             raise UsageError(_unknown(key, jobs))
         for taker in takers:
-            shared = name == "path" and not dot and len(jobs) > 1
-            told[taker][name] = f"{value.rstrip('/')}/{taker}" if shared else value
+            shared = name in ("path", "checkpoint") and not dot and len(jobs) > 1
+            told[taker][name] = _below(value, taker) if shared else value
     return told
+
+
+def _below(place: str, name: str) -> str:
+    """A folder in another; behind a URI's path may be what else its filesystem is told.
+
+    >>> _below("/srv/all/", "archive"), _below("s3://mill/all?region=eu-central-1", "archive")
+    ('/srv/all/archive', 's3://mill/all/archive?region=eu-central-1')
+    """
+    path, question, options = place.partition("?") if "://" in place else (place, "", "")
+    return f"{path.rstrip('/')}/{name}{question}{options}"
 
 
 def _unknown(key: str, jobs: Mapping[str, Job]) -> str:

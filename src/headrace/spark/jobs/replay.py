@@ -70,7 +70,7 @@ def start(run: Run) -> dict[str, object]:
     pace = Pace(run.number("rate"), run.number("speed"))
     if pace.rate and pace.speed:
         raise UsageError("replay: rate and speed are two answers to one question: say one")
-    log, rows = archived(run)
+    log, rows = archived(run, _within(run.param("from"), run.param("until")))
     rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
     name = run.param("name") or publisher_name(log, run)
     # Where nothing is chosen, Spark may run no task at all.
@@ -153,10 +153,26 @@ def _beyond(rows: pa.RecordBatch, known: int) -> pa.RecordBatch:
 
 def _edge(place: str, operator: str) -> str:
     """A condition: a sequence number, or a time."""
+    column, value = _parsed(place)
+    return f"{'seq' if column == 'seq' else 'unix_micros(time)'} {operator} {value}"
+
+
+def _within(begin: str, until: str) -> pc.Expression | None:
+    """The same conditions for pyarrow; none, if neither is said."""
+    wanted = None
+    for place, compare in ((begin, pc.greater_equal), (until, pc.less_equal)):
+        if place:
+            column, value = _parsed(place)
+            edge = compare(pc.field(column), pa.scalar(value).cast(SCHEMA.field(column).type))
+            wanted = edge if wanted is None else wanted & edge
+    return wanted
+
+
+def _parsed(place: str) -> tuple[str, int]:
+    """The column that a place is one of, and its value there: a sequence number, or a time in µs."""
     if place.isdecimal():
-        return f"seq {operator} {place}"
+        return "seq", int(place)
     try:
-        then = datetime.fromisoformat(place)
+        return "time", micros(datetime.fromisoformat(place))
     except ValueError:
         raise UsageError(f"replay: {place!r}: expected a sequence number or a time") from None
-    return f"unix_micros(time) {operator} {micros(then)}"

@@ -56,6 +56,7 @@ export default {
       const recent = samples.slice(-MINUTES * 60);
       show(jobs,
         silent ? notice(`The pipeline has not reported for ${span(pipeline.age)}. Is it still running?`) : null,
+        running.filter(([, job]) => job.error && job.state !== "running").map(([name, job]) => notice(`${name}: ${job.error}`)),
         running.length ? [about(pipeline), table("Spark's own progress, job by job", [
           ["Job", ([name]) => name],
           ["State", ([, job]) => h("span", { class: "pill", "data-tone": silent ? "wary" : job.state === "running" ? "good" : "bad" }, job.state ?? "unknown")],

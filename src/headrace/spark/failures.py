@@ -1,0 +1,82 @@
+"""What a job failed with, as a sentence of ours: Spark's own account of it is a page long."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError, LostRangeError, PeerError, StorageError, UsageError
+
+_OURS: Final = re.compile(r"^headrace\.errors\.(\w+): (.+)$", re.MULTILINE)
+_TRACE: Final = "Traceback (most recent call last):"
+_RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt): .+)$", re.MULTILINE)
+"""The line that a trace of Python ends with."""
+
+
+def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceError:
+    """What a query failed with: an error of ours if one is in there; else Python's, or Spark's first line."""
+    if isinstance(failure, HeadraceError):
+        return _named(name, failure)
+    found = _OURS.findall(told)
+    if found:
+        kind, sentence = found[-1]
+        if kind == LostRangeError.__name__:
+            sentence += (
+                f". To go on behind them, once: headrace pipeline run {name} --param fail_on_data_loss=false "
+                f"(headrace up --param {name}.fail_on_data_loss=false)"
+            )
+        error = UsageError if kind in ("UsageError", "ConfigError") else PeerError
+        return error(f"{name}: {sentence}")
+    if raised := _RAISED.findall(told.rpartition(_TRACE)[2]) if _TRACE in told else []:
+        return PeerError(f"{name}: {raised[0]}")
+    first = next((line for line in told.splitlines() if line.strip()), "the query failed")
+    return PeerError(f"{name}: {first}")
+
+
+def is_ours(failure: BaseException | None, told: str) -> bool:
+    """Whether the sentence says all that there is to know: it is an error that was raised on purpose."""
+    return isinstance(failure, HeadraceError) or _OURS.search(told) is not None
+
+
+def told(failure: BaseException) -> str:
+    """A failure as text; of Python's own kinds the kind says more than the words do (``KeyError: 'x'``)."""
+    kind = type(failure)
+    words = str(failure)
+    return f"{kind.__name__}: {words}" if kind.__module__ == "builtins" else words
+
+
+@contextlib.contextmanager
+def plainly(name: str) -> Iterator[None]:
+    """Have errors of a job's start say which job."""
+    try:
+        with as_sentences(name):
+            yield
+    except HeadraceError as error:
+        if str(error).startswith(f"{name}: "):
+            raise
+        raise _named(name, error) from error
+    except (OSError, pa.ArrowException) as error:
+        # A file or a folder that is not as it should be: no mistake of ours.
+        raise StorageError(f"{name}: {error}") from error
+
+
+@contextlib.contextmanager
+def as_sentences(name: str) -> Iterator[None]:
+    """Have what Spark raises, or its JVM's end, be told as a sentence of ours."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark", "py4j")):
+            raise
+        raise failure_of(name, None, str(error)) from error
+
+
+def _named(name: str, failure: HeadraceError) -> HeadraceError:
+    error = UsageError if isinstance(failure, UsageError) else PeerError
+    return error(f"{name}: {failure}")
