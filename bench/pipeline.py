@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import shutil
 import socket
@@ -27,13 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
-from pyspark.sql import functions
 
 import bench
 from bench._peers import Headrace, running
 from headrace.client.tube import LinkClient
 from headrace.config import Address
-from headrace.spark import map_in_arrow, register, session
+from headrace.spark import map_in_arrow, messages, register, session
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
@@ -97,44 +97,50 @@ def sources(
     asked = {"servers": servers, "startingOffsets": "earliest", "minPartitions": str(2 * cores)}
     reader = spark.readStream.format("headrace").options(**asked)
     source, by_link = reader.load(), reader.options(files=False).load()
+    rows_of_ranges = messages(spark, **asked)
     sizes = _sizes()
-    cases: list[tuple[str, DataFrame, str, str | None]] = [
-        ("Parquet files to noop", files, "noop", None),
-        ("headrace to noop", source, "noop", "Parquet files to noop"),
-        ("headrace, by the link alone, to noop", by_link, "noop", "Parquet files to noop"),
-        ("Parquet files, payload alone, to noop", files.select("payload"), "noop", None),
-        (
-            "headrace, payload alone, to noop",
-            spark.readStream.format("headrace").options(**asked, columns="payload").load(),
-            "noop",
-            "Parquet files, payload alone, to noop",
-        ),
-        ("a function of Arrow batches, by mapInArrow", source.mapInArrow(sizes, SIZES), "noop", None),
-        (
-            "the same, by headrace.spark.map_in_arrow",
-            map_in_arrow(spark, sizes, SIZES, **asked),
-            "noop",
-            "a function of Arrow batches, by mapInArrow",
-        ),
-        ("Parquet files to Parquet", files, "parquet", None),
-        ("headrace to Parquet, by Spark's writer", source, "parquet", "Parquet files to Parquet"),
+    # What is compared is run by turns, and nothing else in between.
+    families: list[list[tuple[str, DataFrame, str]]] = [
+        [
+            ("Parquet files to noop", files, "noop"),
+            ("headrace to noop", source, "noop"),
+            ("headrace, by the link alone, to noop", by_link, "noop"),
+            ("headrace.spark.messages to noop", rows_of_ranges, "noop"),
+        ],
+        [
+            ("Parquet files, payload alone, to noop", files.select("payload"), "noop"),
+            (
+                "headrace, payload alone, to noop",
+                spark.readStream.format("headrace").options(**asked, columns="payload").load(),
+                "noop",
+            ),
+        ],
+        [
+            ("a function of Arrow batches, by mapInArrow", source.mapInArrow(sizes, SIZES), "noop"),
+            ("the same, by headrace.spark.map_in_arrow", map_in_arrow(spark, sizes, SIZES, **asked), "noop"),
+        ],
+        [
+            ("Parquet files to Parquet", files, "parquet"),
+            ("headrace to Parquet", source, "parquet"),
+            ("headrace.spark.messages to Parquet", rows_of_ranges, "parquet"),
+        ],
     ]
-    rates: dict[str, list[float]] = {case[0]: [] for case in cases}
-    for _ in range(rounds):
-        for name, rows, sink, _ in cases:
-            bench.warm_memory(directory, 2 * SIZE * total)
-            rates[name].append(total / _timed(rows, sink, directory, total))
-    for name, _, _, base in cases:
-        rate = statistics.median(rates[name][1:] or rates[name])
-        table.add(name, rate, rate * SIZE / 1e6, base=base)
+    for family in families:
+        rates: dict[str, list[float]] = {case[0]: [] for case in family}
+        for _ in range(rounds):
+            for name, rows, sink in family:
+                bench.warm_memory(directory, 2 * SIZE * total)
+                rates[name].append(total / _timed(rows, sink, directory, total))
+        for name, each in rates.items():
+            rate = statistics.median(each[1:] or each)
+            base = family[0][0]
+            table.add(name, rate, rate * SIZE / 1e6, base=None if name == base else base)
     archived = []
     for _ in range(rounds):
         bench.warm_memory(directory, 2 * SIZE * total)
         archived.append(total / _archived(spark, servers, directory, total))
     rate = statistics.median(archived[1:] or archived)
-    table.add(
-        "headrace to Parquet, by the job archive", rate, rate * SIZE / 1e6, base="Parquet files to Parquet"
-    )
+    table.add("the job archive, to Parquet", rate, rate * SIZE / 1e6, base="Parquet files to Parquet")
     return table
 
 
@@ -202,20 +208,15 @@ def latency(spark: SparkSession, servers: str, cores: int, warming: float, secon
 def _timed(rows: DataFrame, sink: str, directory: Path, total: int) -> float:
     """How long one query over everything takes; that it was everything is looked at."""
     place = Path(tempfile.mkdtemp(dir=directory))
-    if "rows" in rows.columns:
-        rows = rows.observe("seen", functions.sum("rows").alias("rows"))
     writer = rows.writeStream.format(sink).option("checkpointLocation", str(place / "checkpoint"))
     if sink == "parquet":
         writer = writer.option("path", str(place / "rows"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     took = sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress) / 1000
-    seen = [progress["observedMetrics"].get("seen") for progress in query.recentProgress]
-    # Where it is ranges that Spark reads, the function that reads those counts.
-    counted = [0 if row is None else row["rows"] or 0 for row in seen]
-    read = (
-        sum(counted) if "rows" in rows.columns else sum(each["numInputRows"] for each in query.recentProgress)
-    )
+    end = json.loads(query.recentProgress[-1]["sources"][0]["endOffset"])
+    # Where Spark is given ranges, it counts those.
+    read = end["seq"] if "seq" in end else sum(progress["numInputRows"] for progress in query.recentProgress)
     if read != total:
         raise ValueError(f"{read} rows were read where {total} are")
     shutil.rmtree(place, ignore_errors=True)
