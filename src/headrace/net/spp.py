@@ -181,6 +181,10 @@ class SppStream(Stream[SppDoor]):
             # One answer a connection: who sends many and reads none must not fill memory with them.
             self.counters.add("ignored", door="spp")
             return
+        # What came before is published, and under the name that the peer had then, whether it came in one read or not.
+        self.done_taking()
+        if not self.admitted:
+            return
         try:
             auth = parse_auth(json)
         except WireError as error:
@@ -203,7 +207,6 @@ class SppStream(Stream[SppDoor]):
         self._session.pay()
 
     def _deny(self, reason: str, detail: object) -> None:
-        self.done_taking()
         self.counters.refuse("spp", reason, self.name, detail)
         self.send(serialize(Authenticated(accepted=False)))
         super().close()
