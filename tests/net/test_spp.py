@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -202,6 +203,20 @@ class TestSubscriptions:
         done = await dial(server)
         done.sock.shutdown(socket.SHUT_WR)
         assert await done.rest() == packet(*offer("a"))
+
+    async def test_one_that_then_reads_no_more_either_is_forgotten(self, server: Server, dial: Dial) -> None:
+        """Though nothing changes that it could be sent."""
+        peer = await dial(server)
+        await peer.send(publish("a", b"1") + subscribe("a"))
+        assert await peer.until_info("a") == b"1"
+        (door,) = (door for door in server._doors if isinstance(door, SppDoor))
+        peer.sock.shutdown(socket.SHUT_WR)
+        await until(lambda: all(stream._ended for stream in door.streams))
+        # Gone at once: of one that closes in the usual way the system says for a minute that it is there.
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        await until(lambda: server.connections == 0)
+        assert not door.audience.sessions
 
 
 class TestPublishing:
