@@ -9,11 +9,17 @@ from tests.client.links import break_tubes, client, read_all, some
 from tests.net.raw import running_hub
 
 import headrace
+from headrace.client import tube
 from headrace.client.tube import LinkClient
 from headrace.errors import ClosedError, RefusedError, TrimmedError, UsageError
 from headrace.log import snapshot
 from headrace.net.server import Server
 from headrace.wire.predicate import Equals
+
+
+def test_what_its_methods_take_and_return_can_be_imported_with_it() -> None:
+    assert {"Batches", "Extent", "Follow", "LinkClient", "Where"} <= set(tube.__all__)
+    assert all(hasattr(tube, name) for name in tube.__all__)
 
 
 async def test_read_and_head(server: Server, link: LinkClient) -> None:

@@ -17,8 +17,9 @@ from tests.net.raw import running_hub, until
 from tests.tube.stranger import request as websocket_request
 
 from headrace.net import link_connection
-from headrace.net.link import _origins
+from headrace.net.link import LinkDoor, _origins
 from headrace.net.server import Server
+from headrace.wire import link_requests as ask
 from headrace.wire.auth import sign
 from headrace.wire.tube import RAW, stream_pieces, websocket_pieces
 
@@ -42,6 +43,12 @@ async def test_hello_and_head(server: Server, door: str) -> None:
             "first_time": None,
             "head_time": None,
         }
+
+
+async def test_there_is_an_operation_for_whatever_can_be_asked(server: Server) -> None:
+    (door,) = (door for door in server._doors if isinstance(door, LinkDoor))
+    connections_own = {ask.Hello, ask.More, ask.Cancel}
+    assert door.operations._table.keys() == set(ask.OPERATIONS.values()) - connections_own
 
 
 async def test_nothing_comes_before_hello(server: Server) -> None:

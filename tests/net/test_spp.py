@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -203,6 +204,20 @@ class TestSubscriptions:
         done.sock.shutdown(socket.SHUT_WR)
         assert await done.rest() == packet(*offer("a"))
 
+    async def test_one_that_then_reads_no_more_either_is_forgotten(self, server: Server, dial: Dial) -> None:
+        """Though nothing changes that it could be sent."""
+        peer = await dial(server)
+        await peer.send(publish("a", b"1") + subscribe("a"))
+        assert await peer.until_info("a") == b"1"
+        (door,) = (door for door in server._doors if isinstance(door, SppDoor))
+        peer.sock.shutdown(socket.SHUT_WR)
+        await until(lambda: all(stream._ended for stream in door.streams))
+        # Gone at once: of one that closes in the usual way the system says for a minute that it is there.
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        await until(lambda: server.connections == 0)
+        assert not door.audience.sessions
+
 
 class TestPublishing:
     async def test_the_first_value_decides_the_kind(self, server: Server, dial: Dial) -> None:
@@ -391,6 +406,16 @@ class TestLagging:
         await silent.send(publish("a", b"alive"))
         await until(lambda: server.hub.log.head == 3)
 
+    async def test_half_a_packet_is_not_late_at_once(self, server: Server, dial: Dial) -> None:
+        peer = await dial(server)
+        first = publish("a", b"1")
+        await peer.send(first[:10])
+        (door,) = (door for door in server._doors if isinstance(door, SppDoor))
+        await until(lambda: any(stream._decoder.unfinished for stream in door.streams))
+        door.tick(asyncio.get_running_loop().time())
+        await peer.send(first[10:])
+        assert await peer.packet() == offer("a")
+
     async def test_who_subscribed_and_ended_inside_a_packet_is_still_sent_changes(
         self, start: Start, dial: Dial
     ) -> None:
@@ -452,6 +477,42 @@ class TestAuth:
         assert (await peer.rest()).endswith(REFUSED)
         assert refused(server, "malformed") == 1
         assert server.services.get("after") is None
+
+    async def test_what_came_before_an_accepted_one_has_the_name_of_then(
+        self, server: Server, dial: Dial
+    ) -> None:
+        peer = await dial(server)
+        await peer.send(publish("a", b"1") + auth(CLIENT, "whatever", "1") + publish("b", b"1"))
+        await until(lambda: server.services.get("b") is not None)
+        rows = [one for batch in server.hub.log.scan(1) for one in batch if one.origin == "spp"]
+        assert [(row.topic, row.publisher) for row in rows] == [("a", peer.name), ("b", CLIENT)]
+
+    async def test_a_disk_that_fails_before_one_leaves_nothing_behind(
+        self, server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_: object) -> None:
+            raise FullError("log", "no space")
+
+        peer = await dial(server)
+        (door,) = (door for door in server._doors if isinstance(door, SppDoor))
+        await until(lambda: len(door.audience.sessions) == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(server.hub.log, "append", full)
+            patch.setattr(type(server.hub), "full", True)
+            await peer.send(publish("a", b"1") + auth(CLIENT, "whatever", "1"))
+            assert await peer.rest() == b""
+        await until(lambda: server.connections == 0)
+        assert not door.audience.sessions
+
+    async def test_who_is_refused_and_takes_nothing_is_cut_off(self, start: Start, dial: Dial) -> None:
+        server = await start("limits.slow_seconds=0.3")
+        peer = await dial(server, receive_buffer=4096)
+        await peer.send(publish("a", bytes(6 << 20)))
+        assert await peer.packet() == offer("a")
+        await peer.send(subscribe("a") + documented("Auth"))
+        await until(lambda: refused(server, "slow") == 1)
+        await until(lambda: server.connections == 0)
+        assert refused(server, "malformed") == 1
 
     async def test_a_token_is_used_once(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)

@@ -34,6 +34,17 @@ from headrace.message import MAX_SEQUENCE
 from headrace.wire import link_requests as ask
 from headrace.wire.link import Buffer, LinkMessage, body_of
 
+__all__ = [
+    "DEFAULT_PORT",
+    "WEBSOCKET_PORT",
+    "Batches",
+    "Extent",
+    "Follow",
+    "LinkClient",
+    "Options",
+    "Where",
+]
+
 DEFAULT_PORT: Final = 8081
 WEBSOCKET_PORT: Final = 8080
 

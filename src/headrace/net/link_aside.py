@@ -20,7 +20,7 @@ class Aside:
         self._threads = threads
 
     def run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Do something that nobody waits for."""
+        """Work in a thread."""
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def answer(

@@ -87,11 +87,7 @@ class Operations:
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
         """Do what a request asks; an error raised here is its answer."""
-        operation = self._table.get(type(request))
-        if operation is None:
-            name = type(request).__name__.lower()
-            raise RefusedError("unknown", f"this hub has no {name} yet")
-        operation(connection, request, body)
+        self._table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:
         """Forget stages that nobody committed."""

@@ -85,7 +85,6 @@ class Server:
         self.services = self.parts.services
         self.consumers = self.parts.consumers
         self.subscriptions = self.parts.subscriptions
-        self.matchers = self.parts.matchers
         self.routing: Routing
         self.upkeep: Upkeep
         self._upstream: Upstream | None = None

@@ -10,6 +10,7 @@ is counted and ignored, packets longer than an AUTH may be are refused, and it h
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Sequence
 from time import time
@@ -38,6 +39,9 @@ from headrace.wire.spp import (
 )
 
 _STRINGS: Final = 8
+
+_LONGEST_KEEPIDLE: Final = 32_767
+"""Seconds; the kernel takes no more."""
 
 
 class SppDoor(StreamDoor["SppStream"]):
@@ -118,7 +122,14 @@ class SppStream(Stream[SppDoor]):
     def eof_received(self) -> bool:
         """The peer sends no more, but may go on reading what it has subscribed."""
         super().eof_received()
-        return self._session is not None and bool(self._session.subscriptions)
+        if self._session is None or not self._session.subscriptions:
+            return False
+        # Whether it does shows only when it is sent something, which may be never: the kernel has to ask.
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            seconds = min(max(int(self.limits.slow_seconds), 1), _LONGEST_KEEPIDLE)
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+        return True
 
     def pause_writing(self) -> None:
         """The peer takes less than it is sent: it is owed the rest, and may publish all the same."""
@@ -146,10 +157,12 @@ class SppStream(Stream[SppDoor]):
         self.refuse("lagging", detail)
 
     def judge(self, now: float) -> None:
-        """Cut off a peer that does not say who it is."""
+        """Cut off a peer that does not say who it is, and forget one that ended and reads no more either."""
         handshake = self.limits.handshake_seconds
         if self._session is None and now - self.since >= handshake:
             self.refuse("handshake", f"no AUTH within {handshake:g} s")
+        elif self._ended and self._is_gone():
+            self.abort()
 
     def close(self) -> None:
         """Send what is buffered, and what the peer is owed, and close."""
@@ -160,6 +173,12 @@ class SppStream(Stream[SppDoor]):
         if self._session is not None:
             self._session.close()
             self._session = None
+
+    def _is_gone(self) -> bool:
+        """Whether the connection is over; the event loop does not look, where there is nothing to read or write."""
+        look = select.poll()
+        look.register(self._transport.get_extra_info("socket"), 0)
+        return bool(look.poll(0))
 
     def _subscribe_later(self, service: str) -> bool:
         """Wait for a service that is being created: a PUBLISH and a Subscribe may come in one go."""
@@ -180,6 +199,10 @@ class SppStream(Stream[SppDoor]):
         if self._authenticated:
             # One answer a connection: who sends many and reads none must not fill memory with them.
             self.counters.add("ignored", door="spp")
+            return
+        # What came before is published, and under the name that the peer had then, whether it came in one read or not.
+        self.done_taking()
+        if not self.admitted:
             return
         try:
             auth = parse_auth(json)
@@ -203,7 +226,6 @@ class SppStream(Stream[SppDoor]):
         self._session.pay()
 
     def _deny(self, reason: str, detail: object) -> None:
-        self.done_taking()
         self.counters.refuse("spp", reason, self.name, detail)
         self.send(serialize(Authenticated(accepted=False)))
         super().close()
