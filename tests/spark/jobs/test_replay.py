@@ -68,7 +68,7 @@ def test_what_is_chosen(spark: SparkSession, tmp_path: Path, capfd: pytest.Captu
     assert [row.seq for row in by_time.orderBy("seq").collect()] == [seq for seq in range(10, 21) if seq % 5]
     by_number = chosen(archived, "topic <> 't0'", "10", "20")
     assert by_number.select("seq").exceptAll(by_time.select("seq")).count() == 0
-    by_time.explain()
+    by_time.explain("formatted")
     plan = capfd.readouterr().out
     assert "GreaterThanOrEqual(time," in plan
     assert "LessThanOrEqual(time," in plan
