@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
@@ -74,8 +76,19 @@ def test_what_is_chosen(spark: SparkSession, tmp_path: Path, capfd: pytest.Captu
     assert "LessThanOrEqual(time," in plan
 
 
+@pytest.fixture
+def own_formatters() -> Iterator[None]:
+    """PySpark's logger of mistakes in SQL has pytest's handlers, which follow it, write JSON from then on."""
+    before = [(handler, handler.formatter) for handler in logging.root.handlers]
+    yield
+    logging.getLogger("SQLQueryContextLogger").propagate = True
+    for handler, formatter in before:
+        handler.setFormatter(formatter)
+
+
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("own_formatters")
 @pytest.mark.parametrize("where", ["topik = 1", "topic =", "seq", "count(*) > 1"])
 def test_a_condition_that_is_none(spark: SparkSession, tmp_path: Path, where: str) -> None:
     pq.write_table(rows(1, 10), tmp_path / "a.parquet")
