@@ -18,6 +18,7 @@ from headrace.net.recording import FILE_BYTES, Recorder
 from headrace.spark.jobs.decode import rows_of
 from headrace.spark.jobs.folder import Folder
 from headrace.tube import connect
+from headrace.wire.capture import MAX_CHUNK, Capture, CaptureDecoder, Chunk
 
 
 def frames(captures: Path, door: str) -> list[tuple[bool, str]]:
@@ -98,6 +99,31 @@ async def test_a_websocket_tube_is_recorded_and_decoded(tmp_path: Path) -> None:
         assert kinds[:2] == ["Handshake", "FragmentSize"]
         assert kinds.count("Message") >= 3
         assert "Close" in kinds
+
+
+def test_what_is_recorded_is_there_at_once(tmp_path: Path) -> None:
+    """For whoever looks while a connection lasts, and whatever becomes of the hub."""
+    recorder = Recorder(tmp_path, dict)
+    with recorder.begin("spp", "somebody") or pytest.fail("no file") as file:
+        (path,) = tmp_path.iterdir()
+        (begun,) = CaptureDecoder().feed(path.read_bytes())
+        assert isinstance(begun, Capture)
+        recorder.write(file, b"hello", outgoing=False)
+        assert [
+            item.data for item in CaptureDecoder().feed(path.read_bytes()) if isinstance(item, Chunk)
+        ] == [b"hello"]
+
+
+def test_any_length_is_recorded_so_that_it_can_be_read(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, dict)
+    sent = bytes(range(251)) * (2 * MAX_CHUNK // 251 + 1)
+    with recorder.begin("spp", "somebody") or pytest.fail("no file") as file:
+        recorder.write(file, memoryview(sent), outgoing=True)
+        recorder.write(file, b"", outgoing=False)
+    (path,) = tmp_path.iterdir()
+    chunks = [item for item in CaptureDecoder().feed(path.read_bytes()) if isinstance(item, Chunk)]
+    assert b"".join(chunk.data for chunk in chunks) == sent
+    assert [chunk.outgoing for chunk in chunks] == [True, True, True, False]
 
 
 def test_it_ends_when_enough_is_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import LimitError, MalformedError
-from headrace.wire.capture import MAX_CHUNK, MAX_LINE, Capture, CaptureDecoder, Chunk, serialize
+from headrace.wire.capture import MAX_CHUNK, MAX_LINE, MAX_TIME, Capture, CaptureDecoder, Chunk, serialize
 
-CHUNKS = st.builds(Chunk, st.booleans(), st.integers(0, (1 << 64) - 1), st.binary(max_size=50))
+CHUNKS = st.builds(Chunk, st.booleans(), st.integers(0, MAX_TIME), st.binary(max_size=50))
 
 
 @given(st.lists(CHUNKS, max_size=5), st.integers(1, 40))
@@ -29,6 +29,7 @@ def test_any_pieces(chunks: list[Chunk], step: int) -> None:
         (b'{"door":"spp"}\n', MalformedError),
         (b'{"door":"spp","peer":"","version":2}\n', MalformedError),
         (serialize(Capture("spp", "")) + b"\x02" + bytes(12), MalformedError),
+        (serialize(Capture("spp", "")) + serialize(Chunk(False, MAX_TIME + 1, b"")), LimitError),
         (serialize(Capture("spp", "")) + bytes(9) + (MAX_CHUNK + 1).to_bytes(4), LimitError),
     ],
 )

@@ -33,7 +33,7 @@ def _files(captures: Sequence[Path]) -> Iterator[Path]:
     """The captures that are meant; each is looked for before the first is read."""
     for place in captures:
         if place.is_dir():
-            found = sorted(path for path in place.iterdir() if is_capture(path.name))
+            found = sorted(path for path in place.iterdir() if is_capture(path.name) and path.is_file())
             if not found:
                 raise UsageError(f"{place} has no captures (*.capture, *.pcap, *.cap)")
             yield from found

@@ -26,7 +26,7 @@ import uvloop
 
 from headrace.client.udp import UDP_SEGMENT, segment_size
 from headrace.errors import ConfigError
-from headrace.wire.capture import Capture, Chunk, serialize
+from headrace.wire.capture import MAX_CHUNK, Capture, Chunk, serialize
 
 logger = logging.getLogger("headrace")
 
@@ -74,6 +74,7 @@ class Recorder:
         try:
             file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
             file.write(serialize(Capture(door, peer, datagrams)))
+            file.flush()
         except OSError as error:
             self._give_up(f"{path}: {error}")
             return None
@@ -84,8 +85,14 @@ class Recorder:
         """Write bytes down; return whether there is room for more."""
         if self._left <= 0:
             return False
+        now = time_ns() // 1000
         try:
-            file.write(serialize(Chunk(outgoing, time_ns() // 1000, bytes(data))))
+            file.writelines(
+                serialize(Chunk(outgoing, now, bytes(data[at : at + MAX_CHUNK])))
+                for at in range(0, max(len(data), 1), MAX_CHUNK)
+            )
+            # Whoever looks while a connection lasts, or after the hub was killed, sees all of it.
+            file.flush()
         except OSError as error:
             self._give_up(str(error))
             return False

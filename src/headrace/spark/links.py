@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from headrace.client.sync import Sync
+from headrace.client.sync import AsyncClient, Sync
 from headrace.client.tube import Extent, LinkClient
 from headrace.errors import UnreachableError
 from headrace.spark.options import Access
@@ -27,6 +28,8 @@ CREDIT: Final = 16 << 20
 
 _POLL_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 0.2
+
+T = TypeVar("T", bound=AsyncClient)
 
 _kept: dict[Access, list[Sync[LinkClient]]] = {}
 _keeping = threading.Lock()
@@ -53,7 +56,7 @@ def link(access: Access, *, at_once: bool = False) -> Iterator[Any]:
         kept = _kept.get(access)
         client = kept.pop() if kept else None
     if client is None:
-        client = _open(access, 0.0 if at_once else access.patience)
+        client = opened(partial(new_client, access), 0.0 if at_once else access.patience)
     try:
         yield client
     except BaseException:
@@ -64,11 +67,12 @@ def link(access: Access, *, at_once: bool = False) -> Iterator[Any]:
         _kept.setdefault(access, []).append(client)
 
 
-def _open(access: Access, seconds: float) -> Sync[LinkClient]:
+def opened(make: Callable[[], T], seconds: float) -> Sync[T]:
+    """What ``make`` makes, opened; a hub that is not there is waited for."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return Sync(new_client(access)).open()
+            return Sync(make()).open()
         except UnreachableError:
             if time.monotonic() >= deadline:
                 raise

@@ -19,6 +19,8 @@ from headrace.wire.inbox import Decoder
 
 MAX_LINE: Final = 4096
 MAX_CHUNK: Final = 16 << 20
+MAX_TIME: Final = 253_402_300_799_999_999
+"""The end of the year 9999: what calendars can show."""
 
 _CHUNK: Final = struct.Struct(">BQI")
 
@@ -70,6 +72,8 @@ class CaptureDecoder(Decoder[Capture | Chunk]):
             raise MalformedError("capture", "direction", direction, "0 or 1", offset=self.inbox.position)
         if length > MAX_CHUNK:
             raise LimitError("capture", "length", length, MAX_CHUNK, offset=self.inbox.position)
+        if time > MAX_TIME:
+            raise LimitError("capture", "time", time, MAX_TIME, offset=self.inbox.position)
         if len(self.inbox) < _CHUNK.size + length:
             return None
         self.inbox.skip(_CHUNK.size)

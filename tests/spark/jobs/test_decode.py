@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from tests.spark.jobs.conftest import Play
 from websockets.frames import Frame, Opcode
 
 from headrace.config import DOORS
 from headrace.errors import MalformedError, UsageError
-from headrace.spark.jobs.decode import _of_pcap, decode, parse_ports, rows_of
+from headrace.spark.jobs.decode import TASKS_A_CORE, _of_pcap, decode, parse_ports, rows_of
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.pcap import pieces
 from headrace.wire import fyrehose, link, publish, sdk, spp, tube
@@ -212,6 +213,83 @@ def test_what_is_lost_is_said() -> None:
     assert f"{2 * len(push)} bytes" in found[1]["error"]
 
 
+def test_a_syn_that_comes_again_begins_nothing() -> None:
+    push = fyrehose.serialize(fyrehose.Push(b"hello"))
+    size = len(push)
+    packets = [packet(b"", 99, flags=0x02), packet(push, 100), packet(b"", 99, flags=0x02)]
+    packets += [packet(push, 100 + size), packet(b"", 5000, flags=0x02), packet(push, 5001)]
+    assert kinds(list(_of_pcap(BytesIO(pcap(packets)), PORTS))) == ["Push"] * 3
+
+
+@pytest.mark.parametrize("length_at", [16, 18], ids=["IPv4", "IPv6"])
+def test_packets_whose_length_the_card_was_to_fill_in(length_at: int) -> None:
+    push = fyrehose.serialize(fyrehose.Push(b"hello"))
+    whole = packet(push, 100)
+    if length_at == 18:
+        tcp = whole[34:]
+        whole = whole[:12] + b"\x86\xdd\x60\0\0\0" + struct.pack(">HBB", len(tcp), 6, 64)
+        whole += bytes(15) + b"\1" + bytes(15) + b"\2" + tcp
+    unknown = whole[:length_at] + b"\0\0" + whole[length_at + 2 :]
+    for each in (whole, unknown):
+        assert kinds(list(_of_pcap(BytesIO(pcap([each])), PORTS))) == ["Push"]
+
+
+def test_what_waits_in_vain_costs_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of small segments behind one that is lost: each is looked at a few times, not all for each."""
+    from headrace.spark.jobs import pcap as module
+
+    distance, looked = module._distance, 0
+
+    def counted(seq: int, other: int) -> int:
+        nonlocal looked
+        looked += 1
+        return distance(seq, other)
+
+    monkeypatch.setattr(module, "_distance", counted)
+    packets = [packet(b"", 99, flags=0x02)] + [packet(b"x" * 20, 200 + 20 * each) for each in range(3000)]
+    found = list(pieces(BytesIO(pcap(packets))))
+    assert [piece.lost for piece in found if piece.lost] == [100]
+    assert sum(len(piece.data) for piece in found) == 60_000
+    assert looked < 10_000
+
+
+def test_all_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.spark.jobs import pcap as module
+
+    monkeypatch.setattr(module, "MAX_WAITING_IN_ALL", 20_000)
+    packets = []
+    for port in range(1, 101):
+        packets += [
+            packet(b"", 99, flags=0x02, ports=(port, 2323)),
+            packet(b"x" * 900, 200, ports=(port, 2323)),
+        ]
+    found = list(pieces(BytesIO(pcap(packets))))
+    given_up = [index for index, piece in enumerate(found) if piece.lost]
+    ended = next(index for index, piece in enumerate(found) if piece.ended)
+    assert len(given_up) == 100
+    assert sum(index < ended for index in given_up) > 75  # before the file was at its end
+
+
+def test_a_file_that_is_cut_off_says_so(tmp_path: Path) -> None:
+    """By whoever was killed while writing it: all that is whole, then what is not."""
+    push = fyrehose.serialize(fyrehose.Push(b"hello"))
+    whole = (
+        tmp_path / capture(tmp_path / "a.capture", "fyrehose", (False, push), (False, push))
+    ).read_bytes()
+    wire = pcap([packet(push, 1), packet(push, 1 + len(push))])
+    for name, content in (("a.capture", whole), ("a.pcap", wire)):
+        for cut in (1, 9, 20):
+            (tmp_path / name).write_bytes(content[:-cut])
+            found = rows(tmp_path, name)
+            assert kinds(found) == ["Push", "unfinished"], (name, cut)
+            assert "the file ends" in found[-1]["error"]
+        (tmp_path / name).write_bytes(content)
+        assert kinds(rows(tmp_path, name)) == ["Push", "Push"]
+    for content in (b"", b'{"headrace":"cap'):
+        (tmp_path / "a.capture").write_bytes(content)
+        assert kinds(rows(tmp_path, "a.capture")) == ["unfinished"]
+
+
 def test_what_is_no_pcap_is_refused() -> None:
     with pytest.raises(MalformedError, match="pcapng"):
         list(pieces(BytesIO(b"\x0a\x0d\x0d\x0a" + bytes(40))))
@@ -229,6 +307,39 @@ def test_ports() -> None:
     assert parse_ports("9000=spp, 9001=sdk") == {9000: "spp", 9001: "sdk"}
     with pytest.raises(UsageError, match="PORT=DOOR"):
         parse_ports("9000=nothing")
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_only_what_it_wrote_is_replaced(play: Play, tmp_path: Path) -> None:
+    push = fyrehose.serialize(fyrehose.Push(b"hello"))
+    captures, path = tmp_path / "captures", tmp_path / "decode"
+    captures.mkdir()
+    capture(captures / "a.capture", "fyrehose", (False, push))
+    (captures / "a folder.pcap").mkdir()
+    with pytest.raises(UsageError, match="choose another path"):
+        play("decode", "", captures=captures, path=captures)
+    with pytest.raises(UsageError, match="choose another path"):
+        play("decode", "", captures=captures, path=tmp_path)
+    assert play("decode", "", captures=captures, path=path)["frames"] == 1
+    capture(captures / "b.capture", "fyrehose", (False, push * 2))
+    assert play("decode", "", captures=captures, path=path)["frames"] == 3
+    assert play("decode", "", captures=captures / "b.capture", path=path)["frames"] == 2
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt"):
+        play("decode", "", captures=captures, path=path)
+    assert (captures / "a.capture").exists()
+    with pytest.raises(UsageError, match="no captures"):
+        play("decode", "", captures=tmp_path / "nowhere", path=path)
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_tasks_are_as_many_as_there_is_use_for(spark: SparkSession, tmp_path: Path) -> None:
+    most = TASKS_A_CORE * spark.sparkContext.defaultParallelism
+    names = [f"{each}.capture" for each in range(most + 1000)]
+    assert decode(spark, Folder.at(str(tmp_path)), names, PORTS).rdd.getNumPartitions() == most
+    assert decode(spark, Folder.at(str(tmp_path)), names[:3], PORTS).rdd.getNumPartitions() == 3
 
 
 @pytest.mark.spark

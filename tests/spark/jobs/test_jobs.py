@@ -17,9 +17,10 @@ from tests.spark.hubs import TRIMMING, Hub, trimmed, until
 from tests.spark.jobs.conftest import Play
 
 import headrace
+from headrace.errors import UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
-from headrace.spark.jobs import archive
+from headrace.spark.jobs import archive, verify
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
 
@@ -65,6 +66,34 @@ def test_archive_equals_the_log_through_restarts(hub: HubProcess, play: Play, tm
     through = play("archive", servers)["through"]
     assert through == 1512  # the hold, and that it has moved, are entries of the log
     assert archived(tmp_path / "archive") == whole(hub).slice(0, 1512)
+
+
+def test_a_checkpoint_is_of_one_job(hub: HubProcess, play: Play, tmp_path: Path) -> None:
+    """Another would go on where that one is, and say of what it never looked at that nothing is wrong."""
+    servers = hub.doors["tube_tcp"]
+    with linked(hub) as link:
+        link.publish([b"hello"] * 10)
+    play("archive", servers)
+    for job in ("verify", "measure"):
+        with pytest.raises(UsageError, match="is the checkpoint of archive"):
+            play(job, servers, path=tmp_path / "archive")
+        with pytest.raises(UsageError, match="is the checkpoint of archive"):
+            play(job, servers, checkpoint=tmp_path / "archive" / "_checkpoint")
+    assert not list((tmp_path / "archive").glob("*.parquet"))
+    assert play("archive", servers)["through"]
+
+
+def test_verify_catches_up_step_by_step(
+    hub: HubProcess, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked at is kept, however long the log is when it begins."""
+    monkeypatch.setattr(verify, "ROWS_A_TIME", 100)
+    with linked(hub) as link:
+        link.publish([b"hello"] * 350)
+    assert play("verify", hub.doors["tube_tcp"])["through"] == 350
+    done = sorted(path.name for path in (tmp_path / "verify" / "_checkpoint" / "commits").glob("[0-9]*"))
+    assert done == ["0", "1", "2", "3"]
+    assert findings(tmp_path / "verify") == []
 
 
 def test_archive_keeps_what_it_reads_and_catches_up_step_by_step(

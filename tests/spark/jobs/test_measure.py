@@ -129,6 +129,20 @@ def test_micro_batches_make_the_same_tables(
     assert datetime.fromisoformat(published[0]["measure/hour"]["start"]).astimezone(UTC).minute == 0
 
 
+def test_a_micro_batch_fits_the_driver_however_thin_it_is(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that are each alone in their second, of a hub with little to do that is measured late."""
+    measurer = Measurer(Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS))
+    collected: list[pa.Table] = []
+    monkeypatch.setattr(Measurer, "_write", lambda _, table: collected.append(table))
+    monkeypatch.setattr(measuring, "publish_services", lambda *_: None)
+    measurer.measure(frame(spark, messages(2000, step=1_000_000)), 0)
+    (table,) = collected
+    assert table.num_rows > 1000
+    assert table.nbytes / table.num_rows * measuring.ROWS_A_TIME < 160 << 20
+
+
 def test_nothing_to_measure_is_nothing_to_say(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,39 @@ def test_a_log_that_should_begin_earlier() -> None:
     assert judged(Judge(), rows(5, 9)) == set()
 
 
+class Number(int):
+    """Counts how often numbers of its kind are compared: what looking for something costs on any machine."""
+
+    compared = 0
+
+    def _counted(self, other: int, result: bool) -> bool:
+        Number.compared += 1
+        return result
+
+    def __lt__(self, other: int) -> bool:
+        return self._counted(other, super().__lt__(other))
+
+    def __le__(self, other: int) -> bool:
+        return self._counted(other, super().__le__(other))
+
+    def __gt__(self, other: int) -> bool:
+        return self._counted(other, super().__gt__(other))
+
+    def __ge__(self, other: int) -> bool:
+        return self._counted(other, super().__ge__(other))
+
+
+def test_many_holes_do_not_make_what_follows_slow() -> None:
+    """2,000 holes are known; each of 500 late messages, and each hole, is not held against all of them."""
+    holes = [(Number(at), Number(at)) for at in range(2, 4002, 2)]
+    judge = Judge(first=1, last=4001, holes=holes)
+    late = pa.concat_tables([rows(at, at) for at in range(2, 2002, 4)])
+    Number.compared = 0
+    assert judged(judge, late, rows(4002, 5000)) == {("disorder", at, at) for at in range(2, 2002, 4)}
+    assert len(judge.holes) == 1500
+    assert Number.compared < 100_000
+
+
 def test_publishers_are_forgotten_in_time() -> None:
     judge = Judge()
     judged(judge, sound(MAX_PUBLISHERS + 10, publishers=MAX_PUBLISHERS + 10))

@@ -27,8 +27,8 @@ ABOUT: Final = (
     "captures of connections, and pcap files, to rows: a frame a row, malformed ones with their error"
 )
 PARAMETERS: Final = {
-    "captures": Parameter("the folder of the captures: *.capture, *.pcap, *.cap"),
-    "path": Parameter("where the rows go, as Parquet", "decode"),
+    "captures": Parameter("the captures, *.capture, *.pcap, *.cap: the folder of them, or one"),
+    "path": Parameter("where the rows go, as Parquet; what decode wrote there before is replaced", "decode"),
     "ports": Parameter(
         "which door a port of a pcap file is: 2323=fyrehose,3002=spp", "the doors' default ports"
     ),
@@ -56,20 +56,24 @@ DDL: Final = (
     "fields string, payload binary, error string"
 )
 
+TASKS_A_CORE: Final = 16
+"""How many tasks there are at most, for each core: enough to even out files of all sizes, and a file of rows each."""
+
 _ROWS_A_BATCH: Final = 4096
 _BYTES_A_BATCH: Final = 8 << 20
 _READ: Final = 1 << 20
 
+_WRITTEN: Final = ("part-", ".part-", "_SUCCESS", "._SUCCESS", "_temporary")
+"""How the names begin of what Spark puts into the folder that rows go to."""
+
 
 def start(run: Run) -> dict[str, object]:
-    """Decode all captures of a folder."""
+    """Decode all captures of a folder, or one."""
     captures = run.param("captures")
     if not captures:
         raise UsageError("decode: where are the captures? --param captures=DIR")
-    folder = Folder.at(captures)
-    names = [name for name in folder.names() if is_capture(name)]
-    if not names:
-        raise UsageError(f"decode: {captures} has no captures (*.capture, *.pcap, *.cap)")
+    folder, names = _found(captures)
+    _may_be_replaced(run.folder)
     rows = decode(run.spark, folder, names, parse_ports(run.param("ports")))
     rows.write.mode("overwrite").parquet(run.path)
     counted = (
@@ -82,7 +86,8 @@ def start(run: Run) -> dict[str, object]:
 
 def decode(spark: SparkSession, folder: Folder, names: list[str], ports: dict[int, str]) -> DataFrame:
     """The frames of some captures in a folder."""
-    files = spark.createDataFrame([(name,) for name in names], "name string").repartition(len(names))
+    tasks = min(len(names), TASKS_A_CORE * spark.sparkContext.defaultParallelism)
+    files = spark.createDataFrame([(name,) for name in names], "name string").repartition(tasks)
     return files.mapInArrow(partial(_decode_files, folder, ports), DDL)
 
 
@@ -107,6 +112,28 @@ def is_capture(name: str) -> bool:
     return PurePosixPath(name).suffix in (".capture", ".pcap", ".cap")
 
 
+def _found(captures: str) -> tuple[Folder, list[str]]:
+    """Captures, and the folder that they are in."""
+    parent, _, name = captures.rstrip("/").rpartition("/")
+    if is_capture(name) and name in (folder := Folder.at(parent or ".")).files():
+        return folder, [name]
+    folder = Folder.at(captures)
+    names = [name for name in folder.files() if is_capture(name)]
+    if not names:
+        raise UsageError(f"decode: {captures} has no captures (*.capture, *.pcap, *.cap)")
+    return folder, names
+
+
+def _may_be_replaced(folder: Folder) -> None:
+    """Replacing what is in a folder is removing it: only what this job writes is."""
+    foreign = [name for name in folder.names() if not name.startswith(_WRITTEN)]
+    if foreign:
+        raise UsageError(
+            f"decode: {folder.path} would be emptied, and has what decode did not write ({foreign[0]}): "
+            "choose another path"
+        )
+
+
 def _decode_files(
     folder: Folder, ports: dict[int, str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -116,14 +143,17 @@ def _decode_files(
 
 
 def rows_of(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """The rows of one file; a file that is none is one row."""
+    """The rows of one file; a file that is none is one row, and one that is cut off ends with one."""
+    from headrace.spark.jobs.pcap import CutOffError
+
     with folder.open(name) as file:
         rows = _of_capture(file) if name.endswith(".capture") else _of_pcap(file, ports)
         try:
             for row in rows:
                 yield {"capture": name, **row}
         except HeadraceError as error:
-            yield {"capture": name, "kind": "refused", "fields": "{}", "error": str(error)}
+            kind = "unfinished" if isinstance(error, CutOffError) else "refused"
+            yield {"capture": name, "kind": kind, "fields": "{}", "error": str(error)}
 
 
 def _of_capture(file: Any) -> Iterator[dict[str, Any]]:
@@ -150,6 +180,10 @@ def _of_capture(file: Any) -> Iterator[dict[str, Any]]:
         if about is not None and not about.datagrams:
             where = {"door": about.door, "peer": about.peer, "outgoing": outgoing, "time": None}
             yield from (_row(where, frame) for frame in stream.end())
+    if about is None or decoder.unfinished:
+        what = "its first line" if about is None else "a chunk"
+        error = f"the file ends {decoder.unfinished} bytes into {what}"
+        yield {"kind": "unfinished", "fields": "{}", "error": error}
 
 
 def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
@@ -192,7 +226,7 @@ def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     size = 0
     for row in rows:
         waiting.append(row)
-        size += len(row.get("payload") or b"")
+        size += len(row.get("payload") or b"") + len(row["fields"])
         if len(waiting) >= _ROWS_A_BATCH or size >= _BYTES_A_BATCH:
             yield pa.RecordBatch.from_pylist(waiting, schema=ROWS)
             waiting, size = [], 0

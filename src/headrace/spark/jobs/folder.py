@@ -62,6 +62,11 @@ class Folder:
         selector = fs.FileSelector(self.path, allow_not_found=True)
         return sorted(found.base_name for found in self.system.get_file_info(selector))
 
+    def files(self) -> list[str]:
+        """The same without the folders in it."""
+        selector = fs.FileSelector(self.path, allow_not_found=True)
+        return sorted(found.base_name for found in self.system.get_file_info(selector) if found.is_file)
+
     def size(self, name: str) -> int:
         """A file's bytes."""
         return int(self.system.get_file_info(f"{self.path}/{name}").size or 0)

@@ -7,12 +7,15 @@ it returns gives the facts of what it did.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from headrace.errors import UsageError
 from headrace.spark.jobs.folder import Folder, is_s3
@@ -40,6 +43,9 @@ class Parameter(NamedTuple):
 
 _TOLD: Final = 500
 """Characters of a micro-batch's failure that Spark is told; :attr:`Run.failure` has all of it."""
+
+_OWNER: Final = "job"
+"""A file in a checkpoint, with the name of the job that it is of."""
 
 COMMON: Final[Mapping[str, Parameter]] = {
     "path": Parameter("where the job writes: a folder, or a URI that pyarrow has a filesystem for"),
@@ -129,6 +135,7 @@ class Run:
 
     def kept(self) -> Kept:
         """What the job keeps from micro-batch to micro-batch, beside the checkpoint and gone with it."""
+        self._own_checkpoint()
         return Kept(Folder.at(self.checkpoint).sub("kept"))
 
     def rows(self, servers: str | None = None, **options: object) -> DataFrame:
@@ -153,6 +160,7 @@ class Run:
     ) -> StreamingQuery:
         """Have ``each`` do every micro-batch of ``rows``, one each ``interval``, which else is the parameter."""
         seconds = self.number("interval", 0.01) if interval is None else interval
+        self._own_checkpoint()
 
         def guarded(batch: DataFrame, number: int) -> None:
             try:
@@ -170,6 +178,20 @@ class Run:
         else:
             writer = writer.trigger(processingTime=f"{seconds} seconds")
         return writer.foreachBatch(guarded).start()
+
+    def _own_checkpoint(self) -> None:
+        """See that the checkpoint is no other job's: this one would go on from where that one is, and miss the rest."""
+        # Only Spark must be able to write there: where pyarrow is not, there is nothing to see.
+        with contextlib.suppress(OSError, pa.ArrowException):
+            folder = Folder.at(self.checkpoint)
+            owner = folder.read(_OWNER).decode(errors="replace") if _OWNER in folder.names() else None
+            if owner is None:
+                folder.write(_OWNER, self.name.encode())
+            elif owner != self.name:
+                raise UsageError(
+                    f"{self.name}: {self.checkpoint} is the checkpoint of {owner}, and each job needs one of its own: "
+                    "choose another path, or another checkpoint"
+                )
 
     def _load(
         self, reader: Any, servers: str | None, options: Mapping[str, object], source: str = "headrace"

@@ -8,8 +8,10 @@ increase with the sequence; late runs are not held against them.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +44,10 @@ NUMBER: Final = "number"
 DISAGREEMENT: Final = "disagreement"
 
 
+_begin: Final = itemgetter(0)
+_end: Final = itemgetter(1)
+
+
 class Finding(msgspec.Struct, frozen=True):
     """Something wrong with messages ``first`` to ``last``."""
 
@@ -65,6 +71,7 @@ class Judge(msgspec.Struct):
     last: int = 0
     """The highest number seen."""
     holes: list[tuple[int, int]] = []
+    """In the order of the sequence; there may be many, so they are looked up, not looked through."""
     time: Reached = (0, 0, 0)
     numbers: dict[str, Reached] = {}
     """Each publisher's numbers."""
@@ -88,7 +95,9 @@ class Judge(msgspec.Struct):
                 case what if what == NUMBERS:
                     found += self._numbers(row)
         for first, last in self.holes:
-            if not any(begin <= first and last <= end for begin, end in known):
+            # What is left of one that was known lies in the nearest that begins no later.
+            before = bisect_right(known, first, key=_begin) - 1
+            if before < 0 or last > known[before][1]:
                 evidence = f"message {first - 1} is followed by {last + 1}"
                 found.append(Finding(HOLE, first, last, evidence))
         self._forget()
@@ -114,13 +123,11 @@ class Judge(msgspec.Struct):
 
     def _late(self, first: int, last: int, highest: int) -> Iterator[Finding]:
         """A run of messages that should have come before: each is in a hole, or has been there."""
-        kept: list[tuple[int, int]] = []
         at = first
-        for begin, end in self.holes:
+        begins, ends = bisect_left(self.holes, first, key=_end), bisect_right(self.holes, last, key=_begin)
+        kept: list[tuple[int, int]] = []
+        for begin, end in self.holes[begins:ends]:
             fills, until = max(begin, first), min(end, last)
-            if fills > until:
-                kept.append((begin, end))
-                continue
             if at < fills:
                 yield Finding(REPEAT, at, fills - 1, f"again behind message {highest}")
             yield Finding(DISORDER, fills, until, f"behind message {highest}")
@@ -131,7 +138,7 @@ class Judge(msgspec.Struct):
                 kept.append((until + 1, end))
         if at <= last:
             yield Finding(REPEAT, at, last, f"again behind message {highest}")
-        self.holes = kept
+        self.holes[begins:ends] = kept
 
     def _times(self, row: Mapping[str, Any]) -> Iterator[Finding]:
         highest, seq, looked = self.time

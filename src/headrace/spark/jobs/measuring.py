@@ -27,8 +27,9 @@ from headrace.spark.jobs.publishing import publish_services
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ROWS_A_TIME: Final = 1_000_000
-"""The most messages of a micro-batch: what comes of them must fit the driver however thinly they are spread in time."""
+ROWS_A_TIME: Final = 250_000
+"""The most messages of a micro-batch: what comes of them must fit the driver however thinly they are spread in time. A
+window of one message takes about 500 bytes, and the JVM several times that while it hands them over."""
 
 _FILE: Final = "windows.parquet"
 _MICROSECONDS: Final = 1_000_000

@@ -2,13 +2,15 @@
 
 What is read: the classic format (``tcpdump -w``), of either byte order, with times in µs or ns, from Ethernet, Linux's
 "any" device, loopback and raw IP; IPv4 and IPv6, TCP and UDP. Segments that came twice are cut, those that came early
-wait. Where bytes are missing for good, that is said, and the stream ends there.
+wait. Where bytes are missing for good, that is said, and the stream ends there; so it is where the file itself ends
+inside a packet.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from ipaddress import ip_address
 from typing import BinaryIO, Final, NamedTuple
 
@@ -17,7 +19,12 @@ from headrace.errors import MalformedError
 MAX_PACKET: Final = 1 << 20
 MAX_WAITING: Final = 4 << 20
 """Bytes of early segments that a direction keeps; past it, what they wait for is taken for lost."""
+MAX_WAITING_IN_ALL: Final = 64 << 20
+"""The same for all directions together: past it, the one that gets another early segment waits no longer."""
 MAX_STREAMS: Final = 65_536
+
+_KEPT_BYTES: Final = 200
+"""What keeping a segment costs besides its bytes."""
 
 _ORDERS: Final = {
     b"\xa1\xb2\xc3\xd4": (">", 1),
@@ -62,36 +69,65 @@ class _Segment(NamedTuple):
     data: bytes
 
 
+class CutOffError(MalformedError):
+    """A file that ends inside a packet, as one does whose writer was killed."""
+
+
 def pieces(file: BinaryIO) -> Iterator[Piece]:
-    """What each flow of a pcap file carries."""
+    """What each flow of a pcap file carries; what is wrong with the file is raised when all flows have ended."""
     directions: dict[Flow, _Direction] = {}
-    for segment in _segments(file):
+    room = _Room()
+    wrong: MalformedError | None = None
+    segments = _segments(file)
+    while True:
+        try:
+            segment = next(segments, None)
+        except MalformedError as error:
+            segment, wrong = None, error
+        if segment is None:
+            break
         if segment.flow.udp:
             yield Piece(segment.flow, segment.time, segment.data)
             continue
-        if segment.flags & _SYN or (segment.flow not in directions and segment.data):
+        direction = directions.get(segment.flow)
+        # A SYN that is sent once more begins nothing: the segments behind the first go on.
+        begins = bool(segment.flags & _SYN) and (direction is None or direction.syn != segment.seq)
+        if begins or (direction is None and segment.data):
             # A new connection, or one whose beginning the capture has missed.
-            if segment.flow in directions and segment.flags & _SYN:
-                yield from directions.pop(segment.flow).finish(segment.time)
+            if direction is not None:
+                yield from directions.pop(segment.flow).finish()
             if len(directions) >= MAX_STREAMS:
                 oldest = next(iter(directions))
-                yield from directions.pop(oldest).finish(segment.time)
-            directions.setdefault(segment.flow, _Direction(segment))
-        direction = directions.get(segment.flow)
+                yield from directions.pop(oldest).finish()
+            direction = directions[segment.flow] = _Direction(segment, room)
         if direction is not None:
             yield from direction.take(segment)
     for direction in directions.values():
-        yield from direction.finish(0)
+        yield from direction.finish()
+    if wrong is not None:
+        raise wrong
+
+
+class _Room:
+    """What all directions together keep."""
+
+    taken = 0
 
 
 class _Direction:
     """One direction of a TCP connection, its bytes put into order."""
 
-    def __init__(self, first: _Segment) -> None:
+    def __init__(self, first: _Segment, room: _Room) -> None:
         self._flow = first.flow
+        self.syn = first.seq if first.flags & _SYN else None
         self._next = (first.seq + bool(first.flags & _SYN)) & 0xFFFFFFFF
+        self._at = 0
+        """How many bytes came before the next; the numbers of TCP wrap, these do not."""
         self._early: dict[int, bytes] = {}
+        self._order: list[int] = []
+        """Where the early ones begin, a heap."""
         self._waiting = 0
+        self._room = room
         self._time = first.time
 
     def take(self, segment: _Segment) -> Iterator[Piece]:
@@ -100,38 +136,51 @@ class _Direction:
         if segment.data:
             ahead = _distance(seq, self._next)
             if ahead > 0:
-                if seq not in self._early or len(self._early[seq]) < len(segment.data):
-                    self._waiting += len(segment.data) - len(self._early.get(seq, b""))
-                    self._early[seq] = segment.data
-                if self._waiting > MAX_WAITING:
+                self._keep(self._at + ahead, segment.data)
+                if self._waiting > MAX_WAITING or self._room.taken > MAX_WAITING_IN_ALL:
                     yield from self._skip()
             else:
-                yield from self._go_on(segment.data[-ahead:] if ahead else segment.data)
+                yield from self._go_on(segment.data[-ahead:])
 
-    def finish(self, _time: int) -> Iterator[Piece]:
+    def finish(self) -> Iterator[Piece]:
         while self._early:
             yield from self._skip()
         yield Piece(self._flow, self._time, b"", ended=True)
+
+    def _keep(self, at: int, data: bytes) -> None:
+        before = self._early.get(at)
+        if before is None:
+            heappush(self._order, at)
+            self._count(_KEPT_BYTES + len(data))
+        elif len(before) < len(data):
+            self._count(len(data) - len(before))
+        else:
+            return
+        self._early[at] = data
+
+    def _count(self, size: int) -> None:
+        self._waiting += size
+        self._room.taken += size
 
     def _go_on(self, data: bytes) -> Iterator[Piece]:
         """Bytes that come next, and what waited for them."""
         while True:
             if data:
+                self._at += len(data)
                 self._next = (self._next + len(data)) & 0xFFFFFFFF
                 yield Piece(self._flow, self._time, data)
-            ready = [seq for seq in self._early if _distance(seq, self._next) <= 0]
-            if not ready:
+            if not self._order or self._order[0] > self._at:
                 return
-            seq = min(ready, key=lambda each: _distance(each, self._next))
-            early = self._early.pop(seq)
-            self._waiting -= len(early)
-            data = early[-_distance(seq, self._next) :] if seq != self._next else early
+            at = heappop(self._order)
+            early = self._early.pop(at)
+            self._count(-_KEPT_BYTES - len(early))
+            data = early[self._at - at :]
 
     def _skip(self) -> Iterator[Piece]:
         """Give up on what is missing."""
-        seq = min(self._early, key=lambda each: _distance(each, self._next))
-        lost = _distance(seq, self._next)
-        self._next = seq
+        lost = self._order[0] - self._at
+        self._at += lost
+        self._next = (self._next + lost) & 0xFFFFFFFF
         yield Piece(self._flow, self._time, b"", lost=lost)
         yield from self._go_on(b"")
 
@@ -145,13 +194,17 @@ def _segments(file: BinaryIO) -> Iterator[_Segment]:
         )
     kind = struct.unpack_from(f"{order}I", head, 20)[0] & 0xFFFF
     record = struct.Struct(f"{order}IIII")
-    while len(head := file.read(record.size)) == record.size:
+    while head := file.read(record.size):
+        if len(head) < record.size:
+            raise CutOffError("capture", "packet", head, "the file ends in its head")
         seconds, fraction, length, _ = record.unpack(head)
         if length > MAX_PACKET:
             raise MalformedError("capture", "packet length", length, MAX_PACKET)
         data = file.read(length)
         if len(data) < length:
-            return  # cut off while it was written
+            raise CutOffError(
+                "capture", "packet", data[:32], f"the file ends {length - len(data)} bytes early"
+            )
         segment = _segment(kind, seconds * 1_000_000 + fraction // divisor, data)
         if segment is not None:
             yield segment
@@ -181,10 +234,12 @@ def _parse(kind: int, time: int, packet: bytes) -> _Segment | None:
         if fragment & 0x3FFF:
             return None  # fragments of IP are not put together
         protocol, addresses = packet[at + 9], (packet[at + 12 : at + 16], packet[at + 16 : at + 20])
-        end, at = at + total, at + (packet[at] & 15) * 4
+        # Packets that the network card is to cut may be captured before their length is known: 0.
+        end, at = at + total if total else len(packet), at + (packet[at] & 15) * 4
     elif version == 6:
         protocol, addresses = packet[at + 6], (packet[at + 8 : at + 24], packet[at + 24 : at + 40])
-        end, at = at + 40 + struct.unpack_from(">H", packet, at + 4)[0], at + 40
+        (total,) = struct.unpack_from(">H", packet, at + 4)
+        end, at = at + 40 + total if total else len(packet), at + 40
     else:
         return None
     source, target = (str(ip_address(address)) for address in addresses)

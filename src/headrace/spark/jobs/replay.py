@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -81,11 +82,16 @@ def start(run: Run) -> dict[str, object]:
 
 def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -> DataFrame:
     """The messages to be replayed."""
+    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
     kept = rows.select(*SCHEMA.names).where(F.col("origin") != NOT_A_MESSAGE)
     if where:
-        kept = kept.where(where)
+        try:
+            kept = kept.where(where)
+        except PySparkException as error:
+            said = next(iter(str(error).splitlines()), "").rstrip(";")
+            raise UsageError(f"replay: where = {where}: {said}") from None
     if begin:
         kept = kept.where(_edge(begin, ">="))
     return kept.where(_edge(until, "<=")) if until else kept
@@ -127,14 +133,18 @@ def paced(
 def _publish(
     access: Access, publisher: str, pace: Pace, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    from headrace.client.sync import Sync
     from headrace.client.tube_replay import ReplayTarget, runs
     from headrace.spark.jobs.archive_files import enveloped
+    from headrace.spark.links import opened
 
-    client_id, key = access.credentials() or (None, None)
-    target = ReplayTarget(access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key)
+    def target() -> ReplayTarget:
+        client_id, key = access.credentials() or (None, None)
+        return ReplayTarget(
+            access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key
+        )
+
     messages, first, last = 0, None, None
-    with Sync(target) as hub:
+    with closing(opened(target, access.patience)) as hub:
         newest = hub.newest(publisher)
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)
@@ -154,7 +164,8 @@ def _beyond(rows: pa.RecordBatch, known: int) -> pa.RecordBatch:
 def _edge(place: str, operator: str) -> str:
     """A condition: a sequence number, or a time."""
     column, value = _parsed(place)
-    return f"{'seq' if column == 'seq' else 'unix_micros(time)'} {operator} {value}"
+    # A plain comparison of the column: by it, Spark passes over what files say they do not have.
+    return f"{column} {operator} {value if column == 'seq' else f'timestamp_micros({value})'}"
 
 
 def _within(begin: str, until: str) -> pc.Expression | None:

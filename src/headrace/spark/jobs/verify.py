@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096
 """Messages to a digest: a shuffle of a thousandth, and little to look at when one differs."""
 
+ROWS_A_TIME: Final = 5_000_000
+"""The most messages of a micro-batch: whoever has a long log to look at sees how far it is, and when it is stopped does
+not begin again."""
+
 ABOUT: Final = "holes, repeats and disorder in each log, and disagreement between logs"
 PARAMETERS: Final = {
     **COMMON,
@@ -43,7 +47,7 @@ def start(run: Run) -> Started:
     from headrace.spark.jobs.verifying import Verifier
 
     verifier = Verifier(run)
-    rows = run.stream(entries=True)
+    rows = run.stream(entries=True, maxOffsetsPerTrigger=ROWS_A_TIME)
 
     def facts() -> dict[str, object]:
         return {
