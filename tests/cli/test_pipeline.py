@@ -26,6 +26,8 @@ from headrace.cli import pipeline_run
 from headrace.cli.pipeline_run import _Line, parse_params, run_for_hub
 from headrace.config import load
 from headrace.errors import UsageError
+from headrace.spark.jobs.archive_files import folder_of, write_files
+from headrace.spark.jobs.folder import Folder
 from headrace.spark.runner import Pipeline
 
 SECONDS = 240.0
@@ -227,6 +229,44 @@ def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, r
     assert seqs == list(range(1, len(seqs) + 1))
     assert len(seqs) > 1500
     assert ds.dataset(tmp_path / "out" / "verify", format="parquet").count_rows() == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_replay_tells_how_far_it_is_and_ends_when_it_is_told(own_hub: HubProcess, tmp_path: Path) -> None:
+    publish(own_hub, 2000, topic="t")
+    servers, path = own_hub.doors["tube_tcp"], tmp_path / "archive"
+    with headrace.connect_sync(f"tube://{servers}") as link:
+        making = Folder.at(str(tmp_path / "making"))
+        for made in write_files(making, 0, link.log, link.read(1)):
+            [file] = made.to_pylist()
+            place = path / folder_of(file["hour"])
+            place.mkdir(parents=True)
+            (tmp_path / "making" / file["name"]).rename(place / f"{file['first']:015d}.parquet")
+        line = [sys.executable, "-m", "headrace", "pipeline", "run", "replay", "--servers", servers]
+        line += ["--param", f"path={path}"]
+        with subprocess.Popen([*line, "--param", "rate=50"], stdout=subprocess.PIPE, text=True) as replaying:
+
+            def through() -> int:
+                assert replaying.poll() is None
+                found = status(own_hub).get("pipeline", {}).get("jobs", {}).get("replay", {})
+                return found.get("through") or 0
+
+            first = until(through, "a replay that says how far it is")
+            until(lambda: through() > first, "a replay that goes on")
+            replaying.terminate()
+            told, _ = replaying.communicate(timeout=60)
+        events = [json.loads(each) for each in told.splitlines()]
+        assert (replaying.returncode, events[-1]["event"]) == (0, "stopped")
+        progress = [each for each in events if each["event"] == "progress"]
+        assert [each["state"] for each in progress if each.get("through")][:1] == ["running"]
+        assert 0 < progress[-1]["tasks_done"] < progress[-1]["tasks"]
+        assert not [each for each in events if each["event"] == "done"]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=True)
+        result = next(each for each in map(json.loads, done.stdout.splitlines()) if each["event"] == "done")
+        assert 0 < result["messages"] < 2000
+        replayed = [number for rows in link.read(1, origin="replay") for number in rows["number"].to_pylist()]
+        assert replayed == list(range(1, 2001))
 
 
 @pytest.mark.spark

@@ -210,3 +210,27 @@ def test_a_spark_that_is_gone_is_a_failure_too(tend: Tend) -> None:
     query.end()
     until(lambda: watched.over)
     assert (type(watched.failure), str(watched.failure)) == (PeerError, "own: no answer from Java")
+
+
+def test_a_job_with_an_end_is_running_once_it_is_at_work(tend: Tend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tended, "tasks_of", lambda _spark, group: {"tasks": 4, "tasks_done": len(group)})
+    goes_on, may_end = threading.Event(), threading.Event()
+
+    class WithAnEnd(OwnJob):
+        def start(self, run: Run) -> Mapping[str, object]:
+            assert goes_on.wait(60)
+            run.at_work = lambda client: {"through": client}
+            assert may_end.wait(60)
+            return {"messages": 9}
+
+    job = tend(WithAnEnd())
+    assert (job.facts(None)["state"], job.at_work) == ("starting", None)
+    goes_on.set()
+    until(lambda: job.at_work)
+    assert job.at_work is not None
+    job.noted = job.at_work(7)
+    facts = job.facts(None)
+    assert (facts["state"], facts["tasks"], facts["through"]) == ("running", 4, 7)
+    may_end.set()
+    until(lambda: job.over)
+    assert (job.facts(None)["state"], job.facts(None)["messages"], job.at_work) == ("done", 9, None)

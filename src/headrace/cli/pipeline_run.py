@@ -212,9 +212,14 @@ def progress_line(facts: Mapping[str, object]) -> str:
     'archive 1,250/s, 12 behind, 0.25 s a batch'
     >>> progress_line({"job": "measure", "batch_seconds": 0.1, "lost": {"messages": 36, "ranges": [[1, 36]]}})
     'measure 0/s, 0.10 s a batch, 36 messages lost'
+    >>> progress_line({"job": "replay", "state": "running", "tasks": 9, "tasks_done": 8, "through": 12345})
+    'replay 8 of 9 tasks, through message 12,345'
     >>> progress_line({"job": "archive", "state": "restarting", "restarts": 2, "error": "no room"})
     'archive restarting, 2 restarts: no room'
     """
+    if facts.get("state") == "running" and facts.get("tasks"):
+        done = f"{facts['job']} {facts['tasks_done']} of {counted(int(str(facts['tasks'])), 'task')}"
+        return done if facts.get("through") is None else f"{done}, through message {facts['through']:,}"
     restarts = facts.get("restarts")
     again = [counted(restarts, "restart")] if isinstance(restarts, int) and restarts else []
     if facts.get("batch_seconds") is None or facts.get("state") in ("restarting", "failed"):

@@ -29,12 +29,6 @@ _REQUEST_ROWS: Final = 8192
 class ReplayTarget(LinkClient):
     """The hub that gets the messages."""
 
-    async def newest(self, publisher: str) -> int | None:
-        """The highest number of a publisher."""
-        answer = await self.ask(lambda n: ask.Publisher(id=n, publisher=publisher))
-        newest: int | None = answer.head.get("newest")
-        return newest
-
     async def append(
         self, publisher: str, number: int, rows: pa.RecordBatch
     ) -> tuple[int | None, int | None]:

@@ -46,6 +46,12 @@ class StateRequests:
         """Say that messages ``first`` to ``last`` were gone before ``reader`` had them; the hub's status shows it."""
         await self._connection.call(lambda n: ask.Lost(id=n, reader=reader, first=first, last=last))
 
+    async def newest(self, publisher: str) -> int | None:
+        """The highest number that a publisher's messages in the log have; ``None`` if it has none there."""
+        answer = await self._connection.call(lambda n: ask.Publisher(id=n, publisher=publisher))
+        newest: int | None = answer.head.get("newest")
+        return newest
+
     async def services(self) -> list[dict[str, Any]]:
         """The services there are: ``id``, ``kind``, ``created``, ``seq`` and ``bytes`` of each."""
         return await self._listed("services", _list_services)

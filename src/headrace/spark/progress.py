@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headrace.spark.jobs.job import Started
 
 
@@ -23,6 +25,16 @@ def progress_of(name: str, started: Started, newest: int | None) -> dict[str, ob
         own.pop("rows", None)
         own.pop("rows_per_second", None)
     return facts | own
+
+
+def tasks_of(spark: SparkSession, group: str) -> dict[str, object]:
+    """How many tasks of a group of Spark's jobs are done, and how many there are; nothing while there are none."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    known = [stage for stage in stages if stage is not None]
+    tasks = sum(stage.numTasks for stage in known)
+    return {"tasks": tasks, "tasks_done": sum(stage.numCompletedTasks for stage in known)} if tasks else {}
 
 
 def _figures(last: Mapping[str, Any], newest: int | None) -> dict[str, object]:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace")
 
+_STEPS: Final = ("batch", "tasks_done", "through")
+"""By which of its facts a job is seen to have gone on."""
+
 REPORT: Final = "pipeline"
 """The name of the report that the hub shows in its status."""
 
@@ -183,6 +186,8 @@ class Pipeline:
         def ready() -> Run:
             # A pool each: a long micro-batch of one job does not keep the others waiting.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+            # By which what it does outside of queries is found.
+            spark.sparkContext.setJobGroup(name, job.ABOUT)
             return Run(spark, name, self._asked.access, params, job.PARAMETERS, self._asked.available_now)
 
         self._tended[name] = Tended(name, job, ready, again=self._asked.restart, stopping=self._over)
@@ -213,7 +218,7 @@ class Pipeline:
             if name in self._lost:
                 facts["lost"] = self._lost[name]
             self._progress = {**self._progress, name: facts}
-            if facts.get("batch") is not None and facts["batch"] != before.get("batch"):
+            if any(facts.get(each) not in (None, before.get(each)) for each in _STEPS):
                 self._tell({"event": "progress", **facts})
             if failure is not None:
                 raise failure
@@ -248,6 +253,9 @@ class Pipeline:
                     self._newest = client.head().message
                     client.report(REPORT, self.facts())
                     self._lost = client.lost()
+                    for each in list(self._tended.values()):
+                        if (ask := each.at_work) is not None:
+                            each.noted = ask(client)
                 if over:
                     return
 

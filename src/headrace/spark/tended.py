@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from headrace.errors import HeadraceError
 from headrace.spark.failures import failure_of, is_ours, plainly, told
 from headrace.spark.jobs.job import Job, Run, Started
-from headrace.spark.progress import progress_of
+from headrace.spark.progress import progress_of, tasks_of
 
 logger = logging.getLogger("headrace")
 
@@ -77,6 +77,9 @@ class Tended:
         self._state: str | None = "starting"
         """``None`` where Spark knows: the query runs, or has ended as it should."""
         self._done: Mapping[str, object] = {}
+        self._run: Run | None = None
+        self.noted: Mapping[str, object] = {}
+        """What the hub was found to know of a job that has an end; for who asks it (:attr:`at_work`)."""
         self.started: Started | None = None
         self.failure: Exception | None = None
         """What ended a job that is not started again."""
@@ -101,6 +104,11 @@ class Tended:
             self.started is not None and self.started.query.lastProgress is not None
         )  # fmt: skip
 
+    @property
+    def at_work(self) -> Callable[[Any], Mapping[str, object]] | None:
+        """What to ask the hub about a job that has an end, while it is at work."""
+        return None if self._run is None or self._state != "starting" else self._run.at_work
+
     def news(self) -> Iterator[dict[str, object]]:
         """What has happened since the last time: that it is done, or failed."""
         with contextlib.suppress(Empty):
@@ -114,6 +122,9 @@ class Tended:
         facts: dict[str, object] = {"job": self._name, "state": state, **self._done}
         if started is not None:
             facts = progress_of(self._name, started, newest)
+        elif self._run is not None and self.at_work is not None:
+            state = "running"
+            facts |= {**tasks_of(self._run.spark, self._name), **self.noted}
         if state is not None:
             facts["state"] = state
             if "rows" in facts:
@@ -143,7 +154,7 @@ class Tended:
         """Run the job to its end; returns what it failed with."""
         try:
             with plainly(self._name):
-                run = self._ready()
+                run = self._run = self._ready()
                 result = self._job.start(run)
             if isinstance(result, Started):
                 self.started, self._state = result, None

@@ -88,6 +88,8 @@ class Run:
     available_now: bool = False
     failure: BaseException | None = field(default=None)
     """What a micro-batch raised: Spark's own account of it is a page long."""
+    at_work: Callable[[Any], Mapping[str, object]] | None = None
+    """Set by a job that has an end when it begins: what a client of the hub finds out about how far it is."""
 
     def param(self, name: str) -> str:
         """A parameter's value."""

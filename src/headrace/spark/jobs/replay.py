@@ -74,6 +74,7 @@ def start(run: Run) -> dict[str, object]:
     log, rows = archived(run, _within(run.param("from"), run.param("until")))
     rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
     name = run.param("name") or publisher_name(log, run)
+    run.at_work = lambda client: {"through": client.newest(name)}
     # Where nothing is chosen, Spark may run no task at all.
     told = published(rows, run.access, name, pace).toArrow().to_pylist()
     result = told[0] if told else {"messages": 0, "first": None, "last": None}
