@@ -135,7 +135,7 @@ async def test_matchers_share_the_clients_and_a_lost_one_is_made_up_for(roles: R
     )
     to = f"matching.dispatchers={dispatcher.doors['dispatcher']}"
     one = await roles.run("lower", "matcher", to)
-    await until(lambda: roles.hub.matchers.ring.matchers == ("lower",))
+    await until(lambda: roles.hub.parts.matchers.ring.matchers == ("lower",))
     clients = [await roles.client(connector, client) for client in CLIENTS]
     await until(lambda: live(connector))
     await roles.publish(b"by one")
@@ -144,7 +144,7 @@ async def test_matchers_share_the_clients_and_a_lost_one_is_made_up_for(roles: R
     assert matched(one) == len(CLIENTS)
 
     async with roles.make("wheel", "matcher", to) as two:
-        await until(lambda: roles.hub.matchers.ring.matchers == ("lower", "wheel"))
+        await until(lambda: roles.hub.parts.matchers.ring.matchers == ("lower", "wheel"))
         await until(lambda: [len(routing(m).matching) for m in (one, two)] != [len(CLIENTS), 0])
         await until(lambda: sum(len(routing(m).matching) for m in (one, two)) == len(CLIENTS))
         await until(lambda: live(connector))
@@ -160,7 +160,7 @@ async def test_matchers_share_the_clients_and_a_lost_one_is_made_up_for(roles: R
     await roles.publish(*(b"%d" % n for n in range(100, 200)))
     for client in clients:
         assert [payload for _, payload in await client.pushes(200)] == [b"%d" % n for n in range(200)]
-    await until(lambda: roles.hub.matchers.ring.matchers == ("lower",))
+    await until(lambda: roles.hub.parts.matchers.ring.matchers == ("lower",))
     await until(lambda: live(connector))
     await roles.publish(b"by one again")
     for client in clients:

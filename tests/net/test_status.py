@@ -75,11 +75,11 @@ async def test_a_matcher_that_is_gone_is_taken_off_the_ring(stack: AsyncExitStac
                 "dispatcher.connectors=127.0.0.1:1",
             )
         )
-        await until(lambda: "two" in two.matchers.ring)
+        await until(lambda: "two" in two.parts.matchers.ring)
         from headrace.hub.matchers import join
 
         two.hub.submit(join("one", hashlib.sha1(b"one").digest()))
-        await until(lambda: set(two.matchers.ring.matchers) == {"one", "two"})
+        await until(lambda: set(two.parts.matchers.ring.matchers) == {"one", "two"})
         (peers,) = (door for door in two._doors if getattr(door, "name", "") == "to_matchers")
         await until(lambda: "one" in peers.heard_of)  # type: ignore[attr-defined]
-    await until(lambda: set(two.matchers.ring.matchers) == {"two"})
+    await until(lambda: set(two.parts.matchers.ring.matchers) == {"two"})

@@ -17,8 +17,8 @@ from tests.spark.hubs import Hub
 from headrace.errors import RefusedError, UsageError
 from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.links import close_links
-from headrace.spark.messages import published
 from headrace.spark.options import Writing, writing
+from headrace.spark.outgoing import published
 from headrace.spark.sink import Staged, abort, check_columns, commit, stage
 from headrace.wire.link import PUBLISHED
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace")
 
-_STEPS: Final = ("batch", "tasks_done", "through")
-"""By which of its facts a job is seen to have gone on."""
+_STEPS: Final = ("tasks_done", "through")
+"""By which of its facts a job that has an end is seen to have gone on; others have micro-batches."""
 
 REPORT: Final = "pipeline"
 """The name of the report that the hub shows in its status."""
@@ -218,7 +218,8 @@ class Pipeline:
             if name in self._lost:
                 facts["lost"] = self._lost[name]
             self._progress = {**self._progress, name: facts}
-            if any(facts.get(each) not in (None, before.get(each)) for each in _STEPS):
+            steps = _STEPS if "tasks" in facts else ("batch",)
+            if any(facts.get(each) not in (None, before.get(each)) for each in steps):
                 self._tell({"event": "progress", **facts})
             if failure is not None:
                 raise failure

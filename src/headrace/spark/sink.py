@@ -129,7 +129,7 @@ def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator
     """Bring rows to the hub, where they wait for their commit."""
     from headrace.client.tube_stager import Stager
     from headrace.spark.links import link
-    from headrace.spark.messages import published
+    from headrace.spark.outgoing import published
 
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
