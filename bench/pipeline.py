@@ -217,7 +217,7 @@ def _timed(rows: DataFrame, sink: str, directory: Path, total: int) -> float:
     end = json.loads(query.recentProgress[-1]["sources"][0]["endOffset"])
     # Where Spark is given ranges, it counts those.
     read = end["seq"] if "seq" in end else sum(progress["numInputRows"] for progress in query.recentProgress)
-    if read != total:
+    if read < total:  # Entries of the log have numbers too.
         raise ValueError(f"{read} rows were read where {total} are")
     shutil.rmtree(place, ignore_errors=True)
     return took
