@@ -246,6 +246,15 @@ def writing(options: Mapping[str, str]) -> Writing:
     return Writing(given.access(), topic=given.text("topic") or "")
 
 
+def as_text(value: object) -> str:
+    """An option's value as Spark hands it on.
+
+    >>> as_text(True), as_text(5), as_text("eu")
+    ('true', '5', 'eu')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class _Given:
     """Options as Spark gives them, each looked at once."""
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from headrace.spark.datasource import HeadraceDataSource, register_kind
-from headrace.spark.options import Reading, reading
+from headrace.spark.options import Reading, as_text, reading
 from headrace.spark.rows import Span, read_span
 from headrace.spark.source import (
     SequencePartition,
@@ -136,7 +136,7 @@ def map_in_arrow(
     [Row(topic='orders', sum(size)=8)]
     """
     register_kind(spark, RangesDataSource)
-    texts = {name: _text(value) for name, value in options.items()}
+    texts = {name: as_text(value) for name, value in options.items()}
     chosen = reading(texts, stream=stream)
     source = spark.readStream if stream else spark.read
     ranges = source.format(NAME).options(**texts).load()
@@ -160,7 +160,7 @@ def messages(spark: SparkSession, *, stream: bool = True, **options: str | float
     ...     rows.orderBy("seq").collect()
     [Row(seq=1, topic='orders'), Row(seq=2, topic='orders')]
     """
-    texts = {name: _text(value) for name, value in options.items()}
+    texts = {name: as_text(value) for name, value in options.items()}
     return map_in_arrow(spark, iter, schema_of(reading(texts, stream=stream)), stream=stream, **options)
 
 
@@ -168,11 +168,6 @@ def _mapped(
     function: Function, chosen: Reading, ranges: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     return iter(function(rows_of(chosen, ranges)))
-
-
-def _text(value: str | float | bool) -> str:
-    """An option as Spark takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def rows_of(options: Reading, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import UsageError
 from headrace.spark.java import java_home
+from headrace.spark.options import as_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,7 +106,7 @@ def session(
         raise UsageError(NO_PYSPARK) from None
     settings = settings_for(master, memory=memory, ui=ui, stateless=stateless)
     for key, value in conf.items():
-        settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        settings[key] = as_text(value)
     builder = SparkSession.builder.master(master).appName(app)
     for key, value in settings.items():
         builder = builder.config(key, value)

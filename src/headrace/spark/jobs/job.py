@@ -20,7 +20,7 @@ import pyarrow as pa
 from headrace.errors import UsageError
 from headrace.spark.jobs.folder import Folder, is_s3
 from headrace.spark.jobs.kept import Kept
-from headrace.spark.options import Access
+from headrace.spark.options import Access, as_text
 from headrace.spark.sessions import NO_PYSPARK
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Run:
         if self.access.key_file is not None:
             reader = reader.option("keyFile", self.access.key_file)
         for name, value in options.items():
-            reader = reader.option(name, str(value).lower() if isinstance(value, bool) else str(value))
+            reader = reader.option(name, as_text(value))
         loaded: DataFrame = reader.load()
         return loaded
 
