@@ -33,7 +33,7 @@ import bench
 from bench._peers import Headrace, running
 from headrace.client.tube import LinkClient
 from headrace.config import Address
-from headrace.spark import map_in_arrow, messages, register, session
+from headrace.spark import map_in_arrow, register, session
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
@@ -97,7 +97,6 @@ def sources(
     asked = {"servers": servers, "startingOffsets": "earliest", "minPartitions": str(2 * cores)}
     reader = spark.readStream.format("headrace").options(**asked)
     source, by_link = reader.load(), reader.options(files=False).load()
-    rows_of_ranges = messages(spark, **asked)
     sizes = _sizes()
     # What is compared is run by turns, and nothing else in between.
     families: list[list[tuple[str, DataFrame, str]]] = [
@@ -105,7 +104,6 @@ def sources(
             ("Parquet files to noop", files, "noop"),
             ("headrace to noop", source, "noop"),
             ("headrace, by the link alone, to noop", by_link, "noop"),
-            ("headrace.spark.messages to noop", rows_of_ranges, "noop"),
         ],
         [
             ("Parquet files, payload alone, to noop", files.select("payload"), "noop"),
@@ -122,7 +120,6 @@ def sources(
         [
             ("Parquet files to Parquet", files, "parquet"),
             ("headrace to Parquet", source, "parquet"),
-            ("headrace.spark.messages to Parquet", rows_of_ranges, "parquet"),
         ],
     ]
     for family in families:

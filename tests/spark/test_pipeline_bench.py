@@ -21,9 +21,7 @@ def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> 
         ("headrace, by the link alone, to noop", "Parquet files to noop"),
         ("headrace, payload alone, to noop", "Parquet files, payload alone, to noop"),
         ("the same, by headrace.spark.map_in_arrow", "a function of Arrow batches, by mapInArrow"),
-        ("headrace.spark.messages to noop", "Parquet files to noop"),
         ("headrace to Parquet", "Parquet files to Parquet"),
-        ("headrace.spark.messages to Parquet", "Parquet files to Parquet"),
         ("the job archive, to Parquet", "Parquet files to Parquet"),
     ):
         assert source[name]["base"] == base

@@ -15,7 +15,7 @@ from tests.spark.hubs import Hub
 
 from headrace.errors import UsageError
 from headrace.message import SCHEMA
-from headrace.spark import map_in_arrow, messages
+from headrace.spark import map_in_arrow
 from headrace.spark.options import reading
 from headrace.spark.ranges import RangesDataSource, rows_of
 
@@ -57,28 +57,6 @@ def test_a_batch_is_what_the_options_choose(spark: SparkSession, hub: Hub, files
     assert made.count() == 2050
     assert made.exceptAll(expected).isEmpty()
     assert expected.exceptAll(made).isEmpty()
-
-
-@pytest.mark.parametrize("columns", [None, "topic,attributes,seq"])
-def test_messages_are_the_rows_of_the_source(
-    spark: SparkSession, hub: Hub, tmp_path: Path, columns: str | None
-) -> None:
-    hub.publish([b"%d" % number for number in range(3000)], topic="t", attributes={"region": "eu"})
-    hub.publish([b"last"], topic="u")
-    options: dict[str, Any] = {"servers": hub.servers, "minPartitions": 3}
-    if columns is not None:
-        options["columns"] = columns
-    source = spark.read.format("headrace").options(**options).load()
-    batch = messages(spark, stream=False, **options)
-    assert batch.schema == source.schema
-    # Maps cannot be compared by Spark.
-    assert sorted(map(repr, batch.collect())) == sorted(map(repr, source.collect()))
-    writer = messages(spark, startingOffsets="earliest", maxOffsetsPerTrigger=700, **options).writeStream
-    writer = writer.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = writer.trigger(availableNow=True).start(str(tmp_path / "rows"))
-    query.awaitTermination()
-    written = spark.read.parquet(str(tmp_path / "rows")).collect()
-    assert sorted(map(repr, written)) == sorted(map(repr, source.collect()))
 
 
 def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:

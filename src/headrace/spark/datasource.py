@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.spark.options import Reading, check_reading, reading, writing
+from headrace.spark.planning import SOURCE, make_rows_once
 from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.source import SequenceReader, SequenceStreamReader, cores, schema_of
 from headrace.spark.workers import settle
@@ -32,7 +33,7 @@ class HeadraceDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """What ``format`` takes."""
-        return "headrace"
+        return SOURCE
 
     def schema(self) -> StructType:
         """The envelope, or some of it; asked for by ``load()``, which is when mistakes are best told."""
@@ -69,7 +70,7 @@ class HeadraceDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("headrace")`` known to a session, and the session's size to it.
+    """Make ``format("headrace")`` known to a session, the session's size to it, and have its rows made once.
 
     >>> from headrace.testing import Hub
     >>> spark = SparkSession.builder.getOrCreate()  # any session, however it was made
@@ -82,6 +83,7 @@ def register(spark: SparkSession) -> None:
     [('spark', 'greetings', b'hello')]
     """
     register_kind(spark, HeadraceDataSource)
+    make_rows_once(spark)
 
 
 def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:

@@ -3,10 +3,7 @@
 Offsets, limits and holds are the source's own (:mod:`headrace.spark.source`), and a partition is a range of the
 sequence as it is there. But what comes out of it is one row that names the range: whoever takes it reads the range
 itself (:func:`rows_of`), in the same Python process. So messages do not pass through the JVM, which would make rows of
-them, twice, and columns again.
-
-Who wants rows after all gets them sooner this way too (:func:`messages`): what a function in Python gives back becomes
-rows once, and what a source in Python gives becomes rows twice.
+them, and columns again.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from headrace.spark.source import (
     SequenceReader,
     SequenceStreamReader,
     cores,
-    schema_of,
     split,
 )
 from headrace.spark.workers import settle
@@ -141,27 +137,6 @@ def map_in_arrow(
     source = spark.readStream if stream else spark.read
     ranges = source.format(NAME).options(**texts).load()
     return ranges.mapInArrow(partial(_mapped, function, chosen), schema)
-
-
-def messages(spark: SparkSession, *, stream: bool = True, **options: str | float | bool) -> DataFrame:
-    """Messages as rows: what ``format("headrace")`` gives, with the same options, and the JVM has half the work.
-
-    Spark counts ranges as its input, where it counts messages with ``format("headrace")``.
-
-    ``stream``
-        Whether it is a stream, as with ``readStream``, or a batch, as with ``read``.
-
-    >>> from headrace.spark import session
-    >>> from headrace.testing import Hub
-    >>> spark = session("local[2]")
-    >>> with Hub() as hub, hub.connect_sync("tube") as link:
-    ...     _ = link.publish([b"one", b"two"], topic="orders")
-    ...     rows = messages(spark, stream=False, servers=hub.doors["tube_tcp"], columns="seq,topic")
-    ...     rows.orderBy("seq").collect()
-    [Row(seq=1, topic='orders'), Row(seq=2, topic='orders')]
-    """
-    texts = {name: as_text(value) for name, value in options.items()}
-    return map_in_arrow(spark, iter, schema_of(reading(texts, stream=stream)), stream=stream, **options)
 
 
 def _mapped(

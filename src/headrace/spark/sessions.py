@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import UsageError
 from headrace.spark.java import java_home
 from headrace.spark.options import as_text
+from headrace.spark.planning import make_rows_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,6 +116,7 @@ def session(
         made = builder.getOrCreate()
     if not running:
         _load_sketches(made.sparkContext._jvm)
+    make_rows_once(made)
     _hush(getattr(made.sparkContext, "_accumulatorServer", None))
     return made
 

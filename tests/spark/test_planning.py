@@ -1,0 +1,147 @@
+"""Rows of the source are made once, and are the rows that Spark would have made twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.window import Window
+from tests.spark.hubs import Hub
+
+from headrace.spark import planning, register
+
+pytestmark = pytest.mark.spark
+
+
+def plan(rows: DataFrame) -> str:
+    text: str = rows._jdf.queryExecution().executedPlan().toString()
+    return text
+
+
+def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+@pytest.fixture(scope="module")
+def as_spark_would(spark: SparkSession) -> SparkSession:
+    """A session that plans the source as any other."""
+    return spark.newSession()
+
+
+def test_a_read_of_the_source_has_no_projection(
+    spark: SparkSession, as_spark_would: SparkSession, hub: Hub
+) -> None:
+    hub.publish([b"one"])
+    for made_by, projected in ((spark, False), (as_spark_would, True)):
+        rows = made_by.read.format("headrace").option("servers", hub.servers).load()
+        for query in (rows, rows.orderBy("seq"), rows.mapInArrow(unchanged, rows.schema)):
+            assert "BatchScan headrace" in plan(query)
+            assert ("Project" in plan(query)) is projected, plan(query)
+
+
+def test_a_stream_of_the_source_has_none(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
+    hub.publish([b"one", b"two"])
+    rows = spark.readStream.format("headrace").options(servers=hub.servers, startingOffsets=1).load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    try:
+        query.processAllAvailable()
+        planned = query._jsq.explainInternal(False)
+    finally:
+        query.stop()
+    assert "MicroBatchScan" in planned
+    assert "Project" not in planned
+
+
+class Other(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "other"
+
+    def schema(self) -> str:
+        return "number long"
+
+    def reader(self, schema: object) -> DataSourceReader:
+        class Reader(DataSourceReader):
+            def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+                yield (1,)
+
+        return Reader()
+
+
+def test_other_sources_are_planned_as_ever(spark: SparkSession) -> None:
+    spark.dataSource.register(Other)
+    rows = spark.read.format("other").load()
+    assert "Project" in plan(rows)
+    assert rows.collect() == [(1,)]
+
+
+def test_once_is_enough(spark: SparkSession) -> None:
+    register(spark)
+    register(spark)
+    strategies = spark._jsparkSession.experimental().extraStrategies().toString()
+    assert strategies.count(planning.STRATEGY) == 1
+
+
+QUERIES = {
+    "all": lambda rows: rows,
+    "sorted": lambda rows: rows.orderBy(F.desc("seq")),
+    "filtered": lambda rows: rows.where("seq % 3 = 0 and topic = 'a'"),
+    "computed": lambda rows: rows.selectExpr("seq", "attributes['k'] as k", "numbers['n'] * 2 as n", "time"),
+    "grouped": lambda rows: rows.groupBy("topic", "attributes.k").agg(F.count("*"), F.max("payload")),
+    "listed": lambda rows: rows.groupBy("topic").agg(F.sort_array(F.collect_list("seq"))),
+    "joined": lambda rows: rows.alias("l").join(rows.alias("r"), "seq").select("l.payload", "r.attributes"),
+    "broadcast": lambda rows: rows.join(F.broadcast(rows.select("seq", "topic")), "seq").select("payload"),
+    "windowed": lambda rows: rows.select("seq", F.lag("payload").over(Window.orderBy("seq"))),
+    "limited": lambda rows: rows.orderBy("seq").limit(7),
+    "kept": lambda rows: rows.cache(),
+    "spread": lambda rows: rows.repartition(3).union(rows.coalesce(1)),
+    "in Arrow": lambda rows: rows.mapInArrow(unchanged, rows.schema),
+    "distinct": lambda rows: rows.select("topic", "publisher").distinct(),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_rows_are_the_same_in_every_kind_of_query(
+    spark: SparkSession, as_spark_would: SparkSession, filled: Hub, name: str
+) -> None:
+    def result(made_by: SparkSession) -> list[str]:
+        rows = made_by.read.format("headrace").options(servers=filled.servers, minPartitions=3).load()
+        return sorted(map(repr, QUERIES[name](rows).collect()))
+
+    assert result(spark) == result(as_spark_would)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with Hub.start(tmp_path_factory.mktemp("hub")) as hub:
+        for number in range(40):
+            attributes = {"k": "v" * (number % 5), "other": "x"} if number % 2 else {}
+            payloads = [bytes([number]) * (number + each) for each in range(10)]
+            hub.publish(payloads, topic="ab"[number % 2], attributes=attributes, numbers={"n": number / 2})
+        yield hub
+
+
+def test_where_it_fails_all_is_as_spark_would_have_it(
+    spark: SparkSession,
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub.publish([b"one"])
+    broken = tmp_path / "Broken.java"
+    broken.write_text("package headrace.spark; public final class RowsAsTheyAre extends NoSuchStrategy {}")
+    monkeypatch.setattr(planning, "JAVA", broken)
+    another = spark.newSession()
+    with caplog.at_level(logging.INFO, "headrace.spark"):
+        register(another)
+    assert "made twice" in caplog.text
+    rows = another.read.format("headrace").option("servers", hub.servers).load()
+    assert "Project" in plan(rows)
+    assert pa.table(rows.toArrow())["payload"].to_pylist() == [b"one"]
