@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from headrace.log.files import translated
@@ -16,6 +17,10 @@ from headrace.log.tail import TailFile
 
 _MAX_PIECES: Final = 1000
 """Buffers one system call takes (IOV_MAX is 1024 on Linux)."""
+
+_MAX_BYTES: Final = 1 << 19
+"""Bytes one system call is given. For more at once Linux takes memory in blocks so large that a virtual machine has
+often given them back to its host, and writing to them takes ten times as long as writing to memory that is in use."""
 
 
 class Writing:
@@ -30,10 +35,11 @@ class Writing:
         offset = file.size
         try:
             self.tidy(file)
-            while pieces:
-                written = os.pwritev(file.fd, pieces[:_MAX_PIECES], offset)
-                offset += written
-                pieces = _behind(pieces, written)
+            for some in _portions(pieces):
+                while some:
+                    written = os.pwritev(file.fd, some, offset)
+                    offset += written
+                    some = _behind(some, written)
         except OSError as error:
             self._leftover = True
             with contextlib.suppress(OSError):
@@ -49,6 +55,25 @@ class Writing:
     def cut_back(self) -> None:
         """The tail was cut back, and whatever was left behind with it."""
         self._leftover = False
+
+
+def _portions(pieces: list[Piece]) -> Iterator[list[Piece]]:
+    """The same bytes, in as much as one system call is given."""
+    portion: list[Piece] = []
+    room = _MAX_BYTES
+    for piece in pieces:
+        rest = piece
+        while len(rest) > room:
+            view = memoryview(rest)
+            yield [*portion, view[:room]]
+            portion, rest, room = [], view[room:], _MAX_BYTES
+        portion.append(rest)
+        room -= len(rest)
+        if len(portion) == _MAX_PIECES:
+            yield portion
+            portion, room = [], _MAX_BYTES
+    if portion:
+        yield portion
 
 
 def _behind(pieces: list[Piece], written: int) -> list[Piece]:
