@@ -49,6 +49,31 @@ print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
     assert run.stderr == ""
 
 
+def test_a_task_that_fails_is_told_in_a_line_and_its_trace_is_in_the_exception() -> None:
+    script = """
+from headrace.spark import session
+
+spark = session("local[1]", memory="512m")
+
+def broken(batches):
+    raise KeyError("nothing of that name")
+
+try:
+    spark.range(3).mapInArrow(broken, "id long").collect()
+except Exception as error:
+    print(str(error).count("Traceback"), "nothing of that name" in str(error))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "1 True\n"
+    lines = [line for line in run.stderr.splitlines() if "incubator" not in line]
+    assert [re.sub(r"^\S+ ", "", line)[:28] for line in lines] == [
+        "ERROR Executor: Exception in",
+        "WARN TaskSetManager: Lost ta",
+        "ERROR TaskSetManager: Task 0",
+    ], run.stderr
+
+
 def test_a_query_is_stopped_in_the_middle_of_a_micro_batch_without_a_trace() -> None:
     script = """
 import time
@@ -137,7 +162,8 @@ def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_stopping_says_is_not_shown_and_failures_are(spark: SparkSession, line: str, said: bool) -> None:
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
-    shown = log4j.LogManager.getContext(False).getConfiguration().getAppender("stderr").getFilter()
+    appender = "brief" if re.search("(Lost task|Task) ", line) else "stderr"
+    shown = log4j.LogManager.getContext(False).getConfiguration().getAppender(appender).getFilter()
     message = log4j.message.SimpleMessage(line)
     event = log4j.core.impl.Log4jLogEvent.newBuilder().setMessage(message).build()
     assert shown.filter(event).toString() == ("NEUTRAL" if said else "DENY")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -10,6 +11,8 @@ from typing import Final
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, LostRangeError, PeerError, StorageError, UsageError
+
+logger = logging.getLogger("headrace")
 
 _OURS: Final = re.compile(r"^headrace\.errors\.(\w+): (.+)$", re.MULTILINE)
 _TRACE: Final = "Traceback (most recent call last):"
@@ -74,6 +77,9 @@ def as_sentences(name: str) -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark", "py4j")):
             raise
+        if not is_ours(None, str(error)):
+            # What nobody foresaw is told in full.
+            logger.error("%s failed: %s", name, error)
         raise failure_of(name, None, str(error)) from error
 
 

@@ -162,8 +162,7 @@ class Pipeline:
         from headrace.spark.datasource import register
 
         register(spark)
-        if self._asked.restart:
-            _hush_queries(spark)
+        _hush_queries(spark)
         self._ui = spark.sparkContext.uiWebUrl
         self._state = "running"
         self._tell({"event": "started", "jobs": list(self._asked.jobs), "ui": self._ui})
@@ -282,7 +281,7 @@ def _hushed(name: str) -> Iterator[None]:
 
 
 def _hush_queries(spark: SparkSession) -> None:
-    """The same in the JVM: of a query that fails, to be started again and again, a sentence is said each time."""
+    """The same in the JVM, of a query that fails."""
     jvm = spark.sparkContext._jvm
     if jvm is not None:
         name = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"

@@ -176,7 +176,7 @@ class Tended:
         words = str(ended_by) if run.failure is None else told(run.failure)
         failure = failure_of(self._name, run.failure, words)
         failure.__cause__ = run.failure
-        if self._again and not is_ours(run.failure, words) and words != self._page:
+        if not is_ours(run.failure, words) and words != self._page:
             # What nobody foresaw is told in full; the same again, and again, is not.
             logger.error("%s failed: %s", self._name, words)
             self._page = words
