@@ -162,7 +162,7 @@ def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_stopping_says_is_not_shown_and_failures_are(spark: SparkSession, line: str, said: bool) -> None:
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
-    appender = "brief" if re.search("(Lost task|Task) ", line) else "stderr"
+    appender = "brief" if re.match(r".*(Lost task|Task \d)", line) else "stderr"
     shown = log4j.LogManager.getContext(False).getConfiguration().getAppender(appender).getFilter()
     message = log4j.message.SimpleMessage(line)
     event = log4j.core.impl.Log4jLogEvent.newBuilder().setMessage(message).build()
