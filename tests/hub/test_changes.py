@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.errors import FullError, RefusedError, StorageError, UsageError
+from headrace.errors import FullError, LimitError, RefusedError, StorageError, UsageError
 from headrace.hub.changes import Change, Changes, Use, uses
 from headrace.hub.hub import Hub
 from headrace.hub.services import Kind, Policy, Services, create, obey, remove
@@ -159,6 +159,18 @@ def test_how_changes_use_services() -> None:
     got = used(("a", b"{}"), ("b", b"x"), ("a", b"odd"), ("a", b"odder"), ("c", b'{"y":1}'), ("c", b"{}"))
     assert got == {"a": Use(Kind.JSON, b"odd"), "b": Use(Kind.LAST, b"x"), "c": Use(Kind.JSON, None)}
     assert list(got) == ["a", "b", "c"]
+
+
+def test_what_is_too_deep_for_an_object_is_a_value_like_any_other(house: House) -> None:
+    deep = b'{"a":' * 70 + b"1" + b"}" * 70
+    with pytest.raises(LimitError, match="depth"):
+        house.changes.make_room(used(("last", deep)))
+    house.changes.make_room(used(("last", b"x"), ("object", b"{}")))
+    house.hub.turn(1)
+    house.changes.make_room(used(("last", deep)))
+    house.changes.make_room(used(("new", b"x"), ("new", deep)))
+    with pytest.raises(RefusedError, match="is a JSON object"):
+        house.changes.make_room(used(("object", deep)))
 
 
 def test_room_is_made_for_all_or_for_none(house: House) -> None:

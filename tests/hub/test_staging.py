@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pyarrow as pa
@@ -89,6 +90,42 @@ def test_only_so_many_queries_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
     loaded_queries = Queries()
     loaded_queries.load(queries.dump())
     assert list(loaded_queries) == ["c", "a", "d"]
+
+
+def test_writes_that_are_no_streams_push_out_each_other_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream may come back after a weekend, in which another query has written a batch every second."""
+    monkeypatch.setattr(staging_module, "MAX_QUERIES", 2)
+    monkeypatch.setattr(staging_module, "MAX_WRITES", 3)
+    queries = Queries()
+    names = ["a", *(f"write-{number}" for number in range(9)), "b", "write-6", "write-9"]
+    for seq, name in enumerate(names, 2):
+        queries.apply(name, b'{"batch":1,"rows":1}', seq)
+    assert list(queries) == ["a", "write-8", "b", "write-6", "write-9"]
+    queries.apply("c", b'{"batch":1,"rows":1}', 99)
+    assert list(queries) == ["write-8", "b", "write-6", "write-9", "c"]
+    again = Queries()
+    again.load(queries.dump())
+    again.apply("write-10", b'{"batch":1,"rows":1}', 100)
+    assert list(again) == ["b", "write-6", "write-9", "c", "write-10"]
+    monkeypatch.setattr(staging_module, "MAX_WRITES", 1)
+    again.load(queries.dump())
+    assert list(again) == ["b", "write-9", "c"]
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(bytes(data)[:10])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    kept = stage(b"a")
+    with pytest.raises(StorageError):
+        kept.spill(tmp_path / "stages" / "a.rows")
+    assert list((tmp_path / "stages").iterdir()) == []
+    assert len(kept.load()) == len(stage(b"a").load())
 
 
 def test_files_of_an_earlier_run_are_swept(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ async def test_a_commit_of_service_changes_creates_what_is_missing(server: Serve
     assert refused["error"] == "malformed"
     assert "service 'a' is a JSON object" in refused["reason"]
     assert server.services.get("c") is None
+    nameless = await commit(2, **{"": b"x"})
+    assert (nameless["error"], nameless["reason"]) == ("malformed", "a service's id is not empty")
     answer = await commit(2, a=b'{"y":2}')
     assert (answer["first"], answer["last"]) == (6, 6)
     assert await commit(2, a=b'{"y":2}') | {"repeated": False} == answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.spark.hubs import TRIMMING, Hub, trimmed
 
-from headrace.errors import LostRangeError, UsageError
+from headrace.errors import LostRangeError, TrimmedError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import rows as module
 from headrace.spark.links import close_links
@@ -154,3 +155,40 @@ def test_small_batches_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert [b.num_rows for b in gathered(map(batch, [0, 4, 4, 4, 25, 0, 3, 1]))] == [12, 25, 4]
     assert list(gathered([])) == []
+
+
+def test_of_what_is_trimmed_while_it_is_read_the_rest_is_lost(
+    filled: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pa.Table.from_batches(read_span(options(filled), span(filled, 1, 400))).combine_chunks()
+    told: list[tuple[str, int, int]] = []
+
+    class Client:
+        log = filled.head().log
+
+        def read(self, first: int, last: int, **_: object) -> Any:
+            return Stream(first, last)
+
+        def report_lost(self, *lost: Any) -> None:
+            told.append(lost)
+
+    class Stream:
+        def __init__(self, first: int, last: int) -> None:
+            self.cursor, self._last = first, last
+
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            end = 100 if self.cursor == 1 else self._last
+            rows = whole.slice(self.cursor - 1, end - self.cursor + 1).to_batches()
+            self.cursor = end + 1
+            yield from rows
+            if end == 100:
+                raise TrimmedError(101, 400, 301)
+
+    monkeypatch.setattr(module, "link", lambda *_, **__: nullcontext(Client()))
+    chosen = options(filled, files="false", failOnDataLoss="false", entries="true", reader="own")
+    got = seqs(read_span(chosen, span(filled, 1, 400)))
+    assert got == [*range(1, 101), *range(301, 401)]
+    assert told == [("own", 101, 300)]
+    chosen = options(filled, files="false", entries="true")
+    with pytest.raises(LostRangeError, match="messages 101 to 300 are lost"):
+        list(read_span(chosen, span(filled, 1, 400)))

@@ -21,6 +21,7 @@ from headrace.spark.options import Writing, writing
 from headrace.spark.outgoing import published
 from headrace.spark.sink import Staged, abort, check_columns, commit, stage
 from headrace.wire.link import PUBLISHED
+from headrace.wire.link_requests import MAX_STAGES
 
 TEXTS = pa.map_(pa.string(), pa.string())
 NUMBERS = pa.map_(pa.string(), pa.float64())
@@ -202,6 +203,21 @@ def test_stages_of_another_log_are_not_committed(kept: Hub) -> None:
         commit(options(kept), [message], services=False)
 
 
+def test_as_many_stages_as_a_request_has_room_for(kept: Hub) -> None:
+    message = staged(kept, 4, 0, b"x", query="many")
+    (name,) = message.stages
+    message.stages = [f"{number:0{len(name)}d}" for number in range(MAX_STAGES)]
+    # The request can be made, and the hub looks for the stages.
+    with pytest.raises(RefusedError, match="What was staged is gone"):
+        commit(options(kept), [message], services=False)
+    more = staged(kept, 4, 1, b"y", query="many")
+    with pytest.raises(UsageError, match=r"2 partitions in 4097 pieces: .*coalesce\(\)"):
+        commit(options(kept), [message, more], services=False)
+    abort(options(kept), [message, more])
+    with pytest.raises(RefusedError, match="What was staged is gone"):
+        commit(options(kept), [more], services=False)
+
+
 def changes(hub: Hub, query: str, *pairs: tuple[str, bytes]) -> None:
     ids, values = zip(*pairs, strict=True)
     batch = rows(service=list(ids), payload=list(values))
@@ -230,8 +246,9 @@ def test_a_change_that_a_service_cannot_take_fails_the_whole_batch(kept: Hub) ->
             [("fresh", b"x"), ("x" * 2000, b"x")],
         ]
     ):
-        with pytest.raises(RefusedError):
+        with pytest.raises(RefusedError) as refused:
             changes(kept, f"bad{number}", *bad)
+        assert "smaller" not in str(refused.value)
     assert kept.head().head == before
     assert shown(kept, "fresh") == {}
     changes(kept, "bad0", ("fresh", b"x"))  # the query goes on

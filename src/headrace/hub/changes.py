@@ -19,7 +19,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import MalformedError, RefusedError, StorageError, UsageError, WireError, shorten
+from headrace.errors import (
+    LimitError,
+    MalformedError,
+    RefusedError,
+    StorageError,
+    UsageError,
+    WireError,
+    shorten,
+)
 from headrace.hub.hub import Hub
 from headrace.hub.merge_patch import parse_object
 from headrace.hub.sequencer import Done
@@ -47,6 +55,8 @@ class Use(NamedTuple):
 
     kind: Kind
     odd: bytes | None
+    refused: LimitError | None = None
+    """Why the first cannot create one, where it cannot."""
 
 
 def uses(rows: Iterable[pa.RecordBatch]) -> dict[str, Use]:
@@ -62,10 +72,15 @@ def uses(rows: Iterable[pa.RecordBatch]) -> dict[str, Use]:
             if known is not None and known.odd is not None:
                 continue
             payload = payloads[place].as_py()
-            kind = _kind_of(payload)
-            if known is None or kind is Kind.LAST:
-                odd = payload if kind is Kind.LAST else None
-                found[service_id] = Use(kind if known is None else known.kind, odd)
+            refused = None
+            try:
+                kind = _kind_of(payload)
+            except LimitError as error:
+                kind, refused = Kind.LAST, error
+            if known is None:
+                found[service_id] = Use(kind, payload if kind is Kind.LAST else None, refused)
+            elif kind is Kind.LAST:
+                found[service_id] = known._replace(odd=payload)
     return found
 
 
@@ -110,8 +125,10 @@ class Changes:
         for service_id, use in used.items():
             kind = self._kind(service_id)
             if kind is None:
-                kind = needed[service_id] = use.kind
                 check_id(service_id)
+                if use.refused is not None:
+                    raise use.refused
+                kind = needed[service_id] = use.kind
             if kind is Kind.JSON and use.odd is not None:
                 what = f"service {service_id!r} is a JSON object"
                 raise RefusedError("malformed", f"{what}, and {shorten(use.odd)} is no change to one")

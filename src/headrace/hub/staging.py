@@ -32,6 +32,7 @@ from headrace.hub.state import entry
 from headrace.log.files import translating
 from headrace.message import Batch
 from headrace.wire.link import PUBLISHED
+from headrace.wire.link_requests import WRITE
 
 SECONDS: Final = 600.0
 MAX_MEMORY: Final = 256 << 20
@@ -40,7 +41,10 @@ MAX_COMMIT: Final = 512 << 20
 """The rows of one commit are one append, which is one write: it must not hold the hub up for long."""
 MAX_STAGES: Final = 65_536
 MAX_QUERIES: Final = 65_536
-"""Marks kept: a write that is no stream's leaves one too. A commit is tried again soon or never."""
+"""Marks of streams kept; each may be tried again when its query is, however late that is."""
+
+MAX_WRITES: Final = 1024
+"""Marks of those kept: their commit is tried again soon or never, and there may be one every second."""
 
 
 class Marked(NamedTuple):
@@ -67,14 +71,28 @@ class Queries(dict[str, Marked]):
     name = "query"
     follows_messages = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._writes: dict[str, None] = {}
+        """Which of them are no stream's, the oldest first."""
+
     def apply(self, name: str, payload: bytes, seq: int) -> None:
         """Follow a ``query`` entry: it stands right behind its rows."""
         mark = msgspec.json.decode(payload, type=_Entry)
         # The newest last, so that those beyond the limit are the ones not heard of for longest.
         self.pop(name, None)
         self[name] = Marked(mark.batch, mark.rows, seq - 1)
-        if len(self) > MAX_QUERIES:
-            del self[next(iter(self))]
+        if name.startswith(WRITE):
+            self._writes.pop(name, None)
+            self._writes[name] = None
+            if len(self._writes) > MAX_WRITES:
+                self._forget(next(iter(self._writes)))
+        elif len(self) - len(self._writes) > MAX_QUERIES:
+            self._forget(next(query for query in self if query not in self._writes))
+
+    def _forget(self, name: str) -> None:
+        del self[name]
+        self._writes.pop(name, None)
 
     def follow(self, _batch: Batch) -> None:
         """Messages change nothing here."""
@@ -88,6 +106,9 @@ class Queries(dict[str, Marked]):
         loaded = msgspec.msgpack.decode(section, type=dict[str, tuple[int, int, int]])
         self.clear()
         self.update({name: Marked(*mark) for name, mark in loaded.items()})
+        self._writes = dict.fromkeys(name for name in self if name.startswith(WRITE))
+        while len(self._writes) > MAX_WRITES:
+            self._forget(next(iter(self._writes)))
 
 
 def mark(query: str, batch: int, rows: int) -> Batch:
@@ -117,13 +138,20 @@ class Stage:
         """Write the rows to a file and forget them here."""
         with translating(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.load().to_arrow().select(PUBLISHED.names).serialize())
+            try:
+                path.write_bytes(self.load().to_arrow().select(PUBLISHED.names).serialize())
+            except BaseException:
+                # A full disk takes some of it, which nobody would ever read.
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
         self._path, self._rows = path, None
 
     def load(self) -> Batch:
         """The rows, wherever they are."""
-        if self._rows is not None:
-            return self._rows
+        rows = self._rows
+        if rows is not None:
+            return rows
         if self._path is None:
             raise RefusedError("missing", "the stage was removed")
         with translating(self._path):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
+    ClosedError,
     DamagedError,
     HeadraceError,
     LimitError,
@@ -22,6 +23,7 @@ from headrace.errors import (
     TrimmedError,
     UnavailableError,
     UnexpectedError,
+    UsageError,
     WireError,
 )
 from headrace.net.link_streams import Stream
@@ -314,6 +316,8 @@ def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
             head["error"] = "unavailable"
         case StorageError():
             pass
+        case UsageError() if not isinstance(error, ClosedError):
+            head["error"] = "malformed"
         case _:
             head["error"] = "stopping"
     return head

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from uuid import uuid4
+from secrets import token_hex
 
 from headrace.errors import HeadraceError
 from headrace.hub.changes import Changes, Use, uses
@@ -51,7 +51,8 @@ class LinkStages:
         rows = self._bodies.published(body)
         deadline = asyncio.get_running_loop().time() + SECONDS
         stage = Stage(request.query, request.batch, request.part, rows, deadline, held=len(body))
-        name = uuid4().hex
+        # Short: a commit names all of its stages in one request's head.
+        name = token_hex(8)
         path = self._staging.add(name, stage)
         if path is None:
             connection.answer(request.id, None, stage=name)

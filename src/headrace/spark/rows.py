@@ -148,6 +148,7 @@ def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
             try:
                 yield from stream
             except TrimmedError as trimmed:
+                first = max(first, stream.cursor or first)
                 lost = min(trimmed.oldest - 1, span.last)
                 report_loss(options, first, lost)
                 first = lost + 1

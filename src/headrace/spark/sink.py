@@ -15,6 +15,7 @@ second try by whoever wrote it is a second write.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,11 +30,15 @@ from pyspark.sql.types import BinaryType, DoubleType, MapType, StringType, Struc
 from headrace.errors import HeadraceError, RefusedError, UsageError
 from headrace.spark.options import Writing
 from headrace.spark.workers import settle
+from headrace.wire.link_requests import MAX_STAGES, WRITE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.client.sync import Begun
+
+_TOO_LARGE: Final = re.compile("a commit of|payload of a commit")
+"""Of what a hub has limits for, that which smaller batches keep."""
 
 COLUMNS: Final = ("payload", "topic", "service", "attributes", "numbers")
 
@@ -83,7 +88,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Writing, schema: StructType) -> None:
         self._options = options
         self._services = check_columns(schema)
-        self._query = f"write-{uuid4()}"
+        self._query = f"{WRITE}{uuid4()}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage one task's rows; runs in an executor."""
@@ -169,6 +174,11 @@ def commit(options: Writing, messages: Sequence[WriterCommitMessage | None], *, 
         return
     one = staged[0]
     names = [name for each in staged for name in each.stages]
+    if len(names) > MAX_STAGES:
+        raise UsageError(
+            f"a batch of {len(staged)} partitions in {len(names)} pieces: the hub takes {MAX_STAGES} at once. Write "
+            "fewer partitions (coalesce())"
+        )
     with link(options.access) as client:
         if others := {each.log for each in staged} - {client.log}:
             raise UsageError(f"rows were staged at log {others.pop()}, but the hub has log {client.log}")
@@ -179,7 +189,7 @@ def commit(options: Writing, messages: Sequence[WriterCommitMessage | None], *, 
                 lost = "the hub was restarted, or took longer than ten minutes"
                 reason = f"{refused.reason}. What was staged is gone ({lost}): run the batch again"
                 raise RefusedError("missing", reason) from refused
-            if refused.code == "limit":
+            if refused.code == "limit" and _TOO_LARGE.search(refused.reason):
                 smaller = "make batches smaller (maxOffsetsPerTrigger, maxBytesPerTrigger)"
                 raise RefusedError("limit", f"{refused.reason}; {smaller}") from refused
             raise
@@ -194,7 +204,8 @@ def abort(options: Writing, messages: Sequence[WriterCommitMessage | None]) -> N
     if not names:
         return
     with suppress(HeadraceError), link(options.access, at_once=True) as client:
-        client.abort(names)
+        for begin in range(0, len(names), MAX_STAGES):
+            client.abort(names[begin : begin + MAX_STAGES])
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:

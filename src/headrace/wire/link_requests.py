@@ -23,6 +23,10 @@ MAX_NUMBER: Final = (1 << 62) - 1
 """A publisher's own numbers are 64-bit and signed in the log; the rest is room to count on."""
 MAX_NAME: Final = 255
 MAX_STAGES: Final = 4096
+"""Stages that one commit may name."""
+
+WRITE: Final = "write-"
+"""What a query's name begins with that is no stream's: its only batch is tried again soon or never."""
 MAX_ATTRIBUTES: Final = 64
 DEFAULT_CREDIT: Final = 4 << 20
 MAX_CREDIT: Final = 64 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -174,7 +175,8 @@ def test_iceberg_forgets_old_snapshots_and_their_files(spark: SparkSession, tmp_
 def test_the_job_in_each_format_and_its_replay(
     spark: SparkSession, hub: HubProcess, play: Play, tmp_path: Path, kind: str
 ) -> None:
-    servers, path = hub.doors["tube_tcp"], tmp_path / "archive"
+    servers, path = hub.doors["tube_tcp"], tmp_path / "an archive, für immer 100%"
+    play = partial(play, path=path)
     with headrace.connect_sync(f"tube://{servers}") as link:
         link.publish([f"{each}".encode() for each in range(500)], topic="t", attributes={"a": "b"})
         assert play("archive", servers, table_format=kind)["through"] == 500
@@ -187,7 +189,7 @@ def test_the_job_in_each_format_and_its_replay(
     with pytest.raises(UsageError, match=f"has an archive in {kind}, and parquet is asked for"):
         play("archive", servers, table_format="parquet")
     with HubProcess.start(tmp_path / "target") as target:
-        assert play("replay", target.doors["tube_tcp"], path=path)["messages"] == 510
+        assert play("replay", target.doors["tube_tcp"])["messages"] == 510
 
 
 def test_a_format_that_is_none(hub: HubProcess, play: Play) -> None:

@@ -21,6 +21,7 @@ from headrace.errors import UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs import archive, verify
+from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
 
@@ -181,6 +182,48 @@ def test_what_jobs_pass_over_the_hub_knows(tmp_path: Path, play: Play) -> None:
             gone = {"messages": oldest - 1, "ranges": [[1, oldest - 1]]}
             assert link.lost() == {"archive": gone, "measure": gone}
         assert archived(tmp_path / "archive").column("seq")[0].as_py() == oldest
+
+
+def test_what_follows_an_archive_and_is_gone_is_lost_though_its_checkpoint_is_too(
+    tmp_path: Path, play: Play
+) -> None:
+    with Hub.start(tmp_path / "trimmed", *TRIMMING) as hub:
+        hub.publish([b"archived"] * 3)
+        assert play("archive", hub.servers)["through"] == 3
+        with hub.link() as link:
+            link.release("archive")
+        trimmed(hub)
+        oldest = hub.head().first
+        shutil.rmtree(tmp_path / "archive" / "_checkpoint")
+        with pytest.raises(PySparkException, match=f"messages 4 to {oldest - 1} are lost"):
+            play("archive", hub.servers)
+        shutil.rmtree(tmp_path / "archive" / "_checkpoint")
+        play("archive", hub.servers, fail_on_data_loss="false")
+        with hub.link() as link:
+            assert link.lost("archive")["archive"]["ranges"] == [[4, oldest - 1]]
+        assert archived(tmp_path / "archive").column("seq").to_pylist()[:4] == [1, 2, 3, oldest]
+
+
+def test_a_checkpoint_may_be_where_only_spark_can_write(spark: SparkSession) -> None:
+    asked = {"path": "x", "checkpoint": "nowhere://that.pyarrow/knows"}
+    run = Run(spark, "archive", Access("127.0.0.1:1"), asked, archive.PARAMETERS)
+    run._own_checkpoint()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "s3://id:hush-hush@bucket/a",
+        "abfss://:hush-hush@account.dfs.core.windows.net/a",
+        "abfss://box@account.dfs.core.windows.net/a?client_id=b&client_secret=hush-hush",
+        "s3://bucket/a?secret_key=hush-hush",
+        "s3://bucket/a?unknown=hush-hush",
+    ],
+)
+def test_keys_in_a_path_are_refused_and_not_repeated(place: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Folder.at(place)
+    assert "hush-hush" not in str(refused.value)
 
 
 def test_verify_tells_of_a_sound_log_once(hub: HubProcess, play: Play, tmp_path: Path) -> None:

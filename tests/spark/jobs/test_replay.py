@@ -112,3 +112,9 @@ def test_a_hub_that_is_being_restarted_is_waited_for(hub: HubProcess) -> None:
         (told,) = _publish(access, "replay", Pace(), rows(1, 10).to_batches())
     back.join()
     assert told.to_pylist() == [{"messages": 10, "first": 1, "last": 10}]
+
+
+@pytest.mark.parametrize("place", ["tomorrow", "1" + "0" * 20, "-1"])
+def test_a_place_that_is_none_is_told(place: str) -> None:
+    with pytest.raises(UsageError, match="expected a sequence number or a time"):
+        _edge(place, ">=")

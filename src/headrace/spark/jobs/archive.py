@@ -73,6 +73,11 @@ def start(run: Run) -> Started:
     """Archive the sequence, from where the archive ends on."""
     with link(run.access) as client:
         archive = open_archive(run, client.log)
+        head = client.head().head
+    starting = run.param("starting")
+    if starting == "earliest" and archive.through:
+        # A query whose checkpoint is lost is a new one: what follows the archive and is gone is lost all the same.
+        starting = str(min(archive.through, head) + 1)
 
     reading = Reading(
         run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True, reader=run.name
@@ -104,6 +109,7 @@ def start(run: Run) -> Started:
     register_kind(run.spark, RangesDataSource)
     ranges = run.stream(
         source=NAME,
+        startingOffsets=starting,
         entries=True,
         minBytesPerTrigger=int(run.number("size", 1)),
         maxBytesPerTrigger=MOST_BYTES,

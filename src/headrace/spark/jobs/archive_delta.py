@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark.jobs.archive_files import another_log, day_and_hour
-from headrace.spark.jobs.archive_table import TableFile
+from headrace.spark.jobs.archive_table import TableFile, in_newest_hour
 from headrace.spark.jobs.folder import Folder
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class DeltaLedger:
         files = [
             TableFile.parse(action["path"], action["num_records"], action["size_bytes"]) for action in actions
         ]
-        return [file for file in files if file.hour == max(files).hour]
+        return in_newest_hour(files)
 
     def append(self, added: Sequence[TableFile], before: int) -> None:
         """Take in files, if the table still ends with ``before``."""
@@ -115,7 +116,9 @@ class DeltaLedger:
 
     def live(self) -> list[str]:
         """All files that count."""
-        return [str(uri) for uri in self._table.file_uris()]
+        uris = [str(uri) for uri in self._table.file_uris()]
+        # Of a local table they are paths, and encoded all the same.
+        return [uri if "://" in uri else unquote(uri) for uri in uris]
 
     @property
     def _app(self) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark.jobs.archive_files import another_log
-from headrace.spark.jobs.archive_table import TableFile
+from headrace.spark.jobs.archive_table import TableFile, in_newest_hour
 from headrace.spark.jobs.folder import Folder
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class IcebergLedger:
             TableFile.parse(file.file_path, file.record_count, file.file_size_in_bytes)
             for file in self._data_files()
         ]
-        return [file for file in files if file.hour == max(files).hour]
+        return in_newest_hour(files)
 
     def append(self, added: Sequence[TableFile], before: int) -> None:
         """Take in files, if the table still ends with ``before``."""
@@ -212,7 +212,8 @@ def _create(catalog: Catalog, table: str, location: str, log: str) -> None:
 def _uri(place: str) -> str:
     """A place as a table's location."""
     if "://" not in place:
-        return Path(place).absolute().as_uri()
+        # As it is: the library does not decode what a URI would have for a space.
+        return f"file://{Path(place).absolute()}"
     return place.replace("s3a://", "s3://", 1).rstrip("/")
 
 

@@ -74,6 +74,12 @@ class TableFile(NamedTuple):
             raise UsageError(f"{path} is no file of an archive: choose another path") from None
 
 
+def in_newest_hour(files: Sequence[TableFile]) -> list[TableFile]:
+    """Those of the newest hour."""
+    newest = max((file.hour for file in files), default=0)
+    return [file for file in files if file.hour == newest]
+
+
 class Ledger(Protocol):
     """What says which files count."""
 

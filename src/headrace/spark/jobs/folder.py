@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -21,6 +22,10 @@ from headrace.errors import StorageError, UsageError
 MAKING = "_making"
 """Where files are until they are whole: readers pass over what begins with ``_``, and no name there ends in
 ``.parquet``, for those who look everywhere."""
+
+
+_KEYS: Final = re.compile("(^|&)[^=&]*(secret|key|token|password)", re.IGNORECASE)
+"""In what a URI asks for."""
 
 
 class Folder:
@@ -40,17 +45,19 @@ class Folder:
         scheme, separator, rest = place.partition("://")
         if not separator:
             return cls(fs.LocalFileSystem(), str(Path(place).absolute()))
-        if "@" in rest.partition("/")[0] and is_s3(place):
+        user, at, _ = rest.partition("/")[0].rpartition("@")
+        if (at and (is_s3(place) or ":" in user)) or _KEYS.search(rest.partition("?")[2]):
             # Paths are shown to everybody who may see how far a job is, and travel with every task.
+            where = "in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or " if is_s3(place) else ""
             raise UsageError(
-                f"a path of {scheme}:// has no keys in it: they are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                "wherever else the AWS tools look for them, on the driver's machine and on every worker's"
+                f"a path of {scheme}:// has no keys in it: they are {where}wherever else the tools of that place look "
+                "for them, on the driver's machine and on every worker's"
             )
         try:
             # Hadoop calls its S3 client s3a; pyarrow has another one.
             found = fs.FileSystem.from_uri(f"s3://{rest}" if scheme == "s3a" else place)
         except (pa.ArrowException, OSError) as error:
-            raise UsageError(f"{place}: {error}") from None
+            raise UsageError(f"{place.partition('?')[0]}: {error}") from None
         return cls(*found)
 
     def sub(self, name: str) -> Folder:

@@ -184,8 +184,11 @@ class Run:
     def _own_checkpoint(self) -> None:
         """See that the checkpoint is no other job's: this one would go on from where that one is, and miss the rest."""
         # Only Spark must be able to write there: where pyarrow is not, there is nothing to see.
-        with contextlib.suppress(OSError, pa.ArrowException):
+        try:
             folder = Folder.at(self.checkpoint)
+        except UsageError:
+            return
+        with contextlib.suppress(OSError, pa.ArrowException):
             owner = folder.read(_OWNER).decode(errors="replace") if _OWNER in folder.names() else None
             if owner is None:
                 folder.write(_OWNER, self.name.encode())

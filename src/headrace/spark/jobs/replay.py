@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UsageError
-from headrace.message import NOT_A_MESSAGE, SCHEMA
+from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived
 from headrace.spark.jobs.job import Parameter, Run
 from headrace.spark.options import Access, micros
@@ -182,7 +182,7 @@ def _within(begin: str, until: str) -> pc.Expression | None:
 
 def _parsed(place: str) -> tuple[str, int]:
     """The column that a place is one of, and its value there: a sequence number, or a time in µs."""
-    if place.isdecimal():
+    if place.isdecimal() and int(place) <= MAX_SEQUENCE:
         return "seq", int(place)
     try:
         return "time", micros(datetime.fromisoformat(place))

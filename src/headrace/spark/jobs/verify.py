@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096
 """Messages to a digest: a shuffle of a thousandth, and little to look at when one differs."""
 
-ROWS_A_TIME: Final = 5_000_000
-"""The most messages of a micro-batch: whoever has a long log to look at sees how far it is, and when it is stopped does
-not begin again."""
+ROWS_A_TIME: Final = 500_000
+"""The most messages of a micro-batch. Each may have a publisher of its own, and what is known of publishers has to fit
+the driver. Whoever has a long log to look at sees how far it is, and when it is stopped does not begin again."""
 
 ABOUT: Final = "holes, repeats and disorder in each log, and disagreement between logs"
 PARAMETERS: Final = {
