@@ -164,6 +164,35 @@ class TestWhatACrashLeaves:
         log.close()
         assert len(reopened(tmp_path)) == 16
 
+    @pytest.mark.parametrize("left", [None, b"", b"HRTAIL", bytes(48), bytes(5000)])
+    @pytest.mark.parametrize("lost", ["nothing", "a part", "a message"])
+    def test_power_that_fails_just_after_a_rotation(
+        self, tmp_path: Path, left: bytes | None, lost: str
+    ) -> None:
+        """Neither the end of the old tail nor the beginning of the new one is synced yet."""
+        log = Log.open(tmp_path)
+        ends = []
+        for payload in (b"one", b"two", b"three"):
+            append(log, payload)
+            ends.append((tmp_path / NAME(1, "open")).stat().st_size)
+        log.rotate()
+        log.close()
+        os.truncate(
+            tmp_path / NAME(1, "open"),
+            {"nothing": ends[2], "a part": ends[2] - 1, "a message": ends[1]}[lost],
+        )
+        if left is not None:
+            (tmp_path / NAME(4, "open")).write_bytes(left)
+        kept = [b"one", b"two", b"three"][: 3 if lost == "nothing" else 2]
+        looked = Log.open(tmp_path, read_only=True)
+        assert [message.payload for message in flat(looked.scan(1))] == kept
+        log = Log.open(tmp_path)
+        assert (log.torn is None) is (lost == "nothing" and left is None)
+        append(log, b"next")
+        assert [message.payload for message in flat(log.scan(1))] == [*kept, b"next"]
+        log.close()
+        assert [message.payload for message in reopened(tmp_path)] == [*kept, b"next"]
+
     def test_the_same_without_a_log_before_it_is_damage(self, tmp_path: Path) -> None:
         (tmp_path / NAME(1, "open")).write_bytes(b"")
         with pytest.raises(DamagedError, match="the file header is cut short"):

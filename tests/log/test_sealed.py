@@ -139,6 +139,16 @@ class TestReading:
         assert segment.rows(19) is segment.rows(19)
         assert sealed._recent._bytes == sum(kept for _, kept in sealed._recent._kept.values())
 
+    def test_a_read_is_bounded_where_payloads_are_not_what_takes_the_room(self, tmp_path: Path) -> None:
+        each = [batch(start, *[b""] * 100, topic="x" * 1000) for start in range(1, 2001, 100)]
+        segment = write(tmp_path, each)
+        at = 1
+        while at <= 2000:
+            read = segment.read(at, 2000, 20_000)
+            assert read[0].first == at
+            assert 1 <= read[-1].last - at + 1 <= 100
+            at = read[-1].last + 1
+
     def test_no_descriptor_stays_open(self, segment: SealedSegment) -> None:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for number in range(4):

@@ -67,6 +67,14 @@ class TestRecordBatches:
         assert [each.num_rows for each in rows] == [10, 10, 7, 2, 2, 1, 1]
         assert read_back(rows) == flat([written])
 
+    def test_what_frames_share_is_counted_for_each_message(self, tmp_path: Path) -> None:
+        file = create(tmp_path)
+        long = [batch(first, *[b""] * 700, topic="x" * 65_535) for first in (1, 701)]
+        write(file, [*long, *[batch(first, b"", b"", topic="y" * 65_535) for first in range(1401, 2001, 2)]])
+        rows = list(record_batches(file))
+        assert all(each.column("topic").nbytes <= (16 << 20) + (1 << 16) for each in rows)
+        assert [row for each in rows for row in each.column("seq").to_pylist()] == list(range(1, 2001))
+
     def test_a_few_frames_with_columns_among_many_without(self, tmp_path: Path) -> None:
         file = create(tmp_path)
         batches = [

@@ -21,6 +21,7 @@ from headrace.hub.hub import Hub
 from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.log.sealed import SealedSegment
+from headrace.log.store import remove_files
 from headrace.message import Batch, Run
 from headrace.net import server as servers
 from headrace.net import upkeep as upkeeps
@@ -475,6 +476,50 @@ class TestRetention:
             await self.segments(hub, upkeep, 2)
             await upkeep._trim()
         assert caplog.text.count("holds_broken") == 2
+
+    async def test_a_full_disk_gets_room(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing can be sealed, and no snapshot taken: what the last one covers is removed all the same."""
+
+        def full(*_: object) -> None:
+            raise FullError("log", "no space left on device")
+
+        upkeep = make(hub, disk, "log.retain_bytes=1")
+        await self.segments(hub, upkeep, 3)
+        await upkeep.snapshot()
+        publish(hub, b"more")
+        hub.log.rotate()
+        publish(hub, b"open")
+        for name in ("seal_next", "write_snapshot"):
+            monkeypatch.setattr(hub.log, name, full)
+        async with Running(upkeep):
+            await until(lambda: hub.counters.get("trimmed") == 6)
+        assert hub.log.first == 7
+
+    async def test_a_hold_that_is_acknowledged_is_kept(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is to go is decided at once, however long its files take to remove."""
+        removing, goes_on = threading.Event(), threading.Event()
+
+        def slowly(gone: list[SealedSegment]) -> None:
+            removing.set()
+            assert goes_on.wait(30)
+            remove_files(gone)
+
+        monkeypatch.setattr(upkeeps, "remove_files", slowly)
+        upkeep = make(hub, disk, "log.retain_bytes=off", "log.retain_seconds=60")
+        await self.segments(hub, upkeep, 2, now=1)
+        await self.segments(hub, upkeep, 1, now=1 << 52)
+        await upkeep.snapshot()
+        trimming = asyncio.ensure_future(upkeep._trim())
+        await until(removing.is_set)
+        # Who asks for a hold is judged by this.
+        assert hub.log.first == 5
+        goes_on.set()
+        await trimming
+        assert hub.log.first == 5
 
     async def test_while_the_hub_runs(self, start: Start, dial: Dial) -> None:
         server: Server = await start(

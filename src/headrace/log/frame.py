@@ -49,7 +49,6 @@ NUMBERED: Final = 1
 CONTINUED: Final = 2
 
 _PREFIX: Final = struct.Struct("<III")
-_EXTENT: Final = struct.Struct("<12xI24xI")
 _LEADING: Final = struct.Struct("<II")
 _FOLLOWING: Final = struct.Struct("<IIQqqIIHBBHH")
 _LONE_EDGES: Final = struct.Struct("<ii")
@@ -244,12 +243,6 @@ def decode(window: bytes, at: int) -> Batch:
         topic=window[from_topic:content].decode(),
         columns=_unpack_columns(window, at + length - columns, columns) if columns else None,
     )
-
-
-def extent(window: bytes, at: int) -> tuple[int, int]:
-    """How many messages, and how many bytes of payloads, a checked frame has."""
-    count, payload = _EXTENT.unpack_from(window, at)
-    return count, payload
 
 
 def extents(window: bytes, at: int) -> tuple[int, int, int, tuple[int, int, int]]:

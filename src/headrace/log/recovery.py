@@ -9,6 +9,8 @@ A crash leaves one of these, each with one answer:
 =====================================  ==========================================================
 the last tail ends in a torn append    cut it off; what is cut is kept aside as ``N.torn``
 the last tail has no header yet        its rotation was interrupted, remove it
+the last tail is empty, and the one    power failed before either was synced: remove it, and go on
+before it has lost its end             with what the other has
 ``N.open`` beside a good ``N.arrow``   sealing was done, remove the tail
 ``N.open`` beside a bad ``N.arrow``    sealing was not done, remove the segment and seal again
 ``N.index`` alone                      sealing or trimming was interrupted, remove it
@@ -75,11 +77,12 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
         )
     else:
         recovered = Recovered(uuid or uuid4(), segments)
-    if torn is not None and torn.offset:
-        _cut(segments[-1], torn)
     litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
+    # Before anything is cut off: a tail that was never used must not be found behind a shorter one.
     for path in litter:
         path.unlink(missing_ok=True)
+    if torn is not None and torn.offset:
+        _cut(segments[-1], torn)
     if not segments or isinstance(segments[-1], SealedSegment):
         following, time = (segments[-1].last + 1, segments[-1].last_time) if segments else (1, 0)
         path = directory / f"{following:016d}.open"
@@ -127,16 +130,21 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
     for first in sorted(found):
         path = directory / f"{first:016d}.open"
         before = segments[-1] if segments else None
-        if found[first] == {"open"} and first == max(found) and before is not None and torn is None:
-            torn = never_begun(path)
-            if torn is not None and before.last + 1 == first:
+        if found[first] == {"open"} and first == max(found) and before is not None:
+            unwritten = never_begun(path)
+            if unwritten is not None and (isinstance(before, TailFile) or before.last + 1 == first):
+                torn = torn or unwritten
                 litter.append(path)
                 break
         segment, cut = _read_segment(path, found[first], litter, writable=writable)
         if segment is None:
             continue
-        if torn is not None and isinstance(segment, TailFile) and segment.empty and first == max(found):
-            # Power failed just after a rotation: the new tail was never used, and the old one's end is torn as ever.
+        unused = isinstance(segment, TailFile) and segment.empty and cut is None and first == max(found)
+        short = isinstance(before, TailFile) and before.uuid == segment.uuid and before.last + 1 < first
+        if unused and (torn is not None or short):
+            # Power failed just after a rotation: the new tail was never used, and the old one has lost its end, torn or
+            # not. Neither was synced.
+            torn = torn or TornEnd(0, 0, f"messages up to {first - 1} had not come to the disk")
             litter.append(path)
             break
         if torn is not None and before is not None:

@@ -54,6 +54,9 @@ RECENT_BYTES: Final = 32 << 20
 MAX_ENTRIES: Final = 1 << 24
 """More record batches than any segment has: a count past it is damage, not a reason to take memory."""
 
+_BESIDE: Final = 4
+"""How much more than their payloads messages may take before that is what a read is measured by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Index:
@@ -176,14 +179,17 @@ class SealedSegment:
             end = min(last - start + 1, rows.num_rows)
             batch = Batch.over(rows).slice(begin, end)
             room = max_bytes - taken
-            if batch.run.size > room:
+            # Where payloads are not what takes the room, a part of all that rows have counts.
+            size = max(batch.run.size, rows.nbytes * len(batch) // rows.num_rows // _BESIDE)
+            if size > room:
                 edges = batch.run.offsets
                 fit = int(np.searchsorted(edges, int(edges[0]) + room, side="right")) - 1
+                fit = min(fit, len(batch) * room // size)
                 if fit or not batches:
                     batches.append(batch.slice(0, max(fit, 1)))
                 break
             batches.append(batch)
-            taken += batch.run.size
+            taken += size
             number += 1
         return batches
 

@@ -24,6 +24,9 @@ ROWS: Final = 16_384
 BYTES: Final = 4 << 20
 """A record batch is closed at this many messages or payload bytes, whichever comes first."""
 
+TEXT_BYTES: Final = 16 << 20
+"""The same of what messages of a frame share, which a record batch has for each: a topic may have 65,535 bytes."""
+
 _SHARED: Final = ("time", "origin", "node", "publisher", "number", "topic")
 
 
@@ -33,18 +36,24 @@ def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
 
 
 def record_batches(tail: TailFile) -> Iterator[pa.RecordBatch]:
-    """A tail's messages in record batches of at most :data:`ROWS` rows, and about :data:`BYTES` of payloads."""
+    """A tail's messages in record batches of :data:`ROWS` rows at most, bounded by :data:`BYTES` and more."""
     gathered = _Gathered()
     for window, places in tail.windows():
         for at in places:
-            rows, size = frame.extent(window, at)
-            if gathered.rows and (gathered.rows + rows > ROWS or gathered.size + size > BYTES):
+            rows, size, _, widths = frame.extents(window, at)
+            text = rows * sum(widths)
+            if gathered.rows and (
+                gathered.rows + rows > ROWS
+                or gathered.size + size > BYTES
+                or gathered.text + text > TEXT_BYTES
+            ):
                 yield gathered.finish()
                 gathered = _Gathered()
-            if rows > ROWS or size > BYTES:
-                yield from _pieces(frame.decode(window, at))
+            if rows > ROWS or size > BYTES or text > TEXT_BYTES:
+                yield from _pieces(frame.decode(window, at), max(TEXT_BYTES * rows // max(text, 1), 1))
             else:
                 gathered.add(window, at, rows, size)
+                gathered.text += text
     if gathered.rows:
         yield gathered.finish()
 
@@ -55,6 +64,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.rows = 0
         self.size = 0
+        self.text = 0
         self._counts: list[int] = []
         self._shared: list[tuple[int, int, int, int, int]] = []
         """Of each frame: time, node, number and whether it has one, and the place of its text in ``_texts``."""
@@ -134,12 +144,12 @@ def _split(text: tuple[bytes, int, int]) -> tuple[str, str, str]:
     return whole[:origin].decode(), whole[origin:topic].decode(), whole[topic:].decode()
 
 
-def _pieces(batch: Batch) -> Iterator[pa.RecordBatch]:
-    """A large batch as several record batches; a payload that is too large alone stays alone."""
+def _pieces(batch: Batch, rows: int) -> Iterator[pa.RecordBatch]:
+    """A large batch as several record batches of at most ``rows``; a payload that is too large alone stays alone."""
     edges = batch.run.offsets.astype(np.int64)
     begin = 0
     while begin < len(batch):
         fit = int(np.searchsorted(edges, edges[begin] + BYTES, side="right")) - 1
-        end = min(max(fit, begin + 1), begin + ROWS, len(batch))
+        end = min(max(fit, begin + 1), begin + min(rows, ROWS), len(batch))
         yield batch.slice(begin, end).to_arrow()
         begin = end

@@ -345,6 +345,14 @@ class Log:
         self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
     ) -> retention.Verdict:
         """Decide what retention allows to remove, and remove it."""
+        verdict, gone = self.let_go(now, retain_bytes=retain_bytes, retain_us=retain_us, holds=holds)
+        remove_files(gone)
+        return verdict
+
+    def let_go(
+        self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
+    ) -> tuple[retention.Verdict, list[SealedSegment]]:
+        """Decide what retention allows to remove, and have it no longer; :func:`remove_files` is for a thread."""
         self._check_writable()
         segments = self._segments
         sealed = [s for s in segments if isinstance(s, SealedSegment)]
@@ -357,8 +365,10 @@ class Log:
             holds=holds,
             snapshot_seq=0 if self.snapshot is None else self.snapshot.seq,
         )
-        self._remove_before(verdict.keep_from)
-        return verdict
+        with self._changing:
+            gone = [s for s in sealed if s.last < verdict.keep_from]
+            self._segments = self._segments[len(gone) :]
+        return verdict, gone
 
     def close(self) -> None:
         """Sync (unless ``fsync`` is ``never``), and let go of the files and the lock."""
@@ -423,17 +433,15 @@ class Log:
         tail.path.unlink(missing_ok=True)
         return segment
 
-    def _remove_before(self, seq: int) -> None:
-        with self._changing:
-            gone = [s for s in self._segments if isinstance(s, SealedSegment) and s.last < seq]
-            self._segments = self._segments[len(gone) :]
-        for segment in gone:
-            # The index goes last: a file without an index would be taken for damage, an index alone is litter.
-            for suffix in (".torn", ".arrow", ".index"):
-                with contextlib.suppress(
-                    OSError
-                ):  # it is found, and tried again, when the log is next opened
-                    segment.path.with_suffix(suffix).unlink(missing_ok=True)
+
+def remove_files(gone: Sequence[SealedSegment]) -> None:
+    """Remove the files of segments that the log has let go of."""
+    for segment in gone:
+        # The index goes last: a file without an index would be taken for damage, an index alone is litter.
+        for suffix in (".torn", ".arrow", ".index"):
+            # It is found, and tried again, when the log is next opened.
+            with contextlib.suppress(OSError):
+                segment.path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _closed() -> ClosedError:

@@ -17,7 +17,7 @@ from typing import Final, ParamSpec, TypeVar
 from headrace.config import Settings
 from headrace.errors import StorageError
 from headrace.hub.hub import Hub
-from headrace.log.retention import Verdict
+from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
 
 logger = logging.getLogger("headrace")
@@ -147,19 +147,28 @@ class Upkeep:
                 while not self._too_busy_to_seal() and await self._seal_next():
                     # Between segments too: where messages come faster than they are sealed there is no end to them.
                     await self._trim()
+            except StorageError as error:
+                self._failed("the log's upkeep failed", error)
+            try:
+                # Whatever failed before: a full disk lets nothing be sealed, and gets room by this alone.
                 await self._trim()
             except StorageError as error:
-                self._hub.counters.add("upkeep_failures")
-                logger.error("the log's upkeep failed, trying again: %s", error)
+                self._failed("the log could not be trimmed", error)
 
     async def _keep_snapshots(self) -> None:
         while True:
             await asyncio.sleep(self._settings.snapshot_seconds)
-            try:
-                await self.snapshot()
-            except StorageError as error:
-                self._hub.counters.add("upkeep_failures")
-                logger.error("the snapshot could not be written, trying again: %s", error)
+            await self._try_snapshot()
+
+    async def _try_snapshot(self) -> None:
+        try:
+            await self.snapshot()
+        except StorageError as error:
+            self._failed("the snapshot could not be written", error)
+
+    def _failed(self, what: str, error: StorageError) -> None:
+        self._hub.counters.add("upkeep_failures")
+        logger.error("%s, trying again: %s", what, error)
 
     def _too_busy_to_seal(self) -> bool:
         """Whether sealing had better wait: it takes a core for a second or so, and nobody is waiting for it.
@@ -203,20 +212,19 @@ class Upkeep:
         limited = retain.retain_bytes is not None or retain.retain_seconds is not None
         if not limited or len(self._log.segments) < 2:
             return
-        # A snapshot precedes any trimming: what is removed can then never be needed again.
+        # A snapshot precedes any trimming: what is removed can then never be needed again. Where there is no room for
+        # a new one, what the last one covers is removed all the same.
         if retain.retain_bytes is not None and self._log.size > retain.retain_bytes:
-            await self.snapshot()
+            await self._try_snapshot()
         holds = {**self._hub.state.holds, **self._holds()}
-
-        def work() -> Verdict:
-            return self._log.retain(
-                time_ns() // 1000,
-                retain_bytes=_UNLIMITED if retain.retain_bytes is None else retain.retain_bytes,
-                retain_us=None if retain.retain_seconds is None else int(retain.retain_seconds * 1e6),
-                holds=holds,
-            )
-
-        verdict = await self._in_thread(work)
+        # Decided here, not in a thread: whoever is told meanwhile that a message is held must find it so.
+        verdict, gone = self._log.let_go(
+            time_ns() // 1000,
+            retain_bytes=_UNLIMITED if retain.retain_bytes is None else retain.retain_bytes,
+            retain_us=None if retain.retain_seconds is None else int(retain.retain_seconds * 1e6),
+            holds=holds,
+        )
+        await self._in_thread(remove_files, gone)
         if self._log.first > before:
             self._hub.counters.add("trimmed", self._log.first - before)
             logger.info("trimmed messages %d to %d", before, self._log.first - 1)
