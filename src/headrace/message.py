@@ -236,6 +236,11 @@ class Batch:
         return self.first + self.run.count - 1
 
     @property
+    def size(self) -> int:
+        """Bytes that it takes for as long as it is kept, about: payloads, and what messages have of their own."""
+        return self.run.size if self.columns is None else self.run.size + self.columns.nbytes
+
+    @property
     def last_time(self) -> int:
         """The time of the last message: times never decrease, so the latest."""
         if self.columns is None or "time" not in self.columns.schema.names:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.log.content import columns
 
 from headrace.errors import FullError, StorageError, UsageError
 from headrace.hub.holds import hold
@@ -290,6 +291,18 @@ class TestCongestion:
         assert relieved == [False]
         hub.committed(3)
         assert relieved == [False]
+
+    def test_attributes_count_as_payloads_do(self, log: MemoryLog) -> None:
+        hub = make(log, max_uncommitted=10_000)
+        hub.commit_by(lambda _tail: None)
+        for _ in range(6):
+            own = columns(attributes=[{"key": "v" * 2000}])
+            hub.submit(Batch(Run.of([b""]), origin="attribute", columns=own))
+            hub.turn(0)
+        assert hub.congested
+        hub.committed(6)
+        assert not hub.congested
+        assert hub._uncommitted == 0
 
     def test_relief_comes_once_it_is_enough(self, log: MemoryLog) -> None:
         hub = make(log, max_uncommitted=5)

@@ -134,7 +134,7 @@ class Hub:
         if not self._submitted:
             self.wake()
         self._submitted.append(Submission(batch, done, tied))
-        self._waiting += batch.run.size
+        self._waiting += batch.size
 
     @property
     def full(self) -> bool:
@@ -193,13 +193,13 @@ class Hub:
         cut: list[Submission] = []
         while self._appended and self._appended[-1].batch.last > last:
             submission = self._appended.pop()
-            self._uncommitted -= submission.batch.run.size
+            self._uncommitted -= submission.batch.size
             cut.append(submission)
             kept = last - submission.batch.first + 1
             if kept > 0:
                 batch = submission.batch.slice(0, kept)
                 self._appended.append(Submission(batch))
-                self._uncommitted += batch.run.size
+                self._uncommitted += batch.size
         lost = UnavailableError("the cluster has gone on without it: it is not taken, try again")
         _tell(reversed(cut), lost)
         if was_congested and not self.congested:
@@ -266,7 +266,7 @@ class Hub:
             return
         for batch, done in zip(batches, dones, strict=True):
             self._appended.append(Submission(batch, done))
-            self._uncommitted += batch.run.size
+            self._uncommitted += batch.size
         self._commit(self.log.tail)
 
     def committed(self, upto: int) -> None:
@@ -278,7 +278,7 @@ class Hub:
         dones: list[Done | None] = []
         while self._appended and self._appended[0].batch.last <= upto:
             batch, done, _ = self._appended.popleft()
-            self._uncommitted -= batch.run.size
+            self._uncommitted -= batch.size
             batches.append(batch)
             dones.append(done)
         if batches:

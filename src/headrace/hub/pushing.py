@@ -60,7 +60,7 @@ class Pushing:
                 self._hub.refuse(group, UnavailableError(what), "limit")
             else:
                 self._waiting.append(submission)
-                self._size += batch.run.size
+                self._size += batch.size
         self.wake()
 
     def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:  # noqa: ARG002
@@ -115,7 +115,7 @@ class Pushing:
     def _take(self) -> Submission:
         was_congested = self.congested
         submission = self._waiting.popleft()
-        self._size -= submission.batch.run.size
+        self._size -= submission.batch.size
         if was_congested and not self._hub.congested:
             self._hub.relieved()
         return submission

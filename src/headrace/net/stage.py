@@ -82,10 +82,10 @@ class Stage:
             if batch.first != following:
                 break  # The log has it, and what is between.
             waiting.append(batch)
-            self._bytes += batch.run.size
+            self._bytes += batch.size
             following = batch.last + 1
         while self._bytes > MAX_WAITING and len(waiting) > 1:
-            self._bytes -= waiting.pop().run.size
+            self._bytes -= waiting.pop().size
         if not self._due:
             self.go_on()
 
@@ -128,7 +128,8 @@ class Stage:
         if len(batch) > most:
             batch, rest = batch.slice(0, most), batch.slice(most, len(batch))
             self._waiting.appendleft(rest)
-        self._bytes -= batch.run.size
+        # Of parts, what is smaller than a byte counts for each.
+        self._bytes = self._bytes - batch.size if self._waiting else 0
         return batch
 
     def tick(self) -> None:
@@ -221,7 +222,7 @@ class Stage:
         batches = done.result()
         if batches and not self._waiting and batches[0].first == self.next:
             self._waiting.extend(batches)
-            self._bytes = sum(batch.run.size for batch in batches)
+            self._bytes = sum(batch.size for batch in batches)
         self.go_on()
 
     def _rebuilt(self, done: asyncio.Future[bool]) -> None:
