@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -233,11 +234,12 @@ def available(peer_type: type[Peer]) -> bool:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A port nobody listens on now, and that the kernel gives to nobody who asks for any: such are 32,768 and up."""
+    while True:
+        port = random.randrange(16_384, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def receive_until(sock: socket.socket, ending: bytes) -> bytes:
