@@ -6,15 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, rows
+from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, refused, rows
 from tests.net.raw import until
 
 from headrace.hub import subscriptions
+from headrace.hub.filters import Filter
 from headrace.log import snapshot
-from headrace.message import Batch, Run
-from headrace.net import link_rows
+from headrace.message import SCHEMA, Batch, Run
+from headrace.net import link_members, link_rows
 from headrace.net.server import Server
 from headrace.wire.link import SUBSCRIPTIONS, rows_of
+from headrace.wire.plain_rows import published_body
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -123,6 +125,73 @@ async def test_filters(server: Server, peer: LinkPeer) -> None:
             assert [m.seq for m in got] == expected
             assert delivered(server) - before == len(expected)
             assert heads[-1]["next"] == 8
+
+
+MANY = 170_000
+NAMED = {"publisher": "the thermometers of the house by the river", "number": 1}
+"""So many messages of four bytes under this name are little to publish, and as rows more than a tube carries."""
+
+
+@pytest.mark.parametrize("wanted", [{}, {"topic": "sensors/*"}])
+async def test_a_large_commit_of_small_messages_reaches_those_who_follow(
+    server: Server, peer: LinkPeer, wanted: dict[str, str]
+) -> None:
+    assert (await peer.ask(op="follow", id=1, **wanted))["event"] == "at"
+    async with link_peer(server) as writer:
+        large = published_body([b"21.5"] * MANY, "sensors/temperature")
+        assert (await writer.ask(large, op="publish", id=1, **NAMED))["ok"]
+        assert (await writer.ask(rows(b"!", topic="sensors/x"), op="publish", id=1))["ok"]
+    reached = count = 0
+    while reached < MANY + 1:
+        head, body = await peer.hear()
+        if head["event"] == "rows":
+            assert head["first"] == reached + 1
+            count += rows_of(body, SCHEMA).num_rows
+            reached = head["last"]
+            await peer.say(op="more", id=1, bytes=len(body))
+    assert count == delivered(server) == MANY + 1
+
+
+async def test_who_cannot_be_sent_an_event_is_told_and_hung_up(
+    server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_rows, "_MANY", 1000)
+    await peer.ask(op="follow", id=1)
+    async with link_peer(server) as writer:
+        large = published_body([b"21.5"] * MANY, "sensors/temperature")
+        assert (await writer.ask(large, op="publish", id=1, **NAMED))["ok"]
+        head, _ = await peer.hear()
+        assert (head["id"], head["error"]) == (1, "limit")
+        assert await peer.gone()
+    assert refused(server, "limit") == 1
+
+
+@pytest.mark.parametrize("wanted", [None, Filter("**")])
+async def test_few_bytes_that_are_many_as_rows_are_read_a_few_at_a_time(
+    server: Server, wanted: Filter | None
+) -> None:
+    _submit_long_topics(server)
+    piece = link_rows.read_piece(server.hub.log, 1, server.hub.log.head, wanted)
+    assert piece.body is not None
+    assert piece.rows == piece.last
+    assert 0 < memoryview(piece.body).nbytes < 8 << 20
+
+
+async def test_a_consumer_is_read_such_a_few_at_a_time_too(server: Server, peer: LinkPeer) -> None:
+    assert (await peer.ask(op="follow", id=1, consumer="c"))["event"] == "at"
+    _submit_long_topics(server)
+    (consumer,) = server.consumers
+    log = server.hub.log
+    found = link_members._find(log, 1, log.head, link_members.Concern(consumer), 1 << 20)
+    assert found.body is not None
+    assert 0 < found.rows.num_rows < 100
+
+
+def _submit_long_topics(server: Server) -> None:
+    """Messages without payloads whose topics fill more than 2 GiB once each row says its own."""
+    for _ in range(15):
+        server.hub.submit(Batch(Run.of([b""] * 3000), origin="tube", topic="t" * 65_535))
+    server._turn()
 
 
 @pytest.mark.parametrize("door", ["tube_tcp", "tube_ws"])
