@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import pytest
 from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, refused, rows
-from tests.net.raw import until
+from tests.net.raw import SECONDS, until
 
+from headrace.errors import StorageError
 from headrace.hub import subscriptions
 from headrace.hub.filters import Filter
 from headrace.log import snapshot
 from headrace.message import SCHEMA, Batch, Run
-from headrace.net import link_members, link_rows
+from headrace.net import link_connection, link_members, link_reading, link_rows
 from headrace.net.server import Server
 from headrace.wire.link import SUBSCRIPTIONS, rows_of
 from headrace.wire.plain_rows import published_body
@@ -262,6 +265,57 @@ async def test_snapshot_is_the_state_now(server: Server, peer: LinkPeer) -> None
     taken = snapshot.parse(data)
     assert (taken.uuid, taken.seq) == (server.hub.log.uuid, 2)
     assert dict(taken.sections) == server.hub.state.sections()
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Snapshots are packed only once this is set."""
+    may = Event()
+
+    def serialize(taken: snapshot.Snapshot) -> bytes:
+        may.wait(SECONDS)
+        return snapshot.serialize(taken)
+
+    monkeypatch.setattr(link_reading, "serialize", serialize)
+    yield may
+    may.set()
+
+
+async def test_one_snapshot_at_a_time_is_packed_for_a_tube(
+    server: Server, peer: LinkPeer, packing: Event
+) -> None:
+    await peer.say(op="snapshot", id=1)
+    refusal = await peer.ask(op="snapshot", id=2)
+    assert (refusal["id"], refusal["error"], refusal["limit"]) == (2, "busy", 1)
+    async with link_peer(server) as other:
+        await other.say(op="snapshot", id=1)
+        packing.set()
+        assert (await other.hear())[0]["event"] == "snapshot"
+    assert [(await peer.hear())[0].get("event") for _ in range(2)] == ["snapshot", None]
+    assert (await peer.ask(op="snapshot", id=3))["event"] == "snapshot"
+
+
+async def test_a_snapshot_that_cannot_be_packed_is_not_the_last(
+    server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: object) -> bytes:
+        raise StorageError("no room for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link_reading, "serialize", failing)
+        assert (await peer.ask(op="snapshot", id=1))["error"] == "storage"
+    assert (await peer.ask(op="snapshot", id=1))["event"] == "snapshot"
+
+
+async def test_a_snapshot_is_a_stream_too_many_even_when_it_is_packed_late(
+    server: Server, peer: LinkPeer, packing: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_connection, "MAX_STREAMS", 1)
+    await peer.say(op="snapshot", id=1)
+    assert (await peer.ask(op="follow", id=2))["event"] == "at"
+    packing.set()
+    refusal, _ = await peer.hear()
+    assert (refusal["id"], refusal["error"]) == (1, "busy")
 
 
 async def test_subscriptions_come_as_rows_of_the_matchers_table(server: Server, peer: LinkPeer) -> None:
