@@ -17,6 +17,7 @@ from headrace.hub import services, subscriptions
 from headrace.hub.services import Kind
 from headrace.message import Batch, Run
 from headrace.net.server import Server
+from headrace.web import api
 
 OURS = {"X-Headrace": "1"}
 
@@ -56,6 +57,34 @@ async def test_history_and_events(server: Server, http: aiohttp.ClientSession) -
         assert sample["head"] == server.hub.log.head
         assert sample["received"]["fyrehose"] > 0
     assert len(await get(http, "/api/history")) >= 2
+
+
+async def test_sampling_goes_on_whatever_is_published_as_measured(
+    server: Server, http: aiohttp.ClientSession
+) -> None:
+    await submit(server, services.create("measure/second", Kind.JSON))
+    await submit(server, services.create("measure/minute", Kind.JSON))
+    for messages in ("1", "9" * 400):
+        window = b'{"start":"12:00","lag":{},"messages":%s}' % messages.encode()
+        for span in ("second", "minute"):
+            await submit(server, Batch(Run.of([window]), origin="spp", topic=f"measure/{span}"))
+        async with http.get("/api/events") as answer:
+            for _ in range(2):
+                assert (await event(answer, "sample"))["measured"] == {}
+    assert server.hub.counters.get("background_failures") == 0
+
+
+async def test_sampling_survives_a_mistake(
+    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise OverflowError("too large")
+
+    async with http.get("/api/events") as answer:
+        with monkeypatch.context() as patch:
+            patch.setattr(api, "measured_from", mistaken)
+            await until(lambda: server.hub.counters.get("background_failures"))
+        assert (await event(answer, "sample"))["head"] == 0
 
 
 class TestMessages:

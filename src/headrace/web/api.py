@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic, time
@@ -36,6 +37,8 @@ from headrace.web import messages
 from headrace.web.access import refusal
 from headrace.web.events import Pulse, streaming
 from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
+
+logger = logging.getLogger("headrace")
 
 T = TypeVar("T")
 
@@ -105,7 +108,12 @@ class Api:
     async def _keep_sampling(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
-            self._pulse.beat(self._sample())
+            try:
+                self._pulse.beat(self._sample())
+            except Exception:
+                # One second without a sample is better than none after it.
+                self._server.hub.counters.add("background_failures")
+                logger.exception("no sample could be taken; the next is tried all the same")
 
     def _sample(self) -> Sample:
         server = self._server
