@@ -182,6 +182,8 @@ class TestServices:
             assert json.loads((await event(answer, "service"))["value"]) == {"x": 1}
             await submit(server, services.remove("a"))
             assert await event(answer, "removed") == {"id": "a"}
+            async with asyncio.timeout(20):
+                assert (await answer.content.read()).strip() == b"", "the stream ends there"
 
 
 class TestSubscriptions:
