@@ -174,6 +174,16 @@ class TestServices:
         assert json.loads((await get(http, "/api/service?id=fleet/42"))["value"]) == {"speed": 61}
         assert "no service" in (await get(http, "/api/service?id=nobody", 404))["error"]
 
+    async def test_a_cut_through_a_character_is_still_text(
+        self, server: Server, http: aiohttp.ClientSession
+    ) -> None:
+        text = "x" + "ž" * 400
+        await submit(server, services.create("a", Kind.LAST))
+        await submit(server, Batch(Run.of([text.encode()]), origin="spp", topic="a"))
+        (listed,) = (await get(http, "/api/services"))["services"]
+        assert (listed["value"], listed["size"]) == (text[:256], 801)
+        assert (await get(http, "/api/service?id=a"))["value"] == text
+
     async def test_live_until_it_is_removed(self, server: Server, http: aiohttp.ClientSession) -> None:
         await submit(server, services.create("a", Kind.JSON))
         async with http.get("/api/service/events?id=a") as answer:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from time import monotonic, time
@@ -386,16 +386,11 @@ def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
 
 def _described(service: Service, limit: int) -> dict[str, Any]:
     value = service.snapshot
-    facts: dict[str, Any] = {
+    return {
         "id": service.id,
         "kind": service.kind.value,
         "created": service.created,
         "seq": service.seq,
         "size": len(value),
+        **messages.readable("value", value, limit),
     }
-    cut = value[:limit]
-    try:
-        facts["value"] = cut.decode()
-    except UnicodeDecodeError:
-        facts["value_base64"] = b64encode(cut).decode()
-    return facts
