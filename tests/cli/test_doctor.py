@@ -96,6 +96,24 @@ def test_a_running_hub_is_asked_instead_of_its_ports(run: Run, tmp_path: Path) -
     assert not [each for each in found if each["subject"] == "ports"]
 
 
+def test_a_hub_that_does_not_let_us_in_runs_all_the_same(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, key = "00112233445566778899aabb", "a key of its own"
+    with HubProcess.start(tmp_path, "auth.required=true", f"auth.clients.{name}={key}") as hub:
+        same = tuple(part for door, at in hub.doors.items() for part in ("--set", f"listen.{door}={at}"))
+        stranger = findings(run, "--data", hub.data, *same)
+        monkeypatch.setenv("HEADRACE_KEY", "another key")
+        impostor = findings(run, "--data", hub.data, *same, "--client-id", name)
+        monkeypatch.setenv("HEADRACE_KEY", key)
+        known = findings(run, "--data", hub.data, *same, "--client-id", name)
+    for found, remedy in ((stranger, "--client-id"), (impostor, f"check the id {name}")):
+        assert about(found, "hub")["found"] == "runs, and does not let us in"
+        assert remedy in about(found, "hub")["remedy"]
+        assert not [each for each in found if each["subject"] == "ports"]
+    assert "runs, messages 1 to 0" in about(known, "hub")["found"]
+
+
 def test_what_a_hub_counts_as_wrong() -> None:
     status: dict[str, Any] = {
         "node": {"name": "mill"},
@@ -119,8 +137,10 @@ def test_a_data_directory_without_a_hub(tmp_path: Path) -> None:
     settings = load(environ={}, sets=[f"node.data={tmp_path}"])
     assert checkup._running(settings) is None
     (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "lock").write_text('{"pid": 1, "doors": {"http": "127.0.0.1:9"}}')
-    assert checkup._running(settings) is None
+    for nowhere in ("127.0.0.1:9", "127.0.0.1:no port"):
+        told = {"pid": 1, "doors": {"http": nowhere}}
+        (tmp_path / "log" / "lock").write_text(json.dumps(told))
+        assert checkup._running(settings) is None
 
 
 def test_on_a_terminal(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import doctest
 import json
+import socket
 from collections import deque
 from io import StringIO
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -100,3 +102,34 @@ def test_nobody_there(run: Run, url: str) -> None:
 def test_a_door_that_is_no_http_door(hub: HubProcess, run: Run) -> None:
     result = run("top", "--url", f"http://{hub.doors['http']}/nothing")
     assert (result.exit_code, "404" in result.output) == (1, True)
+
+
+def test_a_url_that_is_none(run: Run) -> None:
+    result = run("top", "--url", "http://127.0.0.1:abc")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "expected http://host:port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"\x07\0 hello\n", "it is no http door"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\nevent", "the hub has stopped"),
+    ],
+)
+def test_an_answer_that_is_none(run: Run, said: bytes, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30.0)
+
+        def answer() -> None:
+            peer, _ = listening.accept()
+            with peer:
+                peer.recv(1 << 16)
+                peer.sendall(said)
+
+        answering = Thread(target=answer)
+        answering.start()
+        result = run("top", "--url", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        answering.join()
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert reason in result.stderr

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import pytest
-from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, rows
-from tests.net.raw import until
+from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, refused, rows
+from tests.net.raw import SECONDS, until
 
+from headrace.errors import StorageError
 from headrace.hub import subscriptions
+from headrace.hub.filters import Filter
 from headrace.log import snapshot
-from headrace.message import Batch, Run
-from headrace.net import link_rows
+from headrace.message import SCHEMA, Batch, Run
+from headrace.net import link_connection, link_members, link_reading, link_rows
 from headrace.net.server import Server
 from headrace.wire.link import SUBSCRIPTIONS, rows_of
+from headrace.wire.plain_rows import published_body
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -125,6 +130,73 @@ async def test_filters(server: Server, peer: LinkPeer) -> None:
             assert heads[-1]["next"] == 8
 
 
+MANY = 170_000
+NAMED = {"publisher": "the thermometers of the house by the river", "number": 1}
+"""So many messages of four bytes under this name are little to publish, and as rows more than a tube carries."""
+
+
+@pytest.mark.parametrize("wanted", [{}, {"topic": "sensors/*"}])
+async def test_a_large_commit_of_small_messages_reaches_those_who_follow(
+    server: Server, peer: LinkPeer, wanted: dict[str, str]
+) -> None:
+    assert (await peer.ask(op="follow", id=1, **wanted))["event"] == "at"
+    async with link_peer(server) as writer:
+        large = published_body([b"21.5"] * MANY, "sensors/temperature")
+        assert (await writer.ask(large, op="publish", id=1, **NAMED))["ok"]
+        assert (await writer.ask(rows(b"!", topic="sensors/x"), op="publish", id=1))["ok"]
+    reached = count = 0
+    while reached < MANY + 1:
+        head, body = await peer.hear()
+        if head["event"] == "rows":
+            assert head["first"] == reached + 1
+            count += rows_of(body, SCHEMA).num_rows
+            reached = head["last"]
+            await peer.say(op="more", id=1, bytes=len(body))
+    assert count == delivered(server) == MANY + 1
+
+
+async def test_who_cannot_be_sent_an_event_is_told_and_hung_up(
+    server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_rows, "_MANY", 1000)
+    await peer.ask(op="follow", id=1)
+    async with link_peer(server) as writer:
+        large = published_body([b"21.5"] * MANY, "sensors/temperature")
+        assert (await writer.ask(large, op="publish", id=1, **NAMED))["ok"]
+        head, _ = await peer.hear()
+        assert (head["id"], head["error"]) == (1, "limit")
+        assert await peer.gone()
+    assert refused(server, "limit") == 1
+
+
+@pytest.mark.parametrize("wanted", [None, Filter("**")])
+async def test_few_bytes_that_are_many_as_rows_are_read_a_few_at_a_time(
+    server: Server, wanted: Filter | None
+) -> None:
+    _submit_long_topics(server)
+    piece = link_rows.read_piece(server.hub.log, 1, server.hub.log.head, wanted)
+    assert piece.body is not None
+    assert piece.rows == piece.last
+    assert 0 < memoryview(piece.body).nbytes < 8 << 20
+
+
+async def test_a_consumer_is_read_such_a_few_at_a_time_too(server: Server, peer: LinkPeer) -> None:
+    assert (await peer.ask(op="follow", id=1, consumer="c"))["event"] == "at"
+    _submit_long_topics(server)
+    (consumer,) = server.consumers
+    log = server.hub.log
+    found = link_members._find(log, 1, log.head, link_members.Concern(consumer), 1 << 20)
+    assert found.body is not None
+    assert 0 < found.rows.num_rows < 100
+
+
+def _submit_long_topics(server: Server) -> None:
+    """Messages without payloads whose topics fill more than 2 GiB once each row says its own."""
+    for _ in range(15):
+        server.hub.submit(Batch(Run.of([b""] * 3000), origin="tube", topic="t" * 65_535))
+    server._turn()
+
+
 @pytest.mark.parametrize("door", ["tube_tcp", "tube_ws"])
 async def test_follow_has_no_seam_between_log_and_live(server: Server, door: str) -> None:
     async with link_peer(server) as writer, link_peer(server, door) as reader:
@@ -193,6 +265,57 @@ async def test_snapshot_is_the_state_now(server: Server, peer: LinkPeer) -> None
     taken = snapshot.parse(data)
     assert (taken.uuid, taken.seq) == (server.hub.log.uuid, 2)
     assert dict(taken.sections) == server.hub.state.sections()
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Snapshots are packed only once this is set."""
+    may = Event()
+
+    def serialize(taken: snapshot.Snapshot) -> bytes:
+        may.wait(SECONDS)
+        return snapshot.serialize(taken)
+
+    monkeypatch.setattr(link_reading, "serialize", serialize)
+    yield may
+    may.set()
+
+
+async def test_one_snapshot_at_a_time_is_packed_for_a_tube(
+    server: Server, peer: LinkPeer, packing: Event
+) -> None:
+    await peer.say(op="snapshot", id=1)
+    refusal = await peer.ask(op="snapshot", id=2)
+    assert (refusal["id"], refusal["error"], refusal["limit"]) == (2, "busy", 1)
+    async with link_peer(server) as other:
+        await other.say(op="snapshot", id=1)
+        packing.set()
+        assert (await other.hear())[0]["event"] == "snapshot"
+    assert [(await peer.hear())[0].get("event") for _ in range(2)] == ["snapshot", None]
+    assert (await peer.ask(op="snapshot", id=3))["event"] == "snapshot"
+
+
+async def test_a_snapshot_that_cannot_be_packed_is_not_the_last(
+    server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: object) -> bytes:
+        raise StorageError("no room for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link_reading, "serialize", failing)
+        assert (await peer.ask(op="snapshot", id=1))["error"] == "storage"
+    assert (await peer.ask(op="snapshot", id=1))["event"] == "snapshot"
+
+
+async def test_a_snapshot_is_a_stream_too_many_even_when_it_is_packed_late(
+    server: Server, peer: LinkPeer, packing: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_connection, "MAX_STREAMS", 1)
+    await peer.say(op="snapshot", id=1)
+    assert (await peer.ask(op="follow", id=2))["event"] == "at"
+    packing.set()
+    refusal, _ = await peer.hear()
+    assert (refusal["id"], refusal["error"]) == (1, "busy")
 
 
 async def test_subscriptions_come_as_rows_of_the_matchers_table(server: Server, peer: LinkPeer) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.net.linkpeer import link_peer
 
 from headrace.errors import LimitError, MalformedError
-from headrace.net.reports import MAX_BYTES, MAX_REPORTS, Reports
+from headrace.net.reports import MAX_BYTES, MAX_REPORTS, STALE_SECONDS, Reports
 from headrace.net.server import Server
+from headrace.wire.link import parse
 
 
 def test_the_newest_of_each_name() -> None:
@@ -28,6 +31,45 @@ def test_bounds() -> None:
         reports.take("0", {"text": "x" * MAX_BYTES}, 0.0)
     with pytest.raises(MalformedError):
         reports.take("0", {"what": object()}, 0.0)
+
+
+def test_all_together_are_bounded() -> None:
+    reports = Reports()
+    half = {"text": "x" * (MAX_BYTES // 2 - 100)}
+    for name in ("a", "b", "a"):
+        reports.take(name, half, 0.0)
+    with pytest.raises(LimitError):
+        reports.take("c", half, STALE_SECONDS - 1)
+    reports.take("b", half, STALE_SECONDS - 1)
+    assert set(reports.facts(0.0)) == {"a", "b"}
+    reports.take("c", half, STALE_SECONDS + 1)
+    assert set(reports.facts(0.0)) == {"b", "c"}, "one that is renewed stays"
+
+
+def test_too_many_give_way_too() -> None:
+    reports = Reports()
+    for number in range(MAX_REPORTS):
+        reports.take(str(number), {}, 0.0)
+    reports.take("0", {}, STALE_SECONDS)
+    assert len(reports.facts(0.0)) == MAX_REPORTS, "there is room for it without that"
+    reports.take("one more", {}, STALE_SECONDS)
+    assert set(reports.facts(0.0)) == {"0", "one more"}
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    return {"in": _nested(depth - 1)} if depth > 1 else {}
+
+
+@pytest.mark.parametrize(
+    "facts", [{"text": "x" * 60_000}, {"numbers": [0.5] * 7_000}, _nested(7), _nested(8)]
+)
+async def test_no_report_makes_the_status_unreadable(server: Server, facts: dict[str, Any]) -> None:
+    async with link_peer(server) as peer:
+        for number in range(3):
+            await peer.ask(op="report", id=1, name=f"report {number}", facts=facts)
+        await peer.say(op="status", id=2)
+        parse(await peer.tube.receive())
+        assert (await peer.ask(op="status", id=3))["ok"]
 
 
 async def test_over_the_link(server: Server) -> None:

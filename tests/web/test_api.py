@@ -17,6 +17,7 @@ from headrace.hub import services, subscriptions
 from headrace.hub.services import Kind
 from headrace.message import Batch, Run
 from headrace.net.server import Server
+from headrace.web import api
 
 OURS = {"X-Headrace": "1"}
 
@@ -56,6 +57,34 @@ async def test_history_and_events(server: Server, http: aiohttp.ClientSession) -
         assert sample["head"] == server.hub.log.head
         assert sample["received"]["fyrehose"] > 0
     assert len(await get(http, "/api/history")) >= 2
+
+
+async def test_sampling_goes_on_whatever_is_published_as_measured(
+    server: Server, http: aiohttp.ClientSession
+) -> None:
+    await submit(server, services.create("measure/second", Kind.JSON))
+    await submit(server, services.create("measure/minute", Kind.JSON))
+    for messages in ("1", "9" * 400):
+        window = b'{"start":"12:00","lag":{},"messages":%s}' % messages.encode()
+        for span in ("second", "minute"):
+            await submit(server, Batch(Run.of([window]), origin="spp", topic=f"measure/{span}"))
+        async with http.get("/api/events") as answer:
+            for _ in range(2):
+                assert (await event(answer, "sample"))["measured"] == {}
+    assert server.hub.counters.get("background_failures") == 0
+
+
+async def test_sampling_survives_a_mistake(
+    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise OverflowError("too large")
+
+    async with http.get("/api/events") as answer:
+        with monkeypatch.context() as patch:
+            patch.setattr(api, "measured_from", mistaken)
+            await until(lambda: server.hub.counters.get("background_failures"))
+        assert (await event(answer, "sample"))["head"] == 0
 
 
 class TestMessages:
@@ -145,6 +174,16 @@ class TestServices:
         assert json.loads((await get(http, "/api/service?id=fleet/42"))["value"]) == {"speed": 61}
         assert "no service" in (await get(http, "/api/service?id=nobody", 404))["error"]
 
+    async def test_a_cut_through_a_character_is_still_text(
+        self, server: Server, http: aiohttp.ClientSession
+    ) -> None:
+        text = "x" + "ž" * 400
+        await submit(server, services.create("a", Kind.LAST))
+        await submit(server, Batch(Run.of([text.encode()]), origin="spp", topic="a"))
+        (listed,) = (await get(http, "/api/services"))["services"]
+        assert (listed["value"], listed["size"]) == (text[:256], 801)
+        assert (await get(http, "/api/service?id=a"))["value"] == text
+
     async def test_live_until_it_is_removed(self, server: Server, http: aiohttp.ClientSession) -> None:
         await submit(server, services.create("a", Kind.JSON))
         async with http.get("/api/service/events?id=a") as answer:
@@ -153,6 +192,8 @@ class TestServices:
             assert json.loads((await event(answer, "service"))["value"]) == {"x": 1}
             await submit(server, services.remove("a"))
             assert await event(answer, "removed") == {"id": "a"}
+            async with asyncio.timeout(20):
+                assert (await answer.content.read()).strip() == b"", "the stream ends there"
 
 
 class TestSubscriptions:

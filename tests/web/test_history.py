@@ -79,6 +79,9 @@ def test_what_measure_shows_is_taken_as_it_is_published() -> None:
     assert measured_from(shown) == Measured("2026-01-31T12:00:00Z", 7, {"p50": 0.1})
     assert measured_from({}) is None
     assert measured_from({"minute": {"start": 5}, "second": window}) is None
+    for messages in (10**400, 1 << 63, -1):
+        strange = {**window, "messages": messages}
+        assert measured_from({"minute": strange, "second": window}) is None
 
 
 def test_what_content_routing_matched_is_a_rate() -> None:

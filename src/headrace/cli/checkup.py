@@ -10,20 +10,23 @@ import platform
 import resource
 import shutil
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
-from headrace.cli.access import Client
+from headrace.cli.access import Client, unknown
 from headrace.cli.output import console, print_json, size, wants_json
 from headrace.config import DOORS, Address, Settings
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import HeadraceError, RefusedError, UsageError
 from headrace.log.lock import holder
 
 HUB_MEMORY: Final = 512 << 20
@@ -84,14 +87,21 @@ def examine(settings: Settings, client: Client | None, *, spark: bool, as_json: 
 
 
 def _checks(settings: Settings, client: Client | None, *, spark: bool) -> list[Check]:
-    running = _running(settings, client)
+    running, hub = True, partial(_guarded, client)
+    try:
+        status = _running(settings, client)
+    except RefusedError:
+        pass
+    else:
+        running = status is not None
+        hub = partial(_ports, settings) if status is None else partial(_hub, status)
     checks: list[Check] = [
         _python,
-        partial(_disk, settings, running=running is not None),
+        partial(_disk, settings, running=running),
         _memory,
         partial(_files, settings),
         _buffers,
-        partial(_ports, settings) if running is None else partial(_hub, running),
+        hub,
         _pyspark,
         _java,
     ]
@@ -181,6 +191,10 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         yield Finding("ports", Verdict.OK, "every door's is free")
 
 
+def _guarded(client: Client | None) -> Iterator[Finding]:
+    yield Finding("hub", Verdict.WARNING, "runs, and does not let us in", unknown(client))
+
+
 def _hub(status: dict[str, Any]) -> Iterator[Finding]:
     head, first = status["head"], status["first"]
     about = f"{status['node']['name']} runs, messages {first:,} to {head:,}, {size(status['disk']['bytes'])}"
@@ -245,7 +259,7 @@ def _spark() -> Iterator[Finding]:
 
 
 def _running(settings: Settings, client: Client | None = None) -> dict[str, Any] | None:
-    """The status of the hub that has this data directory's log open."""
+    """The status of the hub that has this data directory's log open; it may refuse to tell us."""
     doors = holder(settings.node.data / "log" / "lock").get("doors")
     where = doors.get("http") if isinstance(doors, dict) else None
     if where is None:
@@ -256,7 +270,12 @@ def _running(settings: Settings, client: Client | None = None) -> dict[str, Any]
             request.add_header("Authorization", client.basic)
         with urllib.request.urlopen(request, timeout=_STATUS_SECONDS) as answer:  # noqa: S310 -- http, as above
             status: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError):
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            raise RefusedError("auth", f"http://{where} does not let us in") from None
+        return None
+    except (OSError, ValueError, HTTPException):
         return None
     return status
 

@@ -9,6 +9,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from http.client import HTTPException, IncompleteRead, InvalidURL
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -178,6 +179,11 @@ def _events(url: str, client: Client | None) -> Iterator[tuple[str, Any]]:
         if isinstance(reason, ConnectionRefusedError):
             reason = "nobody listens there; is the hub running? `headrace serve` starts one"
         raise UnreachableError(url, str(getattr(reason, "strerror", None) or reason).lower()) from None
+    except InvalidURL:
+        raise UsageError(f"{url!r}: expected http://host:port") from None
+    except HTTPException as error:
+        stopped = isinstance(error, IncompleteRead)
+        raise UnreachableError(url, "the hub has stopped" if stopped else "it is no http door") from None
 
 
 def _total(rates: dict[str, float], but: str = "") -> float:

@@ -8,7 +8,6 @@ does not take, a congested hub) the tube is not read until there is room again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,6 +65,8 @@ class LinkConnection:
         self._uncommitted = 0
         self._reading = True
         self._ended = False
+        self._cut_off = False
+        """An event could not be sent: none may follow it, for its stream would have a hole."""
 
     # What the tube tells
 
@@ -117,7 +118,7 @@ class LinkConnection:
     @property
     def full(self) -> bool:
         """Whether streams should wait."""
-        return self.tube.paused or self.tube.closed
+        return self.tube.paused or self.tube.closed or self._cut_off
 
     def answer(self, request_id: int, body: Buffer | None = None, /, **members: Any) -> None:
         """Say that a request is done."""
@@ -138,8 +139,14 @@ class LinkConnection:
         self._finish_if_done()
 
     def event(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
-        """Send one event of a stream."""
-        self._send(head, body)
+        """Send one event of a stream; if it is longer than a tube carries, say so and hang up."""
+        try:
+            self._send(head, body)
+        except LimitError as error:
+            self.fail(head["id"], error)
+            self._cut_off = True
+            # Not now: it is a stream that sends, and it would be closed under its feet.
+            asyncio.get_running_loop().call_soon(self.hang_up)
 
     def stream(self, stream: Stream) -> None:
         """Begin a stream."""
@@ -269,15 +276,18 @@ class LinkConnection:
             raise RefusedError("hello", "hello must come first")
 
     def _send(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
-        if self.tube.closed:
+        if self.tube.closed or self._cut_off:
             return
         data = serialize(head) if body is None else serialize_before(head, body)
-        # It may close between the look and the writing only by our own doing, and then nobody is left to hear.
-        with contextlib.suppress(HeadraceError):
+        try:
             if body is None:
                 self.tube.write(data)
             else:
                 self.tube.write_parts((data, body))
+        except HeadraceError as error:
+            # It may close between the look and the writing only by our own doing, and then nobody is left to hear.
+            if isinstance(error, LimitError) and not self.tube.closed:
+                raise
 
     def _end_streams(self) -> None:
         for stream in list(self._streams.values()):

@@ -35,7 +35,7 @@ from headrace.hub.pieces import spans
 from headrace.hub.ranges import Range
 from headrace.log import Log
 from headrace.message import Batch, merge
-from headrace.net.link_rows import MAX_BODY, MAX_LONE_BODY
+from headrace.net.link_rows import MAX_BODY, MAX_LONE_BODY, beginning
 from headrace.net.link_streams import Credit, Outlet
 from headrace.wire.link import ROWS_BYTES, Buffer, body_of
 from headrace.wire.link_requests import parse_where
@@ -371,7 +371,7 @@ def _find(log: Log, first: int, last: int, concern: Concern, room: int) -> _Foun
     found: list[pa.RecordBatch] = []
     at, size = first, 0
     while at <= last and size < budget:
-        batches = log.read(at, last, ROWS_BYTES)
+        batches = beginning(log.read(at, last, ROWS_BYTES))
         rows = concern.apply(merge(batches))
         at = batches[-1].last + 1
         if rows.num_rows or not found:

@@ -14,7 +14,7 @@ from headrace.hub.hub import Hub
 from headrace.hub.subscriptions import Subscriptions, tables
 from headrace.log.snapshot import Snapshot, serialize
 from headrace.net.link_aside import Aside
-from headrace.net.link_connection import LinkConnection
+from headrace.net.link_connection import ExplainedError, LinkConnection
 from headrace.net.link_consumers import LinkConsumers
 from headrace.net.link_rows import Live
 from headrace.net.link_streams import PieceStream, RowStream, byte_pieces, row_pieces
@@ -41,6 +41,8 @@ class LinkReading:
         self._delivered = hub.counters.counter("delivered", door="tube")
         self._consumers = consumers
         self._subscribed = subscriptions
+        self._packing: set[LinkConnection] = set()
+        """Those for whom a snapshot is being packed: each is as large as the state, so one at a time."""
 
     def head(self, connection: LinkConnection, request: ask.Head, _body: memoryview) -> None:
         """How far the log reaches."""
@@ -90,15 +92,23 @@ class LinkReading:
     def snapshot(self, connection: LinkConnection, request: ask.Snapshot, _body: memoryview) -> None:
         """Send the hub's state."""
         connection.check_room_for_stream()
+        if connection in self._packing:
+            raise ExplainedError("busy", "a snapshot is being packed for this tube", limit=1)
         state = self._hub.state
         taken = Snapshot(self._log.uuid, state.seq, state.sections())
 
+        def over() -> None:
+            self._packing.discard(connection)
+
         def made(data: bytes) -> None:
+            over()
+            connection.check_room_for_stream()
             end = {"seq": taken.seq, "size": len(data)}
             pieces = byte_pieces("snapshot", data)
             connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
-        self._aside.answer(connection, request.id, made, serialize, taken)
+        self._packing.add(connection)
+        self._aside.answer(connection, request.id, made, serialize, taken, failed=over)
 
     def subscriptions(
         self, connection: LinkConnection, request: ask.Subscriptions, _body: memoryview

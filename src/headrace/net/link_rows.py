@@ -38,6 +38,10 @@ _SCAN_BYTES: Final = 16 << 20
 _WORTH: Final = 8
 """A sealed record batch is sent whole when at least one row in so many is wanted."""
 
+_MANY: Final = 4
+"""Rows take up to so many times :data:`ROWS_BYTES`: what they share is said once in a batch and in every row of a body,
+and of small messages it is the most."""
+
 _LIVE_CHUNKS: Final = 8
 """Who is further behind is better served from the log, where many small batches become one body."""
 
@@ -58,11 +62,22 @@ def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
         return _filtered(log, first, last, wanted)
     if (piece := _as_it_lies(log, first, last)) is not None:
         return piece
-    batches = log.read(first, last, ROWS_BYTES)
-    body = batches_body(batches, 4 * ROWS_BYTES)
+    batches = beginning(log.read(first, last, ROWS_BYTES))
+    body = batches_body(batches, _MANY * ROWS_BYTES)
     if body is None:
         return _encoded(first, merge(batches))
     return Piece(first, batches[-1].last, body, batches[-1].last - first + 1)
+
+
+def beginning(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """As many of some batches as can be merged and sent: one message at least, and of several a few MiB as rows."""
+    room = _MANY * ROWS_BYTES
+    for place, batch in enumerate(batches):
+        taken = _size(batch) + _spread(batch)
+        if taken > room:
+            return batches[:place] or [batch.slice(0, max(1, len(batch) * room // taken))]
+        room -= taken
+    return batches
 
 
 class Chunk:
@@ -71,9 +86,9 @@ class Chunk:
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.first = batches[0].first
         self.last = batches[-1].last
-        self.size = sum(
-            batch.run.size + (0 if batch.columns is None else batch.columns.nbytes) for batch in batches
-        )
+        self.size = sum(map(_size, batches))
+        self.as_rows = self.size + sum(map(_spread, batches))
+        """The most that the body takes: what messages share, each row says anew."""
         self._batches = batches
 
     @cached_property
@@ -113,7 +128,7 @@ class Live:
             self._chunks.clear()
             return
         chunk = Chunk(batches)
-        if chunk.size > ROWS_BYTES:
+        if chunk.size > ROWS_BYTES or chunk.as_rows > _MANY * ROWS_BYTES:
             # Work for a thread.
             self._chunks.clear()
         else:
@@ -125,6 +140,16 @@ class Live:
         if place < 0 or seq > self._chunks[place].last:
             return None
         return self._chunks[place]
+
+
+def _size(batch: Batch) -> int:
+    """Bytes of a batch that are its messages' own."""
+    return batch.run.size + (0 if batch.columns is None else batch.columns.nbytes)
+
+
+def _spread(batch: Batch) -> int:
+    """Bytes besides that a batch takes as rows, at most: as :func:`~headrace.wire.plain_rows.batches_body` reckons."""
+    return len(batch) * (52 + 4 * (len(batch.origin) + len(batch.publisher) + len(batch.topic)))
 
 
 def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
@@ -152,11 +177,13 @@ def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
 def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
     at, scanned = first, 0
     while at <= last and scanned < _SCAN_BYTES:
-        batches = log.read(at, last, ROWS_BYTES)
+        batches: Sequence[Batch] = log.read(at, last, ROWS_BYTES)
         scanned += ROWS_BYTES
-        at = batches[-1].last + 1
         if all(wanted.passes(batch) is False for batch in batches):
+            at = batches[-1].last + 1
             continue
+        batches = beginning(batches)
+        at = batches[-1].last + 1
         rows = wanted.apply(merge(batches))
         if rows.num_rows:
             return _encoded(first, rows, at - 1)

@@ -18,8 +18,10 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode, b64encode
+import logging
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from time import monotonic, time
 from typing import Any, Final, TypeVar
 
@@ -34,8 +36,10 @@ from headrace.net.facts import measured
 from headrace.net.server import Server
 from headrace.web import messages
 from headrace.web.access import refusal
-from headrace.web.events import Pulse, streaming
+from headrace.web.events import Events, Pulse, event_stream, streaming
 from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
+
+logger = logging.getLogger("headrace")
 
 T = TypeVar("T")
 
@@ -105,7 +109,12 @@ class Api:
     async def _keep_sampling(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
-            self._pulse.beat(self._sample())
+            try:
+                self._pulse.beat(self._sample())
+            except Exception:
+                # One second without a sample is better than none after it.
+                self._server.hub.counters.add("background_failures")
+                logger.exception("no sample could be taken; the next is tried all the same")
 
     def _sample(self) -> Sample:
         server = self._server
@@ -124,8 +133,8 @@ class Api:
     async def _past(self, _: web.Request) -> web.Response:
         return as_json(list(self._history.samples))
 
-    async def _events(self, request: web.Request) -> None:
-        async with streaming(request, self._server.settings.limits.slow_seconds) as events:
+    async def _events(self, request: web.Request, response: web.StreamResponse) -> None:
+        async with self._sending(request, response) as events:
             while True:
                 await events.send("status", self._server.status())
                 await events.send("sample", await self._pulse.next())
@@ -156,10 +165,10 @@ class Api:
             raise refusal(web.HTTPNotFound, f"there is no message {seq}; {kept}")
         return as_json(found)
 
-    async def _tail(self, request: web.Request) -> None:
+    async def _tail(self, request: web.Request, response: web.StreamResponse) -> None:
         log, wanted = self._server.hub.log, _filter(request)
         cursor = _number(request, "from", log.head + 1, 1, MAX_SEQUENCE)
-        async with streaming(request, self._server.settings.limits.slow_seconds) as events:
+        async with self._sending(request, response) as events:
             while True:
                 if cursor <= log.head:
                     head = log.head
@@ -215,9 +224,9 @@ class Api:
     async def _service(self, request: web.Request) -> web.Response:
         return as_json(_described(self._named(request), messages.WHOLE))
 
-    async def _service_events(self, request: web.Request) -> None:
+    async def _service_events(self, request: web.Request, response: web.StreamResponse) -> None:
         service = self._named(request)
-        async with streaming(request, self._server.settings.limits.slow_seconds) as events:
+        async with self._sending(request, response) as events:
             seen = -1
             while True:
                 current = self._server.services.get(service.id)
@@ -293,20 +302,26 @@ class Api:
         except HeadraceError as error:
             raise refusal(web.HTTPInternalServerError, f"{error}") from None
 
+    def _sending(
+        self, request: web.Request, response: web.StreamResponse
+    ) -> AbstractAsyncContextManager[Events]:
+        return streaming(request, response, self._server.settings.limits.slow_seconds)
+
     def _streamed(
-        self, handler: Callable[[web.Request], Coroutine[Any, Any, None]]
+        self, handler: Callable[[web.Request, web.StreamResponse], Coroutine[Any, Any, None]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """A handler of events, known for as long as it runs."""
 
         async def run(request: web.Request) -> web.StreamResponse:
+            response = event_stream()
             task = asyncio.current_task()
             if task is not None:
                 self._streams.add(task)
             try:
-                await handler(request)
+                await handler(request, response)
             finally:
                 self._streams.discard(task)
-            return web.Response()
+            return response
 
         return run
 
@@ -371,16 +386,11 @@ def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
 
 def _described(service: Service, limit: int) -> dict[str, Any]:
     value = service.snapshot
-    facts: dict[str, Any] = {
+    return {
         "id": service.id,
         "kind": service.kind.value,
         "created": service.created,
         "seq": service.seq,
         "size": len(value),
+        **messages.readable("value", value, limit),
     }
-    cut = value[:limit]
-    try:
-        facts["value"] = cut.decode()
-    except UnicodeDecodeError:
-        facts["value_base64"] = b64encode(cut).decode()
-    return facts

@@ -45,16 +45,24 @@ class Events:
         self._sent_at = asyncio.get_running_loop().time()
 
 
-@asynccontextmanager
-async def streaming(request: web.Request, seconds: float) -> AsyncIterator[Events]:
-    """Answer a request with events for as long as the block runs and the page is there."""
-    response = web.StreamResponse(
+def event_stream() -> web.StreamResponse:
+    """An answer that is to be a stream of events."""
+    return web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
+
+
+@asynccontextmanager
+async def streaming(
+    request: web.Request, response: web.StreamResponse, seconds: float
+) -> AsyncIterator[Events]:
+    """Answer a request with events for as long as the block runs and the page is there."""
     await response.prepare(request)
     await response.write(RETRY)
     try:
         yield Events(response, seconds)
+        async with asyncio.timeout(seconds):
+            await response.write_eof()
     except (ConnectionError, TimeoutError):
         # The page went away, or sleeps: it comes back by itself.
         if request.transport is not None:

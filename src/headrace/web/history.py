@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from itertools import islice
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -178,7 +178,7 @@ class _Window(msgspec.Struct):
     """What is drawn of a window."""
 
     start: str
-    messages: int
+    messages: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     lag: dict[str, float]
 
 

@@ -78,8 +78,7 @@ def one(log: Log, seq: int) -> dict[str, Any] | None:
 
 def shown(message: Message, limit: int = PREVIEW) -> dict[str, Any]:
     """A message as JSON: its payload as text, or as base64 where it is not UTF-8, cut to ``limit`` bytes."""
-    payload = message.payload[:limit]
-    facts: dict[str, Any] = {
+    return {
         "seq": message.seq,
         "time": message.time,
         "origin": message.origin,
@@ -90,17 +89,20 @@ def shown(message: Message, limit: int = PREVIEW) -> dict[str, Any]:
         "attributes": dict(message.attributes),
         "numbers": {name: _finite(value) for name, value in message.numbers.items()},
         "size": len(message.payload),
+        **readable("payload", message.payload, limit),
     }
+
+
+def readable(name: str, content: bytes, limit: int) -> dict[str, str]:
+    """Bytes under a name as text, or as base64 (and named so) where they are not UTF-8, cut to ``limit``."""
+    cut = content[:limit]
     try:
-        facts["payload"] = payload.decode()
+        return {name: cut.decode()}
     except UnicodeDecodeError as error:
-        whole = limit >= len(message.payload)
-        if not whole and error.start >= len(payload) - 3:
+        if len(cut) < len(content) and error.start >= len(cut) - 3:
             # The cut went through a character.
-            facts["payload"] = payload[: error.start].decode()
-        else:
-            facts["payload_base64"] = b64encode(payload).decode()
-    return facts
+            return {name: cut[: error.start].decode()}
+        return {f"{name}_base64": b64encode(cut).decode()}
 
 
 def _finite(value: float) -> float | str:
