@@ -399,8 +399,7 @@ class _Joined:
 
 
 def _size(batch: Batch) -> int:
-    columns = 0 if batch.columns is None else batch.columns.nbytes
-    return batch.run.size + _ROW_COST * len(batch) + columns
+    return batch.size + _ROW_COST * len(batch)
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:

@@ -73,7 +73,7 @@ def beginning(batches: Sequence[Batch]) -> Sequence[Batch]:
     """As many of some batches as can be merged and sent: one message at least, and of several a few MiB as rows."""
     room = _MANY * ROWS_BYTES
     for place, batch in enumerate(batches):
-        taken = _size(batch) + _spread(batch)
+        taken = batch.size + _spread(batch)
         if taken > room:
             return batches[:place] or [batch.slice(0, max(1, len(batch) * room // taken))]
         room -= taken
@@ -86,7 +86,7 @@ class Chunk:
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.first = batches[0].first
         self.last = batches[-1].last
-        self.size = sum(map(_size, batches))
+        self.size = sum(batch.size for batch in batches)
         self.as_rows = self.size + sum(map(_spread, batches))
         """The most that the body takes: what messages share, each row says anew."""
         self._batches = batches
@@ -140,11 +140,6 @@ class Live:
         if place < 0 or seq > self._chunks[place].last:
             return None
         return self._chunks[place]
-
-
-def _size(batch: Batch) -> int:
-    """Bytes of a batch that are its messages' own."""
-    return batch.run.size + (0 if batch.columns is None else batch.columns.nbytes)
 
 
 def _spread(batch: Batch) -> int:
