@@ -109,3 +109,8 @@ async def test_what_is_measured_is_in_the_status(server: Server) -> None:
     changes.publish([Change("measure/hour", b'{"messages":3}')], origin="spark", publisher="spark")
     server._turn()
     assert server.status()["measure"] == {"hour": {"messages": 3}}
+    for odd in (b'{"messages":%s}' % (b"9" * 400), b'{"messages":"%s"}' % (b"x" * 200_000)):
+        changes.publish([Change("measure/minute", odd)], origin="spp", publisher="somebody")
+        server._turn()
+        assert server.services.get("measure/minute") is not None
+        assert server.status()["measure"] == {"hour": {"messages": 3}}

@@ -10,7 +10,9 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from headrace import __version__
-from headrace.hub.services import Services
+from headrace.errors import WireError
+from headrace.hub.services import Service, Services
+from headrace.wire.link import parse, serialize
 
 if TYPE_CHECKING:
     from headrace.net.server import Server
@@ -20,6 +22,9 @@ CONSUMERS_SHOWN: Final = 64
 
 MEASURED: Final = ("second", "minute", "hour")
 """The services ``measure/…`` that are shown."""
+
+MEASURED_BYTES: Final = 16 << 10
+"""The most that one of them may take: the job's own are a tenth of it."""
 
 
 def facts_of(server: Server) -> dict[str, object]:
@@ -64,10 +69,24 @@ def facts_of(server: Server) -> dict[str, object]:
 
 
 def measured(services: Services) -> dict[str, object]:
-    """What the pipeline's job ``measure`` publishes, by the length of its windows."""
+    """What the pipeline's job ``measure`` publishes, by the length of its windows.
+
+    Whoever may publish to services may publish something else there: what a status has no room or words for is left
+    out.
+    """
     found = {span: services.get(f"measure/{span}") for span in MEASURED}
     return {
         span: service.value
         for span, service in found.items()
-        if service is not None and not isinstance(service.value, bytes)
+        if service is not None and not isinstance(service.value, bytes) and _can_be_said(service)
     }
+
+
+def _can_be_said(service: Service) -> bool:
+    if service.weight > MEASURED_BYTES:
+        return False
+    try:
+        parse(serialize({"status": {"measure": service.value}}))
+    except (WireError, OverflowError):
+        return False
+    return True
