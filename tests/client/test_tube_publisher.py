@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.client.links import break_tubes, client, payloads, some
-from tests.net.raw import until
+from tests.net.raw import SECONDS, running_hub, until
 
 import headrace
 from headrace.client import tube_session
@@ -70,6 +72,50 @@ async def test_too_much_at_once_fails_alone(link: LinkClient) -> None:
     with pytest.raises(headrace.LimitError):
         await link.publish(bytes(9 << 20))
     assert await link.publish(b"fine") == (1, 1)
+
+
+@pytest.fixture
+async def strict(tmp_path: Path) -> AsyncIterator[Server]:
+    """A hub that takes short messages only."""
+    async with running_hub(tmp_path, "listen.http=off", "limits.message_bytes=1000") as server:
+        yield server
+
+
+async def test_behind_a_refused_message_the_next_are_taken_though_others_are_under_way(
+    strict: Server,
+) -> None:
+    hub = strict.hub
+    hub.commit_by(lambda tail: None)
+    async with client(strict) as link, asyncio.timeout(SECONDS):
+        publisher = link.publisher()
+        before = await publisher.publish(b"before")
+        await until(lambda: hub.log.tail == 1)
+        with pytest.raises(headrace.RefusedError) as refused:
+            await (await publisher.publish(bytes(1001)))
+        assert refused.value.code == "limit"
+        behind = []
+        for number in range(3):
+            behind.append(await publisher.publish(b"%d" % number, topic=f"{number}"))
+            await asyncio.sleep(0)
+        hub.commit_by(hub.committed)
+        hub.committed(1)
+        assert [(await ack).first for ack in (before, *behind)] == [1, 2, 3, 4]
+    assert payloads(strict) == [b"before", b"0", b"1", b"2"]
+
+
+async def test_what_is_refused_is_not_in_the_log_and_all_else_is_when_tubes_break(strict: Server) -> None:
+    async with client(strict) as link, asyncio.timeout(SECONDS):
+        publisher = link.publisher(window=2_000)
+        acks = []
+        for number in range(400):
+            payload = bytes(1001) if number % 70 == 50 else b"%06d" % number
+            acks.append((payload, await publisher.publish(payload, topic=f"{number % 3}")))
+            if number in (50, 122, 197):
+                break_tubes(strict)
+        await publisher.flush()
+    taken = [(ack.result().first, payload) for payload, ack in acks if ack.exception() is None]
+    assert [payload for _, payload in taken] == payloads(strict)
+    assert [seq for seq, _ in taken] == list(range(1, len(taken) + 1))
 
 
 async def test_publishing_goes_on_when_tubes_break(server: Server, link: LinkClient) -> None:

@@ -8,6 +8,10 @@ What is published within one turn of the event loop goes out together: nothing w
 the same time shares a request. While some requests are under way, what comes gathers until one of them is answered or
 there is enough for another: so one message at a time costs little more than many at once. How much may be
 unacknowledged is bounded (the window); past it :meth:`Publisher.publish` waits.
+
+A request that is refused leaves a gap in the numbers, and the hub refuses whatever was under way behind it as well.
+What comes from then on waits until all of that is answered, and begins anew behind the gap. It cannot go earlier: if
+the tube were lost, what was refused would be sent again below a number that the hub has, and be taken for a repeat.
 """
 
 from __future__ import annotations
@@ -129,6 +133,7 @@ class Publisher:
         self._session: Session | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._flush_due = False
+        self._refused = False
         self._moved = asyncio.Event()
 
     @property
@@ -227,6 +232,9 @@ class Publisher:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
+        if self._refused and self._unacknowledged:
+            return
+        self._refused = False
         self._gathered = 0
         waiting, self._waiting = self._waiting, []
         for group in waiting:
@@ -269,6 +277,7 @@ class Publisher:
             self._renew()
             return
         except HeadraceError as error:
+            self._refused = True
             sent.fail(error)
         else:
             sent.settle(message)
