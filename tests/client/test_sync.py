@@ -190,6 +190,15 @@ def test_a_publisher_sends_ahead(hub: HubProcess) -> None:
             assert stream.cursor > places[0]
 
 
+def test_with_ends_when_all_is_published(hub: HubProcess) -> None:
+    url = f"tube://{hub.doors['tube_tcp']}"
+    with connect_sync(url) as link:
+        publisher = link.publisher()
+        acks = [publisher.publish(b"%d" % number, topic="sync/with") for number in range(100)]
+    places = [ack.result(0).first for ack in acks]
+    assert places == list(range(places[0], places[0] + 100))
+
+
 class Stub:
     """A client of another kind: whatever has ``open`` and ``close`` will do."""
 
@@ -236,6 +245,29 @@ def test_any_client_will_do() -> None:
         with pytest.raises(LostRangeError, match="for a reason"):
             client.fail()
     assert client.calls == ["open", "close"]
+
+
+class Leaving(Stub):
+    """A client that has something to do when ``async with`` ends."""
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.calls.append(f"leave {error}")
+        await self.close()
+        if error is None:
+            raise LostRangeError(1, 2, "left too late")
+
+
+def test_with_ends_as_async_with_does() -> None:
+    with pytest.raises(LostRangeError, match="left too late"), Sync(Leaving()) as client:
+        pass
+    assert client.calls == ["open", "leave None", "close", "close"]
+    with pytest.raises(ValueError, match="of its own"), Sync(Leaving()) as client:
+        raise ValueError("of its own")
+    assert client.calls == ["open", "leave of its own", "close", "close"]
+    with Sync(Leaving()) as client:
+        client.close()
+    assert client.calls == ["open", "close"]
+    assert threads() == 0
 
 
 def test_what_still_waits_when_it_is_closed_is_told() -> None:

@@ -17,6 +17,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
@@ -104,7 +105,14 @@ class Sync(Generic[C]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        leave = getattr(self.client, "__aexit__", None)
+        try:
+            if leave is not None:
+                # What ``async with`` waits for at its end, ``with`` waits for: a link's publishes, say.
+                with suppress(ClosedError):
+                    self._wait(leave(kind, error, trace))
+        finally:
+            self.close()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
