@@ -13,7 +13,7 @@ from tests.client.links import break_tubes, client, payloads, some
 from tests.net.raw import SECONDS, running_hub, until
 
 import headrace
-from headrace.client import tube_session
+from headrace.client import tube_publisher, tube_session
 from headrace.client.tube import LinkClient
 from headrace.client.tube_rows import published_rows
 from headrace.errors import UsageError
@@ -60,6 +60,49 @@ async def test_what_cannot_be_published_is_said_so(link: LinkClient, wrong: Any)
 async def test_a_topic_is_text(link: LinkClient, topic: Any) -> None:
     with pytest.raises(UsageError, match="a topic is text"):
         await link.publish(pa.record_batch({"payload": [b"x"]}), topic=topic)
+
+
+@pytest.mark.parametrize("topic", [None, 5, b"orders", "\udcff"])
+@pytest.mark.parametrize("rows", [b"x", [b"x", b"y"], [bytearray(b"x")], {"payload": b"x"}], ids=str)
+async def test_a_topic_that_cannot_be_sent_fails_alone(
+    server: Server, link: LinkClient, rows: Any, topic: Any
+) -> None:
+    async with asyncio.timeout(SECONDS):
+        publisher = link.publisher()
+        good = [await publisher.publish(b"before")]
+        with pytest.raises(UsageError, match="a topic is text"):
+            await publisher.publish(rows, topic=topic)
+        good.append(await publisher.publish(b"behind"))
+        assert [(await ack).first for ack in good] == [1, 2]
+        await publisher.flush()
+
+
+async def test_a_publisher_is_named_in_text(link: LinkClient) -> None:
+    with pytest.raises(UsageError, match="a publisher's name is text"):
+        link.publisher("\udcff")
+    with pytest.raises(UsageError, match="an origin is text"):
+        link.publisher(origin="\udcff")
+
+
+async def test_rows_that_cannot_be_encoded_fail_alone(
+    link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = tube_publisher.published_body
+
+    def encoded(payloads: Any, topic: str) -> bytes:
+        if topic == "too much":
+            raise MemoryError
+        return encode(payloads, topic)
+
+    monkeypatch.setattr(tube_publisher, "published_body", encoded)
+    async with asyncio.timeout(SECONDS):
+        publisher = link.publisher()
+        topics = ("a", "too much", "b")
+        before, failing, behind = [await publisher.publish(b"x", topic=topic) for topic in topics]
+        assert [(await ack).first for ack in (before, behind)] == [1, 2]
+        with pytest.raises(MemoryError):
+            await failing
+        await publisher.flush()
 
 
 def test_rows_are_completed() -> None:

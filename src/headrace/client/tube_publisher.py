@@ -25,7 +25,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from headrace.client.tube_connection import Connection
-from headrace.client.tube_rows import Publishable, published_rows
+from headrace.client.tube_rows import Publishable, check_text, published_rows
 from headrace.client.tube_session import LostTubeError, Session, check
 from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
 from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
@@ -119,6 +119,8 @@ class Publisher:
     def __init__(self, connection: Connection, name: str | None, window: int, origin: str) -> None:
         if window < 1:
             raise UsageError(f"window {window}: expected 1 or more bytes")
+        check_text("a publisher's name", name or "")
+        check_text("an origin", origin)
         self.name = name or uuid4().hex
         self._connection = connection
         self._window = window
@@ -154,6 +156,7 @@ class Publisher:
         Waits while the window is full. Cancelled while it waits, it has published nothing.
         """
         self._connection.check()
+        check_text("a topic", topic)
         made: pa.RecordBatch | None = None
         if type(rows) is bytes and not attributes and not numbers:
             count, size = 1, len(rows) + _ROW_COST
@@ -243,7 +246,7 @@ class Publisher:
     def _send_rows(self, group: _Group) -> None:
         try:
             sent = _Sent(self._number or 0, group)
-        except (LimitError, UsageError) as error:
+        except Exception as error:  # noqa: BLE001 -- whoever waits for these rows is told, and the next go on
             for _, ack in group.acks:
                 _fail(ack, error)
             self._release(group.size)
