@@ -227,6 +227,10 @@ class Stub:
         for number in range(most):
             yield number
 
+    async def nothing(self) -> AsyncIterator[int]:
+        await self.wait_for_ever()
+        yield 0
+
     async def wait_for_ever(self) -> None:
         self.calls.append("waiting")
         await asyncio.Event().wait()
@@ -286,6 +290,21 @@ def test_what_still_waits_when_it_is_closed_is_told() -> None:
             client.double(1)
     waiter.join()
     assert len(told) == 1
+
+
+def test_who_waits_for_one_stream_keeps_nobody_from_another() -> None:
+    counted: list[int] = []
+    with Sync(Stub()) as client:
+        waiter = threading.Thread(target=lambda: list(client.nothing()))
+        waiter.start()
+        while "waiting" not in client.calls:
+            client.double(1)
+        counter = threading.Thread(target=lambda: counted.extend(client.count(3)))
+        counter.start()
+        counter.join(30)
+        assert counted == [0, 1, 2]
+    waiter.join()
+    counter.join()
 
 
 def test_a_callback_cannot_wait_for_its_own_thread() -> None:

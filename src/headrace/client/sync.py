@@ -128,7 +128,7 @@ class Sync(Generic[C]):
         client: Any = self.client
         with self._taking:
             message = client.at_hand()
-            return self._step(client) if message is None else message
+            return self._step(client, self._taking) if message is None else message
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for work of the client's event loop, such as a method of what the client made."""
@@ -150,9 +150,9 @@ class Sync(Generic[C]):
 
         return call
 
-    def _step(self, iterator: AsyncIterator[Any]) -> Any:
-        # One thread at a time: a message at hand is taken without the loop's knowing.
-        with self._taking:
+    def _step(self, iterator: AsyncIterator[Any], taking: threading.RLock) -> Any:
+        # One thread at a time has what is iterated over; the others get theirs behind it.
+        with taking:
             try:
                 item = self._wait(_next(iterator))
             except ClosedError:
@@ -210,6 +210,9 @@ class _Part:
     def __init__(self, client: Sync[Any], part: Any) -> None:
         self._client = client
         self._part = part
+        # A message at hand is taken without the loop's knowing, also while a part takes from the same place. Elsewhere
+        # nobody who waits for one stream keeps others from theirs.
+        self._taking = client._taking if hasattr(client.client, "at_hand") else threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -222,7 +225,7 @@ class _Part:
         return self
 
     def __next__(self) -> Any:
-        return self._client._step(self._part)
+        return self._client._step(self._part, self._taking)
 
     def __enter__(self) -> Self:
         self._client._wait(self._part.__aenter__())
