@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import uvloop
 from tests.hubprocess import HubProcess
 
 from headrace import connect_sync
 from headrace.client.sync import Sync
 from headrace.errors import ClosedError, LimitError, LostRangeError, UnreachableError, UsageError
+from headrace.testing import Hub
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +276,25 @@ def test_with_ends_as_async_with_does() -> None:
         client.close()
     assert client.calls == ["open", "close"]
     assert threads() == 0
+
+
+def test_without_an_event_loop_opening_fails_and_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_loop() -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client = Sync(Stub())
+    with monkeypatch.context() as patch:
+        patch.setattr(uvloop, "new_event_loop", no_loop)
+        opening = ThreadPoolExecutor(1).submit(client.open)
+        with pytest.raises(OSError, match="Too many open files"):
+            opening.result(30)
+        starting = ThreadPoolExecutor(1).submit(Hub().start)
+        with pytest.raises(OSError, match="Too many open files"):
+            starting.result(30)
+    with client:
+        assert client.double(2) == 4
 
 
 def test_what_still_waits_when_it_is_closed_is_told() -> None:

@@ -78,7 +78,11 @@ class Sync(Generic[C]):
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=_serve, args=(started,), name="headrace-client", daemon=True)
         self._thread.start()
-        self._loop = started.result()
+        try:
+            self._loop = started.result()
+        except Exception:
+            self._thread = None
+            raise
         try:
             self._wait(self.client.open())
         except BaseException:
@@ -249,7 +253,13 @@ async def _next(iterator: AsyncIterator[T]) -> T | object:
 
 
 def _serve(started: Future[asyncio.AbstractEventLoop]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        loop = runner.get_loop()
-        started.set_result(loop)
-        loop.run_forever()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            loop = runner.get_loop()
+            started.set_result(loop)
+            loop.run_forever()
+    except BaseException as error:
+        if started.done():
+            raise
+        # There is no loop (too many open files, say): whoever waits for it is told.
+        started.set_exception(error)
