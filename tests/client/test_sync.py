@@ -6,6 +6,7 @@ import asyncio
 import errno
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -203,6 +204,20 @@ def test_with_ends_when_all_is_published(hub: HubProcess) -> None:
     assert places == list(range(places[0], places[0] + 100))
 
 
+class Looking(AsyncIterator[int]):
+    """A part of a client that can be looked at."""
+
+    async def __anext__(self) -> int:
+        raise StopAsyncIteration
+
+    @property
+    def here(self) -> str:
+        return threading.current_thread().name
+
+    def where(self) -> str:
+        return self.here
+
+
 class Stub:
     """A client of another kind: whatever has ``open`` and ``close`` will do."""
 
@@ -226,6 +241,21 @@ class Stub:
 
     def plain(self, number: int) -> int:
         return number
+
+    def where(self) -> str:
+        """The thread that it is called in."""
+        return threading.current_thread().name
+
+    @property
+    def here(self) -> str:
+        return self.where()
+
+    @property
+    def failing(self) -> str:
+        raise LostRangeError(1, 2, "a property's reason")
+
+    def part(self) -> Looking:
+        return Looking()
 
     async def count(self, most: int) -> AsyncIterator[int]:
         for number in range(most):
@@ -295,6 +325,47 @@ def test_without_an_event_loop_opening_fails_and_may_be_tried_again(
             starting.result(30)
     with client:
         assert client.double(2) == 4
+
+
+def test_what_does_not_wait_is_evaluated_where_nothing_changes_meanwhile() -> None:
+    client = Sync(Stub())
+    mine = threading.current_thread().name
+    assert (client.here, client.where()) == (mine, mine), "there is no other thread yet"
+    with client:
+        assert (client.here, client.where()) == ("headrace-client",) * 2
+        assert client.where.__doc__ == "The thread that it is called in."
+        part = client.part()
+        assert (part.here, part.where()) == ("headrace-client",) * 2
+        with pytest.raises(LostRangeError, match="a property's reason"):
+            client.failing  # noqa: B018
+        assert client.called_back(lambda: (client.here, client.where())) == ("headrace-client",) * 2
+    assert (client.here, client.where()) == (mine, mine)
+
+
+def test_what_is_at_hand_is_taken_without_asking_the_loop() -> None:
+    class Handing(Stub):
+        def at_hand(self) -> str:
+            return self.where()
+
+    with Sync(Handing()) as client:
+        assert client.at_hand() == threading.current_thread().name
+
+
+def test_offers_are_looked_at_while_they_come(hub: HubProcess) -> None:
+    services = [f"sync/offers/{number}" for number in range(300)]
+    with connect_sync(hub.url("spp")) as publisher, connect_sync(hub.url("spp")) as spp:
+
+        def publish() -> None:
+            for service in services:
+                publisher.publish(service, {})
+
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        deadline = time.monotonic() + 30
+        while not set(services) <= set(spp.offered) and time.monotonic() < deadline:
+            spp.offers()
+        publishing.join()
+        assert [service for service in spp.offered if service in services] == services
 
 
 def test_what_still_waits_when_it_is_closed_is_told() -> None:

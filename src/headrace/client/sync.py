@@ -4,7 +4,8 @@ Strategy: the client lives in an event loop of its own, in a background thread. 
 blocks here; what is iterated over with ``async for`` there is iterated over with ``for`` here, and ``with`` stands for
 ``async with``. That holds for what its methods give as well: streams, subscriptions, members of consumers,
 publishers. A future there is one of :mod:`concurrent.futures` here; anything else is passed through. Threads may share
-a client.
+a client: properties and methods that do not wait are evaluated in the background thread too, where nothing that they
+look at changes meanwhile.
 
 A step from thread to thread costs tens of microseconds. So a client that receives messages in batches has a method
 ``at_hand``, which gives a message without waiting if one is there, and only when there is none the loop is asked.
@@ -18,7 +19,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
@@ -121,8 +122,7 @@ class Sync(Generic[C]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        attribute = getattr(self.client, name)
-        return self._blocking(attribute) if callable(attribute) else attribute
+        return self._attribute(self.client, name)
 
     def __iter__(self) -> Iterator[Any]:
         aiter(cast("AsyncIterator[Any]", self.client))
@@ -142,10 +142,24 @@ class Sync(Generic[C]):
         """Begin such work, to wait for it later."""
         return Begun(self._begin(work))
 
+    def _attribute(self, owner: Any, name: str) -> Any:
+        if isinstance(getattr(type(owner), name, None), property):
+            return self._look(partial(getattr, owner, name))
+        attribute = getattr(owner, name)
+        # What is at hand is taken without asking the loop: that is what it is for.
+        return self._blocking(attribute) if callable(attribute) and name != "at_hand" else attribute
+
+    def _look(self, look: Callable[[], T]) -> T:
+        """Do what need not be waited for, where nothing changes meanwhile: in the loop's thread, if there is one."""
+        if self._loop is None or threading.current_thread() is self._thread:
+            return look()
+        return self._wait(_looked(look))
+
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
+            bound = partial(method, *args, **kwargs)
+            result = bound() if inspect.iscoroutinefunction(method) else self._look(bound)
             if inspect.iscoroutine(result):
                 result = self._wait(result)
             if isinstance(result, asyncio.Future):
@@ -221,8 +235,7 @@ class _Part:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        attribute = getattr(self._part, name)
-        return self._client._blocking(attribute) if callable(attribute) else attribute
+        return self._client._attribute(self._part, name)
 
     def __iter__(self) -> Self:
         aiter(self._part)
@@ -242,6 +255,10 @@ class _Part:
 
 
 _END: Final = object()
+
+
+async def _looked(look: Callable[[], T]) -> T:
+    return look()
 
 
 async def _result(future: asyncio.Future[T]) -> T:
