@@ -162,16 +162,17 @@ class Hub:
         return self._server
 
     def _run(self, settings: Settings, started: Future[None]) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve(settings, started))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve(settings, started))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
 
     async def _serve(self, settings: Settings, started: Future[None]) -> None:
         server = Server(settings, http=web.start)
-        try:
-            await server.start()
-        except BaseException as error:  # noqa: BLE001 -- it is raised where somebody waits for the start
-            started.set_exception(error)
-            return
+        await server.start()
         self._loop, self._stop, self._server = asyncio.get_running_loop(), asyncio.Event(), server
         started.set_result(None)
         await self._stop.wait()

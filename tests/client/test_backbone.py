@@ -13,7 +13,7 @@ from tests.hubprocess import HubProcess
 from tests.net.raw import ack, address_of, deliver, forward, until
 
 from headrace import connect
-from headrace.client import subscription
+from headrace.client import staleness, subscription
 from headrace.client.backbone import Backbone
 from headrace.errors import (
     ClosedError,
@@ -638,7 +638,7 @@ class TestClosing:
 
 
 async def test_a_hub_with_another_history_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "_STALE_SECONDS", 0.0)
+    monkeypatch.setattr(staleness, "STALE_SECONDS", 0.0)
 
     async def long(visit: Visit) -> None:
         await visit.subscription()

@@ -14,7 +14,8 @@ from tests.net.raw import SECONDS, until
 import headrace
 from headrace.client.tube import LinkClient
 from headrace.client.tube_consumer import Consumer
-from headrace.errors import RefusedError, UsageError
+from headrace.client.tube_session import Inbox
+from headrace.errors import ClosedError, RefusedError, UsageError
 from headrace.hub.consumers import Consumers
 from headrace.hub.state import State
 from headrace.log import Log
@@ -60,6 +61,36 @@ async def test_acknowledging_in_every_form(server: Server, link: LinkClient, for
     assert facts(server).floor >= last
     with pytest.raises(UsageError):
         await consumer.ack("1")  # type: ignore[arg-type]
+
+
+async def test_leaving_ends_the_iteration_that_waits(server: Server, link: LinkClient) -> None:
+    consumer = await link.consumer("c", topic="t").join()
+    taken: list[bytes] = []
+
+    async def handle() -> None:
+        async for message in consumer:
+            taken.append(message.payload)  # noqa: PERF401 -- one by one, for who looks meanwhile
+
+    handling = asyncio.ensure_future(handle())
+    async with asyncio.timeout(SECONDS):
+        await link.publish(b"a", topic="t")
+        await until(lambda: taken)
+        await consumer.leave()
+        await handling
+    assert taken == [b"a"]
+
+
+async def test_leaving_before_the_hub_has_answered_ends_the_wait_for_it(
+    server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Inbox, "put", lambda inbox, message: None)
+    consumer = link.consumer("c", topic="t")
+    joining = asyncio.ensure_future(consumer.join())
+    await until(lambda: server.consumers.get("c"))
+    await consumer.leave()
+    with pytest.raises(ClosedError, match="has left"):
+        async with asyncio.timeout(SECONDS):
+            await joining
 
 
 async def test_batches(server: Server, link: LinkClient) -> None:

@@ -15,8 +15,9 @@ from tests.net.raw import until
 
 import headrace
 from headrace import between, connect, where
+from headrace.client import staleness
 from headrace.client.sdk import Sdk
-from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageError
+from headrace.errors import ClosedError, RefusedError, UnexpectedError, UnreachableError, UsageError
 from headrace.message import Message
 from headrace.wire.auth import Auth, is_signed
 from headrace.wire.predicate import Between, Equals
@@ -103,6 +104,31 @@ class TestReceiving:
             await sdk.subscribe(where(a="1"))
             assert await take(sdk, 3) == [3, 5, 6]
             assert sdk.stats.repeated == 4
+
+    async def test_a_hub_with_another_sequence_is_refused(
+        self, notes: Notes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(staleness, "STALE_SECONDS", 0.0)
+        received = asyncio.Event()
+
+        async def long(session: Session) -> None:
+            await notes.serve(session)
+            session.push(99, 98, 97, 100)
+            await received.wait()
+            session.reset()
+
+        async def emptied(session: Session) -> None:
+            await notes.serve(session)
+            session.push(1, 2, 3)
+            await session.stay()
+
+        async with connector(long, emptied) as url, connect(url) as sdk:
+            await sdk.subscribe(where(a="1"))
+            assert await take(sdk, 2) == [99, 100]
+            received.set()
+            with pytest.raises(UnexpectedError, match="serves another sequence"):
+                await take(sdk, 1)
+            assert (sdk.stats.repeated, sdk.last) == (5, 100)
 
     async def test_what_has_no_place_in_the_sequence_is_no_repeat_and_moves_nothing(
         self, notes: Notes

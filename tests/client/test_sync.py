@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import uvloop
 from tests.hubprocess import HubProcess
 
 from headrace import connect_sync
 from headrace.client.sync import Sync
 from headrace.errors import ClosedError, LimitError, LostRangeError, UnreachableError, UsageError
+from headrace.testing import Hub
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +195,29 @@ def test_a_publisher_sends_ahead(hub: HubProcess) -> None:
             assert stream.cursor > places[0]
 
 
+def test_with_ends_when_all_is_published(hub: HubProcess) -> None:
+    url = f"tube://{hub.doors['tube_tcp']}"
+    with connect_sync(url) as link:
+        publisher = link.publisher()
+        acks = [publisher.publish(b"%d" % number, topic="sync/with") for number in range(100)]
+    places = [ack.result(0).first for ack in acks]
+    assert places == list(range(places[0], places[0] + 100))
+
+
+class Looking(AsyncIterator[int]):
+    """A part of a client that can be looked at."""
+
+    async def __anext__(self) -> int:
+        raise StopAsyncIteration
+
+    @property
+    def here(self) -> str:
+        return threading.current_thread().name
+
+    def where(self) -> str:
+        return self.here
+
+
 class Stub:
     """A client of another kind: whatever has ``open`` and ``close`` will do."""
 
@@ -214,9 +242,28 @@ class Stub:
     def plain(self, number: int) -> int:
         return number
 
+    def where(self) -> str:
+        """The thread that it is called in."""
+        return threading.current_thread().name
+
+    @property
+    def here(self) -> str:
+        return self.where()
+
+    @property
+    def failing(self) -> str:
+        raise LostRangeError(1, 2, "a property's reason")
+
+    def part(self) -> Looking:
+        return Looking()
+
     async def count(self, most: int) -> AsyncIterator[int]:
         for number in range(most):
             yield number
+
+    async def nothing(self) -> AsyncIterator[int]:
+        await self.wait_for_ever()
+        yield 0
 
     async def wait_for_ever(self) -> None:
         self.calls.append("waiting")
@@ -238,6 +285,89 @@ def test_any_client_will_do() -> None:
     assert client.calls == ["open", "close"]
 
 
+class Leaving(Stub):
+    """A client that has something to do when ``async with`` ends."""
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.calls.append(f"leave {error}")
+        await self.close()
+        if error is None:
+            raise LostRangeError(1, 2, "left too late")
+
+
+def test_with_ends_as_async_with_does() -> None:
+    with pytest.raises(LostRangeError, match="left too late"), Sync(Leaving()) as client:
+        pass
+    assert client.calls == ["open", "leave None", "close", "close"]
+    with pytest.raises(ValueError, match="of its own"), Sync(Leaving()) as client:
+        raise ValueError("of its own")
+    assert client.calls == ["open", "leave of its own", "close", "close"]
+    with Sync(Leaving()) as client:
+        client.close()
+    assert client.calls == ["open", "close"]
+    assert threads() == 0
+
+
+def test_without_an_event_loop_opening_fails_and_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_loop() -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client = Sync(Stub())
+    with monkeypatch.context() as patch:
+        patch.setattr(uvloop, "new_event_loop", no_loop)
+        opening = ThreadPoolExecutor(1).submit(client.open)
+        with pytest.raises(OSError, match="Too many open files"):
+            opening.result(30)
+        starting = ThreadPoolExecutor(1).submit(Hub().start)
+        with pytest.raises(OSError, match="Too many open files"):
+            starting.result(30)
+    with client:
+        assert client.double(2) == 4
+
+
+def test_what_does_not_wait_is_evaluated_where_nothing_changes_meanwhile() -> None:
+    client = Sync(Stub())
+    mine = threading.current_thread().name
+    assert (client.here, client.where()) == (mine, mine), "there is no other thread yet"
+    with client:
+        assert (client.here, client.where()) == ("headrace-client",) * 2
+        assert client.where.__doc__ == "The thread that it is called in."
+        part = client.part()
+        assert (part.here, part.where()) == ("headrace-client",) * 2
+        with pytest.raises(LostRangeError, match="a property's reason"):
+            client.failing  # noqa: B018
+        assert client.called_back(lambda: (client.here, client.where())) == ("headrace-client",) * 2
+    assert (client.here, client.where()) == (mine, mine)
+
+
+def test_what_is_at_hand_is_taken_without_asking_the_loop() -> None:
+    class Handing(Stub):
+        def at_hand(self) -> str:
+            return self.where()
+
+    with Sync(Handing()) as client:
+        assert client.at_hand() == threading.current_thread().name
+
+
+def test_offers_are_looked_at_while_they_come(hub: HubProcess) -> None:
+    services = [f"sync/offers/{number}" for number in range(300)]
+    with connect_sync(hub.url("spp")) as publisher, connect_sync(hub.url("spp")) as spp:
+
+        def publish() -> None:
+            for service in services:
+                publisher.publish(service, {})
+
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        deadline = time.monotonic() + 30
+        while not set(services) <= set(spp.offered) and time.monotonic() < deadline:
+            spp.offers()
+        publishing.join()
+        assert [service for service in spp.offered if service in services] == services
+
+
 def test_what_still_waits_when_it_is_closed_is_told() -> None:
     told: list[BaseException] = []
 
@@ -254,6 +384,21 @@ def test_what_still_waits_when_it_is_closed_is_told() -> None:
             client.double(1)
     waiter.join()
     assert len(told) == 1
+
+
+def test_who_waits_for_one_stream_keeps_nobody_from_another() -> None:
+    counted: list[int] = []
+    with Sync(Stub()) as client:
+        waiter = threading.Thread(target=lambda: list(client.nothing()))
+        waiter.start()
+        while "waiting" not in client.calls:
+            client.double(1)
+        counter = threading.Thread(target=lambda: counted.extend(client.count(3)))
+        counter.start()
+        counter.join(30)
+        assert counted == [0, 1, 2]
+    waiter.join()
+    counter.join()
 
 
 def test_a_callback_cannot_wait_for_its_own_thread() -> None:

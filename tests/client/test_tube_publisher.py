@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.client.links import break_tubes, client, payloads, some
-from tests.net.raw import until
+from tests.net.raw import SECONDS, running_hub, until
 
 import headrace
-from headrace.client import tube_session
+from headrace.client import tube_publisher, tube_session
 from headrace.client.tube import LinkClient
 from headrace.client.tube_rows import published_rows
 from headrace.errors import UsageError
@@ -60,6 +62,49 @@ async def test_a_topic_is_text(link: LinkClient, topic: Any) -> None:
         await link.publish(pa.record_batch({"payload": [b"x"]}), topic=topic)
 
 
+@pytest.mark.parametrize("topic", [None, 5, b"orders", "\udcff"])
+@pytest.mark.parametrize("rows", [b"x", [b"x", b"y"], [bytearray(b"x")], {"payload": b"x"}], ids=str)
+async def test_a_topic_that_cannot_be_sent_fails_alone(
+    server: Server, link: LinkClient, rows: Any, topic: Any
+) -> None:
+    async with asyncio.timeout(SECONDS):
+        publisher = link.publisher()
+        good = [await publisher.publish(b"before")]
+        with pytest.raises(UsageError, match="a topic is text"):
+            await publisher.publish(rows, topic=topic)
+        good.append(await publisher.publish(b"behind"))
+        assert [(await ack).first for ack in good] == [1, 2]
+        await publisher.flush()
+
+
+async def test_a_publisher_is_named_in_text(link: LinkClient) -> None:
+    with pytest.raises(UsageError, match="a publisher's name is text"):
+        link.publisher("\udcff")
+    with pytest.raises(UsageError, match="an origin is text"):
+        link.publisher(origin="\udcff")
+
+
+async def test_rows_that_cannot_be_encoded_fail_alone(
+    link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = tube_publisher.published_body
+
+    def encoded(payloads: Any, topic: str) -> bytes:
+        if topic == "too much":
+            raise MemoryError
+        return encode(payloads, topic)
+
+    monkeypatch.setattr(tube_publisher, "published_body", encoded)
+    async with asyncio.timeout(SECONDS):
+        publisher = link.publisher()
+        topics = ("a", "too much", "b")
+        before, failing, behind = [await publisher.publish(b"x", topic=topic) for topic in topics]
+        assert [(await ack).first for ack in (before, behind)] == [1, 2]
+        with pytest.raises(MemoryError):
+            await failing
+        await publisher.flush()
+
+
 def test_rows_are_completed() -> None:
     rows = published_rows(pa.table({"payload": [b"a", b"b"]}), "t", {"a": "b"})
     assert rows.schema.equals(PUBLISHED)
@@ -70,6 +115,50 @@ async def test_too_much_at_once_fails_alone(link: LinkClient) -> None:
     with pytest.raises(headrace.LimitError):
         await link.publish(bytes(9 << 20))
     assert await link.publish(b"fine") == (1, 1)
+
+
+@pytest.fixture
+async def strict(tmp_path: Path) -> AsyncIterator[Server]:
+    """A hub that takes short messages only."""
+    async with running_hub(tmp_path, "listen.http=off", "limits.message_bytes=1000") as server:
+        yield server
+
+
+async def test_behind_a_refused_message_the_next_are_taken_though_others_are_under_way(
+    strict: Server,
+) -> None:
+    hub = strict.hub
+    hub.commit_by(lambda tail: None)
+    async with client(strict) as link, asyncio.timeout(SECONDS):
+        publisher = link.publisher()
+        before = await publisher.publish(b"before")
+        await until(lambda: hub.log.tail == 1)
+        with pytest.raises(headrace.RefusedError) as refused:
+            await (await publisher.publish(bytes(1001)))
+        assert refused.value.code == "limit"
+        behind = []
+        for number in range(3):
+            behind.append(await publisher.publish(b"%d" % number, topic=f"{number}"))
+            await asyncio.sleep(0)
+        hub.commit_by(hub.committed)
+        hub.committed(1)
+        assert [(await ack).first for ack in (before, *behind)] == [1, 2, 3, 4]
+    assert payloads(strict) == [b"before", b"0", b"1", b"2"]
+
+
+async def test_what_is_refused_is_not_in_the_log_and_all_else_is_when_tubes_break(strict: Server) -> None:
+    async with client(strict) as link, asyncio.timeout(SECONDS):
+        publisher = link.publisher(window=2_000)
+        acks = []
+        for number in range(400):
+            payload = bytes(1001) if number % 70 == 50 else b"%06d" % number
+            acks.append((payload, await publisher.publish(payload, topic=f"{number % 3}")))
+            if number in (50, 122, 197):
+                break_tubes(strict)
+        await publisher.flush()
+    taken = [(ack.result().first, payload) for payload, ack in acks if ack.exception() is None]
+    assert [payload for _, payload in taken] == payloads(strict)
+    assert [seq for seq, _ in taken] == list(range(1, len(taken) + 1))
 
 
 async def test_publishing_goes_on_when_tubes_break(server: Server, link: LinkClient) -> None:

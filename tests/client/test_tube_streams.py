@@ -42,6 +42,54 @@ async def test_a_loop_that_is_left_leaves_no_stream(server: Server, link: LinkCl
     await until(lambda: not door.facts()["tube_streams"])
 
 
+@pytest.mark.parametrize("batches", [True, False])
+async def test_closing_a_stream_ends_the_iteration_that_waits(
+    server: Server, link: LinkClient, batches: bool
+) -> None:
+    door: Any = server._doors[-1]
+    follow = link.follow(from_seq=1)
+    stream: Any = follow.batches() if batches else follow
+    taken: list[object] = []
+
+    async def take() -> None:
+        async for each in stream:
+            taken.append(each)  # noqa: PERF401 -- one by one, for who looks meanwhile
+
+    taking = asyncio.ensure_future(take())
+    async with asyncio.timeout(SECONDS):
+        await link.publish(b"x")
+        await until(lambda: taken)
+        await stream.aclose()
+        await taking
+    assert len(taken) == 1
+    await until(lambda: not door.facts()["tube_streams"])
+
+
+async def test_closing_a_stream_that_waits_for_a_connection_leaves_none_behind(
+    server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door: Any = server._doors[-1]
+    follow = link.follow(from_seq=1)
+    connected = asyncio.Event()
+    connect = link._connection.session
+
+    async def session() -> Any:
+        await connected.wait()
+        return await connect()
+
+    monkeypatch.setattr(link._connection, "session", session)
+    waiting = asyncio.ensure_future(anext(follow, None))
+    beginning = asyncio.ensure_future(link.follow().begun())
+    await asyncio.sleep(0)
+    await follow.aclose()
+    connected.set()
+    async with asyncio.timeout(SECONDS):
+        assert await waiting is None
+        await beginning
+    del beginning
+    await until(lambda: not door.facts()["tube_streams"])
+
+
 async def test_a_follow_goes_on_when_tubes_break(server: Server, link: LinkClient) -> None:
     async def write() -> None:
         async with client(server) as writer:

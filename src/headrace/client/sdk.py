@@ -12,7 +12,8 @@ there is room again.
 
 Invariants:
 
-- Numbers grow: what is not above the last number is a repeat, and dropped.
+- Numbers grow: what is not above the last number is a repeat, and dropped. If nothing but repeats comes, the hub serves
+  another sequence, and the client ends.
 - What was received is never asked for again: a new connection goes on behind it, also if nobody has taken it yet.
 - A task that is cancelled while it waits here has taken nothing: no message is lost with it.
 """
@@ -31,9 +32,17 @@ from typing import Final, Self, TypedDict
 from headrace.client.failover import Failover
 from headrace.client.identity import Identity
 from headrace.client.sdk_stream import Predicates, Pulse, SdkStream
+from headrace.client.staleness import Staleness
 from headrace.client.where import Condition, where
 from headrace.config import Address
-from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageError, WireError
+from headrace.errors import (
+    ClosedError,
+    RefusedError,
+    UnexpectedError,
+    UnreachableError,
+    UsageError,
+    WireError,
+)
 from headrace.message import MAX_SEQUENCE, Message
 from headrace.wire.sdk import UNPLACED, Push, Subscribe, serialize
 
@@ -130,6 +139,7 @@ class Sdk:
         self._subscribing = asyncio.Lock()
         self._predicates: Predicates | None = None
         self._last = after
+        self._stale = Staleness()
         self._waiting = _Waiting(buffer_bytes)
         self._taking = asyncio.Lock()
         self._batch: Iterator[Message] = iter(())
@@ -240,8 +250,11 @@ class Sdk:
             if self._last is not None and push.seq <= self._last:
                 self.stats.repeated += 1
                 logger.debug("dropped %d, which was received already", push.seq)
+                if self._stale.old(asyncio.get_running_loop().time()):
+                    self._failover.end(_other_sequence(push.seq, self._last))
                 return
             self._last = push.seq
+            self._stale.progress()
         self.stats.received += 1
         self.stats.received_bytes += len(push.payload)
         self._waiting.put(Message(push.seq, push.payload))
@@ -294,6 +307,11 @@ class Sdk:
                 return batch
             self._failover.check()
             await self._waiting.arrival()
+
+
+def _other_sequence(seq: int, last: int) -> UnexpectedError:
+    reason = f"the last was {last}, and only older ones come: this hub serves another sequence"
+    return UnexpectedError("sdk", "seq", seq, reason)
 
 
 class _Waiting:

@@ -40,6 +40,7 @@ from headrace.client.repair import (
     Repaired,
     Why,
 )
+from headrace.client.staleness import Staleness
 from headrace.client.stats import Stats
 from headrace.errors import UnexpectedError
 from headrace.message import Batch
@@ -56,11 +57,6 @@ REST_SECONDS: Final = 10.0
 
 _DOUBTFUL_SECONDS: Final = 4.0
 """KEEPALIVEs this far apart may have let a subscription lapse, which they keep for 5 s: then we were sent nothing."""
-
-_STALE_SECONDS: Final = 10.0
-_STALE_PAUSE_SECONDS: Final = 60.0
-_STALE_DELIVERS: Final = 3
-"""So many DELIVERs over so long, none of them new, and no pause between them that explains it."""
 
 _BATCH_COST: Final = 512
 _MESSAGE_COST: Final = 4
@@ -106,7 +102,7 @@ class Subscription:
         self._repair = Repair(patience, random, from_seq)
         self._journal = None if journal is None else Journal(journal, self._repair.early, 0.0)
         self._clock = _Clock()
-        self._stale = _Staleness()
+        self._stale = Staleness()
         self._shelf: deque[Batch | LostRange] = deque()
         self._size = 0
         self._full_since = 0.0
@@ -342,31 +338,6 @@ class _Clock:
         if self._stopped is not None:
             self._behind += now - self._stopped
             self._stopped = None
-
-
-@dataclass(slots=True)
-class _Staleness:
-    """For how long nothing has come but what came before."""
-
-    suspected: bool = False
-    _since: float = 0.0
-    _last: float = float("-inf")
-    _count: int = 0
-
-    def progress(self) -> None:
-        self.suspected = False
-        self._last = float("-inf")
-
-    def old(self, now: float) -> bool:
-        """An old message came; tell whether that is no longer a coincidence."""
-        if now - self._last > _STALE_PAUSE_SECONDS:
-            self._since, self._count = now, 0
-        self._last = now
-        self._count += 1
-        stale = self._count >= _STALE_DELIVERS and now - self._since >= _STALE_SECONDS
-        if stale:
-            self._last = float("-inf")
-        return stale
 
 
 def _cost(item: Batch | LostRange) -> int:

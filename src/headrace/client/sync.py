@@ -4,7 +4,8 @@ Strategy: the client lives in an event loop of its own, in a background thread. 
 blocks here; what is iterated over with ``async for`` there is iterated over with ``for`` here, and ``with`` stands for
 ``async with``. That holds for what its methods give as well: streams, subscriptions, members of consumers,
 publishers. A future there is one of :mod:`concurrent.futures` here; anything else is passed through. Threads may share
-a client.
+a client: properties and methods that do not wait are evaluated in the background thread too, where nothing that they
+look at changes meanwhile.
 
 A step from thread to thread costs tens of microseconds. So a client that receives messages in batches has a method
 ``at_hand``, which gives a message without waiting if one is there, and only when there is none the loop is asked.
@@ -17,7 +18,8 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from functools import wraps
+from contextlib import suppress
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
@@ -77,7 +79,11 @@ class Sync(Generic[C]):
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=_serve, args=(started,), name="headrace-client", daemon=True)
         self._thread.start()
-        self._loop = started.result()
+        try:
+            self._loop = started.result()
+        except Exception:
+            self._thread = None
+            raise
         try:
             self._wait(self.client.open())
         except BaseException:
@@ -104,13 +110,19 @@ class Sync(Generic[C]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        leave = getattr(self.client, "__aexit__", None)
+        try:
+            if leave is not None:
+                # What ``async with`` waits for at its end, ``with`` waits for: a link's publishes, say.
+                with suppress(ClosedError):
+                    self._wait(leave(kind, error, trace))
+        finally:
+            self.close()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        attribute = getattr(self.client, name)
-        return self._blocking(attribute) if callable(attribute) else attribute
+        return self._attribute(self.client, name)
 
     def __iter__(self) -> Iterator[Any]:
         aiter(cast("AsyncIterator[Any]", self.client))
@@ -120,7 +132,7 @@ class Sync(Generic[C]):
         client: Any = self.client
         with self._taking:
             message = client.at_hand()
-            return self._step(client) if message is None else message
+            return self._step(client, self._taking) if message is None else message
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for work of the client's event loop, such as a method of what the client made."""
@@ -130,10 +142,24 @@ class Sync(Generic[C]):
         """Begin such work, to wait for it later."""
         return Begun(self._begin(work))
 
+    def _attribute(self, owner: Any, name: str) -> Any:
+        if isinstance(getattr(type(owner), name, None), property):
+            return self._look(partial(getattr, owner, name))
+        attribute = getattr(owner, name)
+        # What is at hand is taken without asking the loop: that is what it is for.
+        return self._blocking(attribute) if callable(attribute) and name != "at_hand" else attribute
+
+    def _look(self, look: Callable[[], T]) -> T:
+        """Do what need not be waited for, where nothing changes meanwhile: in the loop's thread, if there is one."""
+        if self._loop is None or threading.current_thread() is self._thread:
+            return look()
+        return self._wait(_looked(look))
+
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
+            bound = partial(method, *args, **kwargs)
+            result = bound() if inspect.iscoroutinefunction(method) else self._look(bound)
             if inspect.iscoroutine(result):
                 result = self._wait(result)
             if isinstance(result, asyncio.Future):
@@ -142,9 +168,9 @@ class Sync(Generic[C]):
 
         return call
 
-    def _step(self, iterator: AsyncIterator[Any]) -> Any:
-        # One thread at a time: a message at hand is taken without the loop's knowing.
-        with self._taking:
+    def _step(self, iterator: AsyncIterator[Any], taking: threading.RLock) -> Any:
+        # One thread at a time has what is iterated over; the others get theirs behind it.
+        with taking:
             try:
                 item = self._wait(_next(iterator))
             except ClosedError:
@@ -202,19 +228,21 @@ class _Part:
     def __init__(self, client: Sync[Any], part: Any) -> None:
         self._client = client
         self._part = part
+        # A message at hand is taken without the loop's knowing, also while a part takes from the same place. Elsewhere
+        # nobody who waits for one stream keeps others from theirs.
+        self._taking = client._taking if hasattr(client.client, "at_hand") else threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        attribute = getattr(self._part, name)
-        return self._client._blocking(attribute) if callable(attribute) else attribute
+        return self._client._attribute(self._part, name)
 
     def __iter__(self) -> Self:
         aiter(self._part)
         return self
 
     def __next__(self) -> Any:
-        return self._client._step(self._part)
+        return self._client._step(self._part, self._taking)
 
     def __enter__(self) -> Self:
         self._client._wait(self._part.__aenter__())
@@ -229,6 +257,10 @@ class _Part:
 _END: Final = object()
 
 
+async def _looked(look: Callable[[], T]) -> T:
+    return look()
+
+
 async def _result(future: asyncio.Future[T]) -> T:
     return await future
 
@@ -238,7 +270,13 @@ async def _next(iterator: AsyncIterator[T]) -> T | object:
 
 
 def _serve(started: Future[asyncio.AbstractEventLoop]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        loop = runner.get_loop()
-        started.set_result(loop)
-        loop.run_forever()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            loop = runner.get_loop()
+            started.set_result(loop)
+            loop.run_forever()
+    except BaseException as error:
+        if started.done():
+            raise
+        # There is no loop (too many open files, say): whoever waits for it is told.
+        started.set_exception(error)

@@ -63,7 +63,7 @@ class Consumer:
         return self
 
     async def leave(self) -> None:
-        """Take part no more: what is not acknowledged is for others at once."""
+        """Take part no more: what is not acknowledged is for others at once, and iterations come to their end."""
         self._over = True
         self._messages = iter(())
         if self._inbox is not None:
@@ -142,12 +142,13 @@ class Consumer:
     async def _next_event(self) -> LinkMessage | None:
         while not self._over:
             try:
-                if self._inbox is None:
-                    session = await self._connection.session()
-                    self._inbox = session.stream(self._request, self._credit)
-                if self._inbox.lost:
+                # Whoever leaves meanwhile takes the inbox away.
+                inbox = self._inbox or await self._ask()
+                if inbox is None:
+                    break
+                if inbox.lost:
                     raise LostTubeError
-                message = await self._inbox.get()
+                message = await inbox.get()
             except LostTubeError:
                 self._inbox = None
                 continue
@@ -155,12 +156,20 @@ class Consumer:
                 self._over = True
                 raise
             if message is None:
+                if self._inbox is None:
+                    break
                 self._over = True
             self._joined = True
             return message
         if not self._joined:
             raise ClosedError("this member has left: make another one")
         return None
+
+    async def _ask(self) -> Inbox | None:
+        session = await self._connection.session()
+        if not self._over:
+            self._inbox = session.stream(self._request, self._credit)
+        return self._inbox
 
     def _request(self, request_id: int) -> ask.Follow:
         return ask.Follow(id=request_id, consumer=self.name, credit=self._credit, **self._terms)

@@ -8,6 +8,10 @@ What is published within one turn of the event loop goes out together: nothing w
 the same time shares a request. While some requests are under way, what comes gathers until one of them is answered or
 there is enough for another: so one message at a time costs little more than many at once. How much may be
 unacknowledged is bounded (the window); past it :meth:`Publisher.publish` waits.
+
+A request that is refused leaves a gap in the numbers, and the hub refuses whatever was under way behind it as well.
+What comes from then on waits until all of that is answered, and begins anew behind the gap. It cannot go earlier: if
+the tube were lost, what was refused would be sent again below a number that the hub has, and be taken for a repeat.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from headrace.client.tube_connection import Connection
-from headrace.client.tube_rows import Publishable, published_rows
+from headrace.client.tube_rows import Publishable, check_text, published_rows
 from headrace.client.tube_session import LostTubeError, Session, check
 from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
 from headrace.wire.link import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
@@ -115,6 +119,8 @@ class Publisher:
     def __init__(self, connection: Connection, name: str | None, window: int, origin: str) -> None:
         if window < 1:
             raise UsageError(f"window {window}: expected 1 or more bytes")
+        check_text("a publisher's name", name or "")
+        check_text("an origin", origin)
         self.name = name or uuid4().hex
         self._connection = connection
         self._window = window
@@ -129,6 +135,7 @@ class Publisher:
         self._session: Session | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._flush_due = False
+        self._refused = False
         self._moved = asyncio.Event()
 
     @property
@@ -149,6 +156,7 @@ class Publisher:
         Waits while the window is full. Cancelled while it waits, it has published nothing.
         """
         self._connection.check()
+        check_text("a topic", topic)
         made: pa.RecordBatch | None = None
         if type(rows) is bytes and not attributes and not numbers:
             count, size = 1, len(rows) + _ROW_COST
@@ -227,6 +235,9 @@ class Publisher:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
+        if self._refused and self._unacknowledged:
+            return
+        self._refused = False
         self._gathered = 0
         waiting, self._waiting = self._waiting, []
         for group in waiting:
@@ -235,7 +246,7 @@ class Publisher:
     def _send_rows(self, group: _Group) -> None:
         try:
             sent = _Sent(self._number or 0, group)
-        except (LimitError, UsageError) as error:
+        except Exception as error:  # noqa: BLE001 -- whoever waits for these rows is told, and the next go on
             for _, ack in group.acks:
                 _fail(ack, error)
             self._release(group.size)
@@ -269,6 +280,7 @@ class Publisher:
             self._renew()
             return
         except HeadraceError as error:
+            self._refused = True
             sent.fail(error)
         else:
             sent.settle(message)

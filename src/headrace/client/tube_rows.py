@@ -58,6 +58,16 @@ def published_rows(
     return _from_dictionaries(items, topic, attributes or {}, numbers or {})
 
 
+def check_text(what: str, text: str) -> None:
+    """Refuse what cannot be sent as text, before anything that is sent with it has to fail too."""
+    if not isinstance(text, str):
+        raise UsageError(f"{what} is text, not {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is text that UTF-8 has, not {text!r}") from None
+
+
 def plain_rows(
     payloads: Sequence[Payload],
     topic: str,
@@ -177,8 +187,7 @@ def _same_map(name: str, entries: Mapping[str, Any] | None, count: int) -> pa.Ar
 
 
 def _same_topic(topic: str, count: int) -> pa.Array:
-    if not isinstance(topic, str):
-        raise UsageError(f"a topic is text, not {topic!r}")
+    check_text("a topic", topic)
     # A character has up to four bytes.
     kept = 4 * (len(topic) + 1) * count <= KEPT_BYTES
     return (_topics if kept else _topics.__wrapped__)(topic, count)

@@ -87,9 +87,12 @@ class Inbox:
         return isinstance(self._end, LostTubeError)
 
     def cancel(self) -> None:
-        """Want no more."""
+        """Want no more: what is here is dropped, and whoever waits in :meth:`get` is told the end."""
         if not self.over:
             self._session.cancel(self.id)
+            self._end = LinkMessage({})
+        self._events.clear()
+        self._arrived.set()
 
 
 class Session:

@@ -109,7 +109,7 @@ class Batches:
         return self.cursor
 
     async def aclose(self) -> None:
-        """End the stream."""
+        """End the stream, for those too who wait for what it brings."""
         self._over = True
         if self._inbox is not None:
             self._inbox.cancel()
@@ -140,10 +140,11 @@ class Batches:
     async def _next_event(self) -> LinkMessage | None:
         while not self._over:
             try:
-                if self._inbox is None:
-                    session = await self._connection.session()
-                    self._inbox = session.stream(self._request(), self._chosen.credit)
-                message = await self._inbox.get()
+                # Whoever closes the stream meanwhile takes the inbox away.
+                inbox = self._inbox or await self._ask()
+                if inbox is None:
+                    break
+                message = await inbox.get()
             except LostTubeError:
                 self._inbox = None
                 continue
@@ -153,9 +154,15 @@ class Batches:
             if message is None:
                 self._over = True
                 # Not behind the last row: what came after that may have been chosen against.
-                self.cursor = self._inbox.last.get("next", self.cursor)
+                self.cursor = inbox.last.get("next", self.cursor)
             return message
         return None
+
+    async def _ask(self) -> Inbox | None:
+        session = await self._connection.session()
+        if not self._over:
+            self._inbox = session.stream(self._request(), self._chosen.credit)
+        return self._inbox
 
     def _request(self) -> Make[ask.Read | ask.Follow]:
         cursor, members = self.cursor, self._members
