@@ -128,7 +128,7 @@ class Stage:
         if len(batch) > most:
             batch, rest = batch.slice(0, most), batch.slice(most, len(batch))
             self._waiting.appendleft(rest)
-        # Of parts, what is smaller than a byte counts for each.
+        # The parts of a batch may come to some bytes more than it did: where nothing waits, the count begins anew.
         self._bytes = self._bytes - batch.size if self._waiting else 0
         return batch
 

@@ -24,12 +24,12 @@ MAX_NUMBER: Final = (1 << 62) - 1
 MAX_NAME: Final = 255
 MAX_STAGES: Final = 4096
 """Stages that one commit may name."""
-
-WRITE: Final = "write-"
-"""What a query's name begins with that is no stream's: its only batch is tried again soon or never."""
 MAX_ATTRIBUTES: Final = 64
 DEFAULT_CREDIT: Final = 4 << 20
 MAX_CREDIT: Final = 64 << 20
+
+WRITE: Final = "write-"
+"""What a query's name begins with that is no stream's: its only batch is tried again soon or never."""
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ID)]
 Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
