@@ -123,9 +123,9 @@ def test_only_what_was_handed_out_can_be_acknowledged() -> None:
 def test_a_nack_has_it_again_at_once_and_counts_as_a_try() -> None:
     made = fresh(1, 2)
     send(made, 4)
-    assert made.nack(2, [(1, 4)]) == []
+    assert made.nack(2, 1, 4) == []
     assert made.load(1) == 2
-    assert made.nack(1, [(1, 1)]) == []
+    assert made.nack(1, 1, 1) == []
     assert made.assign(4)[0] == Assign(1, 1, 1, 2)
 
 
@@ -285,7 +285,7 @@ def test_acknowledging_every_second_message_is_refused_before_it_costs_much() ->
     done = collected(made)
     assert done == [(seq, seq) for seq in range(2, 200, 2)]
     with pytest.raises(RefusedError):
-        made.nack(1, [(1000, 1000)])
+        made.nack(1, 1000, 1000)
     assert send(made, 5000) == [], "nothing new before gaps are closed"
     # Whoever fills the gaps in between goes on.
     assert made.ack([(seq, seq) for seq in range(1, 4001)]) == 4000 - len(done)
@@ -514,7 +514,7 @@ class Sharing(RuleBasedStateMachine):
         member = rng.choice(sorted({member for member, _ in self.flying.values()}))
         for first, last in some(rng, self.flying):
             try:
-                self.dying(self.delivery.nack(member, [(first, last)]))
+                self.dying(self.delivery.nack(member, first, last))
             except RefusedError:
                 assert self.delivery.pieces >= self.limits.pieces
                 continue

@@ -295,6 +295,32 @@ async def test_nacked_comes_again_at_once_and_then_is_a_dead_letter(server: Serv
     assert opened(body)[0].payload == b"bad"
 
 
+async def test_of_nacks_that_are_too_many_the_first_are_dead_letters_all_the_same(
+    server: Server, peer: LinkPeer
+) -> None:
+    await publish(server, *[b"x"] * 2000)
+    await join(peer, max_tries=1, **{"from": 1})
+    await take(peer, 2000)
+    assert (await ack(peer, *((seq, seq) for seq in range(2, 2000, 2)), nack=True))["error"] == "limit"
+    consumer = server.consumers.get("c")
+    assert consumer is not None
+    await until(lambda: consumer.dead > 500)
+    assert "ok" in await ack(peer, (1, 2000))
+    assert consumer.floor >= 2000
+
+
+async def test_a_hub_that_stops_amid_dead_letters_reads_no_more_of_them(tmp_path: Path) -> None:
+    async with running_hub(tmp_path) as server:
+        await publish(server, *[b"x"] * 1000)
+        async with link_peer(server) as peer:
+            await join(peer, max_tries=1, **{"from": 1})
+            await take(peer, 1000)
+            assert (await ack(peer, *((seq, seq) for seq in range(2, 1000, 2)), nack=True))["ok"]
+    consumer = server.consumers.get("c")
+    assert consumer is not None
+    assert consumer.dead < 499
+
+
 async def test_nobody_nacks_what_another_has(server: Server, peer: LinkPeer) -> None:
     await publish(server, b"a")
     await join(peer, max_tries=1, **{"from": 1})

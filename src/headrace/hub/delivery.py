@@ -217,16 +217,13 @@ class Delivery:
                 self._worthwhile = True
         return count
 
-    def nack(self, member: int, ranges: Iterable[Range]) -> list[DeadLetter]:
-        """A member has failed with some of what it has: others get it at once."""
-        work: list[DeadLetter] = []
-        for first, last in sorted(ranges):
-            if self.pieces >= self._limits.pieces:
-                raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
-            work += self._give_back(
-                self._carve_taken(first, last, lambda piece: piece.member == member and piece.in_flight)
-            )
-        return work
+    def nack(self, member: int, first: int, last: int) -> list[DeadLetter]:
+        """A member has failed with some of what it has: others get it at once. Refused if there are too many gaps."""
+        if self.pieces >= self._limits.pieces:
+            raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
+        return self._give_back(
+            self._carve_taken(first, last, lambda piece: piece.member == member and piece.in_flight)
+        )
 
     def expire(self, now: float) -> list[Work]:
         """Take back what was not acknowledged in time."""

@@ -116,6 +116,7 @@ class LinkDoor:
     def stop(self) -> None:
         """Accept and read nothing more; streams end, what was asked before is answered yet."""
         self.stopping = RefusedError("stopping", "the hub is going down: connect again, elsewhere or later")
+        self.consumers.stop()
         for server in self._servers:
             server.close()
 

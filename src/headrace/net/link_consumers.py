@@ -54,6 +54,11 @@ class LinkConsumers:
             if driver.idle:
                 del self._drivers[name]
 
+    def stop(self) -> None:
+        """The hub is going down: the log is not read any more."""
+        for driver in self._drivers.values():
+            driver.stop()
+
     def members(self, name: str) -> int:
         """How many members a consumer has."""
         driver = self._drivers.get(name)

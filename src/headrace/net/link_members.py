@@ -138,6 +138,7 @@ class Driver:
         """Who waits for the end of the turn."""
         self._newest: _Entry | None = None
         self._turn_due = False
+        self._stopped = False
 
     @property
     def idle(self) -> bool:
@@ -170,6 +171,8 @@ class Driver:
 
     def drive(self) -> None:
         """Give ready members what there is."""
+        if self._stopped:
+            return
         for given in self.delivery.assign(self._log.head):
             member = self._members[given.member]
             member.reading = True
@@ -186,12 +189,17 @@ class Driver:
             self._soon()
         self._unanswered.append(told)
 
-    def nack(self, outlet: Outlet, ranges: Sequence[Range], told: Told) -> None:
+    def nack(self, outlet: Outlet, ranges: Iterable[Range], told: Told) -> None:
         """A client's members have failed with some of what they have."""
-        for member in [member for member in self._members.values() if member.outlet is outlet]:
-            self._bury(self.delivery.nack(member.number, ranges))
+        members = [number for number, member in self._members.items() if member.outlet is outlet]
+        try:
+            for first, last in sorted(ranges):
+                for member in members:
+                    self._bury(self.delivery.nack(member, first, last))
+        finally:
+            # Of those that are too many, what came before in ascending order counts.
+            self._soon()
         self._unanswered.append(told)
-        self._soon()
 
     # What happens to the consumer
 
@@ -215,6 +223,10 @@ class Driver:
         """Numbers are not done after all."""
         self.delivery.again(settled)
         self._soon()
+
+    def stop(self) -> None:
+        """Read nothing more: whoever comes back finds what is not done, dead letters to be among it, once more."""
+        self._stopped = True
 
     def end(self, error: HeadraceError) -> None:
         """The consumer is gone."""
@@ -314,7 +326,7 @@ class Driver:
 
     def _bury(self, letters: Iterable[DeadLetter]) -> None:
         self._doomed.extend(letters)
-        if self._doomed and not self._burying:
+        if self._doomed and not self._burying and not self._stopped:
             self._burying = True
             letter = self._doomed[0]
             reading = self._read(letter.first, letter.last, MAX_BODY)
