@@ -17,11 +17,15 @@ PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+CLASSES := $(VENV)/spark.jsa
 JOBS   ?= 2
 FUZZ_SECONDS ?= 5
 
 # mkdocs-material prints advice about its successor on every build; it is not about our pages.
 export NO_MKDOCS_2_WARNING := 1
+
+# Some containers set it. Every hub, command and Python worker that a test starts would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up test check fmt soak bench clean docs fuzz
@@ -46,9 +50,14 @@ endif
 up: setup
 	@$(BIN)/headrace up
 
-test: setup
+test: setup $(CLASSES)
 	@sh tools/browser.sh
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# What JVMs load their classes from in tests; see tests/jvm.py.
+$(CLASSES): $(READY)
+	@echo 'Archiving what Spark loads ...'
+	@$(BIN)/python -m tests.jvm
 
 # mkdocs --quiet would silence the warnings that --strict counts, and so pass everything.
 check: setup

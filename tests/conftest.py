@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import jvm
 
 SOAK = os.environ.get("HEADRACE_SOAK", "0") not in ("", "0")
 
@@ -33,17 +34,26 @@ settings.register_profile(
 settings.register_profile("soak", settings.get_profile("usual"), max_examples=3000, derandomize=False)
 settings.load_profile("soak" if SOAK else "usual")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first: what is left for the end is short, and no process waits long for another."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 _TURNS_TO_FINISH = 10
 """Turns of the loop in which a task that was told to stop may do so."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _plain_environment() -> Iterator[None]:
-    """No setting of the shell that runs the tests reaches the hub under test."""
+    """No setting of the shell that runs the tests reaches the hub under test; JVMs start as is best for tests."""
     with pytest.MonkeyPatch.context() as patch:
         for variable in [name for name in os.environ if name.startswith("HEADRACE_")]:
             if variable != "HEADRACE_SOAK":
                 patch.delenv(variable)
+        if not SOAK:
+            for variable, value in jvm.variables().items():
+                patch.setenv(variable, value)
         yield
 
 

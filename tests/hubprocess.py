@@ -6,6 +6,9 @@
         hub.restart()  # the same ports, the same data
         hub.terminate()
 
+A hub is forked from a process that has all of it imported already (:mod:`tests.forking`), except where ``up`` is asked
+for or a variable of its own, and with ``HEADRACE_SOAK=1``: then the command is run as users run it.
+
 Starting waits for the ready file, with a deadline. A hub that does not come up, ends when nobody told it to, or
 does not drain in time fails the test with what it wrote to stderr. Leaving the ``with`` block ends the process
 whatever state it is in; nothing outlives a test.
@@ -28,11 +31,14 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 import pytest
+from tests.forking import Forked, forked
 
 from headrace.config import DOORS
 
 FREE_DOORS = tuple(f"listen.{door}=127.0.0.1:0" for door in DOORS)
 """Settings that give each door a free port."""
+
+_SOAK = os.environ.get("HEADRACE_SOAK", "0") not in ("", "0")
 
 _LASTING_PORTS = range(10_000, 32_000)
 """Ports that the system gives nobody who asks for just any: a hub that is restarted finds its own still free."""
@@ -65,7 +71,9 @@ class HubProcess:
         self._command = command
         self._sets = sets
         self._environ = {**os.environ, **environ}
-        self._process: subprocess.Popen[bytes] | None = None
+        # Some variables are read when a process begins, which a forked one has behind it.
+        self._forked = command == "serve" and not environ and not _SOAK
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     @classmethod
     def start(
@@ -163,15 +171,7 @@ class HubProcess:
         arguments = ["--data", str(self.data), "--ready-file", str(self.ready_file), *self.options]
         for setting in self._sets:
             arguments += ["--set", setting]
-        with self.stderr_file.open("ab") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace", self._command, *arguments],
-                cwd=self.directory,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-            )
+        self._process = self._begun([self._command, *arguments])
         try:
             ready = self._wait_ready(self._process)
         except BaseException:
@@ -179,7 +179,20 @@ class HubProcess:
             raise
         self.doors = {door: address for door, address in ready.items() if door != "pid"}
 
-    def _wait_ready(self, process: subprocess.Popen[bytes]) -> dict[str, str]:
+    def _begun(self, arguments: list[str]) -> subprocess.Popen[bytes] | Forked:
+        if self._forked:
+            return forked(arguments, cwd=self.directory, environ=self._environ, stderr=self.stderr_file)
+        with self.stderr_file.open("ab") as stderr:
+            return subprocess.Popen(
+                [sys.executable, "-m", "headrace", *arguments],
+                cwd=self.directory,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+
+    def _wait_ready(self, process: subprocess.Popen[bytes] | Forked) -> dict[str, str]:
         deadline = time.monotonic() + START_SECONDS
         while not self.ready_file.exists():
             code = process.poll()
@@ -191,7 +204,7 @@ class HubProcess:
         ready: dict[str, str] = json.loads(self.ready_file.read_bytes())
         return ready
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | Forked:
         if self._process is None:
             pytest.fail("the hub is not running: kill9() or terminate() ended it")
         code = self._process.poll()
@@ -213,9 +226,10 @@ class HubProcess:
 def lasting_port() -> int:
     """A port that is free now, for streams and datagrams, and not in danger of being taken while a hub is down."""
     # Test processes that run side by side have ports of their own.
-    worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0) % 8
+    worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     while True:
-        port = secrets.choice(_LASTING_PORTS[worker::8])
+        port = secrets.choice(_LASTING_PORTS[worker::workers])
         if port in _given:
             continue
         _given.add(port)

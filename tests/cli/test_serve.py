@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -232,8 +233,10 @@ def test_a_hub_that_does_not_start_fails_its_test_with_its_stderr(tmp_path: Path
 def test_a_hub_that_ends_by_itself_fails_its_test(tmp_path: Path) -> None:
     def use() -> None:
         with HubProcess.start(tmp_path) as hub:
+            ended = os.pidfd_open(hub.pid)
             os.kill(hub.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, hub.pid, os.WEXITED | os.WNOWAIT)
+            select.select([ended], [], [])
+            os.close(ended)
 
     with pytest.raises(pytest.fail.Exception, match="ended by itself with -9"):
         use()

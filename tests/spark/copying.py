@@ -7,6 +7,7 @@ Whatever ends a query ends the driver, with an error: Spark itself has to cope w
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 
@@ -14,6 +15,7 @@ from headrace.spark import register, session
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
+from headrace.spark.sessions import ARROW
 
 
 def main(master: str, servers: str, directory: str) -> None:
@@ -23,6 +25,8 @@ def main(master: str, servers: str, directory: str) -> None:
         memory="512m",
         **{
             "spark.executor.memory": "512m",
+            # Executors start as this driver does; see tests/jvm.py.
+            "spark.executor.extraJavaOptions": f"{ARROW} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
             "spark.sql.shuffle.partitions": 2,
             "spark.scheduler.mode": "FAIR",
         },

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from bench import pipeline
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     with running(Headrace) as full, running(Headrace) as other:

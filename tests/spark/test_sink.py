@@ -292,6 +292,7 @@ def pipe(spark: SparkSession, hub: Hub, directory: Path, limit: int) -> Any:
     return writer.trigger(availableNow=True).start()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_hub_to_hub_is_exactly_once_whoever_is_killed(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
     """The hub is killed at another point of the query's work each time; the query is started again until it is done."""

@@ -51,6 +51,7 @@ def archived(s3: S3, path: str) -> pa.Table:
     return found.select(SCHEMA.names).sort_by("seq").cast(SCHEMA)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark_with_keys")

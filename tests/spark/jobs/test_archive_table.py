@@ -193,5 +193,5 @@ def test_the_job_in_each_format_and_its_replay(
 
 
 def test_a_format_that_is_none(hub: HubProcess, play: Play) -> None:
-    with pytest.raises(UsageError, match="table_format = orc: expected parquet, delta, iceberg"):
+    with pytest.raises(UsageError, match="table_format = orc: expected parquet, delta or iceberg"):
         play("archive", hub.doors["tube_tcp"], table_format="orc")

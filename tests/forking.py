@@ -1,0 +1,156 @@
+"""Processes of ``headrace serve`` that need not import it first: forked from one that has.
+
+    process = forked(["serve", "--data", "data"], cwd=directory, environ=os.environ, stderr=directory / "stderr.txt")
+    process.pid, process.poll(), process.wait(10), process.kill(), process.send_signal(signal.SIGTERM)
+
+A hub spends nearly all the time that it takes to start on imports, and tests start hundreds of them. So each test
+process keeps one process that has imported all that a hub needs and does nothing else (this module, run as a program).
+Told to, it forks; its child takes the arguments, directory, environment, limits and stderr that it is given, and runs
+the command to its end. It is a process like any other: it has its own memory, files and sockets, and can be killed.
+
+The two talk in lines of JSON, one answer to each question. When the one who asks is gone, so is the one who forks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+
+class Forked:
+    """A process, with those methods of :class:`subprocess.Popen` that tests use."""
+
+    def __init__(self, parent: _Parent, pid: int) -> None:
+        self.pid = pid
+        self._parent = parent
+        self._ending = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, once it has ended; negative when a signal ended it."""
+        return self.wait(0) if self._over(0) else self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        if self._code is None:
+            if not self._over(timeout):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            self._code = self._parent.ask({"wait": self.pid})
+            os.close(self._ending)
+        return self._code
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal, if it runs."""
+        if self._code is None:
+            signal.pidfd_send_signal(self._ending, signum)
+
+    def kill(self) -> None:
+        """Kill it as a crash would."""
+        self.send_signal(signal.SIGKILL)
+
+    def _over(self, timeout: float | None) -> bool:
+        return self._code is None and bool(select.select([self._ending], [], [], timeout)[0])
+
+
+class _Parent:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        # In the manner of pytest, so that both find the same modules under the same names.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forking"],
+            cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._asking = threading.Lock()
+        atexit.register(self.close)
+
+    def ask(self, question: Mapping[str, Any]) -> int:
+        """Ask a question; the answer is a number."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with self._asking:
+            stdin.write(json.dumps(question) + "\n")
+            stdin.flush()
+            return int(stdout.readline())
+
+    def close(self) -> None:
+        """Let it end."""
+        with self._process:
+            pass
+
+
+_parents: list[_Parent] = []
+_making = threading.Lock()
+
+
+def forked(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stderr: Path) -> Forked:
+    """A process that runs ``headrace`` with these arguments; what it says is added to the file ``stderr``."""
+    with _making:
+        if not _parents:
+            _parents.append(_Parent())
+    [parent] = _parents
+    told: dict[str, Any] = {
+        "arguments": list(arguments),
+        "cwd": str(cwd),
+        "environ": dict(environ),
+        "stderr": str(stderr),
+    }
+    # A child has its parent's limits; a test that sets them is not the parent here.
+    told["limits"] = [(kind, resource.getrlimit(kind)) for kind in _LIMITS]
+    return Forked(parent, parent.ask(told))
+
+
+def _main() -> None:
+    import headrace.cli
+    import headrace.cli.running  # and with it all that a hub is made of
+
+    # Ctrl-C is for those who test; they end this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is here is kept: no child needs to look through it, and so copy it.
+    gc.collect()
+    gc.freeze()
+    while line := sys.stdin.readline():
+        question = json.loads(line)
+        if "wait" in question:
+            answer = os.waitstatus_to_exitcode(os.waitpid(question["wait"], 0)[1])
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _become(question)
+                headrace.cli.main()
+        print(answer, flush=True)
+
+
+def _become(question: dict[str, Any]) -> None:
+    """Be the process that was asked for."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(question["cwd"])
+    os.environ.clear()
+    os.environ.update(question["environ"])
+    for kind, (soft, hard) in question["limits"]:
+        resource.setrlimit(kind, (soft, hard))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    said = os.open(question["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard, used in enumerate((nothing, nothing, said)):
+        os.dup2(used, standard)
+    os.close(nothing)
+    os.close(said)
+    sys.argv = ["headrace", *question["arguments"]]
+
+
+if __name__ == "__main__":
+    _main()
