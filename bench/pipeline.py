@@ -114,6 +114,14 @@ def sources(
             ),
         ],
         [
+            ("one of a hundred Parquet rows, to noop", few(files), "noop"),
+            ("one of a hundred headrace rows, to noop", few(source), "noop"),
+        ],
+        [
+            ("a field of JSON, in Parquet rows, to noop", devices(files), "noop"),
+            ("a field of JSON, in headrace rows, to noop", devices(source), "noop"),
+        ],
+        [
             ("a function of Arrow batches, by mapInArrow", source.mapInArrow(sizes, SIZES), "noop"),
             ("the same, by headrace.spark.map_in_arrow", map_in_arrow(spark, sizes, SIZES, **asked), "noop"),
         ],
@@ -200,6 +208,16 @@ def latency(spark: SparkSession, servers: str, cores: int, warming: float, secon
         "ping to pong", *(1e3 * samples[int(len(samples) * part)] for part in (0.5, 0.99)), 1e3 * samples[-1]
     )
     return table
+
+
+def few(rows: DataFrame) -> DataFrame:
+    """What most queries do: look at every row, and take few."""
+    return rows.where("seq % 100 = 0")
+
+
+def devices(rows: DataFrame) -> DataFrame:
+    """What most payloads are there for."""
+    return rows.selectExpr("get_json_object(string(payload), '$.device') as device").where("device like '%7'")
 
 
 def _timed(rows: DataFrame, sink: str, directory: Path, total: int) -> float:

@@ -1,4 +1,4 @@
-"""Rows of the source are made once, and are the rows that Spark would have made twice."""
+"""The source is read in columns, and gives the rows that Spark would have made of it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import LongType, StringType
 from pyspark.sql.window import Window
 from tests.spark.hubs import Hub
 
@@ -34,27 +36,59 @@ def as_spark_would(spark: SparkSession) -> SparkSession:
     return spark.newSession()
 
 
-def test_a_read_of_the_source_has_no_projection(
+COLUMNS = "ColumnarToRow"
+
+
+def test_a_read_of_the_source_is_in_columns(
     spark: SparkSession, as_spark_would: SparkSession, hub: Hub
 ) -> None:
     hub.publish([b"one"])
-    for made_by, projected in ((spark, False), (as_spark_would, True)):
+    for made_by, in_columns in ((spark, True), (as_spark_would, False)):
         rows = made_by.read.format("headrace").option("servers", hub.servers).load()
         for query in (rows, rows.orderBy("seq"), rows.mapInArrow(unchanged, rows.schema)):
             assert "BatchScan headrace" in plan(query)
-            assert ("Project" in plan(query)) is projected, plan(query)
+            assert ("Project" in plan(query)) is not in_columns, plan(query)
+        assert (COLUMNS in plan(rows)) is in_columns, plan(rows)
 
 
-def test_a_stream_of_the_source_has_none(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
+def test_what_a_query_asks_of_the_source_is_compiled_with_the_read(spark: SparkSession, hub: Hub) -> None:
+    hub.publish([b"one"])
+    rows = spark.read.format("headrace").option("servers", hub.servers).load()
+    steps = plan(rows.where("seq > 1").select("topic")).splitlines()
+    compiled = [f"*(1) {step}" for step in ("Project", "Filter", COLUMNS)]
+    for line, step in zip(steps, [*compiled, "BatchScan headrace"], strict=True):
+        assert line.strip(" +-").startswith(step)
+
+
+def test_a_log_without_messages_is_no_rows(spark: SparkSession, hub: Hub) -> None:
+    rows = spark.read.format("headrace").option("servers", hub.servers).load()
+    assert COLUMNS in plan(rows)
+    assert rows.collect() == []
+    assert rows.count() == 0
+
+
+def test_what_python_counts_is_shown_by_spark(spark: SparkSession, filled: Hub) -> None:
+    rows = spark.read.format("headrace").option("servers", filled.servers).load()
+    executed = rows._jdf.queryExecution()
+    executed.toRdd().count()
+    metrics = executed.executedPlan().collectLeaves().head().metrics()
+    assert metrics.apply("pythonDataReceived").value() > 0
+    assert metrics.apply("numOutputRows").value() == 400
+
+
+def test_a_stream_of_the_source_is_in_columns(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
     hub.publish([b"one", b"two"])
     rows = spark.readStream.format("headrace").options(servers=hub.servers, startingOffsets=1).load()
     query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     try:
         query.processAllAvailable()
         planned = query._jsq.explainInternal(False)
+        assert query.lastProgress is not None
+        assert query.lastProgress["numInputRows"] == 2
     finally:
         query.stop()
     assert "MicroBatchScan" in planned
+    assert COLUMNS in planned
     assert "Project" not in planned
 
 
@@ -88,6 +122,14 @@ def test_once_is_enough(spark: SparkSession) -> None:
     assert strategies.count(planning.STRATEGY) == 1
 
 
+@F.arrow_udf(LongType())
+def longer(payloads: pa.Array) -> pa.Array:
+    return pc.add(pc.binary_length(payloads).cast("int64"), 1)
+
+
+shouted = F.udf(lambda topic: topic.upper(), StringType())
+
+
 QUERIES = {
     "all": lambda rows: rows,
     "sorted": lambda rows: rows.orderBy(F.desc("seq")),
@@ -102,6 +144,11 @@ QUERIES = {
     "kept": lambda rows: rows.cache(),
     "spread": lambda rows: rows.repartition(3).union(rows.coalesce(1)),
     "in Arrow": lambda rows: rows.mapInArrow(unchanged, rows.schema),
+    "exploded": lambda rows: rows.select("seq", F.explode("attributes")),
+    "counted": lambda rows: rows.agg(F.count("*")),
+    "none": lambda rows: rows.where("false"),
+    "sampled": lambda rows: rows.orderBy("seq").sample(0.5, 7),
+    "by a function": lambda rows: rows.select("seq", longer("payload"), shouted("topic")),
     "distinct": lambda rows: rows.select("topic", "publisher").distinct(),
 }
 
@@ -115,6 +162,17 @@ def test_rows_are_the_same_in_every_kind_of_query(
         return sorted(map(repr, QUERIES[name](rows).collect()))
 
     assert result(spark) == result(as_spark_would)
+
+
+def test_no_operator_keeps_a_batch_beyond_the_next(spark: SparkSession, hub: Hub) -> None:
+    """Batches are one after the other in the same memory; some operators of Spark's take columns, and keep them."""
+    for begin in range(0, 45_000, 1000):
+        hub.publish([b"%d" % number + b"." * (number % 50) for number in range(begin, begin + 1000)])
+    rows = spark.read.format("headrace").option("servers", hub.servers).load()
+    for query in (rows.select("*", longer("payload").alias("more")), rows.mapInArrow(unchanged, rows.schema)):
+        for row in query.collect():
+            assert bytes(row.payload).rstrip(b".") == b"%d" % (row.seq - 1)
+            assert "more" not in row or row.more == len(row.payload) + 1
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +194,12 @@ def test_where_it_fails_all_is_as_spark_would_have_it(
 ) -> None:
     hub.publish([b"one"])
     broken = tmp_path / "Broken.java"
-    broken.write_text("package headrace.spark; public final class RowsAsTheyAre extends NoSuchStrategy {}")
+    broken.write_text("package headrace.spark; public final class ColumnsAsTheyAre extends NoSuchStrategy {}")
     monkeypatch.setattr(planning, "JAVA", broken)
     another = spark.newSession()
     with caplog.at_level(logging.INFO, "headrace.spark"):
         register(another)
-    assert "made twice" in caplog.text
+    assert "in rows" in caplog.text
     rows = another.read.format("headrace").option("servers", hub.servers).load()
     assert "Project" in plan(rows)
     assert pa.table(rows.toArrow())["payload"].to_pylist() == [b"one"]

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,17 @@ def master() -> Iterator[str]:
     spec.loader.exec_module(example)
     with example.cluster(0, memory="1g") as url:
         yield url
+
+
+def test_a_port_that_is_taken_is_told_at_once() -> None:
+    """Spark's master takes the next one then, and the workers go to whoever has this one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, EXAMPLE, str(port)], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"port {port} is taken: python {EXAMPLE} PORT chooses another\n"
 
 
 def archived(path: Path) -> pa.Table:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.spark.options import Reading, check_reading, reading, writing
-from headrace.spark.planning import SOURCE, make_rows_once
+from headrace.spark.planning import SOURCE, read_in_columns
 from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.source import SequenceReader, SequenceStreamReader, cores, schema_of
 from headrace.spark.workers import settle
@@ -83,7 +83,7 @@ def register(spark: SparkSession) -> None:
     [('spark', 'greetings', b'hello')]
     """
     register_kind(spark, HeadraceDataSource)
-    make_rows_once(spark)
+    read_in_columns(spark)
 
 
 def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:
