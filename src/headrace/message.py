@@ -30,6 +30,11 @@ refuses past it instead of wrapping."""
 MAX_RUN_BYTES = (1 << 31) - 1
 """Offsets are 32-bit, as Arrow's ``binary`` has them."""
 
+_OFFSET_BYTES = 4
+
+_BATCH_BYTES = 512
+"""What a batch takes in memory however little it says, about, and whoever waits for it."""
+
 NOT_A_MESSAGE = "log"
 """The origin of log entries that keep the hub's own state (a service created, a cursor moved): they take a
 sequence number, and doors that carry messages show them empty."""
@@ -237,8 +242,13 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes for as long as it is kept, about: payloads, and what messages have of their own."""
-        return self.run.size if self.columns is None else self.run.size + self.columns.nbytes
+        """Bytes that it takes for as long as it is kept, about: payloads, what messages have of their own, the rest.
+
+        The rest counts: nobody must be able to have the hub keep any number of messages without payload.
+        """
+        own = 0 if self.columns is None else self.columns.nbytes
+        shared = len(self.topic) + len(self.publisher) + _BATCH_BYTES
+        return self.run.size + _OFFSET_BYTES * self.run.count + own + shared
 
     @property
     def last_time(self) -> int:

@@ -414,3 +414,20 @@ def test_a_way_too_long_for_a_packet_cuts_off(hub: Hub) -> None:
         hub.publish(("a", json.dumps({f"{part}{n}" + "j" * 90: 1 for n in range(10_000)}).encode()))
     client.resume()
     assert "is over the limit" in client.cut_off
+
+
+def test_the_last_subscriber_may_be_cut_off_while_it_moves_to_a_new_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES", 50)
+    hub = Hub()
+    hub.commit(create("a", Kind.JSON))
+    hub.publish(("a", b'{"x":"' + b"x" * 60 + b'"}'))
+    client = Client(hub)
+    client.subscribe("a")
+    client.session.pause()
+    hub.commit(Batch(Run.one(b'{"y":1}'), origin="spp", topic="a"), remove("a"), create("a", Kind.JSON))
+    assert client.cut_off
+    other = Client(hub)
+    assert other.subscribe("a")
+    assert other.objects == {"a": {}}

@@ -77,3 +77,13 @@ def test_memory_is_bounded_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(proof(NOW + 2), NOW) is Denied.TOO_MANY
     later = NOW + WINDOW_SECONDS + 1.5
     assert judge(proof(later), later) is None
+
+
+def test_who_uses_up_its_tokens_takes_none_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_USED", 2)
+    other = bytes(12)
+    judge = Authentication({CLIENT.hex(): Secret("key"), other.hex(): Secret("other")}, required=True).judge
+    for second in range(3):
+        judge(proof(NOW + second), NOW)
+    assert judge(proof(NOW + 3), NOW) is Denied.TOO_MANY
+    assert judge(proof(client=other, key=b"other"), NOW) is None

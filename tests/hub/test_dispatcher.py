@@ -108,6 +108,15 @@ def test_a_push_is_grouped_by_connector(dispatcher: Dispatcher, here: Here, matc
     assert undeliverable(dispatcher) == 1
 
 
+def test_a_connection_is_of_one_connector(dispatcher: Dispatcher, matcher: Feeder) -> None:
+    wire = connector()
+    for name in (EAST, WEST):
+        dispatcher.joined(name, wire, relying=True)
+    assert (dispatcher.connectors, dispatcher.relying) == ({WEST: wire}, {WEST})
+    dispatcher.push(matcher, MatcherPush(ID, b"snow", pack_routes([(A, EAST)])))
+    assert undeliverable(dispatcher) == 1
+
+
 def test_a_long_push_is_split_and_comes_whole(dispatcher: Dispatcher, matcher: Feeder) -> None:
     east = connector()
     dispatcher.joined(EAST, east, relying=False)
@@ -277,12 +286,35 @@ class TestMarks:
         third.push(Feeder(Source()), MatcherPush(ID))
         assert far.frames == []
 
+    def test_who_no_longer_relies_on_marks_gets_none_and_is_pushed_all(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        older, newer = connector(), connector()
+        dispatcher.joined(EAST, older, relying=True)
+        dispatcher.joined(EAST, newer, relying=False)
+        dispatcher.left(older)
+        dispatcher.push(Feeder(Source()), MatcherPush(ID, b"unmarked", pack_routes([(A, EAST)])))
+        dispatcher.push(matcher, MatcherPush(ID))
+        assert newer.frames == [Push(ID, b"unmarked", A)]
+
+    def test_who_relied_on_no_mark_is_left_in_peace_when_a_matcher_is_lost(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        """What others push to it meanwhile would be lost: it has no log to find that in."""
+        east, other, unknown = connector(), peer(), peer()
+        dispatcher.joined(EAST, east, relying=False)
+        dispatcher.told(other, WEST, b"")
+        dispatcher.peers[unknown] = None
+        dispatcher.push(matcher, MatcherPush(ID))
+        dispatcher.lost(matcher)
+        assert (east.parted, other.parted, unknown.parted) == (None, None, None)
+
     def test_a_lost_matcher_breaks_every_chain_it_was_part_of(
         self, dispatcher: Dispatcher, here: Here, matcher: Feeder
     ) -> None:
         east, other, stranger = connector(), peer(), Feeder(Source())
         dispatcher.joined(EAST, east, relying=True)
-        dispatcher.told(other, WEST, b"")
+        dispatcher.told(other, WEST, WEST)
         dispatcher.push(stranger, MatcherPush(ID, b"", pack_routes([(A, EAST)])))
         dispatcher.lost(stranger)
         assert east.parted is None

@@ -68,6 +68,17 @@ class TestFeeding:
         scene.read_all()
         assert wire.got == []
 
+    def test_a_push_from_elsewhere_does_not_overtake_the_matcher_here(self, scene: Scene) -> None:
+        """Who matches for its own clients does so whoever else does: of what comes twice, none may be missed."""
+        wire = scene.subscribed()
+        scene.match(None)
+        assert scene.session().live
+        batch = scene.commit(3)
+        assert batch is not None
+        scene.connector.pushed(Source(), msg_id(batch.last, 1), b"m", [ALICE])
+        scene.match(batch, ALICE)
+        assert wire.got == list(range(batch.first, batch.last + 1))
+
 
 class TestPaths:
     """A connector that relies on matchers elsewhere."""

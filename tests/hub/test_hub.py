@@ -169,7 +169,7 @@ class TestTurn:
 class TestFull:
     def test_a_turn_that_has_enough_to_do(self, hub: Hub, log: MemoryLog) -> None:
         assert not hub.full
-        hub.submit(batch(bytes(TURN_BYTES - 1)))
+        hub.submit(batch(bytes(TURN_BYTES - batch(b"").size - 1)))
         assert not hub.full
         hub.submit(batch(b"x"))
         assert hub.full
@@ -276,7 +276,7 @@ class TestCommit:
 
 class TestCongestion:
     def test_more_than_the_hub_wants_to_hold(self, log: MemoryLog) -> None:
-        hub = make(log, max_uncommitted=10)
+        hub = make(log, max_uncommitted=2 * batch(b"12345").size)
         hub.commit_by(lambda _tail: None)
         relieved: list[bool] = []
         hub.relieved = lambda: relieved.append(hub.congested)
@@ -304,8 +304,29 @@ class TestCongestion:
         assert not hub.congested
         assert hub._uncommitted == 0
 
+    @pytest.mark.parametrize(
+        "small",
+        [
+            Batch(Run.of([b""]), origin="spp"),
+            Batch(Run.of([b""] * 100_000), origin="fyrehose"),
+            Batch(Run.of([b""]), origin="spp", topic="t" * 60_000),
+        ],
+        ids=["empty", "many", "topic"],
+    )
+    def test_messages_without_payload_count(self, log: MemoryLog, small: Batch) -> None:
+        hub = make(log, max_uncommitted=1 << 20)
+        hub.commit_by(lambda _tail: None)
+        for _ in range(10_000):
+            hub.submit(small)
+            hub.turn(0)
+            if hub.congested:
+                break
+        assert hub.congested
+        hub.committed(log.tail)
+        assert (hub.congested, hub._uncommitted) == (False, 0)
+
     def test_relief_comes_once_it_is_enough(self, log: MemoryLog) -> None:
-        hub = make(log, max_uncommitted=5)
+        hub = make(log, max_uncommitted=batch(b"12345").size)
         hub.commit_by(lambda _tail: None)
         relieved: list[int] = []
         hub.relieved = lambda: relieved.append(log.head)
@@ -419,7 +440,7 @@ class TestRealLog:
 )
 def test_whatever_happens_every_door_sees_the_same_whole_sequence(script: list[tuple[str, int]]) -> None:
     log = MemoryLog()
-    hub = make(log, max_uncommitted=7)
+    hub = make(log, max_uncommitted=1500)
     hub.commit_by(lambda _tail: None)
     doors = [Door(log), Door(log)]
     hub.doors += doors
@@ -440,7 +461,7 @@ def test_whatever_happens_every_door_sees_the_same_whole_sequence(script: list[t
         assert doors[1].seen == seen
         assert [seq for seq, _ in seen] == list(range(1, len(seen) + 1))
         assert len(seen) <= log.head
-        assert hub.congested == (hub._uncommitted > 7)
+        assert hub.congested == (hub._uncommitted > 1500)
     log.error = None
     hub.turn(99)
     hub.committed(log.tail)

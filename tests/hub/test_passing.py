@@ -323,7 +323,7 @@ def test_a_failed_upstream_refuses_for_good(front: Front) -> None:
 
 
 def test_too_much_under_way_makes_publishers_wait(tmp_path: Path, root: Root) -> None:
-    front = Front(tmp_path / "front", root, most=1000)
+    front = Front(tmp_path / "front", root, most=2000)
     relieved: list[bool] = []
     front.hub.relieved = lambda: relieved.append(True)
     front.submit("x" * 500)
@@ -395,6 +395,38 @@ def test_what_cannot_be_sent_leaves_no_gap(root: Root, front: Front) -> None:
     assert payloads(root.log) == [b"b"]
     assert isinstance(front.told["a"], UnavailableError)
     assert isinstance(front.told["b"], Batch)
+
+
+def test_who_numbered_itself_until_now_has_waited_for_nobody(front: Front) -> None:
+    front.passing.lost(0.0)
+    front.passing.connected(here=True)
+    front.submit("a")
+    front.hub.turn(0)
+    assert len(list(front.passing.due(here=True))) == 1
+    front.passing.lost(100.0)
+    front.passing.tick(109.9)
+    assert front.told == {}
+    front.passing.tick(110.0)
+    assert isinstance(front.told["a"], UnavailableError)
+
+
+def test_what_is_behind_a_piece_that_cannot_be_sent_is_not_sent_either(root: Root, front: Front) -> None:
+    """What is in pieces is whole or ends early: it never has a hole."""
+    front.submit("long", "x" * (5 << 20), "end")
+    front.submit("other")
+    front.hub.turn(0)
+    due = front.passing.due()
+    first, second = next(due), next(due)
+    front.passing.unfit(second, LimitError("link", "rows passed on", 9, 8))
+    sent = [(request, root.take(request)) for request in (first, *due)]
+    root.turn(0)
+    for request, answers in sent:
+        front.passing.answered(request, answers[0])
+    front.follow()
+    assert payloads(root.log) == [b"long", b"other"]
+    assert isinstance(front.told["long"], UnavailableError)
+    assert isinstance(front.told["other"], Batch)
+    assert front.passing.size == 0
 
 
 @settings(max_examples=40, deadline=None)

@@ -427,6 +427,25 @@ class TestPeers:
         assert items[3] == ALICE
 
 
+async def test_a_connector_that_is_not_listened_to_is_not_taken_for_silent(
+    start: Start, accepting: Callable[[], Accepting]
+) -> None:
+    """While the hub is congested, or the connector has much to take, nothing is read from it."""
+    there = accepting()
+    server = await start(f"dispatcher.connectors={there.address}")
+    with await there.accept() as peer:
+        await peer.message()
+        (door,) = [door for door in server._doors if getattr(door, "name", "") == "to_connectors"]
+        (stream,) = door.streams  # type: ignore[attr-defined]
+        late = asyncio.get_running_loop().time() + server.settings.limits.idle_seconds + 1.0
+        stream.pause_reading()
+        door.tick(late)
+        assert server.hub.counters.get("refused", door="to_connectors", reason="idle") == 0
+        stream.resume_reading()
+        door.tick(late + server.settings.limits.idle_seconds)
+        assert server.hub.counters.get("refused", door="to_connectors", reason="idle") == 1
+
+
 def _dispatcher(server: Server):  # type: ignore[no-untyped-def]
     from headrace.net.routing import Routing
 

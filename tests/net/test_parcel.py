@@ -212,6 +212,21 @@ async def test_bulk_of_a_stranger_is_bounded(start: Start, peers: ExitStack) -> 
     assert "bulk" in body["ProtoError"]["reason"]  # type: ignore[index]
 
 
+async def test_a_stranger_that_takes_no_answers_is_not_read_from(start: Start, peers: ExitStack) -> None:
+    server = await start("limits.queue_bytes=4096")
+    peer = dial(server, peers)
+    asking = asyncio.ensure_future(peer.send(SEQ_REQ * 200_000))
+    try:
+        [door] = [door for door in server._doors if isinstance(door, ParcelDoor)]
+        await until(lambda: any(stream.buffered for stream in door.streams))
+        (stream,) = door.streams
+        await until(lambda: stream._full or stream.buffered > 1 << 20)
+        assert stream.buffered < 1 << 20
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
 async def test_a_stranger_that_says_nothing_is_cut_off(start: Start, peers: ExitStack) -> None:
     peer = dial(await start("limits.handshake_seconds=0.1"), peers)
     assert (await peer.hear())[0] == "ProtoError"
@@ -305,6 +320,41 @@ async def test_bulk_of_one_that_was_dialled_is_bounded_until_it_has_said_hello(
     kind, body = await peer.hear()
     assert kind == "ProtoError"
     assert "bulk" in body["ProtoError"]["reason"]  # type: ignore[index]
+
+
+async def named(start: Start, peers: ExitStack, host: str) -> tuple[Server, Peer]:
+    """A node, and a peer that has told it of a neighbour of its own at ``host``."""
+    listening = peers.enter_context(socket.create_server((LOOPBACK, 0)))
+    listening.setblocking(False)
+    address = f"{LOOPBACK}:{listening.getsockname()[1]}"
+    server = await start(f"cluster.peers={address}")
+    async with asyncio.timeout(SECONDS):
+        accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
+    peer = Peer(accepted)
+    peers.callback(peer.close)
+    await peer.hear()
+    await peer._take(len(HELLO))
+    olga = {"id": 7, "mode": "WRK", "name": "Olga", "host": address}
+    ivan = {"id": 8, "mode": "DSC", "name": "Ivan", "host": host}
+    answer = {"DscRes": {"neighbours": [olga, ivan], "bulk": len(HELLO)}}
+    await peer.say("DscRes", answer, node=7, response=True)
+    await peer.send(HELLO)
+    return server, peer
+
+
+@pytest.mark.parametrize("host", ["127.0.0.9", "::1", "[::1]:7878"])
+async def test_a_peer_that_names_a_node_without_a_port_is_met_all_the_same(
+    start: Start, peers: ExitStack, host: str
+) -> None:
+    """ "host is "ip" or "ip:port" (no port: 7878)": any stranger may have introduced itself there like that."""
+    _, peer = await named(start, peers, host)
+    assert (await peer.hear())[0] != "ProtoError"
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+async def test_a_name_that_no_host_can_have_is_not_reached(start: Start, peers: ExitStack, host: str) -> None:
+    server, _ = await named(start, peers, host)
+    await until(lambda: server.hub.counters.get("dial_failures", door="parcel"))
 
 
 async def test_one_that_never_finishes_its_tls_handshake_is_cut_off(start: Start, peers: ExitStack) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.net.linkpeer import link_peer
 
 from headrace.errors import LimitError, MalformedError
-from headrace.net.reports import MAX_BYTES, MAX_REPORTS, STALE_SECONDS, Reports
+from headrace.net.reports import BESIDE_SECONDS, MAX_BYTES, MAX_REPORTS, STALE_SECONDS, Reports
 from headrace.net.server import Server
 from headrace.wire.link import parse
 
@@ -18,6 +18,49 @@ def test_the_newest_of_each_name() -> None:
     reports.take("pipeline", {"state": "starting"}, 10.0)
     reports.take("pipeline", {"state": "running"}, 11.0)
     assert reports.facts(12.5) == {"pipeline": {"state": "running", "age": 1.5}}
+
+
+def pipeline(pid: int, *jobs: str, state: str = "running") -> dict[str, Any]:
+    return {"pid": pid, "state": state, "jobs": {job: {"of": pid} for job in jobs}}
+
+
+def shown(reports: Reports, now: float) -> tuple[int, dict[str, int], float]:
+    facts: Any = reports.facts(now)["pipeline"]
+    return facts["pid"], {name: job["of"] for name, job in facts["jobs"].items()}, facts["age"]
+
+
+def test_pipelines_beside_one_another_are_shown_together() -> None:
+    """Else a status would be now of the one, now of the other."""
+    reports = Reports()
+    reports.take("pipeline", pipeline(1, "archive", "measure"), 10.0)
+    reports.take("pipeline", pipeline(2, "match"), 10.5)
+    assert shown(reports, 10.5) == (2, {"archive": 1, "measure": 1, "match": 2}, 0.0)
+    reports.take("pipeline", pipeline(1, "archive", "measure"), 11.0)
+    assert shown(reports, 11.0) == (2, {"archive": 1, "measure": 1, "match": 2}, 0.5)
+    reports.take("pipeline", pipeline(2, "match", state="stopped"), 12.0)
+    assert shown(reports, 12.0)[0] == 2, "how it ended is told until another says something"
+    reports.take("pipeline", pipeline(1, "archive", "measure"), 12.5)
+    assert shown(reports, 12.5) == (1, {"archive": 1, "measure": 1}, 0.0)
+
+
+def test_a_pipeline_in_the_place_of_another_takes_its_jobs() -> None:
+    reports = Reports()
+    reports.take("pipeline", pipeline(1, "archive", "measure"), 10.0)
+    reports.take("pipeline", pipeline(2, "archive"), 11.0)
+    assert shown(reports, 11.0) == (2, {"archive": 2, "measure": 1}, 0.0)
+    reports.take("pipeline", pipeline(2, "archive"), 10.0 + BESIDE_SECONDS)
+    assert shown(reports, 10.0 + BESIDE_SECONDS) == (2, {"archive": 2}, 0.0)
+    reports.take("pipeline", {"state": "running"}, 21.0)
+    assert reports.facts(21.0) == {"pipeline": {"state": "running", "age": 0.0}}
+
+
+def test_processes_count_too() -> None:
+    reports = Reports()
+    for number in range(MAX_REPORTS):
+        reports.take("pipeline", pipeline(number), 0.0)
+    reports.take("pipeline", pipeline(0), 0.0)
+    with pytest.raises(LimitError):
+        reports.take("pipeline", pipeline(MAX_REPORTS), 0.0)
 
 
 def test_bounds() -> None:

@@ -118,6 +118,17 @@ async def test_a_connector_alone_finds_everything_in_its_log(roles: Roles) -> No
     assert not live(connector)
 
 
+async def test_what_a_matcher_finds_while_no_dispatcher_is_there_is_counted(roles: Roles) -> None:
+    connector = await roles.run("connector", "connector")
+    client = await roles.client(connector, CLIENTS[0])
+    matcher = await roles.run("matcher", "matcher", "matching.dispatchers=127.0.0.1:1")
+    await until(lambda: len(routing(matcher).matching) == 1)
+    await roles.publish(b"one", b"two")
+    # The client has them all the same: its connector looks through the log.
+    assert [payload for _, payload in await client.pushes(2)] == [b"one", b"two"]
+    await until(lambda: matcher.hub.counters.get("undeliverable", door="to_dispatcher") == 2)
+
+
 async def test_a_frontend_with_every_role_serves_its_own_clients(roles: Roles) -> None:
     front = await roles.run("front", "publisher,matcher,dispatcher,connector")
     client = await roles.client(front, CLIENTS[0])

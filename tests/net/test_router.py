@@ -188,3 +188,32 @@ async def test_a_push_and_a_match_of_one_message_come_once(
     assert (seq, payload) == (server.hub.log.head, b"x")
     await router.send(push(seq, b"by push", ALICE))
     await until(lambda: server.hub.counters.get("repeats", door="sdk") == 1)
+
+
+async def test_a_dispatcher_that_says_again_and_again_who_it_is_has_one_name(
+    server: Server, router: RouterPeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(100):
+        await router.send(HANDSHAKE)
+        await router.message()
+    await router.send(message(9))
+    await until(lambda: server.hub.counters.as_dict().get("refused") is not None)
+    (told,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert told.count("disp0001") == 1
+
+
+async def test_marks_cost_a_connector_nothing_that_has_its_own_matcher(
+    server: Server, stack: AsyncExitStack, router: RouterPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would have every client looked at, for each mark."""
+    connector = server.routing.connector
+    assert connector is not None
+    looked: list[bool] = []
+    monkeypatch.setattr(connector, "reroute", lambda: looked.append(True))
+    for node in range(100):
+        await router.send(message(3, item(1, msg_id(5, node)), extra=1))
+    await router.send(HANDSHAKE)
+    await router.message()
+    router.close()
+    await until(lambda: server.status()["subscribers"]["router"] == 0)  # type: ignore[index]
+    assert looked == []

@@ -101,3 +101,20 @@ async def test_a_hub_stops_without_waiting_for_them(tmp_path: Path, kernels: Ker
     async with running_hub(tmp_path):
         await until(lambda: kernels.asked)
     assert not kernels.there.is_set()
+
+
+async def test_a_client_that_cannot_be_read_for_is_let_go(
+    server: Server, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: a client that comes back finds out; one that waits for ever does not."""
+
+    def failing(*_: object) -> list[int]:
+        raise MemoryError("no more")
+
+    publisher = stack.enter_context(await PublisherPeer.connect(server))
+    await publisher.send(publish({"x": 5}, b"before") * 3)
+    await until(lambda: server.hub.log.head == 3)
+    monkeypatch.setattr(server.routing.matching, "rows", failing)
+    alice = await enter(server, stack, ALICE, after=0)
+    await alice.rest()
+    assert server.hub.counters.get("undeliverable", door="sdk") == server.hub.log.head

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.net.raw import until
 
+from headrace.errors import TrimmedError
 from headrace.hub.hub import Hub
 from headrace.hub.matching import Matching
 from headrace.hub.state import State
@@ -133,8 +134,6 @@ async def test_a_barrier_is_met_between_two_messages(scene: Scene) -> None:
 
 
 async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.errors import TrimmedError
-
     await warm(scene)
     monkeypatch.setattr(module, "MAX_WAITING", 1)
 
@@ -150,6 +149,28 @@ async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: py
     scene.stage.go_on()
     await until(lambda: scene.stage.next == scene.log.head + 1)
     assert scene.hub.counters.get("unmatched") == 20
+
+
+async def test_what_retention_has_left_is_matched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    await warm(scene)
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    read, oldest = scene.log.read, scene.log.head + 16
+
+    def trimmed(first: int, last: int, most: int) -> list[Batch]:
+        if first < oldest:
+            raise TrimmedError(first, last, oldest)
+        return read(first, last, most)
+
+    full = True
+    scene.stage.blocked = lambda: full
+    for _ in range(3):
+        scene.commit(10)
+    monkeypatch.setattr(scene.log, "read", trimmed)
+    full = False
+    scene.stage.go_on()
+    await until(lambda: scene.stage.next == scene.log.head + 1)
+    assert scene.hub.counters.get("unmatched") == 5
+    assert [seq for seq, _ in scene.matched][-15:] == list(range(oldest, oldest + 15))
 
 
 @pytest.mark.parametrize("count", [FEW, 2 * SLICE])

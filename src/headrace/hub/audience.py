@@ -294,7 +294,7 @@ class Audience:
                     self._changes += 1
             case Created(service, instead):
                 self._renew()
-                if instead is not None and instead in self._channels:
+                if instead is not None:
                     self._move(instead, service)
             case Removed(service):
                 self._renew()
@@ -310,7 +310,9 @@ class Audience:
     def _move(self, old: Service, new: Service) -> None:
         """ "Old subscribers move to the new object"; what happened to the old one before is sent before."""
         self._send_changes()
-        channel = self._channels.pop(old)
+        channel = self._channels.pop(old, None)
+        if channel is None:
+            return  # It had no subscriber, or none is left: who lags too far behind was cut off just now.
         channel.service = new
         channel.changed()
         self._channels[new] = channel

@@ -7,6 +7,7 @@ are remembered until their time has passed, whichever door they were used at.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -18,7 +19,7 @@ from headrace.wire.auth import Auth, client_id_text, is_signed
 WINDOW_SECONDS: Final = 300.0
 
 MAX_USED: Final = 100_000
-"""Used tokens that are remembered; only who has a key can make more, and has to wait then."""
+"""Used tokens that are remembered of one client. Who makes more has to wait, and nobody else has."""
 
 
 class Denied(StrEnum):
@@ -39,7 +40,9 @@ class Authentication:
         self._clients = clients
         self._allow_sha1 = allow_sha1
         self._used: set[str] = set()
-        self._passing: list[tuple[float, str]] = []
+        self._passing: list[tuple[float, str, bytes]] = []
+        """Used tokens by the time when they are no longer good, each with its client."""
+        self._counts: Counter[bytes] = Counter()
 
     def judge(self, auth: Auth, now: float) -> Denied | None:
         """Why a client is not who it says, or ``None``; ``now`` in seconds since 1970."""
@@ -54,15 +57,19 @@ class Authentication:
             return Denied.WRONG
         if abs(now - auth.seconds) > WINDOW_SECONDS:
             return Denied.STALE
-        return self._use(auth.token.lower(), auth.seconds + WINDOW_SECONDS, now)
+        return self._use(auth, now)
 
-    def _use(self, token: str, until: float, now: float) -> Denied | None:
+    def _use(self, auth: Auth, now: float) -> Denied | None:
         while self._passing and self._passing[0][0] < now:
-            self._used.discard(heappop(self._passing)[1])
+            _, passed, client = heappop(self._passing)
+            self._used.discard(passed)
+            self._counts[client] -= 1
+        token = auth.token.lower()
         if token in self._used:
             return Denied.REPEATED
-        if len(self._used) >= MAX_USED:
+        if self._counts[auth.client_id] >= MAX_USED:
             return Denied.TOO_MANY
         self._used.add(token)
-        heappush(self._passing, (until, token))
+        self._counts[auth.client_id] += 1
+        heappush(self._passing, (auth.seconds + WINDOW_SECONDS, token, auth.client_id))
         return None

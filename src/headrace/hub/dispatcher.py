@@ -143,12 +143,15 @@ class Dispatcher:
             self._cannot(push.msg_id, push.connector, "its dispatcher has lost it")
 
     def joined(self, connector: bytes, target: Target, *, relying: bool) -> None:
-        """A connector has said who it is. The newer of two with one id stays."""
+        """A connector has said who it is. The newer of two with one id stays, and of two ids on one connection."""
+        self._forget(target, but=connector)
         older = self.connectors.get(connector)
         self.connectors[connector] = target
         if older is not None and older is not target:
             older.part("replaced", f"connector {connector.decode()} has connected again")
-        if relying:
+        if not relying:
+            self._mark_no_more(connector)
+        else:
             self.relying.add(connector)
             passed = (node for feeder in self.feeders for node in feeder.passed.get(connector, ()))
             for node in dict.fromkeys((*self._nodes(), *passed)):
@@ -157,11 +160,7 @@ class Dispatcher:
 
     def left(self, target: Target) -> None:
         """A connection to a connector or dispatcher is closed."""
-        for connector in [name for name, one in self.connectors.items() if one is target]:
-            del self.connectors[connector]
-            self.relying.discard(connector)
-            for feeder in self.feeders:
-                feeder.passed.pop(connector, None)
+        self._forget(target)
         self.peers.pop(target, None)
         self._mark_by_peers()
 
@@ -177,13 +176,18 @@ class Dispatcher:
         self._mark_by_peers()
 
     def lost(self, feeder: Feeder) -> None:
-        """A feeder's connection is closed: whoever relied on it must know."""
+        """A feeder's connection is closed: whoever relied on it must know.
+
+        Those who never rely on marks are left in peace: what is pushed to them while they are away is lost.
+        """
         if feeder not in self.feeders:
             return  # It never sent a mark, or is replaced.
         del self.feeders[feeder]
         if self.local is not None:
             self.local.lost(feeder.source)
-        for target in (*self.connectors.values(), *self.peers):
+        relying = [self.connectors[connector] for connector in self.relying]
+        marked = [peer for peer, told in self.peers.items() if told is not None and told.marked]
+        for target in (*relying, *marked):
             target.part("broken", "a matcher's connection is lost")
 
     def heartbeat(self, timestamp: int) -> bytes:
@@ -199,6 +203,17 @@ class Dispatcher:
         if not relying:
             relying = sorted(one for told in self.peers.values() if told for one in told.relying)
         return serialize(Heartbeat(timestamp, b"".join(ids[:MAX_TOLD]), b"".join(relying[:MAX_TOLD])))
+
+    def _forget(self, target: Target, but: bytes | None = None) -> None:
+        """A connection is no connector's any more, or no other's."""
+        for connector in [name for name, one in self.connectors.items() if one is target and name != but]:
+            del self.connectors[connector]
+            self._mark_no_more(connector)
+
+    def _mark_no_more(self, connector: bytes) -> None:
+        self.relying.discard(connector)
+        for feeder in self.feeders:
+            feeder.passed.pop(connector, None)
 
     def _nodes(self) -> list[int]:
         """The matchers that push to us."""

@@ -66,8 +66,9 @@ class Feeding:
     ) -> None:
         """Push what a dispatcher brings to the clients it names.
 
-        Where clients are ``relying`` on matchers elsewhere, the log feeds those whose path is another one. A MsgId that
-        is not of our form has no place in the sequence: it is nobody's repeat.
+        Who has a subscription is fed by its own path alone, or by the log: what another brings may be ahead of that.
+        Who has none gets what is pushed, unless it is ``relying`` on matchers elsewhere: then it comes when the state
+        here has its subscription. A MsgId that is not of our form has no place in the sequence: it is nobody's repeat.
         """
         seq, placed = seq_of(msg_id), is_msg_id(msg_id)
         if placed:
@@ -78,13 +79,12 @@ class Feeding:
             if session is None:
                 self._hub.counters.add("absent", door="sdk")
                 continue
-            if placed and relying and not (session.live and source.vouches_for(session.path)):
-                continue  # The log has it, where the client wants it.
-            if placed and session.cursor is not None and session.cursor <= self._hub.log.head:
-                continue
             if placed and seq <= session.last:
                 self._repeats.value += 1
                 continue
+            fed = session.live and source.vouches_for(session.path)
+            if placed and (session.wants or relying) and not fed:
+                continue  # Its own path brings it, or the log has it, where the client wants it.
             if frame is None:
                 frame = self._encode(seq if placed else sdk.UNPLACED, payload)
                 if frame is None:

@@ -199,9 +199,11 @@ class Passing:
 
     # What the driver tells
 
-    def connected(self) -> None:
-        """There is a connection: send again what is not answered, then the rest."""
+    def connected(self, *, here: bool = False) -> None:
+        """There is a connection, or this hub numbers itself: send again what is not answered, then the rest."""
         self._connected = True
+        if here:
+            self._lost_at = None  # Whoever publishes here is answered without this, and waits for nobody.
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._under_way = 0
@@ -215,13 +217,13 @@ class Passing:
         if self._lost_at is None:
             self._lost_at = now
 
-    def due(self) -> Iterator[Request]:
-        """What is to be sent now."""
+    def due(self, *, here: bool = False) -> Iterator[Request]:
+        """What is to be sent now; all of it, where this hub numbers it itself (``here``), and answers as ever."""
         while (
             self._waiting
             and self._connected
-            and len(self._sent) < MAX_REQUESTS
-            and (not self._sent or self._under_way + self._waiting[0].size <= MAX_UNDER_WAY)
+            and (here or len(self._sent) < MAX_REQUESTS)
+            and (here or not self._sent or self._under_way + self._waiting[0].size <= MAX_UNDER_WAY)
         ):
             request = self._waiting.popleft()
             self._send(request)
@@ -246,13 +248,7 @@ class Passing:
         if isinstance(result, HeadraceError):
             if request.publisher == self._name:
                 self._name, self._number = self._make_name(), 0
-            # The other pieces of something that was too long for one request go with it.
-            pieces = [each for each in self._waiting if each.told is request.told]
-            for piece in (request, *pieces):
-                if piece is not request:
-                    self._waiting.remove(piece)
-                self._release(piece)
-                piece.told(result)
+            self._end(request, result)
         else:
             self._after(result, request)
         self.wake()
@@ -263,8 +259,7 @@ class Passing:
         self._under_way -= request.size
         if (request.publisher, request.number) == (self._name, self._number - 1):
             self._number -= 1
-        self._release(request)
-        request.told(error)
+        self._end(request, error)
 
     def tick(self, now: float) -> None:
         """Refuse what has waited too long for a connection."""
@@ -273,19 +268,6 @@ class Passing:
         elif not self._connected and self._lost_at is not None and now - self._lost_at >= self._patience:
             reason = f"{self._unreachable} for {self._patience:g} s"
             self._refuse_all(f"{reason}: nothing more is taken until it does")
-
-    def surrender(self) -> list[Request]:
-        """Everything that is not answered, in order: this hub numbers it itself now, and answers as ever."""
-        self._connected = True
-        self._waiting.extendleft(reversed(self._sent))
-        self._sent.clear()
-        self._under_way = 0
-        taken = []
-        while self._waiting:
-            request = self._waiting.popleft()
-            self._send(request)
-            taken.append(request)
-        return taken
 
     def refuse(self, reason: str) -> None:
         """Refuse what is here now."""
@@ -323,6 +305,15 @@ class Passing:
                 return
         self._release(request)
         request.told(result)
+
+    def _end(self, request: Request, error: HeadraceError) -> None:
+        """A request is refused; the other pieces of something that was too long for one request go with it."""
+        pieces = [each for each in self._waiting if each.told is request.told]
+        for piece in (request, *pieces):
+            if piece is not request:
+                self._waiting.remove(piece)
+            self._release(piece)
+            piece.told(error)
 
     def _release(self, request: Request) -> None:
         was_congested = self.congested

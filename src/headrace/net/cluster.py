@@ -46,6 +46,7 @@ from headrace.wire.parcel_body import (
     Replication,
     SnapshotPart,
     StateChange,
+    parse_host,
 )
 
 logger = logging.getLogger("headrace")
@@ -255,7 +256,7 @@ class Cluster:
         for effect in effects:
             match effect:
                 case Ask(host):
-                    address = Address.parse(host)
+                    address = Address(*parse_host(host))
                     if address not in self._peers:  # those are dialled all the time
                         self.ask(address)
                 case Beat(to):

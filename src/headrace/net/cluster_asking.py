@@ -36,6 +36,8 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the first row; of a stage or commit, the query's batch."""
     follows: bool = False
     origin: str = ""
+    rows: int = 0
+    """Of a stage, how many of the commit's rows came before it; of a commit, how many it has in all."""
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,10 +11,12 @@ What they say, as bytes, is in :mod:`~headrace.net.cluster_asking`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import (
@@ -51,6 +53,9 @@ MAX_WAITING: Final = 64 << 20
 MAX_STAGED: Final = 64 << 20
 """Bytes of stages that one node may have at the primary, waiting for their commit."""
 
+MISSING: Final = "missing"
+"""The code of a refusal: rows that were brought to another primary, or by another connection, must come again."""
+
 _MAX_TEXT: Final = 0xFFFF
 """Bytes of a topic or a publisher: what the log keeps of one that a whole batch shares."""
 
@@ -59,7 +64,7 @@ _RETRY_SECONDS: Final = 0.05
 
 
 class LostPrimaryError(Exception):
-    """What was asked is not answered: ask the next primary."""
+    """What was asked is not answered, or has to be brought from the beginning: ask the primary that there is then."""
 
 
 class Primary:
@@ -69,7 +74,8 @@ class Primary:
         self._hub = hub
         self._publishing: Publishing
         self._commits: Commits
-        self._staged: dict[object, list[Batch]] = {}
+        self._staged: dict[object, Staged] = {}
+        """Of each node, the one commit whose rows it is bringing."""
 
     def judge_by(self, publishing: Publishing, commits: Commits) -> None:
         """Take what knows of repeats; the link's operations have the same."""
@@ -95,8 +101,8 @@ class Primary:
                     self._stage(source, asked, body)
                     tell(Answer())
                 case "commit":
-                    rows_staged = self._staged.pop(source, [])
-                    self._commits.take(asked.publisher, asked.number, rows_staged, partial(_tell_span, tell))
+                    rows = self._staged_for(source, asked)
+                    self._commits.take(asked.publisher, asked.number, rows, partial(_tell_span, tell))
         except HeadraceError as error:
             tell(refusal(error))
 
@@ -131,12 +137,45 @@ class Primary:
 
     def _stage(self, source: object, asked: Asked, body: memoryview) -> None:
         rows = rows_of(body, PUBLISHED)
-        staged = self._staged.setdefault(source, [])
-        size = sum(each.run.size for each in staged) + rows.nbytes
-        if size > MAX_STAGED:
+        if not asked.rows:
+            # The first of a commit, perhaps of one that is brought again: what came before is not part of it.
+            self._staged[source] = Staged(asked.publisher, asked.number)
+        staged = self._staged.get(source)
+        if staged is None or not staged.goes_on_with(asked):
+            raise RefusedError(MISSING, "the rows before these are not staged: stage them all again")
+        staged.size += rows.nbytes
+        if staged.size > MAX_STAGED:
             del self._staged[source]
+            size = staged.size
             raise RefusedError("limit", f"a commit of {size} bytes: a cluster takes {MAX_STAGED} at most")
-        staged.append(published(rows, origin=asked.origin, publisher=asked.publisher))
+        staged.rows += rows.num_rows
+        staged.batches.append(published(rows, origin=asked.origin, publisher=asked.publisher))
+
+    def _staged_for(self, source: object, asked: Asked) -> list[Batch]:
+        """The rows of a commit, all of them and no others."""
+        if not asked.rows:
+            return []
+        staged = self._staged.pop(source, None)
+        if staged is None or not staged.goes_on_with(asked):
+            raise RefusedError(
+                MISSING, f"not all {asked.rows} rows of the commit are staged: stage them again"
+            )
+        return staged.batches
+
+
+@dataclass(slots=True)
+class Staged:
+    """What a node has brought of a commit."""
+
+    query: str
+    batch: int
+    rows: int = 0
+    size: int = 0
+    batches: list[Batch] = field(default_factory=list)
+
+    def goes_on_with(self, asked: Asked) -> bool:
+        """Whether what is asked is of this commit, and right behind what is here."""
+        return (asked.publisher, asked.number, asked.rows) == (self.query, self.batch, self.rows)
 
 
 class ToPrimary:
@@ -163,6 +202,8 @@ class ToPrimary:
         self._number = 0
         self._waiting: dict[int, Callable[[Answer | None], None]] = {}
         """Who waits for the answer to which request on this stream; told None when it will not come."""
+        self._bringing = asyncio.Lock()
+        """Held while a commit's rows are brought: the primary takes those of one commit at a time from a node."""
         self._aimed = asyncio.Event()
         self._again: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -189,15 +230,15 @@ class ToPrimary:
         self._drop()
         self._here = True
         self._aimed.set()
-        for request in self.passing.surrender():
-            self._ask(asked_for(request), body_for(request), partial(self._answered, request))
+        self.passing.connected(here=True)
 
     def acknowledged(self, stream: ParcelStream, ack: Ack, bulk: bytes) -> None:
         """The primary has answered."""
         if stream is not self._stream:
             return
-        waiting = self._waiting.pop(ack.request, None)
+        # One that cannot be read ends the connection, and is no answer: who waits for it asks again.
         answer = parse_answer(bulk)
+        waiting = self._waiting.pop(ack.request, None)
         if waiting is not None:
             waiting(answer)
 
@@ -221,12 +262,8 @@ class ToPrimary:
             told(None)
 
     def _send_due(self) -> None:
-        if self._stream is None:
-            if self._here:
-                for request in self.passing.surrender():
-                    self._ask(asked_for(request), body_for(request), partial(self._answered, request))
-            return
-        for request in self.passing.due():
+        # All are taken before one is asked: here it may be answered at once, which asks for what is due then.
+        for request in tuple(self.passing.due(here=self._here)):
             self._ask(asked_for(request), body_for(request), partial(self._answered, request))
 
     def _ask(self, asked: Asked, body: bytes | memoryview, told: Callable[[Answer | None], None]) -> None:
@@ -266,19 +303,20 @@ class ToPrimary:
         self._again = asyncio.get_running_loop().call_later(_RETRY_SECONDS, again)
 
     def _commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+        origin = rows[0].origin if rows else "spark"
+
         async def work() -> Published | HeadraceError:
-            origin = rows[0].origin if rows else "spark"
-            for each in rows:
-                table = each.to_arrow().select(PUBLISHED.names)
-                at, step = 0, max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
-                while at < table.num_rows:
-                    body = body_of(table.slice(at, step))
-                    asked = Asked("stage", publisher=query, number=batch, origin=origin)
-                    staged = (await self._call(asked, body)).published
+            async with self._bringing:
+                count = 0
+                for table in _pieces(rows):
+                    stage = Asked("stage", publisher=query, number=batch, origin=origin, rows=count)
+                    staged = (await self._call(stage, body_of(table))).published
                     if isinstance(staged, HeadraceError):
                         return staged
-                    at += step
-            return (await self._call(Asked("commit", publisher=query, number=batch), b"")).published
+                    count += table.num_rows
+                commit = self._begin(Asked("commit", publisher=query, number=batch, rows=count), b"")
+            # The primary has taken the rows when it gets this: the next commit need not wait for its answer.
+            return (await self._finish(commit)).published
 
         self._attempt(work, told)
 
@@ -290,6 +328,9 @@ class ToPrimary:
         self._attempt(work, told)
 
     async def _call(self, asked: Asked, body: bytes | memoryview) -> Answer:
+        return await self._finish(self._begin(asked, body))
+
+    def _begin(self, asked: Asked, body: bytes | memoryview) -> asyncio.Future[Answer | None]:
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
 
         def told(answer: Answer | None) -> None:
@@ -297,9 +338,12 @@ class ToPrimary:
                 future.set_result(answer)
 
         self._ask(asked, body, told)
-        answer = await future
-        if answer is None or answer.error == "primary":
-            if answer is not None:
+        return future
+
+    async def _finish(self, begun: asyncio.Future[Answer | None]) -> Answer:
+        answer = await begun
+        if answer is None or answer.error in ("primary", MISSING):
+            if answer is not None and answer.error == "primary":
                 self._lost()
             raise LostPrimaryError
         self._heard = asyncio.get_running_loop().time()
@@ -331,6 +375,15 @@ class ToPrimary:
         task = asyncio.ensure_future(tell())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _pieces(rows: Sequence[Batch]) -> Iterator[pa.RecordBatch]:
+    """Rows as bodies of a size that nobody else has to wait long behind."""
+    for batch in rows:
+        table = batch.to_arrow().select(PUBLISHED.names)
+        step = max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
+        for at in range(0, table.num_rows, step):
+            yield table.slice(at, step)
 
 
 def _tell(tell: Callable[[Answer], None], result: Published | HeadraceError) -> None:

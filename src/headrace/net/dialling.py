@@ -102,9 +102,7 @@ class Dialled(Stream[D]):
 
     def judge(self, now: float) -> None:
         """Tell that we live; give a peer up that does not."""
-        idle = self.limits.idle_seconds
-        if now - self.heard >= idle:
-            self.refuse("idle", f"not heard of for {idle:g} s")
-        elif now - self._beaten >= min(idle / HEARTBEATS, BEAT):
+        self.judge_silence(now)
+        if self.admitted and now - self._beaten >= min(self.limits.idle_seconds / HEARTBEATS, BEAT):
             self._beaten = now
             self.send(self.heartbeat())

@@ -109,7 +109,7 @@ class ConnectorLink(_Target):
         """Take the connector's answers."""
         self.useful = True
         if isinstance(frame, Handshake):
-            self.name = f"{self.name} ({frame.node.decode()})"
+            self.is_called(frame.node.decode())
             self.door.dispatcher.joined(frame.node, self, relying=frame.relying)
 
 

@@ -13,8 +13,9 @@ the peer says of its own accord comes on the one that it dialled. So one that ca
 way round, is just that. Answers go back on the connection they were asked on.
 
 Bounded: strangers may send 64 bytes behind a parcel, nodes of the cluster one batch; a stranger that is silent for
-``limits.idle_seconds``, or says nothing for ``limits.handshake_seconds`` at first, is cut off; what a peer does not
-take within :data:`MAX_QUEUED` is not sent to it, and it fetches what it misses when it can.
+``limits.idle_seconds``, or says nothing for ``limits.handshake_seconds`` at first, is cut off, and it is not read from
+while ``limits.queue_bytes`` of answers wait for it; what a node does not take within :data:`MAX_QUEUED` is not sent to
+it, and it fetches what it misses when it can.
 """
 
 from __future__ import annotations
@@ -108,14 +109,18 @@ class ParcelStream(Stream[Any]):
         """Who it says it is, until something comes that only such a one can send."""
 
     def must_wait(self) -> bool:
-        """What nodes agree on never waits for publishers."""
-        return False
+        """What nodes agree on never waits for publishers; a stranger waits until it has taken its answers."""
+        return self._full
 
     def pause_writing(self) -> None:
-        """What is posted is judged one by one."""
+        """What is posted to a node is judged one by one."""
+        if not self._seal.greeted:
+            super().pause_writing()
 
     def resume_writing(self) -> None:
         """The peer has taken most of it."""
+        if self._full:
+            super().resume_writing()
 
     def opened(self) -> None:
         """Let small parcels go at once."""

@@ -161,7 +161,7 @@ class Peers(Streams[DialledStream]):
                     server_hostname=None if self._tls is None else address.host,
                     ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
                 )
-        except (OSError, TimeoutError):
+        except (OSError, UnicodeError, TimeoutError):  # UnicodeError: a name that no host can have
             self.counters.add("dial_failures", door=self.name)
             return None
         return stream

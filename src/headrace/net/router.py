@@ -48,7 +48,7 @@ class RouterStream(JoiningStream[RouterDoor]):
         """Do what a dispatcher asks."""
         match frame:
             case Handshake(node):
-                self.name = f"{self.name} ({node.decode()})"
+                self.is_called(node.decode())
                 self.send(serialize(Handshake(self.door.routing.id, self.door.routing.relying)))
             case Heartbeat():
                 self.send(serialize(Heartbeat(int(time()))))

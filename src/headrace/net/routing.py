@@ -201,16 +201,16 @@ class Routing:
             self.connector.pushed(source, msg_id, payload, unpack_clients(clients))
 
     def marked(self, source: Source, msg_id: bytes) -> None:
-        """A matcher says how far it is."""
+        """A matcher says how far it is; clients that are matched for here do not depend on that."""
         seq, node = parse_msg_id(msg_id)
-        if source is self._source or (seq != NOTHING and self._is_ahead(source, seq)):
-            return  # How far the matcher in this process is needs no telling.
+        if not self.relying or (seq != NOTHING and self._is_ahead(source, seq)):
+            return
         if self._paths.mark(source, node, seq) and self.connector is not None:
             self.connector.reroute()
 
     def lost(self, source: Source) -> None:
         """A connection that pushed is gone."""
-        if source is not self._source and self._paths.lose(source) and self.connector is not None:
+        if self.relying and self._paths.lose(source) and self.connector is not None:
             self.connector.reroute()
 
     # The rest is between the parts.
@@ -340,7 +340,9 @@ class Routing:
             elif isinstance(error, StorageError):
                 then(error)
             else:
-                raise error
+                # Whatever it is, the client must know that it is not fed any more.
+                logger.error("the log could not be looked through for %s", client.hex(), exc_info=error)
+                then(StorageError(f"the matcher failed ({type(error).__name__}: {error})"))
 
         asyncio.get_running_loop().run_in_executor(self._house.readers, look).add_done_callback(done)
 

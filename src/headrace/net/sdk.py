@@ -76,7 +76,7 @@ class SdkStream(Stream[SdkDoor]):
             case Subscribe(predicates):
                 if self._session is None:
                     guest = os.urandom(CLIENT_ID_BYTES)
-                    self.name = f"{self.name} ({guest.hex()})"
+                    self.is_called(guest.hex())
                     self._session = self.door.connector.join(guest, self, guest=True)
                 self.door.connector.subscribe(self._session, predicates)
 

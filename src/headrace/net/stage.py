@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
-from headrace.errors import StorageError
+from headrace.errors import StorageError, TrimmedError
 from headrace.hub.hub import Hub
 from headrace.hub.matching import Matching
 from headrace.matching import Matches
@@ -213,9 +213,10 @@ class Stage:
         error = done.exception()
         if isinstance(error, StorageError):
             # Nobody else gets these either: count them and go on with what comes next.
-            head = self._hub.log.head
-            self._hub.counters.report("unmatched", self.next, head, str(error))
-            self.next = head + 1
+            last = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
+            self._hub.counters.report("unmatched", self.next, last, str(error))
+            self.next = last + 1
+            self.go_on()
             return
         if error is not None:
             raise error

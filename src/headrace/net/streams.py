@@ -133,7 +133,7 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
         self.since = self.heard = 0.0
         """When it began, and when something last came."""
         self._decoder = decoder
-        self._address = ""
+        self._address = self._where = ""
         self._reading_paused = False
         self._crowded = False
         """Whether frames may be left of what was read last; nothing more is read until they are taken."""
@@ -191,7 +191,8 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
             # It was gone before it was accepted.
             self._transport.abort()
             return
-        self._address, self.name = peer[0], f"{peer[0]}:{peer[1]}"
+        self._address = peer[0]
+        self.name = self._where = f"{peer[0]}:{peer[1]}"
         self._transport.set_write_buffer_limits(high=self.limits.queue_bytes - 1)
         # Where the protocol has no heartbeat, one that vanished would otherwise be there until it is sent something.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -281,6 +282,10 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
     def room(self) -> int:
         """How many bytes may still be sent before the peer takes some."""
         return 0 if self._full else self.limits.queue_bytes - self.buffered
+
+    def is_called(self, who: str) -> None:
+        """The peer has said who it is, perhaps not for the first time: the log has that beside its address."""
+        self.name = f"{self._where} ({who})"
 
     def send(self, data: bytes) -> None:
         """Send bytes."""

@@ -1,8 +1,9 @@
 """A matcher's connection to a dispatcher: what it pushes for clients elsewhere.
 
 The first of ``matching.dispatchers`` that answers is used. A matcher does not queue: while the connection has no room,
-matching waits (it reads the log later), and while there is none, what is matched is not pushed. Where connectors rely
-on it, a new connection is told how far matching is, so that they know what they have to find in the log themselves.
+matching waits (it reads the log later), and while there is none, what is matched is counted and not pushed. Where
+connectors rely on it, a new connection is told how far matching is, so that they know what they have to find in the
+log themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from time import time
 from headrace.hub.pushes import mark
 from headrace.net.dialling import Dialled, Dialling
 from headrace.net.door import House
-from headrace.wire.attribute import ConnectorDecoder, ConnectorMessage, Heartbeat, MatcherPush, serialize
+from headrace.wire.attribute import (
+    ConnectorDecoder,
+    ConnectorMessage,
+    Heartbeat,
+    MatcherPush,
+    seq_of,
+    serialize,
+)
 from headrace.wire.split import split
 
 
@@ -40,6 +48,11 @@ class ToDispatcher(Dialling["MatcherLink"]):
         """Push what was matched; ``upto`` is the last message of the batch."""
         links = [stream for stream in self.streams if stream.admitted]
         if not links:
+            for push in pushes:
+                seq = seq_of(push.msg_id)
+                self.counters.report(
+                    "undeliverable", seq, seq, "no dispatcher is connected", at_will=True, door=self.name
+                )
             return
         data = b"".join(serialize(part) for push in pushes for part in split(push))
         for link in links:
