@@ -5,8 +5,8 @@ range of each. For every vehicle, Spark keeps the newest position by the sequenc
 has taken them, and publishes ``fleet/VEHICLE`` when it changes.
 
     python examples/spark_fleet.py [HOST:PORT] [--once]
-    headrace pub 'here' --attr vehicle=42 --attr lat=46.95 --attr lon=7.44
-    headrace services watch fleet/42
+    headrace pub 'here' --attr vehicle=tram-42 --attr lat=46.95 --attr lon=7.44
+    headrace services watch fleet/tram-42
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from headrace.spark import session
 
-servers = next(iter(sys.argv[1:]), "127.0.0.1:8081")
+servers = next((word for word in sys.argv[1:] if ":" in word), "127.0.0.1:8081")
 until = {"availableNow": True} if "--once" in sys.argv else {"processingTime": "1 second"}
 
 spark = session("local[2]")

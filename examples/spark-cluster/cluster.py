@@ -29,6 +29,9 @@ START_SECONDS = 120
 @contextlib.contextmanager
 def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str = "1g") -> Iterator[str]:
     """The master's URL, while master and workers run; port 0 takes a free one."""
+    if port and not _is_free(port):
+        # Spark's master would take the next one, and the workers would go to whoever has this one.
+        raise OSError(f"port {port} is taken: python {sys.argv[0]} PORT chooses another")
     port, pages = port or _free_port(), _free_port()
     master = f"spark://127.0.0.1:{port}"
     environment = {
@@ -84,6 +87,16 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -95,9 +108,12 @@ def main() -> None:
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
-    with cluster(*map(int, sys.argv[1:2])) as master:
-        print(f"master and two workers run: headrace pipeline run --master {master}", flush=True)
-        told.wait()
+    try:
+        with cluster(*map(int, sys.argv[1:2])) as master:
+            print(f"master and two workers run: headrace pipeline run --master {master}", flush=True)
+            told.wait()
+    except OSError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

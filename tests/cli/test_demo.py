@@ -18,11 +18,14 @@ import pytest
 from rich.console import Console
 from tests.cli.terminal import Terminal
 
+from headrace.cli import demo_run, pipeline_run
 from headrace.cli.demo_view import draw, summary
 from headrace.config import DOORS
 from headrace.demo.audit import Audit, Finding
 from headrace.demo.listening import Alert
 from headrace.demo.play import Play, SparkEnd
+from headrace.spark import runner
+from headrace.spark.runner import Asked, Pipeline
 
 SECONDS = 200
 
@@ -208,7 +211,9 @@ def busy() -> Play:
 
 @pytest.mark.parametrize("width", [60, 80, 105, 120, 200])
 @pytest.mark.parametrize("height", [24, 34, 60])
-def test_a_picture_fits_its_terminal(busy: Play, width: int, height: int) -> None:
+@pytest.mark.parametrize("failed", [(), ("measure", "fleet")], ids=["well", "failed"])
+def test_a_picture_fits_its_terminal(busy: Play, width: int, height: int, failed: tuple[str, ...]) -> None:
+    busy.pipeline = {"jobs": {name: {"error": "no room " * 99} for name in failed}}
     out = io.StringIO()
     Console(file=out, width=width, height=height).print(draw(busy, width, height))
     shown = out.getvalue().rstrip("\n").splitlines()
@@ -230,6 +235,31 @@ def test_what_spark_does_is_told(busy: Play) -> None:
     assert "Spark is starting" in _drawn(_play())
     assert "no Java" in _drawn(_play(spark=lambda: SparkEnd("no Java", True)))
     assert "park" not in _drawn(_play(spark=None))
+    busy.pipeline = {"jobs": {"measure": {"state": "restarting", "error": "no room " * 99}}}
+    assert "measure failed, and is started again: no room" in _drawn(busy)
+    assert "spark/vehicle/taxi-1" in _drawn(busy)
+    starting = _play()
+    starting.pipeline = busy.pipeline
+    assert "measure failed" in _drawn(starting)
+
+
+def test_a_job_that_fails_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Asked] = []
+
+    class Recorded(Pipeline):
+        def __init__(self, asked: Asked) -> None:
+            made.append(asked)
+            super().__init__(asked)
+
+        def run(self) -> None:
+            pass
+
+    monkeypatch.setattr(runner, "Pipeline", Recorded)
+    monkeypatch.setattr(pipeline_run, "stop_on_signals", lambda _: None)
+    monkeypatch.setattr(demo_run, "_speak_into", lambda _: None)
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    demo_run._run_jobs(demo_run.JOBS, "127.0.0.1:1", str(tmp_path), tmp_path / "said")
+    assert [(asked.jobs, asked.restart) for asked in made] == [(demo_run.JOBS, True)]
 
 
 def test_a_summary_says_what_is_wrong(busy: Play) -> None:

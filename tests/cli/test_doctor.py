@@ -122,12 +122,18 @@ def test_what_a_hub_counts_as_wrong() -> None:
         "disk": {"bytes": 5},
         "counters": {"holds_broken": 3, "sync_failures": {"a": {"b": 2}}, "received": 99},
         "consumers": {"billing": {"lost": 7}, "well": {"lost": 0}},
+        "lost": {"measure": {"messages": 36, "ranges": [[1, 36]]}},
+        "pipeline": {
+            "jobs": {"archive": {"state": "restarting", "error": "no room"}, "measure": {"state": "running"}}
+        },
     }
     well, *wrong = checkup._hub(status)
     assert well.verdict == "ok"
     assert sorted(each.found for each in wrong) == [
+        "archive fails: no room",
         "consumer billing has lost 7 messages",
         "holds broken: 3",
+        "measure passed over 36 messages that were gone before it read them",
         "sync failures: 2",
     ]
     assert all(each.remedy for each in wrong)

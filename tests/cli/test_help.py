@@ -54,6 +54,18 @@ def test_every_help_has_prose_and_examples(run: Run, path: tuple[str, ...]) -> N
     assert run(*path, "-h").stdout == result.stdout
 
 
+@pytest.mark.parametrize(
+    ("path", "usage"), [(("pipeline", "run"), "[OPTIONS] [JOB]..."), (("decode",), "[OPTIONS] {CAPTURE}...")]
+)
+def test_several_are_shown_as_such_once(run: Run, path: tuple[str, ...], usage: str) -> None:
+    (line,) = [line for line in run(*path, "--help").stdout.splitlines() if "Usage: " in line]
+    assert line.strip().endswith(f"{' '.join(path)} {usage}"), line
+
+
+def test_brackets_in_prose_are_shown(run: Run) -> None:
+    assert "pip install 'headrace[spark]'" in run("pipeline", "--help").stdout
+
+
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
 def test_examples_can_be_pasted_from_a_narrow_terminal(path: tuple[str, ...]) -> None:
     command = get_command(app)

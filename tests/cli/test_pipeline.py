@@ -22,7 +22,8 @@ from tests.cli.conftest import Command, Run
 from tests.hubprocess import HubProcess
 
 import headrace
-from headrace.cli import pipeline_run
+from headrace.cli import pipeline_run, supervising
+from headrace.cli.children import Child
 from headrace.cli.pipeline_run import _Line, parse_params, run_for_hub
 from headrace.config import load
 from headrace.errors import UsageError
@@ -94,6 +95,38 @@ def test_jobs(run: Run, shown: Run) -> None:
 def test_no_pipeline_is_told(hub: HubProcess, shown: Run) -> None:
     result = shown("pipeline", "status", "--servers", hub.doors["tube_tcp"])
     assert (result.exit_code, result.stdout) == (1, "no pipeline has reported to this hub\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "jobs", "code"),
+    [
+        ("running", {"archive": {"state": "running", "batch": 3}, "replay": {"state": "done"}}, 0),
+        ("running", {"archive": {"state": "starting", "restarts": 0}}, 0),
+        # Which is over, and what it failed with then is still told.
+        ("running", {"archive": {"state": "running", "restarts": 2, "error": "no room", "batch": 4}}, 0),
+        ("stopped", {"archive": {"state": "stopped", "restarts": 2, "error": "no room"}}, 0),
+        (
+            "running",
+            {"measure": {"state": "running"}, "archive": {"state": "restarting", "error": "no room"}},
+            3,
+        ),
+        ("running", {"archive": {"state": "starting", "restarts": 2, "error": "no room"}}, 3),
+        ("running", {"archive": {"state": "running", "restarts": 2, "error": "no room"}}, 3),
+        ("stopped", {"archive": {"state": "failed", "error": "no room"}}, 3),
+        ("failed", {"archive": {"state": "stopped"}}, 3),
+    ],
+)
+def test_a_script_learns_whether_all_is_well(
+    hub: HubProcess, run: Run, shown: Run, state: str, jobs: dict[str, Any], code: int
+) -> None:
+    facts = {"state": state, "pid": 7, "since": "now", "master": "local[2]", "ui": None}
+    told = {name: {"job": name, **job} for name, job in jobs.items()}
+    with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        link.report("pipeline", {**facts, "jobs": told})
+    for look in (run, shown):
+        result = look("pipeline", "status", "--servers", hub.doors["tube_tcp"])
+        assert (result.exit_code, result.stderr) == (code, "")
+        assert "archive" in result.stdout
 
 
 CLIENT = "00112233445566778899aabb"
@@ -330,8 +363,9 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
         publish_and_measure(100)
         until(lambda: archive_is("restarting"), "the failure to be told")
         assert str(path) in jobs()["archive"]["error"]
-        shown = run("pipeline", "status", "--servers", hub.doors["tube_tcp"], "--json").stdout
-        assert str(path) in json.loads(shown)["jobs"]["archive"]["error"]
+        shown = run("pipeline", "status", "--servers", hub.doors["tube_tcp"], "--json")
+        assert str(path) in json.loads(shown.stdout)["jobs"]["archive"]["error"]
+        assert shown.exit_code == 3
         path.unlink()
         until(lambda: len(archived(path)) >= 100, "all to be archived once nothing is in the way")
         until(lambda: archive_is("running"), "the job to run")
@@ -363,7 +397,7 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
         until(lambda: (_running(hub) or watched)["pid"] != watched["pid"], "another pipeline to run")
         hub.terminate()
     assert archived(path) == list(range(1, len(archived(path)) + 1))
-    assert "it is started again in 1 s" in hub.stderr
+    assert "archive is started again in 1 s" in hub.stderr
     assert "the pipeline ended with 1" in hub.stderr
 
 
@@ -397,6 +431,38 @@ def test_a_machine_without_pyspark_is_told_so(command: Command, tmp_path: Path, 
 
 
 @pytest.mark.spark
+def test_the_pipeline_is_stopped_while_the_hub_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what is under way in Spark waits for a hub that does not come back, until it is killed."""
+    told: list[str] = []
+
+    class Ended:
+        """A process that ends when it is told to."""
+
+        pid = sentinel = 0
+        is_alive = staticmethod(lambda: False)
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def join(self, _seconds: float = 0) -> None:
+            told.append(f"{self._name} is waited for")
+
+    monkeypatch.setattr(Child, "tell", lambda child, _: told.append(f"{child.name} is told"))
+    monkeypatch.setattr(Child, "kill", lambda _: None)
+    monkeypatch.setattr(supervising.connection, "wait", lambda *_: told.append("either is waited for"))
+    watcher = supervising._Watcher(load(environ={}), Path("ready.json"), banner=False)
+    watcher._hub.process, watcher._pipeline.process = Ended("hub"), Ended("pipeline")  # type: ignore[assignment]
+    watcher.stop()
+    assert watcher.watch() == 0
+    assert told == [
+        "pipeline is told",
+        "either is waited for",
+        "hub is told",
+        "pipeline is waited for",
+        "hub is waited for",
+    ]
+
+
 def test_up_is_stopped_while_spark_is_being_started(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
         watcher = psutil.Process(hub.pid)
@@ -486,5 +552,5 @@ def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         "archive 1,250/s, 12 behind, 0.25 s a b…",
     ]
     assert (done, stopped) == ("replay: messages 3", "stopped")
-    assert failure == "archive: no room; it is started again in 2 s"
+    assert failure == "archive: no room; archive is started again in 2 s"
     assert again.split("\r\x1b[2K")[1:] == ["archive restarting, 1 restart · verify…"]

@@ -102,6 +102,12 @@ async def test_the_audit_notices(hub: Hub, played: tuple[Play, Audit]) -> None:
     assert wrong() == {"spark"}
     play.results.fleet["messages"] = sum(play.fleet.sent.values())
     assert wrong() == set()
+    play.pipeline = {
+        "jobs": {"fleet": {"state": "running"}, "measure": {"state": "restarting", "error": "no room"}}
+    }
+    assert wrong() == {"spark"}
+    assert judge(play, log, []).findings[-1].says == "the Spark job measure failed: no room"
+    play.pipeline = None
     assert not judge(play, log, ["harbour: it broke"]).good
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,7 +46,7 @@ def linked(hub: HubProcess) -> Any:
 
 def run(name: str, hub: HubProcess, directory: Path) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, hub.doors["tube_tcp"], "--once"],
+        [sys.executable, EXAMPLES / name, "--once", hub.doors["tube_tcp"]],
         cwd=directory, capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -53,6 +56,25 @@ def service(hub: HubProcess, name: str) -> dict[str, Any]:
     with linked(hub) as link:
         value: dict[str, Any] = json.loads(link.service(name))
         return value
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "numbers"),
+    [("spark_balances.py", "account", ["amount"]), ("spark_fleet.py", "vehicle", ["lat", "lon"])],
+)
+def test_what_an_example_says_to_publish_is_what_it_looks_for(
+    tmp_path: Path, name: str, attribute: str, numbers: list[str]
+) -> None:
+    said = ast.get_docstring(ast.parse((EXAMPLES / name).read_text())) or ""
+    (line,) = [line.strip() for line in said.splitlines() if line.strip().startswith("headrace pub")]
+    (watched,) = re.findall("headrace services watch [a-z]+/(.+)", said)
+    with HubProcess.start(tmp_path) as hub:
+        url = f"tube://{hub.doors['tube_tcp']}"
+        subprocess.run([sys.executable, "-m", *shlex.split(line), "--url", url], check=True, timeout=SECONDS)
+        with linked(hub) as link:
+            ((message,),) = [rows.to_pylist() for rows in link.read(1)]
+    assert dict(message["attributes"]) == {attribute: watched}
+    assert sorted(dict(message["numbers"])) == numbers
 
 
 def test_topics(hub: HubProcess, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkRuntimeError
 
 from headrace.errors import PeerError, RefusedError, StorageError, UnreachableError, UsageError
+from headrace.spark import datasource, runner
 from headrace.spark.failures import failure_of, plainly
 from headrace.spark.jobs.job import JOBS, Run, find, parameters_of
 from headrace.spark.options import Access
@@ -46,6 +49,114 @@ def test_a_parameter_that_is_none(key: str, told: str) -> None:
         parameters_of(jobs("archive"), {key: "x"})
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "told"),
+    [
+        ("archive", "interval", "abc", "archive: interval = abc: expected a number of 0.01 or more"),
+        ("archive", "archive.size", "0", "archive: size = 0: expected a number of 1 or more"),
+        (
+            "archive",
+            "starting",
+            "first",
+            "archive: starting = first: expected earliest, latest or a sequence number",
+        ),
+        ("archive", "starting", "9" * 99, "expected earliest, latest or a sequence number"),
+        (
+            "archive",
+            "table_format",
+            "detla",
+            "archive: table_format = detla: expected parquet, delta or iceberg",
+        ),
+        ("verify", "fail_on_data_loss", "no", "verify: fail_on_data_loss = no: expected true or false"),
+        ("match", "shares", "few", "match: shares = few: expected a number of 1 or more"),
+        ("replay", "rate", "inf", "replay: rate = inf: expected a number of 0 or more"),
+        ("replay", "from", "yesterday", "replay: 'yesterday': expected a sequence number or a time"),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_before_anything_runs(
+    name: str, key: str, value: str, told: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        Pipeline(Asked([name], Access(), params={key: value}))
+
+
+def test_values_that_can_be() -> None:
+    params = {"starting": "7", "interval": "0.5", "table_format": "Delta", "hold": "", "size": ""}
+    assert Pipeline(Asked(["archive"], Access(), params=params))._told["archive"] == params
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"master": "lcoal[2]"}, "master = lcoal[2]: expected local[N], spark://HOST:PORT"),
+        ({"master": "127.0.0.1:7077"}, "master = 127.0.0.1:7077: expected local[N], spark://HOST:PORT"),
+        ({"memory": "1x"}, "memory = 1x: expected a size such as 800m or 2g"),
+        ({"memory": "2"}, "memory = 2: expected a size such as 800m or 2g"),
+    ],
+)
+def test_a_spark_that_cannot_be_is_told_before_anything_runs(asked: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        Pipeline(Asked(["archive"], Access(), **asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[2,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://a:6443"]
+)
+def test_masters(master: str) -> None:
+    Pipeline(Asked(["archive"], Access(), master=master, memory="512M"))
+
+
+def test_a_spark_that_does_not_start_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The JVM has told the rest itself."""
+
+    def session(*_: object, **__: object) -> None:
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr(runner, "session", session)
+    with pytest.raises(
+        PeerError, match=r"^Spark does not start on local\[1\]: \[JAVA_GATEWAY_EXITED\] [^\n]+$"
+    ):
+        Pipeline(Asked(["decode"], Access("127.0.0.1:1"), master="local[1]")).run()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), PeerError("gone")], ids=repr)
+def test_a_spark_that_is_told_to_stop_with_the_pipeline_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As systemd does, which tells every process of a unit."""
+    told: list[Any] = []
+    pipeline = Pipeline(Asked(["decode"], Access("127.0.0.1:1")), told.append)
+
+    def session(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runner, "session", session)
+    with pytest.raises(PeerError):
+        pipeline.run()
+    pipeline.stop()
+    pipeline.run()
+    assert [each["event"] for each in told] == ["starting", "starting", "stopped"]
+
+
+def test_a_session_that_ends_while_the_pipeline_is_stopped_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(datasource, "register", lambda _: None)
+    monkeypatch.setattr(runner, "_hush_queries", lambda _: None)
+    pipeline = Pipeline(Asked([], Access()))
+    ended: Any = _Session()
+    ended.stopped = True
+    ended.sparkContext.uiWebUrl = None
+    pipeline.stop()
+    pipeline._run(ended)
+    pipeline._stopping.clear()
+    with pytest.raises(PeerError, match="the Spark session has ended"):
+        pipeline._run(ended)
+
+
 def test_a_job_that_is_none() -> None:
     with pytest.raises(UsageError, match="did you mean measure"):
         Pipeline(Asked(["mesure"], Access()))
@@ -54,7 +165,7 @@ def test_a_job_that_is_none() -> None:
 def test_numbers_and_truths() -> None:
     run = Run(None, "archive", Access(), {"interval": "-1"}, find("archive").PARAMETERS)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"interval = -1: expected a number of 0\.01 or more"):
-        run.number("interval", 0.01)
+        run.number("interval")
     assert run.truth("fail_on_data_loss") is True
     assert run.param("hold") == "archive"
 
@@ -117,6 +228,8 @@ def test_failures_are_sentences() -> None:
         "own", None, f"{trace}pyarrow.lib.ArrowException: a\n{trace}a.b.OwnError: why\nmore: Error: z"
     )
     assert str(lost) == "own: OwnError: why"
+    java = "An error occurred while calling o118.start.\n: java.io.IOException: no room for a/b\n\tat org.apache.A.b"
+    assert str(failure_of("own", None, java)) == "own: IOException: no room for a/b"
     with pytest.raises(PeerError, match=r"^replay: no \(code\)$"), plainly("replay"):
         raise RefusedError("code", "no")
     with pytest.raises(ZeroDivisionError), plainly("replay"):

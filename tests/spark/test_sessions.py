@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests import jvm
 
 from headrace.spark.sessions import HIDDEN, LOG4J, STATELESS, _environment, settings_for
 
@@ -27,6 +28,7 @@ def without_java(directory: Path) -> str:
     return str(directory)
 
 
+@pytest.mark.slow
 def test_it_runs_where_the_system_has_no_java(tmp_path: Path) -> None:
     script = """
 import sys
@@ -40,7 +42,9 @@ sketch = "hll_sketch_estimate(hll_sketch_agg(id)) as about"
 assert spark.range(100).selectExpr(sketch).collect()[0].about == 100
 print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
 """
-    environ = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    # With nothing of what makes a JVM quicker in tests.
+    ours = {"JAVA_HOME", *jvm.variables()}
+    environ = {name: value for name, value in os.environ.items() if name not in ours}
     environ |= {"PATH": without_java(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-c", script, str(tmp_path / "rows")]
     run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)

@@ -152,6 +152,19 @@ def test_what_nobody_foresaw_is_told_in_full_once(tend: Tend, caplog: pytest.Log
     assert "headrace up --param own.fail_on_data_loss=false" in str(watched.facts(None)["error"])
 
 
+def test_a_query_that_is_cut_off_by_a_stop_has_nothing_to_tell(
+    tend: Tend, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query()
+    watched = tend(OwnJob(query))
+    until(lambda: running(watched, restarts=0))
+    watched._stopping.set()
+    query.end(RuntimeError("a page\nof Java"))
+    watched.join(60)
+    assert watched.over
+    assert (list(watched.news()), caplog.records) == ([], [])
+
+
 def test_while_it_waits_its_figures_are_not_those_of_before(
     tend: Tend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

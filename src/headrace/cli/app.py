@@ -21,8 +21,8 @@ HELP: Final = paragraphs(
     A message hub: five wire protocols in, one verified sequence in the middle, Spark pipelines out.
 
     Exit codes: 0 done; 1 it failed, or it looked for something wrong and found it; 2 asked for wrongly;
-    130 interrupted; 141 nobody reads the output any more; 143 ended by SIGTERM. HEADRACE_DEBUG=1 adds tracebacks to
-    errors.
+    3 a job of the pipeline fails (pipeline status); 130 interrupted; 141 nobody reads the output any more;
+    143 ended by SIGTERM. HEADRACE_DEBUG=1 adds tracebacks to errors.
     """
 )
 EXAMPLES: Final = examples(

@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headrace.cli.access import Client, unknown
-from headrace.cli.output import console, print_json, size, wants_json
+from headrace.cli.output import console, counted, print_json, size, wants_json
 from headrace.config import DOORS, Address, Settings
 from headrace.errors import HeadraceError, RefusedError, UsageError
 from headrace.log.lock import holder
@@ -207,6 +207,19 @@ def _hub(status: dict[str, Any]) -> Iterator[Finding]:
         if lost := consumer.get("lost"):
             remedy = "it lagged behind retention: raise log.retain_bytes, or add members"
             yield Finding("hub", Verdict.WARNING, f"consumer {name} has lost {lost:,} messages", remedy)
+    for name, reader in status.get("lost", {}).items():
+        passed = (
+            f"{name} passed over {counted(reader['messages'], 'message')} that were gone before it read them"
+        )
+        remedy = "it lagged behind retention: raise log.retain_bytes, or give it a hold"
+        yield Finding("hub", Verdict.WARNING, passed, remedy)
+    if "pipeline" in status:
+        from headrace.cli.pipeline_look import is_unwell
+
+        remedy = "when that is mended it goes on where it was: headrace pipeline status"
+        for name, job in status["pipeline"]["jobs"].items():
+            if is_unwell(job):
+                yield Finding("pipeline", Verdict.WARNING, f"{name} fails: {job.get('error')}", remedy)
 
 
 def _pyspark() -> Iterator[Finding]:

@@ -29,7 +29,7 @@ EXAMPLES: Final = examples(
 
 def decode(
     captures: Annotated[
-        list[Path], typer.Argument(metavar="CAPTURE...", help="Files, or folders that have some.")
+        list[Path], typer.Argument(metavar="CAPTURE", help="Files, or folders that have some.")
     ],
     ports: Annotated[
         str,

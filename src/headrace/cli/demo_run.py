@@ -185,6 +185,8 @@ def _run_jobs(jobs: Sequence[str], servers: str, root: str, said: Path) -> None:
             Access(servers),
             master="local[1]",
             root=root,
+            # One that fails does not take the others along; the audit names it.
+            restart=True,
             ui=False,
             # Where it is removed with everything else, however Spark ends.
             conf={"spark.local.dir": f"{root}/scratch"},

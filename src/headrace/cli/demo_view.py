@@ -228,20 +228,24 @@ def _results(play: Play, most: int) -> RenderableType:
         return ""
     if (end := play.spark_end) is not None:
         return Text(f"without Spark: {end.why}", "yellow")
+    failed = [
+        Text(f"{name} failed, and is started again: {why}", "red", no_wrap=True, overflow="ellipsis")
+        for name, why in play.failed.items()
+    ]
     if not play.results.fleet:
-        return Text("Spark is starting …", "dim")
+        return Group(*failed) if failed else Text("Spark is starting …", "dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(f"Spark: {play.results.fleet['messages']:,} messages", no_wrap=True)
     for heading in ("metres", "top km/h", "battery"):
         table.add_column(heading, justify="right", no_wrap=True)
     known = sorted(play.results.vehicles.items(), key=lambda item: -item[1].get("metres", 0))
-    for name, found in known[:most]:
+    for name, found in known[: most - len(failed)]:
         if found:
             battery = "" if found["battery"] is None else f"{found['battery']:.0f} %"
             table.add_row(
                 f"spark/vehicle/{name}", f"{found['metres']:,}", f"{found['top_speed']:.0f}", battery
             )
-    return table
+    return Group(*failed, table)
 
 
 def _plural(kind: str, many: int) -> str:

@@ -4,6 +4,7 @@
 0      done
 1      it failed, or it looked for something wrong and found it
 2      it was asked for wrongly: an option, a setting, an argument
+3      ``pipeline status``: a job of the pipeline has failed, or is being started again after it did
 130    interrupted (Ctrl-C), as shells have it: 128 and the signal's number
 141    nobody reads its output any more (``headrace sub | head``), likewise
 143    ended by SIGTERM, where that is more than an end: ``sub --where`` withdraws
@@ -29,6 +30,7 @@ from headrace.errors import DamagedError, HeadraceError, UsageError
 
 FAILED: Final = 1
 WRONGLY_ASKED: Final = 2
+UNWELL: Final = 3
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 TERMINATED: Final = 143

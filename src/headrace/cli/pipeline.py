@@ -58,11 +58,15 @@ STATUS_HELP: Final = paragraphs(
     """
     Show what the pipeline of a hub is doing: how fast each job is, how long its micro-batches take, how far it is
     behind the newest message.
+
+    The exit code is 0 if all jobs run, or have ended as they should; 3 if one has failed, or is being started again
+    after it did; 1 if no pipeline has reported, or none for ten seconds.
     """
 )
 STATUS_EXAMPLES: Final = examples(
     ("For people:", "headrace pipeline status"),
     ("For a script:", "headrace pipeline status --json | jq .jobs.archive.behind"),
+    ("Is all well?", "headrace pipeline status > /dev/null || echo 'see to it'"),
 )
 
 JOBS_HELP: Final = paragraphs(
@@ -77,7 +81,7 @@ JOBS_EXAMPLES: Final = examples(
 
 Jobs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[JOB]...", help="The jobs to run.", autocompletion=completing.jobs),
+    typer.Argument(metavar="JOB", help="The jobs to run.", autocompletion=completing.jobs),
 ]
 Servers = Annotated[
     str | None,

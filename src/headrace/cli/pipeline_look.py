@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import typer
 
 from headrace.cli.access import Access
-from headrace.cli.exits import FAILED
+from headrace.cli.exits import FAILED, UNWELL
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.pipeline_run import progress_line
 from headrace.cli.stderr import speak_briefly
@@ -24,7 +25,7 @@ def status(hub: Access, *, as_json: bool) -> None:
     facts = asyncio.run(_ask(hub))
     if facts is None:
         facts = {"state": "none", "jobs": {}}
-    elif facts["age"] > STALE_SECONDS and facts["state"] != "stopped":
+    elif facts["age"] > STALE_SECONDS and facts["state"] not in ("stopped", "failed"):
         facts["state"] = "silent"
     if wants_json(asked=as_json):
         print_json(facts)
@@ -32,6 +33,26 @@ def status(hub: Access, *, as_json: bool) -> None:
         _show(facts)
     if facts["state"] in ("none", "silent"):
         raise typer.Exit(FAILED)
+    if facts["state"] == "failed" or any(map(is_unwell, facts["jobs"].values())):
+        raise typer.Exit(UNWELL)
+
+
+def is_unwell(job: Mapping[str, Any]) -> bool:
+    """Whether a job has failed and has not done anything since; what it failed with before that is history.
+
+    >>> [is_unwell({"state": state, "error": "no room"}) for state in ("restarting", "starting", "running", "failed")]
+    [True, True, True, True]
+    >>> is_unwell({"state": "running", "error": "no room", "batch": 7}), is_unwell({"state": "starting"})
+    (False, False)
+    """
+    match job["state"]:
+        case "restarting" | "failed":
+            return True
+        case "starting" | "running":
+            # One that fails again and again looks as if it ran between two failures: a micro-batch tells.
+            return bool(job.get("error")) and job.get("batch") is None
+        case _:
+            return False
 
 
 def jobs(*, as_json: bool) -> None:
@@ -69,6 +90,8 @@ def _show(facts: dict[str, Any]) -> None:
     match facts["state"]:
         case "none":
             print("no pipeline has reported to this hub")
+        case "failed":
+            print(f"failed, after it was started at {facts['since']} on {facts['master']}")
         case "silent":
             print(f"the pipeline (process {facts['pid']}) has been silent for {facts['age']:.0f} s")
         case state:

@@ -200,9 +200,11 @@ def failure_line(facts: Mapping[str, object]) -> str:
     """That a job failed and is tried again, as a sentence.
 
     >>> failure_line({"job": "archive", "error": "no room", "seconds": 2.0, "restarts": 1})
-    'archive: no room; it is started again in 2 s'
+    'archive: no room; archive is started again in 2 s'
     """
-    return f"{facts['job']}: {facts['error']}; it is started again in {facts['seconds']:g} s"
+    # By its name: an error may speak of the hub, and of how that is started.
+    job = facts["job"]
+    return f"{job}: {facts['error']}; {job} is started again in {facts['seconds']:g} s"
 
 
 def progress_line(facts: Mapping[str, object]) -> str:
@@ -216,6 +218,8 @@ def progress_line(facts: Mapping[str, object]) -> str:
     'replay 8 of 9 tasks, through message 12,345'
     >>> progress_line({"job": "archive", "state": "restarting", "restarts": 2, "error": "no room"})
     'archive restarting, 2 restarts: no room'
+    >>> progress_line({"job": "archive", "state": "running", "restarts": 3, "error": "no room"})
+    'archive running, 3 restarts: no room'
     """
     if facts.get("state") == "running" and facts.get("tasks"):
         done = f"{facts['job']} {facts['tasks_done']} of {counted(int(str(facts['tasks'])), 'task')}"
@@ -223,7 +227,7 @@ def progress_line(facts: Mapping[str, object]) -> str:
     restarts = facts.get("restarts")
     again = [counted(restarts, "restart")] if isinstance(restarts, int) and restarts else []
     if facts.get("batch_seconds") is None or facts.get("state") in ("restarting", "failed"):
-        why = f": {facts['error']}" if facts.get("error") and facts["state"] != "running" else ""
+        why = f": {facts['error']}" if facts.get("error") else ""
         return ", ".join([f"{facts['job']} {facts['state']}", *again]) + why
     behind = facts.get("behind")
     parts = [f"{facts['job']} {float(str(facts.get('rows_per_second') or 0)):,.0f}/s"]

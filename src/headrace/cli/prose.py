@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from inspect import cleandoc
 
 
@@ -13,8 +14,14 @@ def paragraphs(text: str) -> str:
     ...
     ... Another.''')
     'One paragraph.\\n\\nAnother.'
+
+    What is in brackets is text, not markup:
+
+    >>> print(paragraphs("pip install 'headrace[spark]'"))
+    pip install 'headrace\\[spark]'
     """
-    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
+    text = re.sub(r"(?=\[[a-z])", r"\\", cleandoc(text))
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def examples(*shown: tuple[str, str]) -> str:

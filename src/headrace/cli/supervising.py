@@ -32,6 +32,8 @@ from headrace.config import Settings
 logger = logging.getLogger("headrace")
 
 PIPELINE_STOP_SECONDS: Final = 9.0
+AHEAD_SECONDS: Final = 3.0
+"""For how long the hub stays when both are stopped, so that micro-batches under way can end."""
 _LOOK: Final = 0.1
 
 
@@ -123,15 +125,17 @@ class _Watcher:
         return {door: str(where) for door, where in told.items()}
 
     def _end(self) -> None:
-        """Stop both at once; neither needs the other for that."""
+        """Stop the pipeline, and then the hub, for which what is under way in Spark would wait."""
         children = (self._pipeline, self._hub)
-        for child in children:
-            child.tell(signal.SIGTERM)
-        deadline = monotonic()
-        limits = (PIPELINE_STOP_SECONDS, self._settings.limits.drain_seconds + 2.0)
+        begun = monotonic()
+        self._pipeline.tell(signal.SIGTERM)
+        if self._pipeline.process is not None and self._hub.process is not None:
+            connection.wait([self._pipeline.process.sentinel, self._hub.process.sentinel], AHEAD_SECONDS)
+        self._hub.tell(signal.SIGTERM)
+        limits = (PIPELINE_STOP_SECONDS, AHEAD_SECONDS + self._settings.limits.drain_seconds + 2.0)
         for child, seconds in zip(children, limits, strict=True):
             if child.process is not None:
-                child.process.join(max(deadline + seconds - monotonic(), 0))
+                child.process.join(max(begun + seconds - monotonic(), 0))
                 if child.process.is_alive():
                     logger.error("the %s does not stop: it is killed", child.name)
                 child.kill()

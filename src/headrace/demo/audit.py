@@ -108,6 +108,10 @@ def judge(play: Play, log: ReadLog, failures: Sequence[str]) -> Audit:
     end = play.spark_end
     if play.spark_wanted and not (end and end.missing):
         findings.append(_counted(play, sum(sent.values())))
+        findings += [
+            Finding("spark", False, f"the Spark job {name} failed: {why}")
+            for name, why in play.failed.items()
+        ]
     findings += [Finding("client", False, failure) for failure in failures]
     messages = {str(way): log.by_origin.get(way, 0) for way in Way}
     return Audit(messages, log.head, len(play.alerts), findings, dict(play.results.fleet) or None)

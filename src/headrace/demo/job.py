@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from headrace.message import NOT_A_MESSAGE
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
+from headrace.spark.jobs.job import COMMON, Run, Started
 from headrace.spark.jobs.publishing import publish_services
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ABOUT: Final = "how far and how fast each vehicle of the demo has gone"
 PARAMETERS: Final = {
     **COMMON,
-    "interval": Parameter(COMMON["interval"].doc, "1"),
-    "fail_on_data_loss": Parameter(COMMON["fail_on_data_loss"].doc, "true"),
+    "interval": COMMON["interval"]._replace(default="1"),
+    "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="true"),
 }
 
 SAYS: Final = "vehicle string, x double, y double, speed double, battery double, temperature double"

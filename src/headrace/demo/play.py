@@ -93,6 +93,12 @@ class Play:
         """Why it has ended, if it has."""
         return None if self._spark is None else self._spark()
 
+    @property
+    def failed(self) -> dict[str, str]:
+        """The Spark jobs that have failed, and why; each is started again, and the others go on."""
+        jobs = (self.pipeline or {}).get("jobs", {})
+        return {name: facts["error"] for name, facts in jobs.items() if facts.get("error")}
+
     async def run(self, look: Look) -> Audit:
         """Play; ``look`` is called at each look."""
         loop = asyncio.get_running_loop()

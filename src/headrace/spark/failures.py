@@ -18,6 +18,9 @@ _OURS: Final = re.compile(r"^headrace\.errors\.(\w+): (.+)$", re.MULTILINE)
 _TRACE: Final = "Traceback (most recent call last):"
 _RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt): .+)$", re.MULTILINE)
 """The line that a trace of Python ends with."""
+_CALLED: Final = "An error occurred while calling "
+"""What py4j puts before what Java raised."""
+_THROWN: Final = re.compile(r"^: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
 
 
 def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceError:
@@ -36,6 +39,8 @@ def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceE
         return error(f"{name}: {sentence}")
     if raised := _RAISED.findall(told.rpartition(_TRACE)[2]) if _TRACE in told else []:
         return PeerError(f"{name}: {raised[0]}")
+    if told.startswith(_CALLED) and (thrown := _THROWN.search(told)):
+        return PeerError(f"{name}: {thrown[1]}")
     first = next((line for line in told.splitlines() if line.strip()), "the query failed")
     return PeerError(f"{name}: {first}")
 
@@ -68,8 +73,11 @@ def plainly(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_sentences(name: str) -> Iterator[None]:
-    """Have what Spark raises, or its JVM's end, be told as a sentence of ours."""
+def as_sentences(name: str, *, in_full: bool = True) -> Iterator[None]:
+    """Have what Spark raises, or its JVM's end, be told as a sentence of ours.
+
+    What nobody foresaw is told ``in_full`` besides; not where the JVM has done so itself.
+    """
     try:
         yield
     except HeadraceError:
@@ -77,8 +85,7 @@ def as_sentences(name: str) -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark", "py4j")):
             raise
-        if not is_ours(None, str(error)):
-            # What nobody foresaw is told in full.
+        if in_full and not is_ours(None, str(error)):
             logger.error("%s failed: %s", name, error)
         raise failure_of(name, None, str(error)) from error
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import HeadraceError, PeerError
+from headrace.errors import HeadraceError, PeerError, UsageError
 from headrace.spark.failures import as_sentences
 from headrace.spark.jobs.job import Job, Run, find, parameters_of
 from headrace.spark.links import close_links, link
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("headrace")
+
+_MASTER: Final = re.compile(r"local($|\[)|(spark|k8s)://|yarn$")
+_SIZE: Final = re.compile(r"\d+[kmgt]$", re.IGNORECASE)
+"""What Java takes for a heap's size."""
 
 _STEPS: Final = ("tasks_done", "through")
 """By which of its facts a job that has an end is seen to have gone on; others have micro-batches."""
@@ -94,6 +99,12 @@ class Pipeline:
         # What is asked for wrongly is known before a JVM is started.
         self._jobs: dict[str, Job] = {name: asked.own.get(name) or find(name) for name in asked.jobs}
         self._told = parameters_of(self._jobs, asked.params)
+        if not _MASTER.match(asked.master):
+            raise UsageError(
+                f"master = {asked.master}: expected local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT"
+            )
+        if not _SIZE.match(asked.memory):
+            raise UsageError(f"memory = {asked.memory}: expected a size such as 800m or 2g")
 
     def stop(self) -> None:
         """Have :meth:`run` come to its end; may be called from a signal handler."""
@@ -120,20 +131,13 @@ class Pipeline:
             with link(asked.access, at_once=True):
                 pass
         self._tell({"event": "starting", "jobs": list(asked.jobs), "master": asked.master})
-        with self._reporting(), _hushed("py4j.clientserver"):
-            with _own_interrupts():
-                spark = session(
-                    asked.master,
-                    app=f"headrace {' '.join(asked.jobs)}",
-                    memory=asked.memory,
-                    ui=asked.ui,
-                    # Our jobs keep no state in Spark: what they keep, they keep themselves.
-                    stateless=True,
-                    **{"spark.scheduler.mode": "FAIR", **asked.conf},
-                )
+        with self._reporting(), _hushed("py4j"):
+            spark = self._session()
+            last = "failed"
             try:
                 with as_sentences("the pipeline"):
                     self._run(spark)
+                last = "stopped"
             finally:
                 self._state = "stopping"
                 self._over.set()
@@ -144,8 +148,30 @@ class Pipeline:
                 for each in self._tended.values():
                     each.join(JOIN_SECONDS)
                 close_links()
-                self._state = "stopped"
+                self._state = last
                 self._progress = {name: _at_last(facts) for name, facts in self._progress.items()}
+
+    def _session(self) -> SparkSession:
+        asked = self._asked
+        wrong = f"Spark does not start on {asked.master}"
+        try:
+            with _own_interrupts(), as_sentences(wrong, in_full=False):
+                return session(
+                    asked.master,
+                    app=f"headrace {' '.join(asked.jobs)}",
+                    memory=asked.memory,
+                    ui=asked.ui,
+                    # Our jobs keep no state in Spark: what they keep, they keep themselves.
+                    stateless=True,
+                    **{"spark.scheduler.mode": "FAIR", **asked.conf},
+                )
+        except (HeadraceError, OSError) as error:
+            if self._stopping.is_set():
+                # Whoever stops us may have told the JVM as well, as systemd does.
+                raise KeyboardInterrupt from error
+            if isinstance(error, OSError):
+                raise PeerError(f"{wrong}: {error}") from error
+            raise
 
     def facts(self) -> dict[str, object]:
         """What the pipeline is doing."""
@@ -175,7 +201,9 @@ class Pipeline:
             if all(each.over for each in self._tended.values()):
                 break
             self._look(spark)
-        self._look(spark)
+        if not (self._stopping.is_set() and _has_ended(spark)):
+            # A Spark that was told to stop with us has not failed.
+            self._look(spark)
 
     def _start(self, spark: SparkSession, name: str) -> None:
         job = self._jobs[name]

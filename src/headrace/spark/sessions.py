@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import UsageError
 from headrace.spark.java import java_home
 from headrace.spark.options import as_text
-from headrace.spark.planning import make_rows_once
+from headrace.spark.planning import read_in_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +116,7 @@ def session(
         made = builder.getOrCreate()
     if not running:
         _load_sketches(made.sparkContext._jvm)
-    make_rows_once(made)
+    read_in_columns(made)
     _hush(getattr(made.sparkContext, "_accumulatorServer", None))
     return made
 

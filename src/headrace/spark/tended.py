@@ -176,8 +176,8 @@ class Tended:
         words = str(ended_by) if run.failure is None else told(run.failure)
         failure = failure_of(self._name, run.failure, words)
         failure.__cause__ = run.failure
-        if not is_ours(run.failure, words) and words != self._page:
-            # What nobody foresaw is told in full; the same again, and again, is not.
+        if not (self._stopping.is_set() or is_ours(run.failure, words) or words == self._page):
+            # What nobody foresaw is told in full; the same again, and again, is not, nor what is cut off by a stop.
             logger.error("%s failed: %s", self._name, words)
             self._page = words
         return failure

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 from pyspark.errors import PySparkException
@@ -17,7 +18,7 @@ from tests.spark.hubs import TRIMMING, Hub, trimmed, until
 from tests.spark.jobs.conftest import Play
 
 import headrace
-from headrace.errors import UsageError
+from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs import archive, verify
@@ -210,6 +211,15 @@ def test_a_checkpoint_may_be_where_only_spark_can_write(spark: SparkSession) -> 
     run._own_checkpoint()
 
 
+def test_a_checkpoint_that_cannot_be_written_is_told_in_a_line(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would tell it in two pages of Java, and again at each try."""
+    (tmp_path / "a file").touch()
+    asked = {"path": f"{tmp_path}/a file/archive"}
+    run = Run(spark, "archive", Access("127.0.0.1:1"), asked, archive.PARAMETERS)
+    with pytest.raises(StorageError, match=r"archive: .*/a file/archive/_checkpoint cannot be written: "):
+        run._own_checkpoint()
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -281,5 +291,8 @@ def test_replay_adds_what_is_missing(hub: HubProcess, play: Play, tmp_path: Path
         assert chosen["messages"] == 500
         source, copy = whole(hub), whole(target)
         assert copy.slice(0, 1000).column("payload") == source.slice(0, 1000).column("payload")
-        assert set(copy.slice(1000).column("topic").to_pylist()) == {"odd"}
-        assert set(copy.column("origin").to_pylist()) == {"replay"}
+        # What is picked leaves marks between, which are no messages.
+        picked = copy.slice(1000).filter(pc.field("origin") == "replay")
+        assert set(picked.column("topic").to_pylist()) == {"odd"}
+        assert picked.num_rows == 500
+        assert set(copy.column("origin").to_pylist()) == {"replay", "log"}

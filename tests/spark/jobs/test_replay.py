@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
@@ -15,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.hubprocess import HubProcess
 from tests.spark.jobs.rows import BEGIN, rows
 
+import headrace
 from headrace.errors import UsageError
 from headrace.spark.jobs.replay import Pace, _edge, _publish, chosen, paced
 from headrace.spark.options import Access
@@ -76,24 +75,19 @@ def test_what_is_chosen(spark: SparkSession, tmp_path: Path, capfd: pytest.Captu
     assert "LessThanOrEqual(time," in plan
 
 
-@pytest.fixture
-def own_formatters() -> Iterator[None]:
-    """PySpark's logger of mistakes in SQL has pytest's handlers, which follow it, write JSON from then on."""
-    before = [(handler, handler.formatter) for handler in logging.root.handlers]
-    yield
-    logging.getLogger("SQLQueryContextLogger").propagate = True
-    for handler, formatter in before:
-        handler.setFormatter(formatter)
-
-
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.usefixtures("own_formatters")
 @pytest.mark.parametrize("where", ["topik = 1", "topic =", "seq", "count(*) > 1"])
-def test_a_condition_that_is_none(spark: SparkSession, tmp_path: Path, where: str) -> None:
+def test_a_condition_that_is_none(
+    spark: SparkSession, tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is told once, by the error."""
     pq.write_table(rows(1, 10), tmp_path / "a.parquet")
+    archived = spark.read.parquet(str(tmp_path))
+    capfd.readouterr()
     with pytest.raises(UsageError, match="replay: where = "):
-        chosen(spark.read.parquet(str(tmp_path)), where)
+        chosen(archived, where)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_hub_that_is_being_restarted_is_waited_for(hub: HubProcess) -> None:
@@ -109,9 +103,25 @@ def test_a_hub_that_is_being_restarted_is_waited_for(hub: HubProcess) -> None:
     back.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Access, "credentials", credentials)
-        (told,) = _publish(access, "replay", Pace(), rows(1, 10).to_batches())
+        (told,) = _publish(access, "replay", Pace(), False, rows(1, 10).to_batches())
     back.join()
     assert told.to_pylist() == [{"messages": 10, "first": 1, "last": 10}]
+
+
+def test_what_is_picked_is_published_once(hub: HubProcess) -> None:
+    access = Access(hub.doors["tube_tcp"])
+    picked = rows(1, 1000).take(list(range(0, 1000, 3)))
+    wanted = picked.column("seq").to_pylist()
+    half = picked.slice(0, 100).to_batches()
+    (told,) = _publish(access, "some", Pace(), True, half)
+    assert told.to_pylist()[0]["messages"] == 100
+    (told,) = _publish(access, "some", Pace(), True, picked.to_batches(70))
+    assert told.to_pylist()[0]["messages"] == len(wanted) - 100
+    (told,) = _publish(access, "some", Pace(), True, picked.to_batches())
+    assert told.to_pylist() == [{"messages": 0, "first": None, "last": None}]
+    with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        found = [number for batch in link.read(1) for number in batch.column("number").to_pylist()]
+    assert found == wanted
 
 
 @pytest.mark.parametrize("place", ["tomorrow", "1" + "0" * 20, "-1"])

@@ -25,7 +25,7 @@ from headrace.spark.jobs.archive_files import Added
 from headrace.spark.jobs.archive_parquet import ParquetArchive, log_of
 from headrace.spark.jobs.archive_table import Ledger, TableArchive
 from headrace.spark.jobs.folder import Folder, is_s3
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
+from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
 from headrace.spark.links import link
 from headrace.spark.options import Reading
 from headrace.spark.ranges import NAME, RangesDataSource
@@ -42,11 +42,13 @@ TABLE_PARAMETERS: Final = {
 }
 PARAMETERS: Final = {
     **COMMON,
-    "interval": Parameter("seconds from micro-batch to micro-batch, at most", "60"),
-    "size": Parameter("bytes of new messages for which a micro-batch does not wait", str(64 << 20)),
-    "fail_on_data_loss": Parameter(COMMON["fail_on_data_loss"].doc, "true"),
+    "interval": Parameter("seconds from micro-batch to micro-batch, at most", "60", at_least(0.01)),
+    "size": Parameter(
+        "bytes of new messages for which a micro-batch does not wait", str(64 << 20), at_least(1)
+    ),
+    "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="true"),
     "hold": Parameter("the hold by which retention waits for the archive", "archive"),
-    "table_format": Parameter("what the archive is: parquet, delta or iceberg", "parquet"),
+    "table_format": Parameter("what the archive is: parquet, delta or iceberg", "parquet", one_of(*FORMATS)),
     **TABLE_PARAMETERS,
 }
 
@@ -105,13 +107,13 @@ def start(run: Run) -> Started:
     def facts() -> dict[str, object]:
         return {**done, "path": run.path, "through": archive.through}
 
-    interval = run.number("interval", 0.01)
+    interval = run.number("interval")
     register_kind(run.spark, RangesDataSource)
     ranges = run.stream(
         source=NAME,
         startingOffsets=starting,
         entries=True,
-        minBytesPerTrigger=int(run.number("size", 1)),
+        minBytesPerTrigger=int(run.number("size")),
         maxBytesPerTrigger=MOST_BYTES,
         maxTriggerDelay=interval,
     )
@@ -121,8 +123,6 @@ def start(run: Run) -> Started:
 def open_archive(run: Run, log: str) -> Archive:
     """The archive that a run is told to write; made, if it is not there."""
     wanted = run.param("table_format").lower()
-    if wanted not in FORMATS:
-        raise UsageError(f"archive: table_format = {wanted}: expected {', '.join(FORMATS)}")
     found = format_of(run.folder)
     if found is not None and found != wanted:
         raise UsageError(

@@ -60,6 +60,11 @@ class Folder:
             raise UsageError(f"{place.partition('?')[0]}: {error}") from None
         return cls(*found)
 
+    @property
+    def local(self) -> bool:
+        """Whether it is on a disk of this machine, as far as the system knows."""
+        return isinstance(self.system, fs.LocalFileSystem)
+
     def sub(self, name: str) -> Folder:
         """A folder in this one."""
         return Folder(self.system, f"{self.path}/{name}")
@@ -97,10 +102,10 @@ class Folder:
         """Give a file that is whole its place; what has that name is replaced."""
         source, target = f"{self.path}/{name}", f"{to.path}/{new_name}"
         self.system.create_dir(to.path, recursive=True)
-        if isinstance(self.system, fs.LocalFileSystem):
+        if self.local:
             _sync(source)
         self.system.move(source, target)
-        if isinstance(self.system, fs.LocalFileSystem):
+        if self.local:
             _sync(to.path)
 
     def write(self, name: str, content: bytes) -> None:

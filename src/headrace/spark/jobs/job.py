@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from headrace.errors import UsageError
+from headrace.errors import StorageError, UsageError
+from headrace.message import MAX_SEQUENCE
 from headrace.spark.jobs.folder import Folder, is_s3
 from headrace.spark.jobs.kept import Kept
 from headrace.spark.options import Access, as_text
@@ -39,6 +40,43 @@ class Parameter(NamedTuple):
 
     doc: str
     default: str = ""
+    check: Callable[[str], object] = str
+    """Raises :class:`ValueError`, which says what was expected, or :class:`UsageError` for what it cannot be."""
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """A parameter that is a number.
+
+    >>> at_least(1)("0.5")
+    Traceback (most recent call last):
+    ValueError: a number of 1 or more
+    """
+
+    def check(value: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= float(value) < inf:
+                return float(value)
+        raise ValueError(f"a number of {least:g} or more")
+
+    return check
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """A parameter that is one of some words, however they are written."""
+
+    def check(value: str) -> str:
+        if value.lower() not in words:
+            raise ValueError(f"{', '.join(words[:-1])} or {words[-1]}")
+        return value.lower()
+
+    return check
+
+
+def _place(value: str) -> None:
+    with contextlib.suppress(ValueError):
+        if value in ("earliest", "latest") or 1 <= int(value) <= MAX_SEQUENCE:
+            return
+    raise ValueError("earliest, latest or a sequence number from 1 on")
 
 
 _TOLD: Final = 500
@@ -50,9 +88,13 @@ _OWNER: Final = "job"
 COMMON: Final[Mapping[str, Parameter]] = {
     "path": Parameter("where the job writes: a folder, or a URI that pyarrow has a filesystem for"),
     "checkpoint": Parameter("where Spark keeps how far the query is", "path/_checkpoint"),
-    "starting": Parameter("where a new query begins: earliest, latest or a sequence number", "earliest"),
-    "interval": Parameter("seconds from micro-batch to micro-batch"),
-    "fail_on_data_loss": Parameter("whether messages that retention removed unread are an error"),
+    "starting": Parameter(
+        "where a new query begins: earliest, latest or a sequence number", "earliest", _place
+    ),
+    "interval": Parameter("seconds from micro-batch to micro-batch", check=at_least(0.01)),
+    "fail_on_data_loss": Parameter(
+        "whether messages that retention removed unread are an error", check=one_of("true", "false")
+    ),
 }
 """What all streaming jobs take."""
 
@@ -93,25 +135,17 @@ class Run:
 
     def param(self, name: str) -> str:
         """A parameter's value."""
-        return self.params.get(name) or self.parameters[name].default
+        if given := self.params.get(name):
+            _check(self.name, name, given, self.parameters[name])
+        return given or self.parameters[name].default
 
-    def number(self, name: str, least: float = 0) -> float:
+    def number(self, name: str) -> float:
         """A parameter that is a number."""
-        value = self.param(name)
-        try:
-            number = float(value)
-        except ValueError:
-            number = least - 1
-        if not least <= number < inf:
-            raise UsageError(f"{self.name}: {name} = {value}: expected a number of {least:g} or more")
-        return number
+        return float(self.param(name))
 
     def truth(self, name: str) -> bool:
         """A parameter that is true or false."""
-        value = self.param(name).lower()
-        if value not in ("true", "false"):
-            raise UsageError(f"{self.name}: {name} = {value}: expected true or false")
-        return value == "true"
+        return self.param(name).lower() == "true"
 
     @property
     def path(self) -> str:
@@ -161,7 +195,7 @@ class Run:
         self, rows: DataFrame, each: Callable[[DataFrame, int], None], *, interval: float | None = None
     ) -> StreamingQuery:
         """Have ``each`` do every micro-batch of ``rows``, one each ``interval``, which else is the parameter."""
-        seconds = self.number("interval", 0.01) if interval is None else interval
+        seconds = self.number("interval") if interval is None else interval
         self._own_checkpoint()
 
         def guarded(batch: DataFrame, number: int) -> None:
@@ -188,15 +222,20 @@ class Run:
             folder = Folder.at(self.checkpoint)
         except UsageError:
             return
-        with contextlib.suppress(OSError, pa.ArrowException):
+        try:
             owner = folder.read(_OWNER).decode(errors="replace") if _OWNER in folder.names() else None
             if owner is None:
                 folder.write(_OWNER, self.name.encode())
-            elif owner != self.name:
-                raise UsageError(
-                    f"{self.name}: {self.checkpoint} is the checkpoint of {owner}, and each job needs one of its own: "
-                    "choose another path, or another checkpoint"
-                )
+        except (OSError, pa.ArrowException) as error:
+            if folder.local:
+                # Nor would Spark be, and it says so in pages of Java.
+                raise StorageError(f"{self.name}: {self.checkpoint} cannot be written: {error}") from error
+            return
+        if owner not in (None, self.name):
+            raise UsageError(
+                f"{self.name}: {self.checkpoint} is the checkpoint of {owner}, and each job needs one of its own: "
+                "choose another path, or another checkpoint"
+            )
 
     def _load(
         self, reader: Any, servers: str | None, options: Mapping[str, object], source: str = "headrace"
@@ -234,7 +273,8 @@ def find(name: str) -> Job:
 def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Which job is told what: ``NAME=VALUE`` is for each that takes it, ``JOB.NAME=VALUE`` for one.
 
-    Several jobs that share a ``path`` or a ``checkpoint`` get a folder each in it.
+    Several jobs that share a ``path`` or a ``checkpoint`` get a folder each in it. A value that cannot be is told here,
+    before anything runs.
     """
     told: dict[str, dict[str, str]] = {name: {} for name in jobs}
     for key, value in sorted(given.items(), key=lambda item: "." in item[0]):
@@ -246,7 +286,16 @@ def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str
         for taker in takers:
             shared = name in ("path", "checkpoint") and not dot and len(jobs) > 1
             told[taker][name] = _below(value, taker) if shared else value
+            if value:
+                _check(taker, name, value, jobs[taker].PARAMETERS[name])
     return told
+
+
+def _check(job: str, name: str, value: str, parameter: Parameter) -> None:
+    try:
+        parameter.check(value)
+    except ValueError as error:
+        raise UsageError(f"{job}: {name} = {value}: expected {error}") from None
 
 
 def _below(place: str, name: str) -> str:

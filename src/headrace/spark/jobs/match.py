@@ -27,7 +27,7 @@ from headrace.matching import Matcher
 from headrace.message import SCHEMA
 from headrace.spark.jobs.archive_files import enveloped
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
+from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
 from headrace.spark.jobs.match_push import Lifeline
 from headrace.spark.jobs.match_tables import EVERY, Tables, matcher_table
 from headrace.spark.links import link
@@ -51,13 +51,15 @@ PARAMETERS: Final = {
         "dispatcher doors, with commas between; the first that answers is used",
         f"127.0.0.1:{DISPATCHER_PORT}",
     ),
-    "interval": Parameter(COMMON["interval"].doc, "0.1"),
+    "interval": COMMON["interval"]._replace(default="0.1"),
     "shares": Parameter(
-        "into how many shares clients are divided, each a task of every micro-batch", "the cores"
+        "into how many shares clients are divided, each a task of every micro-batch", "the cores", at_least(1)
     ),
-    "most": Parameter("how many sequence numbers a micro-batch has at most", "500000"),
+    "most": Parameter("how many sequence numbers a micro-batch has at most", "500000", at_least(1)),
     "json_attributes": Parameter(
-        "whether JSON payloads count as attributes: what the hub's matching.json_attributes is", "false"
+        "whether JSON payloads count as attributes: what the hub's matching.json_attributes is",
+        "false",
+        one_of("true", "false"),
     ),
 }
 
@@ -71,8 +73,8 @@ def start(run: Run) -> Started:
     dispatchers = [
         Address.parse(each.strip(), DISPATCHER_PORT) for each in run.param("dispatchers").split(",")
     ]
-    most, json_attributes = int(run.number("most", 1)), run.truth("json_attributes")
-    shares = run.params.get("shares") and int(run.number("shares", 1))
+    most, json_attributes = int(run.number("most")), run.truth("json_attributes")
+    shares = run.params.get("shares") and int(run.number("shares"))
     fleet = Driver(run)
     try:
         options = {

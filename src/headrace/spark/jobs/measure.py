@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace.message import NOT_A_MESSAGE
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
+from headrace.spark.jobs.job import COMMON, Run, Started
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ABOUT: Final = "counts, bytes, publishers, top topics and attributes, and lag, by second, minute and hour"
 PARAMETERS: Final = {
     **COMMON,
-    "interval": Parameter(COMMON["interval"].doc, "1"),
-    "fail_on_data_loss": Parameter(COMMON["fail_on_data_loss"].doc, "false"),
+    "interval": COMMON["interval"]._replace(default="1"),
+    "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="false"),
 }
 
 SPANS: Final = {"second": 1, "minute": 60, "hour": 3600}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived
-from headrace.spark.jobs.job import Parameter, Run
+from headrace.spark.jobs.job import Parameter, Run, at_least
 from headrace.spark.options import Access, micros
 
 if TYPE_CHECKING:
@@ -34,11 +35,14 @@ ABOUT: Final = "messages of an archive to a hub, at their own pace, at a rate, o
 PARAMETERS: Final = {
     "path": Parameter("the archive", "archive"),
     "where": Parameter("which messages, as a condition of SQL over the envelope's columns"),
-    "from": Parameter("the first message: a sequence number or a time (2026-01-31T12:00:00Z)"),
-    "until": Parameter("the last message, likewise"),
-    "rate": Parameter("messages a second; 0: as fast as it goes", "0"),
+    "from": Parameter(
+        "the first message: a sequence number or a time (2026-01-31T12:00:00Z)",
+        check=lambda place: _parsed(place),
+    ),
+    "until": Parameter("the last message, likewise", check=lambda place: _parsed(place)),
+    "rate": Parameter("messages a second; 0: as fast as it goes", "0", at_least(0)),
     "speed": Parameter(
-        "times the pace at which they came: 1 as they did, 60 a minute a second; 0: no pace", "0"
+        "times the pace at which they came: 1 as they did, 60 a minute a second; 0: no pace", "0", at_least(0)
     ),
     "name": Parameter("the publisher's name, by which a repeat is known"),
     **TABLE_PARAMETERS,
@@ -76,7 +80,7 @@ def start(run: Run) -> dict[str, object]:
     name = run.param("name") or publisher_name(log, run)
     run.at_work = lambda client: {"through": client.newest(name)}
     # Where nothing is chosen, Spark may run no task at all.
-    told = published(rows, run.access, name, pace).toArrow().to_pylist()
+    told = published(rows, run.access, name, pace, picked=bool(run.param("where"))).toArrow().to_pylist()
     result = told[0] if told else {"messages": 0, "first": None, "last": None}
     return {"log": log, "publisher": name, **result}
 
@@ -88,6 +92,8 @@ def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -
 
     kept = rows.select(*SCHEMA.names).where(F.col("origin") != NOT_A_MESSAGE)
     if where:
+        # PySpark prints what is wrong with a condition too, as a line of JSON.
+        logging.getLogger("SQLQueryContextLogger").disabled = True
         try:
             kept = kept.where(where)
         except PySparkException as error:
@@ -98,10 +104,15 @@ def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -
     return kept.where(_edge(until, "<=")) if until else kept
 
 
-def published(rows: DataFrame, access: Access, publisher: str, pace: Pace) -> DataFrame:
-    """Publish rows in the order of the sequence; one row says how many, and where they are now."""
+def published(
+    rows: DataFrame, access: Access, publisher: str, pace: Pace, *, picked: bool = False
+) -> DataFrame:
+    """Publish rows in the order of the sequence; one row says how many, and where they are now.
+
+    ``picked`` says that many of their numbers may not follow one another.
+    """
     ordered = rows.repartition(1).sortWithinPartitions("seq")
-    return ordered.mapInArrow(partial(_publish, access, publisher, pace), _DONE)
+    return ordered.mapInArrow(partial(_publish, access, publisher, pace, picked), _DONE)
 
 
 def publisher_name(log: str, run: Run) -> str:
@@ -132,9 +143,9 @@ def paced(
 
 
 def _publish(
-    access: Access, publisher: str, pace: Pace, batches: Iterable[pa.RecordBatch]
+    access: Access, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    from headrace.client.tube_replay import ReplayTarget, runs
+    from headrace.client.tube_replay import ReplayTarget, picks, runs
     from headrace.spark.jobs.archive_files import enveloped
     from headrace.spark.links import opened
 
@@ -146,14 +157,17 @@ def _publish(
 
     messages, first, last = 0, None, None
     with closing(opened(target, access.patience)) as hub:
-        newest = hub.newest(publisher)
+        newest = hub.known(publisher) if picked else hub.newest(publisher)
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)
         for rows in paced((each for each in missing if each.num_rows), pace):
-            for number, run in runs(rows):
-                at_first, last = hub.append(publisher, number, run)
-                first = at_first if first is None else first
-                messages += run.num_rows
+            if picked:
+                places = (hub.append_picked(publisher, part) for part in picks(rows))
+            else:
+                places = (hub.append(publisher, number, run) for number, run in runs(rows))
+            for at_first, at_last in places:
+                first, last = at_first if first is None else first, at_last
+            messages += rows.num_rows
     made = [pa.array([value], pa.int64()) for value in (messages, first, last)]
     yield pa.RecordBatch.from_arrays(made, names=["messages", "first", "last"])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from headrace.message import SCHEMA
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started
+from headrace.spark.jobs.job import COMMON, Run, Started
 from headrace.spark.jobs.judging import Judge, table
 from headrace.spark.jobs.segments import DDL, find_segments
 
@@ -32,8 +32,8 @@ the driver. Whoever has a long log to look at sees how far it is, and when it is
 ABOUT: Final = "holes, repeats and disorder in each log, and disagreement between logs"
 PARAMETERS: Final = {
     **COMMON,
-    "interval": Parameter(COMMON["interval"].doc, "1"),
-    "fail_on_data_loss": Parameter(COMMON["fail_on_data_loss"].doc, "false"),
+    "interval": COMMON["interval"]._replace(default="1"),
+    "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="false"),
 }
 
 FINDINGS_DDL: Final = "kind string, server string, first long, last long, publisher string, evidence string"
