@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -119,7 +120,7 @@ def test_once_is_enough(spark: SparkSession) -> None:
     register(spark)
     register(spark)
     strategies = spark._jsparkSession.experimental().extraStrategies().toString()
-    assert strategies.count(planning.STRATEGY) == 1
+    assert strategies.count(planning.COLUMNS) == strategies.count(planning.PARQUET) == 1
 
 
 @F.arrow_udf(LongType())
@@ -185,17 +186,26 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put another file in the place of a strategy's, which does not compile."""
+
+    def breaks(name: str) -> None:
+        for java in planning.JAVA.glob("*.java"):
+            shutil.copy(java, tmp_path)
+        (tmp_path / f"{name}.java").write_text(
+            f"package headrace.spark; public final class {name} extends NoSuchStrategy {{}}"
+        )
+        monkeypatch.setattr(planning, "JAVA", tmp_path)
+
+    return breaks
+
+
 def test_where_it_fails_all_is_as_spark_would_have_it(
-    spark: SparkSession,
-    hub: Hub,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    spark: SparkSession, hub: Hub, broken: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.publish([b"one"])
-    broken = tmp_path / "Broken.java"
-    broken.write_text("package headrace.spark; public final class ColumnsAsTheyAre extends NoSuchStrategy {}")
-    monkeypatch.setattr(planning, "JAVA", broken)
+    broken(planning.COLUMNS)
     another = spark.newSession()
     with caplog.at_level(logging.INFO, "headrace.spark"):
         register(another)
@@ -203,3 +213,22 @@ def test_where_it_fails_all_is_as_spark_would_have_it(
     rows = another.read.format("headrace").option("servers", hub.servers).load()
     assert "Project" in plan(rows)
     assert pa.table(rows.toArrow())["payload"].to_pylist() == [b"one"]
+
+
+def test_where_parquet_is_left_to_spark_the_source_is_read_in_columns(
+    spark: SparkSession,
+    hub: Hub,
+    broken: Callable[[str], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub.publish([b"one"])
+    broken(planning.PARQUET)
+    another = spark.newSession()
+    with caplog.at_level(logging.INFO, "headrace.spark"):
+        register(another)
+    assert "written by Spark" in caplog.text
+    rows = another.read.format("headrace").option("servers", hub.servers).load()
+    assert COLUMNS in plan(rows)
+    rows.write.parquet(str(tmp_path / "rows"))
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 1

@@ -1,5 +1,6 @@
 package headrace.spark;
 
+import java.nio.ByteBuffer;
 import org.apache.spark.TaskContext;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.analysis.NamedRelation;
@@ -134,9 +135,21 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
     return null;
   }
 
+  /** A scan that can give what a function in Python makes of the source's batches, instead of the batches. */
+  public interface Through {
+    /**
+     * To be called before it is executed.
+     *
+     * @param function what Spark has Python run, pickled: it is given, each behind its length, {@code told} and the read
+     *     function that it is put in the place of, and then the partition
+     * @param gives what it gives; the first column of a batch says of how many of the source's rows it is made
+     */
+    void through(byte[] function, StructType gives, byte[] told);
+  }
+
   /** Spark copies nodes of a plan by the constructor that takes all their fields: it is the same as its parent's. */
-  public static final class MicroBatchScan extends MicroBatchScanExec {
-    private transient PartitionReaderFactory columns;
+  public static final class MicroBatchScan extends MicroBatchScanExec implements Through {
+    private transient Columns columns;
 
     public MicroBatchScan(
         Seq output,
@@ -159,11 +172,15 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       }
       return this.columns;
     }
+
+    public void through(byte[] function, StructType gives, byte[] told) {
+      ((Columns) this.readerFactory()).through(function, gives, told);
+    }
   }
 
   /** The same for a read that is no stream. */
-  public static final class BatchScan extends BatchScanExec {
-    private transient PartitionReaderFactory columns;
+  public static final class BatchScan extends BatchScanExec implements Through {
+    private transient Columns columns;
 
     public BatchScan(
         Seq output, Scan scan, Seq runtimeFilters, Option ordering, Table table, Option keyGroupedPartitioning) {
@@ -180,6 +197,10 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       }
       return this.columns;
     }
+
+    public void through(byte[] function, StructType gives, byte[] told) {
+      ((Columns) this.readerFactory()).through(function, gives, told);
+    }
   }
 
   /** How executors read: Spark's own way, as far as the batches that Python gives. */
@@ -188,9 +209,14 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
 
     private final UserDefinedPythonDataSource source;
     private final byte[] read;
-    private final StructType schema;
     private final Option artifacts;
     private final Option session;
+    private StructType schema;
+
+    /** What stands between, if anything does: see {@link Through}. */
+    private byte[] function;
+
+    private byte[] told;
 
     Columns(PythonStreamingPartitionReaderFactory rows) {
       this.source =
@@ -214,6 +240,12 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       this.session = rows.org$apache$spark$sql$execution$datasources$v2$python$PythonPartitionReaderFactory$$sessionUUID;
     }
 
+    void through(byte[] function, StructType gives, byte[] told) {
+      this.function = function;
+      this.schema = gives;
+      this.told = told;
+    }
+
     public boolean supportColumnarReads(InputPartition partition) {
       return true;
     }
@@ -227,7 +259,12 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
           partition instanceof PythonInputPartition
               ? ((PythonInputPartition) partition).pickedPartition()
               : ((PythonStreamingInputPartition) partition).pickedPartition();
-      return new Batches(this.source, this.read, this.schema, this.artifacts, this.session, pickled);
+      if (this.function == null) {
+        return new Batches(this.source, this.read, this.schema, this.artifacts, this.session, pickled, false);
+      }
+      ByteBuffer given = ByteBuffer.allocate(4 + this.told.length + 4 + this.read.length + pickled.length);
+      given.putInt(this.told.length).put(this.told).putInt(this.read.length).put(this.read).put(pickled);
+      return new Batches(this.source, this.function, this.schema, this.artifacts, this.session, given.array(), true);
     }
   }
 
@@ -235,6 +272,7 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
   static final class Batches implements PartitionReader {
     private final UserDefinedPythonDataSource source;
     private final StructType schema;
+    private final boolean counted;
     private final Map metrics = PythonCustomMetric.pythonMetrics();
     private final Iterator batches;
 
@@ -244,9 +282,11 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
         StructType schema,
         Option artifacts,
         Option session,
-        byte[] partition) {
+        byte[] partition,
+        boolean counted) {
       this.source = source;
       this.schema = schema;
+      this.counted = counted;
       MapInBatchEvaluatorFactory factory =
           source.createMapInBatchEvaluatorFactory(
               read,
@@ -280,7 +320,7 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       for (int each = 0; each < columns.length; each++) {
         columns[each] = struct.getChild(each);
       }
-      return new ColumnarBatch(columns, batch.numRows());
+      return new ColumnarBatch(columns, this.counted ? (int) columns[0].getLong(0) : batch.numRows());
     }
 
     public CustomTaskMetric[] currentMetricsValues() {

@@ -15,6 +15,7 @@ from tests.spark.jobs.rows import BEGIN, LOG, frame, rows
 
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
+from headrace.spark import parquet
 from headrace.spark.jobs import archive_files
 from headrace.spark.jobs.archive_files import Added, write_files
 from headrace.spark.jobs.archive_parquet import ParquetArchive
@@ -181,7 +182,7 @@ def test_a_large_task_makes_several_files(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_files, "FILE_BYTES", 8_000)
-    monkeypatch.setattr(archive_files, "GROUP_ROWS", 500)
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 500)
     batches = rows(1, 5000).to_batches(max_chunksize=250)
     folder = Folder.at(str(tmp_path))
     made = pa.Table.from_batches(write_files(folder, 0, LOG, batches)).to_pylist()

@@ -24,6 +24,7 @@ from headrace.errors import StorageError, UsageError
 from headrace.message import NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.options import Reading
+from headrace.spark.parquet import GROUP_ROWS, NAMES, RowGroups
 from headrace.spark.ranges import rows_of
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 FILE_BYTES: Final = 64 << 20
 """A file that has this many bytes is large enough."""
-GROUP_ROWS: Final = 131_072
-GROUP_BYTES: Final = 32 << 20
-"""A row group is written when this much has come: what a task holds in memory, and a reader reads at once."""
 
 LOG_KEY: Final = b"headrace.log"
 LAST_KEY: Final = b"headrace.last"
@@ -205,16 +203,9 @@ class _Writer:
         self.first = self.last = self.rows = self.messages = 0
         self._file = folder.create(self.name)
         schema = SCHEMA.with_metadata({LOG_KEY: log.encode()})
-        self._parquet = pq.ParquetWriter(
-            self._file,
-            schema,
-            compression="zstd",
-            # Sequence numbers, times and payloads hardly repeat; names do.
-            use_dictionary=["origin", "publisher", "topic"],
-            store_schema=True,
+        self._groups = RowGroups(
+            self._file, schema, compression="zstd", use_dictionary=list(NAMES), store_schema=True
         )
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = self._waiting_bytes = 0
 
     @property
     def size(self) -> int:
@@ -228,26 +219,14 @@ class _Writer:
         entries = pc.sum(pc.equal(rows.column("origin"), NOT_A_MESSAGE)).as_py() or 0
         self.rows += rows.num_rows
         self.messages += rows.num_rows - entries
-        self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
-        if self._waiting_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
-            self._flush()
+        self._groups.write(rows)
 
     def close(self) -> int:
         """Finish the file; return its size."""
-        self._flush()
-        self._parquet.add_key_value_metadata({LAST_KEY: str(self.last).encode()})
-        self._parquet.close()
+        self._groups.close({LAST_KEY.decode(): str(self.last)})
         size = self.size
         self._file.close()
         return size
-
-    def _flush(self) -> None:
-        if self._waiting:
-            table = pa.Table.from_batches(self._waiting)
-            self._parquet.write_table(table, row_group_size=self._waiting_rows)
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
 
 def _ordered(rows: pa.RecordBatch, after: int, last: int) -> pa.RecordBatch:

@@ -1,0 +1,376 @@
+package headrace.spark;
+
+import java.io.IOException;
+import java.io.OutputStream;
+import java.lang.reflect.Field;
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+import java.util.Date;
+import java.util.HashSet;
+import java.util.Set;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.mapreduce.TaskAttemptContext;
+import org.apache.spark.TaskContext;
+import org.apache.spark.internal.io.FileCommitProtocol;
+import org.apache.spark.internal.io.SparkHadoopWriterUtils$;
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.ReturnAnswer;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.connector.write.WriterCommitMessage;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.execution.datasources.FileFormat;
+import org.apache.spark.sql.execution.datasources.FileFormatWriter$;
+import org.apache.spark.sql.execution.datasources.OutputWriter;
+import org.apache.spark.sql.execution.datasources.OutputWriterFactory;
+import org.apache.spark.sql.execution.datasources.WriteFiles;
+import org.apache.spark.sql.execution.datasources.WriteFilesExec;
+import org.apache.spark.sql.execution.datasources.WriteFilesSpec;
+import org.apache.spark.sql.execution.datasources.WriteJobDescription;
+import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat;
+import org.apache.spark.sql.execution.datasources.v2.DataSourceV2ScanExecBase;
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution;
+import org.apache.spark.sql.execution.streaming.runtime.StreamingQueryWrapper;
+import org.apache.spark.sql.execution.streaming.sinks.FileStreamSink;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+import scala.Option;
+import scala.collection.AbstractIterator;
+import scala.collection.Iterator;
+import scala.collection.Iterator$;
+import scala.collection.immutable.Map;
+import scala.collection.immutable.Map$;
+import scala.collection.immutable.Nil$;
+import scala.collection.immutable.Seq;
+import scala.reflect.ClassTag;
+import scala.reflect.ClassTag$;
+import scala.runtime.AbstractFunction1;
+
+/**
+ * Plans the writing of Parquet files of what one source gives, as it is, by Python.
+ *
+ * <p>Spark's writer takes rows and puts them into columns again, value by value; it takes three quarters of the time of a
+ * copy to Parquet. Python has the columns, in batches, and a writer for them. What it gives to the JVM is then not
+ * messages but pieces of Parquet files, and Spark does with them what it does with files of its own writing: where they
+ * are, who commits them and what is counted is all Spark's.
+ *
+ * <p>That is for a query that only chooses columns of the source. Where files are asked for that Python does not write, or
+ * that it would write otherwise, as by settings that are not known here, Spark's writer gets rows.
+ */
+public final class ParquetByPython extends SparkStrategy {
+  private final SparkSession session;
+  private final SparkStrategy columns;
+  private final byte[] function;
+
+  public ParquetByPython(SparkSession session, SparkStrategy columns, byte[] function) {
+    this.session = session;
+    this.columns = columns;
+    this.function = function;
+  }
+
+  public Seq apply(LogicalPlan plan) {
+    Seq none = (Seq) Nil$.MODULE$;
+    Map empty = (Map) Map$.MODULE$.empty();
+    SparkPlan made = null;
+    if (plan instanceof WriteFiles) {
+      WriteFiles write = (WriteFiles) plan;
+      if (write.partitionColumns().isEmpty() && write.bucketSpec().isEmpty()) {
+        made = this.write(write.child(), write.fileFormat(), write.options(), write.staticPartitions());
+      }
+    } else if (plan instanceof ReturnAnswer) {
+      // A stream's plan does not say where its rows go.
+      made = this.write(((ReturnAnswer) plan).child(), this.formatOfSink(), empty, empty);
+    }
+    return made == null ? none : (Seq) Nil$.MODULE$.$colon$colon(made);
+  }
+
+  private SparkPlan write(LogicalPlan plan, FileFormat format, Map options, Map staticPartitions) {
+    if (!(format instanceof ParquetFileFormat)) {
+      return null;
+    }
+    Seq planned = this.columns.apply(plan);
+    if (planned.size() != 1 || !onlyChooses((SparkPlan) planned.head())) {
+      return null;
+    }
+    SparkPlan child = (SparkPlan) planned.head();
+    Option none = Option.empty();
+    return new WriteParquet(child, format, (Seq) Nil$.MODULE$, none, options, staticPartitions, this.function);
+  }
+
+  /** What a stream's files are to be, if it is files that this is planned for, and all in one folder. */
+  private FileFormat formatOfSink() {
+    String query = this.session.sparkContext().getLocalProperty(StreamExecution.QUERY_ID_KEY());
+    Object running = query == null ? null : this.session.streams().get(query);
+    if (!(running instanceof StreamingQueryWrapper)) {
+      return null;
+    }
+    Object sink = ((StreamingQueryWrapper) running).streamingQuery().sink();
+    if (!(sink instanceof FileStreamSink) || !((Seq) field(sink, "partitionColumnNames")).isEmpty()) {
+      return null;
+    }
+    return (FileFormat) field(sink, "fileFormat");
+  }
+
+  private static Object field(Object of, String name) {
+    try {
+      Field field = FileStreamSink.class.getDeclaredField(name);
+      field.setAccessible(true);
+      return field.get(of);
+    } catch (ReflectiveOperationException error) {
+      throw new IllegalStateException(error);
+    }
+  }
+
+  private static boolean onlyChooses(SparkPlan plan) {
+    SparkPlan scan = scanOf(plan);
+    return scan != null && plan.outputSet().subsetOf(scan.outputSet()) && !isFiltered(plan);
+  }
+
+  private static boolean isFiltered(SparkPlan plan) {
+    for (SparkPlan each = plan; each.children().size() == 1; each = (SparkPlan) each.children().head()) {
+      if (each instanceof org.apache.spark.sql.execution.FilterExec) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  /** The scan below; null if there is none that can be had give something else. */
+  private static SparkPlan scanOf(SparkPlan plan) {
+    while (plan.children().size() == 1) {
+      plan = (SparkPlan) plan.children().head();
+    }
+    return plan instanceof ColumnsAsTheyAre.Through ? plan : null;
+  }
+
+  /** Writes the files. */
+  public static final class WriteParquet extends WriteFilesExec {
+    /** Settings that say nothing of what is in a file, or that are obeyed here. */
+    private static final Set KNOWN =
+        new HashSet(
+            Arrays.asList(
+                new Object[] {"compression", "writer.version", "write.support.class", "summary.metadata.level"}));
+
+    private static final Set CODECS = new HashSet(Arrays.asList(new Object[] {"SNAPPY", "GZIP", "ZSTD", "UNCOMPRESSED"}));
+
+    private static final Set TIMES = new HashSet(Arrays.asList(new Object[] {"INT96", "TIMESTAMP_MICROS"}));
+
+    private final transient byte[] function;
+
+    public WriteParquet(
+        SparkPlan child,
+        FileFormat format,
+        Seq partitionColumns,
+        Option bucketSpec,
+        Map options,
+        Map staticPartitions,
+        byte[] function) {
+      super(child, format, partitionColumns, bucketSpec, options, staticPartitions);
+      this.function = function;
+    }
+
+    public Seq otherCopyArgs() {
+      return (Seq) Nil$.MODULE$.$colon$colon(this.function);
+    }
+
+    public WriteFilesExec withNewChildInternal(SparkPlan child) {
+      return new WriteParquet(
+          child,
+          this.fileFormat(),
+          this.partitionColumns(),
+          this.bucketSpec(),
+          this.options(),
+          this.staticPartitions(),
+          this.function);
+    }
+
+    public RDD doExecuteWrite(WriteFilesSpec spec) {
+      WriteJobDescription job = spec.description();
+      byte[] told = told(job);
+      SparkPlan scan = scanOf(this.child());
+      if (told == null || scan == null || ((DataSourceV2ScanExecBase) scan).inputPartitions().isEmpty()) {
+        return super.doExecuteWrite(spec);
+      }
+      StructType pieces = new StructType().add("rows", DataTypes.LongType).add("piece", DataTypes.BinaryType);
+      ((ColumnsAsTheyAre.Through) scan).through(this.function, pieces, told);
+      WriteJobDescription same =
+          new WriteJobDescription(
+              job.uuid(),
+              job.serializableHadoopConf(),
+              new Files(job.outputWriterFactory()),
+              job.allColumns(),
+              job.dataColumns(),
+              job.partitionColumns(),
+              job.bucketSpec(),
+              job.path(),
+              job.customPartitionLocations(),
+              job.maxRecordsPerFile(),
+              job.timeZoneId(),
+              job.statsTrackers());
+      String tracker = SparkHadoopWriterUtils$.MODULE$.createJobTrackerID(new Date());
+      ClassTag messages = ClassTag$.MODULE$.apply(WriterCommitMessage.class);
+      return scan.executeColumnar().mapPartitions(new Task(same, spec.committer(), tracker), false, messages);
+    }
+
+    /** What Python is told of the files; null if it is not to write them. */
+    private static byte[] told(WriteJobDescription job) {
+      Configuration conf = job.serializableHadoopConf().value();
+      String compression = conf.get("parquet.compression", "");
+      String times = conf.get("spark.sql.parquet.outputTimestampType", "");
+      String schema = conf.get("org.apache.spark.sql.parquet.row.attributes");
+      if (job.maxRecordsPerFile() > 0
+          || !job.partitionColumns().isEmpty()
+          || !job.bucketSpec().isEmpty()
+          || conf.getBoolean("spark.sql.parquet.writeLegacyFormat", false)
+          || !KNOWN.containsAll(conf.getPropsWithPrefix("parquet.").keySet())
+          || !conf.get("parquet.writer.version", "").equals("PARQUET_1_0")
+          || !CODECS.contains(compression)
+          || !TIMES.contains(times)
+          || schema == null) {
+        return null;
+      }
+      String version = org.apache.spark.package$.MODULE$.SPARK_VERSION_SHORT();
+      String told =
+          "{\"compression\":\"" + compression + "\",\"times\":\"" + times + "\",\"version\":\"" + version + "\",\"schema\":"
+              + schema + "}";
+      return told.getBytes(StandardCharsets.UTF_8);
+    }
+  }
+
+  /** Writes a partition as Spark does, of rows that are pieces of a file. */
+  public static final class Task extends AbstractFunction1 implements java.io.Serializable {
+    private static final long serialVersionUID = 1L;
+
+    private final WriteJobDescription job;
+    private final FileCommitProtocol committer;
+    private final String tracker;
+
+    Task(WriteJobDescription job, FileCommitProtocol committer, String tracker) {
+      this.job = job;
+      this.committer = committer;
+      this.tracker = tracker;
+    }
+
+    public Object apply(Object batches) {
+      TaskContext task = TaskContext.get();
+      Object result =
+          FileFormatWriter$.MODULE$.executeTask(
+              this.job,
+              this.tracker,
+              task.stageId(),
+              task.partitionId(),
+              (int) task.taskAttemptId() & Integer.MAX_VALUE,
+              this.committer,
+              new Pieces((Iterator) batches, task.partitionId() == 0),
+              Option.empty());
+      return Iterator$.MODULE$.single(result);
+    }
+  }
+
+  /** Rows that are pieces of a file, each followed by empty ones: as many rows as are in it, for those who count them. */
+  static final class Pieces extends AbstractIterator {
+    private static final InternalRow NOTHING = new GenericInternalRow(0);
+
+    private final Iterator batches;
+
+    /** Whether there is to be a file even if it is of no rows: one of them, so that it is seen what the columns are. */
+    private final boolean anyway;
+
+    private InternalRow piece;
+    private boolean begun;
+    private int empty;
+
+    Pieces(Iterator batches, boolean anyway) {
+      this.batches = batches;
+      this.anyway = anyway;
+    }
+
+    public boolean hasNext() {
+      if (this.piece == null && this.empty == 0 && this.batches.hasNext()) {
+        ColumnarBatch batch = (ColumnarBatch) this.batches.next();
+        if (this.begun || this.anyway || batch.numRows() > 0) {
+          this.begun = true;
+          this.piece = new GenericInternalRow(new Object[] {batch.column(1).getBinary(0)});
+          this.empty = Math.max(batch.numRows() - 1, 0);
+        }
+      }
+      return this.piece != null || this.empty > 0;
+    }
+
+    public Object next() {
+      if (!this.hasNext()) {
+        throw new java.util.NoSuchElementException();
+      }
+      InternalRow row = this.piece;
+      if (row == null) {
+        this.empty--;
+        return NOTHING;
+      }
+      this.piece = null;
+      return row;
+    }
+  }
+
+  /** Makes the files that Spark's own would make, for pieces. */
+  public static final class Files extends OutputWriterFactory {
+    private static final long serialVersionUID = 1L;
+
+    private final OutputWriterFactory sparks;
+
+    Files(OutputWriterFactory sparks) {
+      this.sparks = sparks;
+    }
+
+    public String getFileExtension(TaskAttemptContext context) {
+      return this.sparks.getFileExtension(context);
+    }
+
+    public OutputWriter newInstance(String path, StructType schema, TaskAttemptContext context) {
+      try {
+        Path file = new Path(path);
+        return new OneFile(path, file.getFileSystem(context.getConfiguration()).create(file, false));
+      } catch (IOException error) {
+        throw new java.io.UncheckedIOException(error);
+      }
+    }
+  }
+
+  /** A file in the making. */
+  static final class OneFile extends OutputWriter {
+    private final String path;
+    private final OutputStream out;
+
+    OneFile(String path, OutputStream out) {
+      this.path = path;
+      this.out = out;
+    }
+
+    public void write(InternalRow row) {
+      if (row.numFields() > 0) {
+        try {
+          this.out.write(row.getBinary(0));
+        } catch (IOException error) {
+          throw new java.io.UncheckedIOException(error);
+        }
+      }
+    }
+
+    public void close() {
+      try {
+        this.out.close();
+      } catch (IOException error) {
+        throw new java.io.UncheckedIOException(error);
+      }
+    }
+
+    public String path() {
+      return this.path;
+    }
+  }
+}

@@ -1,0 +1,167 @@
+"""Parquet files of messages, written in Python, where the columns are.
+
+:class:`RowGroups` is how a file is written: rows are kept until they are worth a row group. :func:`pieces` is what
+Spark has Python run in the place of the source's read function where a query only copies messages to Parquet files
+(``ParquetByPython.java``): it reads, and gives files in pieces where the read function gives messages.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+GROUP_ROWS: Final = 131_072
+GROUP_BYTES: Final = 32 << 20
+"""A row group is written when this much has come: what a task holds in memory, and a reader reads at once."""
+
+NAMES: Final = ("origin", "publisher", "topic")
+"""Columns whose values repeat. Sequence numbers, times and payloads hardly do."""
+
+PIECE_BYTES: Final = 8 << 20
+"""What of a file is given to Spark at once."""
+
+GIVES: Final = "rows long, piece binary"
+"""What :func:`pieces` gives: a piece of a file, and how many messages are in what it is the beginning of."""
+
+_PIECES: Final = pa.schema([pa.field("rows", pa.int64()), pa.field("piece", pa.binary())])
+
+
+class RowGroups:
+    """A file in the making: batches in, row groups out."""
+
+    def __init__(self, file: Any, schema: pa.Schema, **options: Any) -> None:
+        self._parquet = pq.ParquetWriter(file, schema, **options)
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+
+    def write(self, rows: pa.RecordBatch) -> int:
+        """Take a batch; return how many rows were written because of it."""
+        self._waiting.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+        return self.flush() if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES else 0
+
+    def flush(self) -> int:
+        """Write what waits; return how many rows that was."""
+        written = self._rows
+        if written:
+            self._parquet.write_table(pa.Table.from_batches(self._waiting), row_group_size=written)
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        return written
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        """Write what waits, then what the file says of itself."""
+        self.flush()
+        self._parquet.add_key_value_metadata(metadata)
+        self._parquet.close()
+
+
+def pieces(given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The file of one partition, as Spark's own writer would name and describe its columns.
+
+    What is given is one value: a description of the file and the pickled read function, each behind its length, and the
+    pickled partition.
+    """
+    from pyspark.cloudpickle import loads
+
+    (value,) = (batch.column(0)[0].as_py() for batch in given)
+    described, rest = _behind_length(value)
+    function, partition = _behind_length(rest)
+    read, _ = loads(function)
+    rows = read(iter([pa.RecordBatch.from_arrays([pa.array([partition], pa.binary())], ["partition"])]))
+    return file_of(rows, json.loads(described))
+
+
+def file_of(rows: Iterable[pa.RecordBatch], described: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """A file of rows, in pieces; its first piece has no rows only if the file has none."""
+    taken = _Taken()
+    file: RowGroups | None = None
+    names = [field["name"] for field in described["schema"]["fields"]]
+    for batch in rows:
+        chosen = batch.select(names)
+        if file is None:
+            file = _begin(taken, chosen.schema, described)
+        if written := file.write(chosen):
+            yield from _cut(written, taken.take())
+    if file is None:
+        file = _begin(taken, _schema(described), described)
+    yield from _cut(file.flush(), taken.take())
+    file.close(
+        {
+            "org.apache.spark.version": described["version"],
+            "org.apache.spark.sql.parquet.row.metadata": json.dumps(
+                described["schema"], separators=(",", ":")
+            ),
+        }
+    )
+    yield from _cut(0, taken.take())
+
+
+class _Taken:
+    """What is written here is kept until it is taken."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._written.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def take(self) -> bytes:
+        data, self._written = b"".join(self._written), []
+        return data
+
+
+def _behind_length(data: bytes) -> tuple[bytes, bytes]:
+    (length,) = struct.unpack_from(">i", data)
+    return data[4 : 4 + length], data[4 + length :]
+
+
+def _cut(rows: int, data: bytes) -> Iterator[pa.RecordBatch]:
+    for begin in range(0, len(data), PIECE_BYTES):
+        piece = data[begin : begin + PIECE_BYTES]
+        yield pa.RecordBatch.from_arrays([pa.array([rows]), pa.array([piece], pa.binary())], schema=_PIECES)
+        rows = 0
+
+
+def _schema(described: dict[str, Any]) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(StructType.fromJson(described["schema"]), timezone="UTC")
+
+
+def _begin(file: _Taken, schema: pa.Schema, described: dict[str, Any]) -> RowGroups:
+    compression = described["compression"].lower()
+    return RowGroups(
+        file,
+        schema,
+        compression="none" if compression == "uncompressed" else compression,
+        # Spark's level; Arrow's is another.
+        compression_level=3 if compression == "zstd" else None,
+        use_deprecated_int96_timestamps=described["times"] == "INT96",
+        use_dictionary=[name for name in NAMES if name in schema.names],
+        store_schema=False,
+    )
