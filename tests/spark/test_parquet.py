@@ -21,6 +21,7 @@ DESCRIBED = {
     "compression": "SNAPPY",
     "times": "INT96",
     "version": "4.3.0",
+    "columns": [0, 1],
     "schema": {
         "type": "struct",
         "fields": [
@@ -85,8 +86,10 @@ def test_a_file_is_compressed_as_it_is_asked(said: str, written: str) -> None:
 
 def test_columns_are_those_that_are_asked_for_in_their_order() -> None:
     schema: Any = {"type": "struct", "fields": DESCRIBED["schema"]["fields"][::-1]}  # type: ignore[index]
-    _, file = joined(parquet.file_of(iter([batch(1, 3)]), {**DESCRIBED, "schema": schema}))
+    described = {**DESCRIBED, "schema": schema, "columns": [1, 0]}
+    _, file = joined(parquet.file_of(iter([batch(1, 3)]), described))
     assert file.schema_arrow.names == ["payload", "seq"]
+    assert file.read()["seq"].to_pylist() == [1, 2, 3]
 
 
 # With Spark
@@ -197,10 +200,10 @@ def test_columns_may_be_chosen_and_put_in_another_order(
     spark: SparkSession, filled: Hub, tmp_path: Path
 ) -> None:
     rows = spark.read.format("headrace").option("servers", filled.servers).load()
-    rows.select("payload", "seq").write.parquet(str(tmp_path / "rows"))
+    rows.select("payload", "SEQ").write.parquet(str(tmp_path / "rows"))
     assert by_python(tmp_path / "rows")
     found = spark.read.parquet(str(tmp_path / "rows"))
-    assert found.columns == ["payload", "seq"]
+    assert found.columns == ["payload", "SEQ"]
     assert sorted(found.collect()) == sorted(rows.select("payload", "seq").collect())
 
 
@@ -227,6 +230,19 @@ def test_of_nothing_there_is_one_file_that_tells_the_columns(
         assert len(written(tmp_path / name)) == 1
         assert spark.read.parquet(str(tmp_path / name)).columns[0] == "seq"
         assert spark.read.parquet(str(tmp_path / name)).count() == 0
+
+
+@pytest.mark.spark
+def test_what_a_query_of_files_looks_up_is_read_as_ever(
+    spark: SparkSession, filled: Hub, hub: Hub, tmp_path: Path
+) -> None:
+    hub.publish([b"x"])
+    spark.read.format("headrace").option("servers", hub.servers).load().createOrReplaceTempView("looked_up")
+    rows = spark.readStream.format("headrace").options(servers=filled.servers, startingOffsets=1).load()
+    rows = rows.where("seq > (select seq from looked_up)")
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start(str(tmp_path / "rows")).awaitTermination()
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 399
 
 
 QUERIES = {
@@ -258,6 +274,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "row groups of another size": {"parquet.block.size": "1000000"},
     "a bloom filter": {"parquet.bloom.filter.enabled#topic": "true"},
     "another version": {"parquet.writer.version": "PARQUET_2_0"},
+    "a level of compression": {"compression": "zstd", "parquet.compression.codec.zstd.level": "9"},
     "a codec that Python has not": {"compression": "lz4"},
     "files of a few records": {"maxRecordsPerFile": 50},
 }

@@ -2,18 +2,21 @@ package headrace.spark;
 
 import java.io.IOException;
 import java.io.OutputStream;
+import java.io.Serializable;
+import java.io.UncheckedIOException;
 import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Date;
-import java.util.HashSet;
-import java.util.Set;
+import java.util.List;
+import java.util.NoSuchElementException;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.mapreduce.TaskAttemptContext;
 import org.apache.spark.TaskContext;
 import org.apache.spark.internal.io.FileCommitProtocol;
 import org.apache.spark.internal.io.SparkHadoopWriterUtils$;
+import org.apache.spark.package$;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
@@ -22,6 +25,7 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.ReturnAnswer;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
+import org.apache.spark.sql.execution.FilterExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
 import org.apache.spark.sql.execution.datasources.FileFormat;
@@ -75,7 +79,6 @@ public final class ParquetByPython extends SparkStrategy {
   }
 
   public Seq apply(LogicalPlan plan) {
-    Seq none = (Seq) Nil$.MODULE$;
     Map empty = (Map) Map$.MODULE$.empty();
     SparkPlan made = null;
     if (plan instanceof WriteFiles) {
@@ -84,10 +87,13 @@ public final class ParquetByPython extends SparkStrategy {
         made = this.write(write.child(), write.fileFormat(), write.options(), write.staticPartitions());
       }
     } else if (plan instanceof ReturnAnswer) {
-      // A stream's plan does not say where its rows go.
+      // The root of a plan. That of a stream does not say where its rows go; plans below it may be of no stream.
       made = this.write(((ReturnAnswer) plan).child(), this.formatOfSink(), empty, empty);
+      if (made != null && !(scanOf(made) instanceof ColumnsAsTheyAre.MicroBatchScan)) {
+        made = null;
+      }
     }
-    return made == null ? none : (Seq) Nil$.MODULE$.$colon$colon(made);
+    return made == null ? (Seq) Nil$.MODULE$ : (Seq) Nil$.MODULE$.$colon$colon(made);
   }
 
   private SparkPlan write(LogicalPlan plan, FileFormat format, Map options, Map staticPartitions) {
@@ -128,17 +134,12 @@ public final class ParquetByPython extends SparkStrategy {
   }
 
   private static boolean onlyChooses(SparkPlan plan) {
-    SparkPlan scan = scanOf(plan);
-    return scan != null && plan.outputSet().subsetOf(scan.outputSet()) && !isFiltered(plan);
-  }
-
-  private static boolean isFiltered(SparkPlan plan) {
     for (SparkPlan each = plan; each.children().size() == 1; each = (SparkPlan) each.children().head()) {
-      if (each instanceof org.apache.spark.sql.execution.FilterExec) {
-        return true;
+      if (each instanceof FilterExec) {
+        return false;
       }
     }
-    return false;
+    return chosen(plan, scanOf(plan)) != null;
   }
 
   /** The scan below; null if there is none that can be had give something else. */
@@ -149,17 +150,41 @@ public final class ParquetByPython extends SparkStrategy {
     return plan instanceof ColumnsAsTheyAre.Through ? plan : null;
   }
 
+  /** Which of a scan's columns a plan gives, by their places; null if it gives anything else. */
+  private static String chosen(SparkPlan plan, SparkPlan scan) {
+    StringBuilder places = new StringBuilder();
+    for (Iterator each = plan.output().iterator(); scan != null && each.hasNext(); ) {
+      int place = placeOf((Attribute) each.next(), scan.output());
+      if (place < 0) {
+        return null;
+      }
+      places.append(places.length() == 0 ? "" : ",").append(place);
+    }
+    return scan == null ? null : places.toString();
+  }
+
+  private static int placeOf(Attribute wanted, Seq attributes) {
+    for (int place = 0; place < attributes.size(); place++) {
+      if (((Attribute) attributes.apply(place)).exprId().equals(wanted.exprId())) {
+        return place;
+      }
+    }
+    return -1;
+  }
+
   /** Writes the files. */
   public static final class WriteParquet extends WriteFilesExec {
-    /** Settings that say nothing of what is in a file, or that are obeyed here. */
-    private static final Set KNOWN =
-        new HashSet(
-            Arrays.asList(
-                new Object[] {"compression", "writer.version", "write.support.class", "summary.metadata.level"}));
+    /** What Spark sets by itself. Anything else may ask for other files than Python writes. */
+    private static final List USUAL =
+        Arrays.asList(
+            new Object[] {
+              "writer.version=PARQUET_1_0",
+              "summary.metadata.level=NONE",
+              "write.support.class=org.apache.spark.sql.execution.datasources.parquet.ParquetWriteSupport"
+            });
 
-    private static final Set CODECS = new HashSet(Arrays.asList(new Object[] {"SNAPPY", "GZIP", "ZSTD", "UNCOMPRESSED"}));
-
-    private static final Set TIMES = new HashSet(Arrays.asList(new Object[] {"INT96", "TIMESTAMP_MICROS"}));
+    private static final List CODECS = Arrays.asList(new Object[] {"SNAPPY", "GZIP", "ZSTD", "UNCOMPRESSED"});
+    private static final List TIMES = Arrays.asList(new Object[] {"INT96", "TIMESTAMP_MICROS"});
 
     private final transient byte[] function;
 
@@ -192,9 +217,9 @@ public final class ParquetByPython extends SparkStrategy {
 
     public RDD doExecuteWrite(WriteFilesSpec spec) {
       WriteJobDescription job = spec.description();
-      byte[] told = told(job);
       SparkPlan scan = scanOf(this.child());
-      if (told == null || scan == null || ((DataSourceV2ScanExecBase) scan).inputPartitions().isEmpty()) {
+      byte[] told = told(job, chosen(this.child(), scan));
+      if (told == null || ((DataSourceV2ScanExecBase) scan).inputPartitions().isEmpty()) {
         return super.doExecuteWrite(spec);
       }
       StructType pieces = new StructType().add("rows", DataTypes.LongType).add("piece", DataTypes.BinaryType);
@@ -219,32 +244,33 @@ public final class ParquetByPython extends SparkStrategy {
     }
 
     /** What Python is told of the files; null if it is not to write them. */
-    private static byte[] told(WriteJobDescription job) {
+    private static byte[] told(WriteJobDescription job, String columns) {
       Configuration conf = job.serializableHadoopConf().value();
       String compression = conf.get("parquet.compression", "");
       String times = conf.get("spark.sql.parquet.outputTimestampType", "");
       String schema = conf.get("org.apache.spark.sql.parquet.row.attributes");
-      if (job.maxRecordsPerFile() > 0
-          || !job.partitionColumns().isEmpty()
-          || !job.bucketSpec().isEmpty()
+      if (columns == null
+          || schema == null
+          || job.maxRecordsPerFile() > 0
           || conf.getBoolean("spark.sql.parquet.writeLegacyFormat", false)
-          || !KNOWN.containsAll(conf.getPropsWithPrefix("parquet.").keySet())
-          || !conf.get("parquet.writer.version", "").equals("PARQUET_1_0")
           || !CODECS.contains(compression)
-          || !TIMES.contains(times)
-          || schema == null) {
+          || !TIMES.contains(times)) {
         return null;
       }
-      String version = org.apache.spark.package$.MODULE$.SPARK_VERSION_SHORT();
-      String told =
-          "{\"compression\":\"" + compression + "\",\"times\":\"" + times + "\",\"version\":\"" + version + "\",\"schema\":"
-              + schema + "}";
-      return told.getBytes(StandardCharsets.UTF_8);
+      for (java.util.Iterator each = conf.getPropsWithPrefix("parquet.").entrySet().iterator(); each.hasNext(); ) {
+        String setting = each.next().toString();
+        if (!USUAL.contains(setting) && !setting.startsWith("compression=")) {
+          return null;
+        }
+      }
+      String version = package$.MODULE$.SPARK_VERSION_SHORT();
+      String said = "\"compression\":\"" + compression + "\",\"times\":\"" + times + "\",\"version\":\"" + version + "\"";
+      return ("{" + said + ",\"columns\":[" + columns + "],\"schema\":" + schema + "}").getBytes(StandardCharsets.UTF_8);
     }
   }
 
   /** Writes a partition as Spark does, of rows that are pieces of a file. */
-  public static final class Task extends AbstractFunction1 implements java.io.Serializable {
+  public static final class Task extends AbstractFunction1 implements Serializable {
     private static final long serialVersionUID = 1L;
 
     private final WriteJobDescription job;
@@ -305,7 +331,7 @@ public final class ParquetByPython extends SparkStrategy {
 
     public Object next() {
       if (!this.hasNext()) {
-        throw new java.util.NoSuchElementException();
+        throw new NoSuchElementException();
       }
       InternalRow row = this.piece;
       if (row == null) {
@@ -336,7 +362,7 @@ public final class ParquetByPython extends SparkStrategy {
         Path file = new Path(path);
         return new OneFile(path, file.getFileSystem(context.getConfiguration()).create(file, false));
       } catch (IOException error) {
-        throw new java.io.UncheckedIOException(error);
+        throw new UncheckedIOException(error);
       }
     }
   }
@@ -356,7 +382,7 @@ public final class ParquetByPython extends SparkStrategy {
         try {
           this.out.write(row.getBinary(0));
         } catch (IOException error) {
-          throw new java.io.UncheckedIOException(error);
+          throw new UncheckedIOException(error);
         }
       }
     }
@@ -365,7 +391,7 @@ public final class ParquetByPython extends SparkStrategy {
       try {
         this.out.close();
       } catch (IOException error) {
-        throw new java.io.UncheckedIOException(error);
+        throw new UncheckedIOException(error);
       }
     }
 

@@ -81,9 +81,10 @@ def file_of(rows: Iterable[pa.RecordBatch], described: dict[str, Any]) -> Iterat
     """A file of rows, in pieces; its first piece has no rows only if the file has none."""
     taken = _Taken()
     file: RowGroups | None = None
+    # By their places: Spark's names may be in other letters, small or capital, than the source's.
     names = [field["name"] for field in described["schema"]["fields"]]
     for batch in rows:
-        chosen = batch.select(names)
+        chosen = batch.select(described["columns"]).rename_columns(names)
         if file is None:
             file = _begin(taken, chosen.schema, described)
         if written := file.write(chosen):
@@ -162,6 +163,6 @@ def _begin(file: _Taken, schema: pa.Schema, described: dict[str, Any]) -> RowGro
         # Spark's level; Arrow's is another.
         compression_level=3 if compression == "zstd" else None,
         use_deprecated_int96_timestamps=described["times"] == "INT96",
-        use_dictionary=[name for name in NAMES if name in schema.names],
+        use_dictionary=[name for name in schema.names if name.lower() in NAMES],
         store_schema=False,
     )
