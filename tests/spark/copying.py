@@ -1,8 +1,9 @@
-"""A driver for tests on a cluster: archives a hub's log and copies topic ``in`` to topic ``out``, until stdin ends.
+"""A driver for tests on a cluster: copies a hub's log to an archive, and topic ``in`` to topic ``out`` and to files.
 
     python copying.py MASTER SERVERS DIRECTORY
 
-Whatever ends a query ends the driver, with an error: Spark itself has to cope with executors that die.
+It ends when stdin does. Whatever ends a query ends the driver, with an error: Spark itself has to cope with executors
+that die.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ def main(master: str, servers: str, directory: str) -> None:
     rows = spark.readStream.format("headrace").options(
         **hub, topic="in", startingOffsets="earliest", minPartitions="2"
     )
+    files = (
+        rows.load()
+        .select("seq", "payload")
+        .writeStream.format("parquet")
+        .options(path=f"{directory}/files", checkpointLocation=f"{directory}/files-checkpoint")
+        .trigger(processingTime="1 second")
+        .start()
+    )
     copied = rows.load().selectExpr("'out' as topic", "payload")
     copying = (
         copied.writeStream.format("headrace")
@@ -46,7 +55,7 @@ def main(master: str, servers: str, directory: str) -> None:
         .start()
     )
     print("copying", flush=True)
-    queries = (archiving, copying)
+    queries = (archiving, files, copying)
     while all(query.isActive for query in queries):
         if select.select([sys.stdin], [], [], 0.2)[0]:
             break

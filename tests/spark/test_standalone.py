@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from tests.spark.hubs import Hub, until
 
@@ -60,6 +62,13 @@ def archived(path: Path) -> pa.Table:
 def whole(hub: Hub) -> pa.Table:
     with hub.link() as link:
         return pa.Table.from_batches(link.read(1, entries=True), SCHEMA)
+
+
+def committed(path: Path) -> list[Path]:
+    """The files of a stream's that Spark has committed, as its log has them; others may be there, of killed tasks."""
+    logs = [log.read_text() for log in (path / "_spark_metadata").glob("[0-9]*")]
+    entries = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith("{")]
+    return [Path(name) for name in sorted({entry["path"].removeprefix("file:") for entry in entries})]
 
 
 def executors() -> list[int]:
@@ -111,7 +120,7 @@ def test_jobs_on_two_workers(master: str, hub: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_executors_killed_at_random_moments(master: str, hub: Hub, tmp_path: Path) -> None:
-    """Archive and sink have each message once, whichever executor is killed whenever."""
+    """Archive, sink and files have each message once, whichever executor is killed whenever."""
     rng = random.Random(20261116)
     sent: list[bytes] = []
     stderr = tmp_path / "driver.txt"
@@ -152,6 +161,12 @@ def test_executors_killed_at_random_moments(master: str, hub: Hub, tmp_path: Pat
             until(lambda: copied() == len(sent))
             last = link.head().message
             until(lambda: archived(tmp_path / "archive").num_rows >= last)
+            until(
+                lambda: (
+                    sum(pq.ParquetFile(file).metadata.num_rows for file in committed(tmp_path / "files"))
+                    >= len(sent)
+                )
+            )
             stdin.close()
             assert driver.wait(60) == 0, stderr.read_text()[-4000:]
             out = [payload for rows in link.read(1, topic="out") for payload in rows["payload"].to_pylist()]
@@ -159,5 +174,8 @@ def test_executors_killed_at_random_moments(master: str, hub: Hub, tmp_path: Pat
         driver.kill()
         driver.wait()
     assert sorted(out) == sorted(sent)
+    files = committed(tmp_path / "files")
+    assert all(pq.ParquetFile(file).metadata.created_by.startswith("parquet-cpp") for file in files)
+    assert pq.read_table(files).sort_by("seq")["payload"].to_pylist() == sent
     kept = archived(tmp_path / "archive")
     assert kept == whole(hub).slice(0, kept.num_rows)
