@@ -9,7 +9,8 @@ objects and hands them to :func:`run`, which gives every benchmark the same opti
     also writes the figures under the benchmark's name, beside what the file already holds.
 
 A rate alone says little about another machine, so a table names its ``base`` row (a peer, or the plain way)
-measured in the same run, and prints each row's ratio to it.
+measured in the same run, and prints each row's ratio to it. Where a row says how much that is to be at
+``least``, the ratio decides: a benchmark that measured less ends with 1.
 """
 
 from __future__ import annotations
@@ -18,23 +19,27 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Measure = Callable[[bool], "list[Table]"]
+Measure = Callable[[bool], "Iterable[Table]"]
+"""A table is printed when it is there, so one that takes long had better yield them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing measured: a value for each column that applies, and the name of the row it is compared with."""
+    """One thing measured: a value for each column that applies, the name of the row it is compared with, and the least
+    ratio that is good enough."""
 
     name: str
     values: tuple[float | None, ...]
     base: str | None = None
+    least: float | None = None
 
 
 @dataclass(slots=True)
@@ -46,10 +51,12 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     note: str = ""
 
-    def add(self, name: str, *values: float | None, base: str | None = None) -> None:
+    def add(
+        self, name: str, *values: float | None, base: str | None = None, least: float | None = None
+    ) -> None:
         if len(values) != len(self.columns):
             raise ValueError(f"{self.title}: {name} has {len(values)} values for {len(self.columns)} columns")
-        self.rows.append(Row(name, values, base))
+        self.rows.append(Row(name, values, base, least))
 
     def ratio(self, row: Row) -> float | None:
         """How many times the base row's first value this row's is."""
@@ -59,6 +66,15 @@ class Table:
         mine, theirs = row.values[0], base.values[0]
         return None if mine is None or theirs is None else mine / theirs
 
+    def short(self) -> list[str]:
+        """The rows whose ratio is less than it is to be, each with both."""
+        compared = ((row, self.ratio(row)) for row in self.rows if row.least is not None)
+        return [
+            f"{row.name}: {ratio:.2f}x, not {row.least}x"
+            for row, ratio in compared
+            if ratio is not None and row.least is not None and ratio < row.least
+        ]
+
     def text(self) -> str:
         """The table as plain text, figures to the right."""
         ratios = [self.ratio(row) for row in self.rows]
@@ -67,7 +83,8 @@ class Table:
         for row, ratio in zip(self.rows, ratios, strict=True):
             line = [row.name, *(_figure(value) for value in row.values)]
             if compared:
-                line += ["", ""] if ratio is None else [f"{ratio:.2f}x", f"of {row.base}"]
+                least = "" if row.least is None else f" (at least {row.least}x)"
+                line += ["", ""] if ratio is None else [f"{ratio:.2f}x", f"of {row.base}{least}"]
             lines.append(line)
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         left = {0, len(widths) - 1} if compared else {0}
@@ -93,6 +110,7 @@ class Table:
                 **dict(zip(self.columns, row.values, strict=True)),
                 "base": row.base,
                 "ratio": self.ratio(row),
+                "least": row.least,
             }
             for row in self.rows
         ]
@@ -117,9 +135,10 @@ def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="run everything once; the figures mean nothing")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     options = parser.parse_args(argv)
-    tables = measure(options.quick)
-    for table in tables:
+    tables = []
+    for table in measure(options.quick):
         print(table.text(), end="\n\n", flush=True)
+        tables.append(table)
     if options.json:
         known = json.loads(options.json.read_text()) if options.json.exists() else {}
         known[name] = {
@@ -132,7 +151,10 @@ def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
             "tables": [table.json() for table in tables],
         }
         options.json.write_text(json.dumps(known, indent=2) + "\n")
-    return 0
+    short = [] if options.quick else [f"{table.title}: {row}" for table in tables for row in table.short()]
+    for row in short:
+        print(f"too little: {row}", file=sys.stderr)
+    return 1 if short else 0
 
 
 def best(function: Callable[[], object], *, quick: bool, seconds: float = 0.5, repeats: int = 5) -> float:

@@ -1,9 +1,11 @@
-"""The Spark pipeline: the source beside Spark's own Parquet file stream, the sink beside a bare socket, and latency.
+"""The Spark pipeline beside Spark: the source, the sink (beside a bare socket), latency, and matching.
 
 One machine, one session at a time. Every source reads the same rows in the same columns; what is timed are the
 micro-batches of a query over all of them (not how long a query takes to start), after one that warmed everything up.
 The bare writer does what any sink must: it takes Arrow batches from Spark and writes their bytes to a TCP socket that
 somebody empties.
+
+Matching is that of :mod:`bench.fleet`, with the fewer subscriptions of it.
 
 Payloads are events such as devices send, in JSON. What they are made of matters: a format that compresses reads and
 writes a hundred equal bytes in no time.
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 import bench
+from bench import fleet, matching
 from bench._peers import Headrace, running
 from headrace.client.tube import LinkClient
 from headrace.config import Address
@@ -45,30 +48,33 @@ SIZE = 100
 SIZES = "rows long, bytes long"
 RATE = 1000
 """Messages a second, where it is latency that is measured."""
+LEAST = {"headrace to noop": 0.8, "headrace to Parquet": 1.2, "headrace": 0.7}
+"""How much of what it is held against each is to be."""
 
 
 def main(argv: Sequence[str]) -> int:
     return bench.run("pipeline", measure, argv)
 
 
-def measure(quick: bool) -> list[bench.Table]:
-    """Measure source, sink and latency with one core and with two."""
-    tables = []
+def measure(quick: bool) -> Iterator[bench.Table]:
+    """Measure source, sink, latency and matching with one core and with two."""
+    subscriptions, copies = fleet.SIZES[0 if quick else 1]
+    load = matching._load(matching.KINDS[0], subscriptions)
     with running(Headrace) as full, running(Headrace) as other, tempfile.TemporaryDirectory() as directory:
         for cores in (2,) if quick else (1, 2):
             spark = session(f"local[{cores}]", app="bench", memory="2g", stateless=True)
             register(spark)
             try:
-                tables += pipeline(spark, full, other, Path(directory), cores, quick)
+                yield from pipeline(spark, full, other, Path(directory), cores, quick)
+                yield fleet.fleet(spark, load, copies, cores, 1 if quick else 3)
             finally:
                 spark.stop()
-    return tables
 
 
 def pipeline(
     spark: SparkSession, full: Headrace, other: Headrace, directory: Path, cores: int, quick: bool
-) -> list[bench.Table]:
-    """All tables of one session: ``full`` is read from, after it was filled; ``other`` is written to."""
+) -> Iterator[bench.Table]:
+    """All tables of one session but matching's: ``full`` is read from, after it was filled; ``other`` is written to."""
     total = 20_000 if quick else 3_000_000
     servers = full.tube
     parquet = directory / "parquet"
@@ -79,11 +85,9 @@ def pipeline(
         reader = spark.newSession().read.format("headrace")
         reader.options(servers=servers, minPartitions=8).load().write.parquet(str(parquet))
     rounds = 1 if quick else 4
-    return [
-        sources(spark, servers, parquet, directory, cores, total, rounds),
-        sinks(spark, other.tube, parquet, cores, total // 3, 2 * rounds),
-        latency(spark, other.tube, cores, *((0.5, 1) if quick else (15, 20))),
-    ]
+    yield sources(spark, servers, parquet, directory, cores, total, rounds)
+    yield sinks(spark, other.tube, parquet, cores, total // 3, 2 * rounds)
+    yield latency(spark, other.tube, cores, *((0.5, 1) if quick else (15, 20)))
 
 
 def sources(
@@ -141,7 +145,9 @@ def sources(
         for name, each in rates.items():
             rate = statistics.median(each[1:] or each)
             base = family[0][0]
-            table.add(name, rate, rate * SIZE / 1e6, base=None if name == base else base)
+            table.add(
+                name, rate, rate * SIZE / 1e6, base=None if name == base else base, least=LEAST.get(name)
+            )
     archived = []
     for _ in range(rounds):
         bench.warm_memory(directory, 2 * SIZE * total)
@@ -183,7 +189,7 @@ def sinks(
     for name, each in rates.items():
         rate = statistics.median(each[1:] or each)
         base = None if name == "Arrow to a socket" else "Arrow to a socket"
-        table.add(name, rate, rate * SIZE / 1e6, base=base)
+        table.add(name, rate, rate * SIZE / 1e6, base=base, least=LEAST.get(name))
     return table
 
 

@@ -15,7 +15,7 @@ from bench import pipeline
 @pytest.mark.spark
 def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     with running(Headrace) as full, running(Headrace) as other:
-        tables = pipeline.pipeline(spark, full, other, tmp_path, 2, True)
+        tables = list(pipeline.pipeline(spark, full, other, tmp_path, 2, True))
     source, sink, latency = ({row["name"]: row for row in table.json()["rows"]} for table in tables)
     for name, base in (
         ("headrace to noop", "Parquet files to noop"),
@@ -23,9 +23,11 @@ def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> 
         ("headrace, payload alone, to noop", "Parquet files, payload alone, to noop"),
         ("the same, by headrace.spark.map_in_arrow", "a function of Arrow batches, by mapInArrow"),
         ("headrace to Parquet", "Parquet files to Parquet"),
+        ("headrace to Parquet, with a condition", "Parquet files to Parquet"),
         ("the job archive, to Parquet", "Parquet files to Parquet"),
     ):
         assert source[name]["base"] == base
         assert source[name]["ratio"] > 0
     assert sink["headrace"]["ratio"] > 0
+    assert (source["headrace to Parquet"]["least"], sink["headrace"]["least"]) == (1.2, 0.7)
     assert 0 < latency["ping to pong"]["p50"] <= latency["ping to pong"]["p99"]
