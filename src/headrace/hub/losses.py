@@ -54,7 +54,8 @@ class Losses:
             self._readers.pop(next(iter(self._readers)))
         self._readers[reader] = lost
         fresh = _without((first, last), lost.ranges)
-        lost.messages += sum(end - begin + 1 for begin, end in fresh)
+        # At most as many as there are numbers: who tells again what was forgotten must not outgrow a snapshot.
+        lost.messages = min(lost.messages + sum(end - begin + 1 for begin, end in fresh), MAX_SEQUENCE)
         near = [each for each in lost.ranges if each[0] <= last + 1 and each[1] >= first - 1]
         whole = min([first, *(each[0] for each in near)]), max([last, *(each[1] for each in near)])
         lost.ranges = [*(each for each in lost.ranges if each not in near), whole][-MAX_RANGES:]
@@ -77,7 +78,7 @@ class Losses:
         """Follow a ``reader`` entry."""
         gone = msgspec.json.decode(payload, type=_Gone)
         if not 0 < len(name) <= MAX_NAME or gone.first > gone.last:
-            return  # No reader says so.
+            raise msgspec.ValidationError(f"{name[:MAX_NAME]!r} cannot have lost {gone.first} to {gone.last}")
         fresh = self.add(name, gone.first, gone.last)
         if self.observer is not None:
             self.observer(seq, fresh)

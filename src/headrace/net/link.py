@@ -158,6 +158,7 @@ class LinkDoor:
             "node": self._hub.node,
             "hub": __version__,
             "max_message": MAX_MESSAGE,
+            "message_bytes": self._house.settings.limits.message_bytes,
         }
 
     def _admit(self, tube: Tube) -> bool:

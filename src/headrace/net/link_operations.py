@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
 from headrace.hub.changes import Changes
-from headrace.hub.holds import hold
+from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.publishing import Publishing
 from headrace.hub.staging import Commits, Staging
 from headrace.hub.state import entry
@@ -31,8 +31,6 @@ from headrace.net.link_services import LinkServices
 from headrace.net.link_stages import LinkStages
 from headrace.net.reports import Reports
 from headrace.wire import link_requests as ask
-
-MAX_HOLDS: Final = 256
 
 
 class Operations:
@@ -120,6 +118,10 @@ class Operations:
                 connection.fail(request.id, result)
             else:
                 held = holds.get(name)
+                if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
+                    # Others came first.
+                    connection.fail(request.id, LimitError("link", "holds", len(holds) + 1, MAX_HOLDS))
+                    return
                 connection.answer(request.id, None, holds={} if held is None else {name: held})
 
         self._hub.submit(entry(holds.name, name, hold(request.seq)), done)
