@@ -120,7 +120,7 @@ class Cluster:
             hub, self._primary, patience=cluster.publish_seconds, name=lambda: uuid4().hex
         )
         hub.sequencer = self._requests.passing
-        self._snapshots = Snapshots(hub, self._has_fetched)
+        self._snapshots = Snapshots(hub, self._has_fetched, self._now)
         self._driver = Driver(
             self._id, self.membership.size, hub, self._kept, self, self._requests.passing, self._disk
         )
@@ -391,6 +391,7 @@ class Cluster:
             passing.refuse(reason)
             self._hub.abandon(UnavailableError(f"{reason}; whether this was taken is not known"))
         passing.tick(now)
+        self._snapshots.tick(now)
 
     def _misconfigured(self, key: str, expected: str) -> ConfigError:
         value = self._settings.as_dict()[key]
