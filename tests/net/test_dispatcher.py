@@ -52,9 +52,9 @@ def mark(seq: int) -> bytes:
     return message(1, item(1, msg_id(seq, node_id("fleet"))), item(2, b""))
 
 
-def heartbeat(*connectors: bytes) -> bytes:
+def heartbeat(*connectors: bytes, extra: int = 1) -> bytes:
     told = [item(6, b"".join(connectors))] if connectors else []
-    return message(2, item(4, (1700000000).to_bytes(8)), *told)
+    return message(2, item(4, (1700000000).to_bytes(8)), *told, extra=extra)
 
 
 class Accepting:
@@ -387,6 +387,29 @@ class TestPeers:
         await matcher.send(push(5, b"hello", (ALICE, b"conn0002"), (BOB, b"conn0001")))
         assert (await next_push(peers[0]))[1] == {1: msg_id(5), 2: b"hello", 6: b"conn0001", 3: BOB}
         assert (await next_push(peers[1]))[1] == {1: msg_id(5), 2: b"hello", 6: b"conn0002", 3: ALICE}
+
+    async def test_one_that_has_many_connectors_says_so_in_parts(
+        self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting]
+    ) -> None:
+        one, two = accepting(), accepting()
+        server = await start(f"dispatcher.peers={one.address},{two.address}")
+        many, few = [stack.enter_context(await each.accept()) for each in (one, two)]
+        ids = [b"conn%04d" % number for number in range(600)]
+        await many.send(
+            heartbeat(*ids[:200], extra=2)
+            + heartbeat(*ids[200:400], extra=4)
+            + heartbeat(*ids[400:], extra=8)
+        )
+        await few.send(heartbeat(b"west0001"))
+        await until(lambda: all(_dispatcher(server).peers.values()))
+        matcher = stack.enter_context(await DispatcherPeer.connect(server))
+        await matcher.send(push(5, b"hello", (ALICE, ids[-1])))
+        assert (await next_push(many))[1] == {1: msg_id(5), 2: b"hello", 6: ids[-1], 3: ALICE}
+        # What comes in parts is answered once.
+        await matcher.send(heartbeat(*ids[:200], extra=2) + heartbeat(*ids[200:400], extra=8))
+        assert (await matcher.message())[0] == 2
+        await matcher.send(message(9))
+        assert await matcher.rest() == b"", "an unknown command ends it"
 
     async def test_peers_that_never_say_what_they_have_get_everything(
         self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting]

@@ -41,10 +41,7 @@ from headrace.wire.attribute import (
     seq_of,
     serialize,
 )
-from headrace.wire.split import split
-
-MAX_TOLD = 120
-"""Connectors that a heartbeat can name, twice: more would not fit one message."""
+from headrace.wire.split import MAX_CONNECTORS, split, split_heartbeat
 
 
 class Target(Protocol):
@@ -145,6 +142,10 @@ class Dispatcher:
     def joined(self, connector: bytes, target: Target, *, relying: bool) -> None:
         """A connector has said who it is. The newer of two with one id stays, and of two ids on one connection."""
         self._forget(target, but=connector)
+        # One less than a heartbeat can name: the connector in this process is named, too.
+        if connector not in self.connectors and len(self.connectors) >= MAX_CONNECTORS - 1:
+            target.part("limit", f"a dispatcher has {MAX_CONNECTORS - 1} connectors at most")
+            return
         older = self.connectors.get(connector)
         self.connectors[connector] = target
         if older is not None and older is not target:
@@ -201,8 +202,10 @@ class Dispatcher:
             if self.local.relying:
                 relying = [self.local.id, *relying]
         if not relying:
-            relying = sorted(one for told in self.peers.values() if told for one in told.relying)
-        return serialize(Heartbeat(timestamp, b"".join(ids[:MAX_TOLD]), b"".join(relying[:MAX_TOLD])))
+            relying = sorted(one for told in self.peers.values() if told for one in told.relying)[:1]
+        return b"".join(
+            map(serialize, split_heartbeat(Heartbeat(timestamp, b"".join(ids), b"".join(relying))))
+        )
 
     def _forget(self, target: Target, but: bytes | None = None) -> None:
         """A connection is no connector's any more, or no other's."""
