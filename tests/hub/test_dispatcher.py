@@ -331,6 +331,65 @@ class TestMarks:
         assert not dispatcher.feeders
 
 
+class TestPlacesThatCannotBe:
+    @pytest.fixture(autouse=True)
+    def at_nine(self, dispatcher: Dispatcher) -> None:
+        dispatcher.reach = lambda: 9
+
+    def ahead(self, dispatcher: Dispatcher) -> int:
+        return dispatcher._counters.get("ahead", door="dispatcher")
+
+    def test_a_push_does_not_count(self, dispatcher: Dispatcher, matcher: Feeder) -> None:
+        east, west = connector(), connector()
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.joined(WEST, west, relying=False)
+        dispatcher.push(matcher, MatcherPush(msg_id(9, 7)))
+        east.frames.clear()
+        stranger = Feeder(Source())
+        for seq in (10, NOTHING - 1, NOTHING):
+            dispatcher.push(stranger, MatcherPush(msg_id(seq, 7), b"x", pack_routes([(A, EAST), (A, WEST)])))
+        assert (east.frames, east.parted) == ([], None), "what it relies on is whole"
+        assert len(west.frames) == 3, "who relies on nothing judges for itself"
+        assert self.ahead(dispatcher) == 3
+        again = connector()
+        dispatcher.joined(EAST, again, relying=True)
+        assert again.frames == [Push(msg_id(9, 7))]
+
+    def test_a_mark_is_none(self, dispatcher: Dispatcher, matcher: Feeder, here: Here) -> None:
+        dispatcher.push(matcher, MatcherPush(msg_id(10, 7)))
+        dispatcher.forward(matcher, DispatcherPush(msg_id(10, 7), here.id))
+        assert not dispatcher.feeders
+        assert here.told == []
+        dispatcher.push(matcher, MatcherPush(msg_id(8, 7)))
+        assert here.told == [msg_id(8, 7)]
+        assert self.ahead(dispatcher) == 2
+
+    def test_who_was_relied_on_is_lost_until_it_marks_again(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        east = connector()
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.push(matcher, MatcherPush(msg_id(8, 7)))
+        dispatcher.push(matcher, MatcherPush(msg_id(11, 7), b"x", pack_routes([(A, EAST)])))
+        # It was not passed on, so whoever relied on it must look into the log for it.
+        assert (east.frames, east.parted) == ([Push(msg_id(8, 7))], "broken")
+        dispatcher.left(east)
+        east = connector()
+        dispatcher.joined(EAST, east, relying=True)
+        assert east.frames == []
+        dispatcher.reach = lambda: 12
+        dispatcher.push(matcher, MatcherPush(msg_id(12, 7)))
+        assert east.frames == [Push(msg_id(12, 7))]
+
+    def test_what_another_dispatcher_says_is_no_better(self, dispatcher: Dispatcher, matcher: Feeder) -> None:
+        east = connector()
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.forward(matcher, DispatcherPush(msg_id(8, 7), EAST))
+        dispatcher.forward(matcher, DispatcherPush(msg_id(10, 7), EAST, b"x", A))
+        assert (east.frames, east.parted) == ([Push(msg_id(8, 7))], "broken")
+        assert not matcher.passed
+
+
 def test_a_heartbeat_names_all_that_is_here(dispatcher: Dispatcher, here: Here) -> None:
     for n in range(MAX_CONNECTORS - 1):
         dispatcher.joined(b"c%07d" % n, connector(), relying=True)

@@ -47,6 +47,10 @@ def forward(seq: int, payload: bytes, connector: bytes, *clients: bytes, extra: 
     return message(3, *items, extra=extra)
 
 
+NO_MATCHER = "node.roles=sequence,dispatcher"
+"""The hub's own would say how far it is, too."""
+
+
 def mark(seq: int) -> bytes:
     """A push to nobody, of the fleet."""
     return message(1, item(1, msg_id(seq, node_id("fleet"))), item(2, b""))
@@ -345,7 +349,8 @@ class TestConnectors:
         self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting]
     ) -> None:
         listening = accepting()
-        server = await start(f"dispatcher.connectors={listening.address}")
+        server = await start(f"dispatcher.connectors={listening.address}", NO_MATCHER)
+        await fill(server, 20)
         matcher = stack.enter_context(await DispatcherPeer.connect(server))
         await matcher.send(message(1, item(1, msg_id(7, node=3))))
         await until(lambda: _dispatcher(server).feeders)
@@ -368,6 +373,26 @@ class TestConnectors:
         # It comes back at once, with nobody vouching for anything.
         again = stack.enter_context(await listening.accept())
         assert (await again.message())[0] == 1
+
+    @pytest.mark.parametrize("hostile", [(1 << 48) - 1, (1 << 48) - 2, 21])
+    async def test_a_place_that_cannot_be_keeps_nobody_from_relying_on_others(
+        self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting], hostile: int
+    ) -> None:
+        listening = accepting()
+        server = await start(f"dispatcher.connectors={listening.address}", NO_MATCHER)
+        await fill(server, 20)
+        peer = stack.enter_context(await DispatcherPeer.connect(server))
+        await peer.send(
+            push(hostile, b"x", (ALICE, CONN)) + message(1, item(1, msg_id(hostile))) + heartbeat()
+        )
+        await peer.message()
+        connector = stack.enter_context(await listening.accept())
+        await connector.send(message(1, item(5, CONN), item(7, CONN)))
+        await until(lambda: _dispatcher(server).relying)
+        matcher = stack.enter_context(await DispatcherPeer.connect(server))
+        await matcher.send(message(1, item(1, msg_id(7, node=3))))
+        assert (await next_push(connector))[1] == {1: msg_id(7, node=3), 2: b""}
+        assert server.hub.counters.get("ahead", door="dispatcher")
 
 
 class TestPeers:
