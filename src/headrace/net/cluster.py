@@ -34,7 +34,7 @@ from headrace.net.cluster_replica import Driver
 from headrace.net.cluster_requests import Primary, ToPrimary
 from headrace.net.cluster_snapshots import Snapshots
 from headrace.net.own_address import is_own
-from headrace.net.parcel import ParcelStream
+from headrace.net.parcel import MAX_QUEUED, ParcelStream
 from headrace.net.parcel_dialling import DialledStream
 from headrace.wire.parcel import Parcel
 from headrace.wire.parcel_body import (
@@ -330,6 +330,14 @@ class Cluster:
         stream = self._streams.get(to)
         if stream is not None:
             stream.post(body, bulk)
+
+    def takes(self, to: int) -> bool:
+        """Whether there is a way to a node, and room on it."""
+        stream = self._streams.get(to)
+        if stream is not None and stream.buffered > MAX_QUEUED:
+            self._hub.counters.add("parcels_dropped")
+            return False
+        return stream is not None
 
     def broadcast(self, body: Replication, bulk: bytes) -> None:
         """Send a parcel to every other node, if there is a way."""
