@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from headrace.config import DOORS, Address, Secret, Settings, load, reference
 from headrace.config.kinds import show_size
 from headrace.config.kinds import size as size_kind
-from headrace.config.settings import host_name
+from headrace.config.sections import host_name
 from headrace.config.sources import variable_of
 from headrace.errors import ConfigError, UsageError
 

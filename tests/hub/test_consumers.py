@@ -225,6 +225,7 @@ def test_an_observer_is_told_what_happens() -> None:
         ("c", Terms(max_tries=-1), "max_tries", MalformedError),
         ("c", Terms(origin=("tube", "log")), "origin", MalformedError),
         ("c", Terms(where={"x": object()}), "where", MalformedError),
+        ("c", Terms(where={"x": -(1 << 64)}), "where", MalformedError),
         ("c", Terms(where={"x": "y" * module.MAX_TERMS}), "where", LimitError),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.hub.counters import Counters
-from headrace.hub.dispatcher import MAX_TOLD, Dispatcher, Feeder, _by_connector
+from headrace.hub.dispatcher import Dispatcher, Feeder, _by_connector
 from headrace.hub.session import NOTHING, Source
 from headrace.wire.attribute import (
     ConnectorDecoder,
@@ -22,10 +22,11 @@ from headrace.wire.attribute import (
     msg_id,
     pack_clients,
     pack_routes,
+    serialize,
 )
 from headrace.wire.inbox import Decoder
 from headrace.wire.items import MAX_BODY
-from headrace.wire.split import Joiner
+from headrace.wire.split import MAX_CONNECTORS, HeartbeatJoiner, Joiner
 
 A, B, C = (bytes([n]) * 12 for n in (1, 2, 3))
 EAST, WEST = b"east0001", b"west0001"
@@ -330,16 +331,91 @@ class TestMarks:
         assert not dispatcher.feeders
 
 
-def test_a_heartbeat_names_what_is_here_as_far_as_it_fits(dispatcher: Dispatcher, here: Here) -> None:
-    for n in range(MAX_TOLD + 5):
+class TestPlacesThatCannotBe:
+    @pytest.fixture(autouse=True)
+    def at_nine(self, dispatcher: Dispatcher) -> None:
+        dispatcher.reach = lambda: 9
+
+    def ahead(self, dispatcher: Dispatcher) -> int:
+        return dispatcher._counters.get("ahead", door="dispatcher")
+
+    def test_a_push_does_not_count(self, dispatcher: Dispatcher, matcher: Feeder) -> None:
+        east, west = connector(), connector()
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.joined(WEST, west, relying=False)
+        dispatcher.push(matcher, MatcherPush(msg_id(9, 7)))
+        east.frames.clear()
+        stranger = Feeder(Source())
+        for seq in (10, NOTHING - 1, NOTHING):
+            dispatcher.push(stranger, MatcherPush(msg_id(seq, 7), b"x", pack_routes([(A, EAST), (A, WEST)])))
+        assert (east.frames, east.parted) == ([], None), "what it relies on is whole"
+        assert len(west.frames) == 3, "who relies on nothing judges for itself"
+        assert self.ahead(dispatcher) == 3
+        again = connector()
+        dispatcher.joined(EAST, again, relying=True)
+        assert again.frames == [Push(msg_id(9, 7))]
+
+    def test_a_mark_is_none(self, dispatcher: Dispatcher, matcher: Feeder, here: Here) -> None:
+        dispatcher.push(matcher, MatcherPush(msg_id(10, 7)))
+        dispatcher.forward(matcher, DispatcherPush(msg_id(10, 7), here.id))
+        assert not dispatcher.feeders
+        assert here.told == []
+        dispatcher.push(matcher, MatcherPush(msg_id(8, 7)))
+        assert here.told == [msg_id(8, 7)]
+        assert self.ahead(dispatcher) == 2
+
+    def test_who_was_relied_on_is_lost_until_it_marks_again(
+        self, dispatcher: Dispatcher, matcher: Feeder
+    ) -> None:
+        east = connector()
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.push(matcher, MatcherPush(msg_id(8, 7)))
+        dispatcher.push(matcher, MatcherPush(msg_id(11, 7), b"x", pack_routes([(A, EAST)])))
+        # It was not passed on, so whoever relied on it must look into the log for it.
+        assert (east.frames, east.parted) == ([Push(msg_id(8, 7))], "broken")
+        dispatcher.left(east)
+        east = connector()
+        dispatcher.joined(EAST, east, relying=True)
+        assert east.frames == []
+        dispatcher.reach = lambda: 12
+        dispatcher.push(matcher, MatcherPush(msg_id(12, 7)))
+        assert east.frames == [Push(msg_id(12, 7))]
+
+    def test_what_another_dispatcher_says_is_no_better(self, dispatcher: Dispatcher, matcher: Feeder) -> None:
+        east = connector()
+        dispatcher.joined(EAST, east, relying=True)
+        dispatcher.forward(matcher, DispatcherPush(msg_id(8, 7), EAST))
+        dispatcher.forward(matcher, DispatcherPush(msg_id(10, 7), EAST, b"x", A))
+        assert (east.frames, east.parted) == ([Push(msg_id(8, 7))], "broken")
+        assert not matcher.passed
+
+
+def test_a_heartbeat_names_all_that_is_here(dispatcher: Dispatcher, here: Here) -> None:
+    for n in range(MAX_CONNECTORS - 1):
         dispatcher.joined(b"c%07d" % n, connector(), relying=True)
-    wire = dispatcher.heartbeat(7)
-    assert len(wire) <= MAX_BODY + 4
-    (heartbeat,) = ConnectorDecoder().feed(wire)
-    assert isinstance(heartbeat, Heartbeat)
-    assert heartbeat.connectors.startswith(here.id + b"c0000000")
-    assert heartbeat.relying.startswith(here.id)
-    assert len(heartbeat.connectors) == len(heartbeat.relying) == 8 * MAX_TOLD
+    parts = [part for part in ConnectorDecoder().feed(dispatcher.heartbeat(7)) if isinstance(part, Heartbeat)]
+    assert all(len(serialize(part)) <= MAX_BODY + 4 for part in parts)
+    joiner = HeartbeatJoiner()
+    (heartbeat,) = filter(None, map(joiner.join, parts))
+    assert heartbeat.connectors == heartbeat.relying
+    assert heartbeat.connectors == here.id + b"".join(b"c%07d" % n for n in range(MAX_CONNECTORS - 1))
+    other = Dispatcher(Counters(), None)
+    far = peer()
+    other.told(far, heartbeat.connectors, b"")
+    last = b"c%07d" % (MAX_CONNECTORS - 2)
+    other.push(Feeder(Source()), MatcherPush(ID, b"snow", pack_routes([(A, last)])))
+    assert far.frames == [DispatcherPush(ID, last, b"snow", A)]
+
+
+def test_one_connector_too_many_is_refused(dispatcher: Dispatcher) -> None:
+    links = [connector() for _ in range(MAX_CONNECTORS)]
+    for n, link in enumerate(links):
+        dispatcher.joined(b"c%07d" % n, link, relying=False)
+    assert [link.parted for link in links] == [None] * (MAX_CONNECTORS - 1) + ["limit"]
+    again = connector()
+    dispatcher.joined(b"c0000000", again, relying=False)
+    assert again.parted is None, "one that comes back has its place"
+    assert len(dispatcher.connectors) == MAX_CONNECTORS - 1
 
 
 ROUTES = st.tuples(

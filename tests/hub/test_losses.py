@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.hub.losses import MAX_RANGES, MAX_READERS, Losses
+from headrace.hub.losses import MAX_NAME, MAX_RANGES, MAX_READERS, Losses, lose
+from headrace.hub.parts import Parts
+from headrace.hub.state import entry
+from headrace.log import Log
+from headrace.log.snapshot import Snapshot, parse, serialize
+from headrace.message import Batch
+
+
+def followed(*batches: Batch) -> Parts:
+    """What a hub knows that has followed these entries."""
+    parts = Parts()
+    state = parts.state()
+    for seq, batch in enumerate(batches, 1):
+        state.apply(batch.numbered(seq, 0, 0))
+    return parts
 
 
 def test_each_message_is_lost_once() -> None:
@@ -54,3 +73,54 @@ def test_ranges_are_a_set_of_numbers(told: list[tuple[int, int]]) -> None:
     assert isinstance(facts, dict)
     assert facts["messages"] == len(known)
     assert {n for begin, end in facts["ranges"] for n in range(begin, end + 1)} == known
+
+
+def test_they_are_a_function_of_the_log_and_its_snapshot(tmp_path: Path) -> None:
+    known = {"a": {"messages": 14, "ranges": [[1, 9], [20, 24]]}}
+    with closing(Log.open(tmp_path)) as log:
+        log.append([lose("a", 1, 9).numbered(1, 0, 0), lose("a", 20, 24).numbered(2, 0, 0)])
+        log.commit(2)
+    with closing(Log.open(tmp_path)) as log:
+        parts = Parts()
+        state = parts.state()
+        state.restore(log)
+        assert parts.losses.facts() == known
+        snapshot = parse(serialize(Snapshot(log.uuid, state.seq, state.sections())))
+    other = Parts()
+    other.state().load(snapshot.seq, snapshot.sections)
+    assert other.losses.facts() == known
+    other.losses.add("a", 9, 10)
+    assert other.losses.facts() == {"a": {"messages": 15, "ranges": [[20, 24], [1, 10]]}}, "it goes on"
+
+
+def test_a_snapshot_from_before_they_were_kept_opens() -> None:
+    state = followed(lose("a", 1, 9)).state()
+    sections = {name: section for name, section in state.sections().items() if name != Losses.name}
+    parts = Parts()
+    parts.state().load(7, parse(serialize(Snapshot(uuid4(), 7, sections))).sections)
+    assert parts.losses.facts() == {}
+
+
+def test_an_entry_that_no_reader_would_write_changes_nothing() -> None:
+    def said(name: str, first: object, last: object) -> Batch:
+        return entry("reader", name, msgspec.json.encode({"first": first, "last": last}))
+
+    wrong = [
+        said("a", 3, 2),
+        said("a", 0, 2),
+        said("a", 1, 1 << 60),
+        said("a", "x", None),
+        said("", 1, 2),
+        said("n" * (MAX_NAME + 1), 1, 2),
+        entry("reader", "a", b""),
+    ]
+    assert followed(*wrong).losses.facts() == {}
+
+
+def test_who_looks_on_is_told_what_is_new() -> None:
+    parts, told = Parts(), []
+    parts.losses.observer = lambda seq, fresh: told.append((seq, fresh))
+    state = parts.state()
+    for seq, batch in enumerate([lose("a", 1, 9), lose("a", 1, 9), lose("a", 5, 12)], 1):
+        state.apply(batch.numbered(seq, 0, 0))
+    assert told == [(1, [(1, 9)]), (2, []), (3, [(10, 12)])]

@@ -46,3 +46,11 @@ def test_an_entry_that_says_nothing_is_passed_over(payload: bytes) -> None:
     matchers = Matchers()
     matchers.apply("one", payload, 1)
     assert not len(matchers.ring)
+
+
+def test_a_ring_has_so_many_whoever_wrote_the_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.hub.matchers.MAX_MATCHERS", 2)
+    matchers = Matchers()
+    for seq, name in enumerate(("one", "two", "three", "one"), 1):
+        take(matchers, join(name, start(name)), seq)
+    assert matchers.ring.matchers == ("one", "two")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.hub.holds import hold
+from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.hub import Hub
 from headrace.hub.state import State, entry
 from headrace.log import Log
@@ -89,6 +89,14 @@ class TestHolds:
         state.apply(numbered(entry("hold", "a", hold(None)), 4))
         state.apply(numbered(entry("hold", "never there", hold(None)), 5))
         assert state.holds == {"b/c": 7}
+
+    def test_there_are_so_many_whoever_wrote_the_entries(self) -> None:
+        state = State()
+        for number in range(MAX_HOLDS + 2):
+            state.apply(numbered(entry("hold", f"h{number}", hold(1)), number + 1))
+        assert (len(state.holds), state.unread) == (MAX_HOLDS, 2)
+        state.apply(numbered(entry("hold", "h0", hold(7)), 300))
+        assert state.holds["h0"] == 7, "those that are there move as ever"
 
     def test_through_a_snapshot(self) -> None:
         state = State()

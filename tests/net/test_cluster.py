@@ -163,6 +163,21 @@ async def test_a_commit_of_stages_is_there_once_whichever_node_is_asked(make: Ma
         assert payloads == [b"x", b"y", b"z"]
 
 
+async def test_what_a_reader_lost_is_known_to_every_node_and_counted_by_one(make: Make) -> None:
+    nodes = await make()
+    primary = await nodes.work()
+    told = next(server for server in nodes.servers.values() if server is not primary)
+    each = {"a": {"messages": 9, "ranges": [[1, 9]]}}
+    async with link_of(told) as link:
+        await link.report_lost("a", 1, 9)
+        assert await link.lost() == each
+    for server in nodes.servers.values():
+        await until("it is known", lambda server=server: server.status()["lost"] == each)  # type: ignore[misc]
+    counted = [server.hub.counters.get("reader_lost") for server in nodes.servers.values()]
+    assert sorted(counted) == [0, 0, 9]
+    assert told.hub.counters.get("reader_lost") == 9
+
+
 async def test_with_a_key_and_certificates(make: Make) -> None:
     nodes = await make(
         "cluster.key=secret",

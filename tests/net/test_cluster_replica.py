@@ -25,7 +25,7 @@ from headrace.net import cluster_replica
 from headrace.net.cluster_memory import remember
 from headrace.net.cluster_replica import Driver
 from headrace.net.cluster_requests import Primary, ToPrimary
-from headrace.wire.parcel_body import NewState, Prepare, PrepareOk, Replication, StartView
+from headrace.wire.parcel_body import GetState, NewState, Prepare, PrepareOk, Replication, StartView
 
 NODES = (10, 20, 30)
 """View 1 has primary 20, view 2 has 30, view 3 has 10."""
@@ -37,6 +37,10 @@ class Around:
     def __init__(self) -> None:
         self.posted: list[Replication] = []
         self.given_up: list[str] = []
+        self.full = False
+
+    def takes(self, _to: int) -> bool:
+        return not self.full
 
     def post(self, _to: int, body: Replication, _bulk: bytes) -> None:
         self.posted.append(body)
@@ -167,6 +171,20 @@ async def test_one_that_begins_anew_vouches_for_nothing_that_is_not_on_the_disk(
     assert node.confirmed == 0
     node.disk.go_on()
     await until("it takes part again", lambda: node.confirmed == 1)
+
+
+async def test_the_log_is_not_read_for_one_that_does_not_take_what_it_is_sent(
+    log: Log, start: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append([batch(1, b"one", b"two")])
+    node = start(10)
+    node.hears(20, GetState(1, 0), b"")
+    assert [(body.first, body.last) for body in node.around.posted if isinstance(body, NewState)] == [(1, 2)]
+    node.around.full = True
+    monkeypatch.setattr(Log, "read", lambda *_, **__: pytest.fail("it was read"))
+    for _ in range(10):
+        node.hears(20, GetState(1, 0), b"")
+    assert sum(isinstance(body, NewState) for body in node.around.posted) == 1
 
 
 def payloads(log: Log) -> list[bytes]:

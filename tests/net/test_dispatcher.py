@@ -47,14 +47,18 @@ def forward(seq: int, payload: bytes, connector: bytes, *clients: bytes, extra: 
     return message(3, *items, extra=extra)
 
 
+NO_MATCHER = "node.roles=sequence,dispatcher"
+"""The hub's own would say how far it is, too."""
+
+
 def mark(seq: int) -> bytes:
     """A push to nobody, of the fleet."""
     return message(1, item(1, msg_id(seq, node_id("fleet"))), item(2, b""))
 
 
-def heartbeat(*connectors: bytes) -> bytes:
+def heartbeat(*connectors: bytes, extra: int = 1) -> bytes:
     told = [item(6, b"".join(connectors))] if connectors else []
-    return message(2, item(4, (1700000000).to_bytes(8)), *told)
+    return message(2, item(4, (1700000000).to_bytes(8)), *told, extra=extra)
 
 
 class Accepting:
@@ -345,7 +349,8 @@ class TestConnectors:
         self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting]
     ) -> None:
         listening = accepting()
-        server = await start(f"dispatcher.connectors={listening.address}")
+        server = await start(f"dispatcher.connectors={listening.address}", NO_MATCHER)
+        await fill(server, 20)
         matcher = stack.enter_context(await DispatcherPeer.connect(server))
         await matcher.send(message(1, item(1, msg_id(7, node=3))))
         await until(lambda: _dispatcher(server).feeders)
@@ -369,6 +374,26 @@ class TestConnectors:
         again = stack.enter_context(await listening.accept())
         assert (await again.message())[0] == 1
 
+    @pytest.mark.parametrize("hostile", [(1 << 48) - 1, (1 << 48) - 2, 21])
+    async def test_a_place_that_cannot_be_keeps_nobody_from_relying_on_others(
+        self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting], hostile: int
+    ) -> None:
+        listening = accepting()
+        server = await start(f"dispatcher.connectors={listening.address}", NO_MATCHER)
+        await fill(server, 20)
+        peer = stack.enter_context(await DispatcherPeer.connect(server))
+        await peer.send(
+            push(hostile, b"x", (ALICE, CONN)) + message(1, item(1, msg_id(hostile))) + heartbeat()
+        )
+        await peer.message()
+        connector = stack.enter_context(await listening.accept())
+        await connector.send(message(1, item(5, CONN), item(7, CONN)))
+        await until(lambda: _dispatcher(server).relying)
+        matcher = stack.enter_context(await DispatcherPeer.connect(server))
+        await matcher.send(message(1, item(1, msg_id(7, node=3))))
+        assert (await next_push(connector))[1] == {1: msg_id(7, node=3), 2: b""}
+        assert server.hub.counters.get("ahead", door="dispatcher")
+
 
 class TestPeers:
     async def test_a_push_goes_to_the_dispatcher_that_says_it_has_the_connector(
@@ -387,6 +412,29 @@ class TestPeers:
         await matcher.send(push(5, b"hello", (ALICE, b"conn0002"), (BOB, b"conn0001")))
         assert (await next_push(peers[0]))[1] == {1: msg_id(5), 2: b"hello", 6: b"conn0001", 3: BOB}
         assert (await next_push(peers[1]))[1] == {1: msg_id(5), 2: b"hello", 6: b"conn0002", 3: ALICE}
+
+    async def test_one_that_has_many_connectors_says_so_in_parts(
+        self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting]
+    ) -> None:
+        one, two = accepting(), accepting()
+        server = await start(f"dispatcher.peers={one.address},{two.address}")
+        many, few = [stack.enter_context(await each.accept()) for each in (one, two)]
+        ids = [b"conn%04d" % number for number in range(600)]
+        await many.send(
+            heartbeat(*ids[:200], extra=2)
+            + heartbeat(*ids[200:400], extra=4)
+            + heartbeat(*ids[400:], extra=8)
+        )
+        await few.send(heartbeat(b"west0001"))
+        await until(lambda: all(_dispatcher(server).peers.values()))
+        matcher = stack.enter_context(await DispatcherPeer.connect(server))
+        await matcher.send(push(5, b"hello", (ALICE, ids[-1])))
+        assert (await next_push(many))[1] == {1: msg_id(5), 2: b"hello", 6: ids[-1], 3: ALICE}
+        # What comes in parts is answered once.
+        await matcher.send(heartbeat(*ids[:200], extra=2) + heartbeat(*ids[200:400], extra=8))
+        assert (await matcher.message())[0] == 2
+        await matcher.send(message(9))
+        assert await matcher.rest() == b"", "an unknown command ends it"
 
     async def test_peers_that_never_say_what_they_have_get_everything(
         self, start: Start, stack: AsyncExitStack, accepting: Callable[[], Accepting]

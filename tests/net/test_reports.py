@@ -127,24 +127,6 @@ async def test_over_the_link(server: Server) -> None:
         assert refused["error"] == "malformed"
 
 
-async def test_what_readers_lost(server: Server) -> None:
-    async with link_peer(server) as peer:
-        each = {"a": {"messages": 9, "ranges": [[1, 9]]}}
-        for number in range(2):
-            told = await peer.ask(op="lost", id=number, reader="a", first=1, last=9)
-            assert told == {"id": number, "ok": True, "lost": each}
-        assert (await peer.ask(op="lost", id=3))["lost"] == each
-        assert (await peer.ask(op="lost", id=4, reader="b"))["lost"] == {}
-        for wrong in (
-            {"first": 1, "last": 2},
-            {"reader": "a", "first": 1},
-            {"reader": "a", "first": 3, "last": 2},
-        ):
-            assert (await peer.ask(op="lost", id=5, **wrong))["error"] == "malformed"
-    assert server.status()["lost"] == each
-    assert server.hub.counters.get("reader_lost") == 9
-
-
 async def test_what_is_measured_is_in_the_status(server: Server) -> None:
     from headrace.hub.changes import Change, Changes
 

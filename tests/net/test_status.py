@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.net.attribute_peers import StatusPeer, item, message
 from tests.net.conftest import Start
 from tests.net.raw import running_hub, until
 
+from headrace.hub.matchers import join
 from headrace.net.server import Server
 
 
@@ -76,10 +78,32 @@ async def test_a_matcher_that_is_gone_is_taken_off_the_ring(stack: AsyncExitStac
             )
         )
         await until(lambda: "two" in two.parts.matchers.ring)
-        from headrace.hub.matchers import join
-
         two.hub.submit(join("one", hashlib.sha1(b"one").digest()))
         await until(lambda: set(two.parts.matchers.ring.matchers) == {"one", "two"})
         (peers,) = (door for door in two._doors if getattr(door, "name", "") == "to_matchers")
-        await until(lambda: "one" in peers.heard_of)  # type: ignore[attr-defined]
+        await until(lambda: "one" in peers.silence)  # type: ignore[attr-defined]
     await until(lambda: set(two.parts.matchers.ring.matchers) == {"two"})
+
+
+async def test_a_matcher_that_died_before_the_hub_began_is_taken_off_the_ring(tmp_path: Path) -> None:
+    sets = ("node.name=two", "matching.dispatchers=127.0.0.1:1", "dispatcher.connectors=127.0.0.1:1")
+    async with running_hub(tmp_path, *sets) as two:
+        for name in (b"one", b"three"):
+            two.hub.submit(join(name.decode(), hashlib.sha1(name).digest()))
+        await until(lambda: len(two.parts.matchers.ring) == 3)
+    watching = (*sets, "limits.idle_seconds=0.6", "matching.peers=127.0.0.1:1")
+    async with running_hub(tmp_path, *watching) as two:
+        assert {"one", "three"} <= set(two.parts.matchers.ring.matchers)
+        await until(lambda: set(two.parts.matchers.ring.matchers) == {"two"})
+        assert two.hub.counters.get("refused", door="to_matchers", reason="gone") == 2
+
+
+async def test_who_dials_nobody_takes_nobody_off_the_ring(tmp_path: Path) -> None:
+    sets = ("node.name=two", "limits.idle_seconds=0.1", "dispatcher.connectors=127.0.0.1:1")
+    async with running_hub(tmp_path, *sets) as two:
+        two.hub.submit(join("one", hashlib.sha1(b"one").digest()))
+        await until(lambda: "one" in two.parts.matchers.ring)
+        (peers,) = (door for door in two._doors if getattr(door, "name", "") == "to_matchers")
+        for later in (0.0, 100.0, 200.0):
+            peers.tick(asyncio.get_running_loop().time() + later)
+        assert "one" in two.parts.matchers.ring

@@ -18,7 +18,7 @@ import headrace
 from headrace import web
 from headrace.client.tube import LinkClient
 from headrace.config import DOORS, load
-from headrace.errors import ConfigError, RefusedError, UnreachableError, UsageError
+from headrace.errors import ConfigError, RefusedError, StorageError, UnreachableError, UsageError
 from headrace.hub.hub import Hub
 from headrace.log import Log
 from headrace.message import Batch, Message, Run
@@ -389,10 +389,14 @@ class TestPass:
         ("batch", "error"),
         [
             (Batch(Run.of([b"a"])), "malformed"),
-            (Batch(Run.of([b"a"]), origin="o" * 300), "limit"),
+            (Batch(Run.of([b"a"]), origin="o" * 300), "malformed"),
+            (Batch(Run.of([b"a"]), origin="of its own"), "malformed"),
             (Batch(Run.of([b"a"]), origin="spp", topic="t" * 70_000), "limit"),
-            (Batch(Run.of([b"a"]), origin="spp", publisher="p" * 70_000), "limit"),
+            (Batch(Run.of([b"a"]), origin="spp", publisher="p" * 256), "limit"),
+            (Batch(Run.of([b"a"]), origin="spp", publisher="p", number=-1), "limit"),
+            (Batch(Run.of([b"a"]), origin="spp", publisher="p", number=1 << 62), "limit"),
             (Batch(Run.of([]), origin="spp"), "malformed"),
+            (Batch(Run.of([b'{"auto": true, "max": 0}']), origin="log", topic="service/"), "malformed"),
         ],
     )
     async def test_what_cannot_be_kept_is_refused(self, backbone: Server, batch: Batch, error: str) -> None:
@@ -400,6 +404,67 @@ class TestPass:
             told = await peer.ask(_passed(batch), op="pass", id=1, frontend="f", number=0)
             assert told["error"] == error
         assert backbone.hub.log.head == 0
+
+    @pytest.mark.parametrize("origin", ["tube", "fyrehose", "replay", "consumer"])
+    async def test_a_message_past_the_hubs_limit_is_refused(self, tmp_path: Path, origin: str) -> None:
+        sets = (*QUIET, "limits.message_bytes=100")
+        async with running_hub(tmp_path / "backbone", *sets) as backbone, link_peer(backbone) as peer:
+            body = _passed(Batch(Run.of([b"a", bytes(101)]), origin=origin))
+            told = await peer.ask(body, op="pass", id=1, frontend="f", number=0)
+            assert (told["error"], backbone.hub.log.head) == ("limit", 0)
+            assert "101" in told["reason"]
+            assert "100" in told["reason"]
+            # What the state needs is no message.
+            for number, each in enumerate([(origin, bytes(100)), ("log", bytes(101))]):
+                body = _passed(Batch(Run.of([each[1]]), origin=each[0], topic="no/part"))
+                told = await peer.ask(body, op="pass", id=1, frontend="f", number=number)
+                assert told["ok"] is True
+
+    async def test_a_message_too_long_for_the_upstream_hub_costs_only_its_publisher(
+        self, tmp_path: Path
+    ) -> None:
+        sets = (*QUIET, "limits.message_bytes=100")
+        async with (
+            running_hub(tmp_path / "backbone", *sets) as backbone,
+            frontend(tmp_path / "front", backbone) as front,
+        ):
+            await until(lambda: front.problem is None)
+            told: list[Any] = []
+            # In one turn, so that they would go up together.
+            for payload in (b"before", bytes(101), b"after"):
+                front.hub.submit(Batch(Run.of([payload]), origin="spp"), told.append)
+            await until(lambda: len(told) == 3)
+            assert ["100 bytes" in str(each) for each in told if isinstance(each, StorageError)] == [True]
+            assert [m.payload for m in kept(backbone.hub.log) if m.origin == "spp"] == [b"before", b"after"]
+            assert front.hub.counters.get("refused_messages", origin="spp", reason="limit") == 1
+
+    @pytest.mark.parametrize(
+        ("topic", "payload"),
+        [
+            ("hold/x", b'{"seq": 18446744073709551616}'),
+            ("hold/x", b'{"seq": -9223372036854775809}'),
+            ("hold/" + "x" * 256, b'{"seq": 1}'),
+            ("consumer/x", b'{"create": {"max_tries": 18446744073709551616}}'),
+            ("consumer/x", b'{"create": {"where": {"a": -18446744073709551616}}}'),
+            ("consumer/x", b'{"create": {"ack_seconds": -1}}'),
+            ("consumer/" + "x" * 256, b'{"create": {}}'),
+            ("consumer/x", b'{"create": {}, "from": 18446744073709551616}'),
+            ("query/x", b'{"batch": 18446744073709551616, "rows": 1}'),
+            ("reader/x", b'{"first": 1, "last": 18446744073709551616}'),
+        ],
+    )
+    async def test_no_entry_keeps_the_hub_from_writing_its_snapshot(
+        self, backbone: Server, topic: str, payload: bytes
+    ) -> None:
+        empty = backbone.hub.state.sections()
+        body = _passed(Batch(Run.of([payload]), origin="log", topic=topic))
+        async with link_peer(backbone) as peer:
+            assert (await peer.ask(body, op="pass", id=1, frontend="f", number=0))["ok"] is True
+        sections = backbone.hub.state.sections()
+        assert {name: section for name, section in sections.items() if name != "publisher"} == {
+            name: section for name, section in empty.items() if name != "publisher"
+        }
+        assert backbone.hub.state.unread == 1
 
     @pytest.mark.parametrize("part", ["hold", "service", "consumer", "query", "publisher", "frontend", "no"])
     async def test_entries_that_are_none_change_nothing(

@@ -17,8 +17,8 @@ from headrace.message import Message, messages
 
 SECONDS = 60.0
 
-TRIMMING = ("log.retain_bytes=20000", "log.segment_bytes=8192", "log.segment_seconds=0.1")
-"""Settings of a hub whose log loses its beginning soon; see :func:`trimmed`."""
+TRIMMING = ("log.retain_bytes=28000", "log.segment_bytes=20000", "log.segment_seconds=0.1")
+"""Settings of a hub whose log loses its beginning soon, with room for some entries behind it; see :func:`trimmed`."""
 
 
 class Hub(HubProcess):

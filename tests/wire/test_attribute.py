@@ -219,13 +219,25 @@ def test_any_other_extra_of_a_push_is_refused(extra: int) -> None:
     assert refusal(RouterDecoder, bytes(wire))[:4] == (MalformedError, "attribute", "extra", extra)
 
 
-@pytest.mark.parametrize("message", [Handshake(b"disp-001"), Heartbeat(7)])
 @pytest.mark.parametrize("extra", [2, 4, 8, 3])
-def test_handshake_and_heartbeat_have_no_parts(message: Handshake | Heartbeat, extra: int) -> None:
+def test_a_handshake_has_no_parts(extra: int) -> None:
+    message = Handshake(b"disp-001")
     wire = bytearray(serialize(message))
     wire[3] = 0
     assert read_whole(RouterDecoder(), bytes(wire)) == [message]
     wire[3] = extra
+    assert refusal(RouterDecoder, bytes(wire))[2] == "extra"
+
+
+@pytest.mark.parametrize(("extra", "ends"), [(0, True), (1, True), (2, False), (4, False), (8, True)])
+def test_a_heartbeat_may_be_a_part(extra: int, ends: bool) -> None:
+    wire = bytearray(serialize(Heartbeat(7)))
+    wire[3] = extra
+    heartbeat = Heartbeat(7, extra=Extra(extra or 1))
+    assert read_whole(RouterDecoder(), bytes(wire)) == [heartbeat]
+    assert heartbeat.ends is ends
+    assert serialize(heartbeat)[3] == (extra or 1)
+    wire[3] = 3
     assert refusal(RouterDecoder, bytes(wire))[2] == "extra"
 
 

@@ -1,4 +1,4 @@
-"""Pushes in parts: what is split is joined, within bounds."""
+"""Pushes and heartbeats in parts: what is split is joined, within bounds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from headrace.wire.attribute import (
     DispatcherDecoder,
     DispatcherPush,
     Extra,
+    Heartbeat,
     MatcherPush,
     Push,
     RouterDecoder,
@@ -21,7 +22,14 @@ from headrace.wire.attribute import (
     serialize,
 )
 from headrace.wire.items import MAX_BODY
-from headrace.wire.split import MAX_HELD_BYTES, Joiner, split
+from headrace.wire.split import (
+    MAX_CONNECTORS,
+    MAX_HELD_BYTES,
+    HeartbeatJoiner,
+    Joiner,
+    split,
+    split_heartbeat,
+)
 
 MSG_ID = msg_id(1000, 60396)
 OTHER_ID = msg_id(1001, 60396)
@@ -275,3 +283,53 @@ def test_whatever_comes_the_bounds_hold(arrivals: list[tuple[Push, float]]) -> N
         assert joiner.held_bytes == sum(
             len(part.payload) + len(part.clients) for parts in begun.values() for part in parts
         )
+
+
+# Heartbeats
+
+
+def ids(count: int) -> bytes:
+    return b"".join(b"conn%04d" % number for number in range(count))
+
+
+def whole(joiner: HeartbeatJoiner, parts: list[Heartbeat]) -> list[Heartbeat]:
+    return [heartbeat for part in parts if (heartbeat := joiner.join(part)) is not None]
+
+
+@given(st.integers(0, MAX_CONNECTORS), st.integers(0, MAX_CONNECTORS))
+def test_a_heartbeat_is_split_and_joined(connectors: int, relying: int) -> None:
+    heartbeat = Heartbeat(7, ids(connectors), ids(relying))
+    parts = list(split_heartbeat(heartbeat))
+    wire = [serialize(part) for part in parts]
+    assert all(len(each) <= MAX_BODY + 4 for each in wire)
+    read = [part for part in DispatcherDecoder().feed(b"".join(wire)) if isinstance(part, Heartbeat)]
+    joiner = HeartbeatJoiner()
+    for _ in range(2):
+        assert whole(joiner, read) == [heartbeat]
+    assert (len(parts) == 1) == (connectors + relying <= 247), "only what does not fit comes in parts"
+    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def test_a_heartbeat_that_begins_again_is_the_one_that_counts() -> None:
+    joiner = HeartbeatJoiner()
+    head, *_ = split_heartbeat(Heartbeat(7, ids(600)))
+    later = list(split_heartbeat(Heartbeat(8, ids(300))))
+    assert whole(joiner, [head, *later]) == [Heartbeat(8, ids(300))]
+    assert whole(joiner, [head, Heartbeat(9)]) == [Heartbeat(9)]
+
+
+@pytest.mark.parametrize("extra", [MID, TAIL])
+def test_a_part_of_a_heartbeat_without_a_head_is_refused(extra: Extra) -> None:
+    joiner = HeartbeatJoiner()
+    with pytest.raises(UnexpectedError, match="without a Head"):
+        joiner.join(Heartbeat(7, extra=extra))
+
+
+def test_a_heartbeat_names_so_many_and_no_more() -> None:
+    joiner = HeartbeatJoiner()
+    for heartbeat in (Heartbeat(7, ids(MAX_CONNECTORS + 1)), Heartbeat(7, b"", ids(MAX_CONNECTORS + 1))):
+        with pytest.raises(LimitError, match=f"{MAX_CONNECTORS}"):
+            whole(joiner, list(split_heartbeat(heartbeat)))
+    endless = [Heartbeat(7, ids(200), extra=HEAD), *[Heartbeat(7, ids(200), extra=MID)] * 100]
+    with pytest.raises(LimitError):
+        whole(joiner, endless)

@@ -4,10 +4,10 @@
 
     defaults  <  the TOML file  <  HEADRACE_SECTION__KEY in the environment  <  --set section.key=value
 
-Strategy: a setting is one entry of a section in :mod:`~headrace.config.settings`: its kind, its default and
+Strategy: a setting is one entry of a section in :mod:`~headrace.config.sections`: its kind, its default and
 its doc. A kind (:mod:`~headrace.config.kinds`) reads a value and says what would be right. Reading the places
-(:mod:`~headrace.config.sources`), refusing, describing and the reference in ``docs/configuration.md`` follow
-from those entries, so that every limit and deadline has one home.
+(:mod:`~headrace.config.sources`), refusing, describing (:mod:`~headrace.config.settings`) and the reference in
+``docs/configuration.md`` follow from those entries, so that every limit and deadline has one home.
 
 Invariants:
 
@@ -20,11 +20,10 @@ Invariants:
 """
 
 from headrace.config.kinds import Address, Secret
-from headrace.config.settings import (
+from headrace.config.sections import (
     DOORS,
     Auth,
     Cluster,
-    Described,
     Engine,
     Fsync,
     Fyrehose,
@@ -34,9 +33,8 @@ from headrace.config.settings import (
     Matching,
     Node,
     Services,
-    Settings,
-    reference,
 )
+from headrace.config.settings import Described, Settings, reference
 from headrace.config.sources import load
 
 __all__ = [

@@ -29,17 +29,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Meta
 
-from headrace.errors import LimitError, MalformedError, RefusedError
+from headrace.errors import LimitError, MalformedError, RefusedError, WireError
 from headrace.hub.ranges import Range, Ranges
 from headrace.hub.state import entry
-from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run, maps
+from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA, Batch, Run, maps
 
 PART: Final = "consumer"
 
@@ -210,6 +211,12 @@ class Consumers:
         consumer = self._consumers.get(name)
         if consumer is None:
             if order.create is not None and len(self) < MAX_CONSUMERS:
+                try:
+                    _check_name(name)
+                    _check_terms(order.create)
+                except WireError as error:
+                    # Doors write no such entry; one that was passed on may be anything.
+                    raise msgspec.ValidationError(str(error)) from None
                 consumer = self._consumers[name] = Consumer(name, order.create, order.start - 1, seq)
                 self._tell(Created(consumer))
         elif order.done is not None:
@@ -217,8 +224,8 @@ class Consumers:
                 forgotten = consumer.settle(order.done)
                 if forgotten:
                     self._tell(Forgotten(consumer, Settled(tuple(forgotten), consumer.since)))
-                consumer.dead += order.dead
-                consumer.lost += order.lost
+                consumer.dead = min(consumer.dead + order.dead, MAX_SEQUENCE)
+                consumer.lost = min(consumer.lost + order.lost, MAX_SEQUENCE)
         elif order.reset is not None:
             consumer.reset(order.reset, seq)
             self._tell(Reset(consumer))
@@ -301,14 +308,18 @@ def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int)
     )
 
 
+_Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)]
+
+
 class _Order(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "from"}):
     create: Terms | None = None
-    start: int = 1
-    done: Sequence[Range] | None = None
-    since: int = 0
-    dead: int = 0
-    lost: int = 0
-    reset: int | None = None
+    start: _Seq = 1
+    done: Sequence[tuple[_Seq, _Seq]] | None = None
+    since: _Count = 0
+    dead: _Count = 0
+    lost: _Count = 0
+    reset: _Seq | None = None
     remove: bool = False
 
 
@@ -355,7 +366,9 @@ def _check_terms(terms: Terms) -> None:
         raise MalformedError("link", "origin", terms.origin, f"no {NOT_A_MESSAGE!r}: these are no messages")
     try:
         size = len(msgspec.json.encode(terms))
+        msgspec.msgpack.encode(terms)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        raise MalformedError("link", "where", None, "what JSON can say") from None
+        # An entry is JSON, a snapshot is not: one would take whole numbers that the other has no room for.
+        raise MalformedError("link", "where", None, "what JSON can say, with numbers of 64 bits") from None
     if size > MAX_TERMS:
         raise LimitError("link", "where", size, MAX_TERMS)

@@ -16,11 +16,17 @@ A mark goes the way that pushes would go, and no other: one that overtakes them 
 dispatcher that passes a connector's messages to a peer marks by that peer, and when their way changes it withdraws
 (:data:`NOTHING`): a mark behind that begins anew. And to connectors that rely on marks it passes only what is marked,
 for a push without that could not be told from those that another matcher's marks speak of.
+
+A place that the sequence cannot have reached does not count. If it did, new connections would be told it: connectors
+would wait for the sequence to come there, perhaps for ever, and meanwhile feed their clients from the log. Nor may what
+is there reach a connector that relies on marks, which would then be told a place before something that was pushed. So
+whoever says such a place is as good as lost for those connectors, until it marks again (a dispatcher whose copy of the
+log is far behind does this to everyone; when it has caught up, all begin anew).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -41,10 +47,7 @@ from headrace.wire.attribute import (
     seq_of,
     serialize,
 )
-from headrace.wire.split import split
-
-MAX_TOLD = 120
-"""Connectors that a heartbeat can name, twice: more would not fit one message."""
+from headrace.wire.split import MAX_CONNECTORS, split, split_heartbeat
 
 
 class Target(Protocol):
@@ -113,6 +116,8 @@ class Dispatcher:
         """Other dispatchers, and what each says it has; ``None`` until it says."""
         self.feeders: dict[Feeder, None] = {}
         """Those who have sent marks."""
+        self.reach: Callable[[], int] = lambda: NOTHING - 1
+        """The highest sequence number that may have been pushed by now."""
         self._newest = 0
         """The highest sequence number that was pushed or marked, by whomever."""
         self._counters = counters
@@ -125,8 +130,7 @@ class Dispatcher:
             if is_msg_id(push.msg_id):
                 self._mark(feeder, push.msg_id)
             return
-        self._reached(push.msg_id)
-        vouched = not is_msg_id(push.msg_id) or self._marks(feeder)
+        vouched = not is_msg_id(push.msg_id) or (self._reached(feeder, push.msg_id) and self._marks(feeder))
         for connector, clients in _by_connector(push.clients):
             if not self._to_own(feeder, connector, push.msg_id, push.payload, clients, vouched):
                 self._to_peers(connector, push.msg_id, push.payload, clients, vouched)
@@ -137,14 +141,19 @@ class Dispatcher:
             if is_msg_id(push.msg_id):
                 self._pass_mark(feeder, push.connector, push.msg_id)
             return
-        self._reached(push.msg_id)
-        vouched = not is_msg_id(push.msg_id) or bool(feeder.passed.get(push.connector))
+        vouched = not is_msg_id(push.msg_id) or (
+            self._reached(feeder, push.msg_id) and bool(feeder.passed.get(push.connector))
+        )
         if not self._to_own(feeder, push.connector, push.msg_id, push.payload, push.clients, vouched):
             self._cannot(push.msg_id, push.connector, "its dispatcher has lost it")
 
     def joined(self, connector: bytes, target: Target, *, relying: bool) -> None:
         """A connector has said who it is. The newer of two with one id stays, and of two ids on one connection."""
         self._forget(target, but=connector)
+        # One less than a heartbeat can name: the connector in this process is named, too.
+        if connector not in self.connectors and len(self.connectors) >= MAX_CONNECTORS - 1:
+            target.part("limit", f"a dispatcher has {MAX_CONNECTORS - 1} connectors at most")
+            return
         older = self.connectors.get(connector)
         self.connectors[connector] = target
         if older is not None and older is not target:
@@ -201,8 +210,10 @@ class Dispatcher:
             if self.local.relying:
                 relying = [self.local.id, *relying]
         if not relying:
-            relying = sorted(one for told in self.peers.values() if told for one in told.relying)
-        return serialize(Heartbeat(timestamp, b"".join(ids[:MAX_TOLD]), b"".join(relying[:MAX_TOLD])))
+            relying = sorted(one for told in self.peers.values() if told for one in told.relying)[:1]
+        return b"".join(
+            map(serialize, split_heartbeat(Heartbeat(timestamp, b"".join(ids), b"".join(relying))))
+        )
 
     def _forget(self, target: Target, but: bytes | None = None) -> None:
         """A connection is no connector's any more, or no other's."""
@@ -225,9 +236,18 @@ class Dispatcher:
             other.nodes for other in self.feeders if other.source is feeder.source
         )
 
-    def _reached(self, message: bytes) -> None:
-        if is_msg_id(message) and seq_of(message) != NOTHING:
-            self._newest = max(self._newest, seq_of(message))
+    def _reached(self, feeder: Feeder, message: bytes) -> bool:
+        """Take note of a place in the sequence; one that cannot be breaks whatever its feeder vouched for."""
+        seq = seq_of(message)
+        if seq <= (most := self.reach()):
+            self._newest = max(self._newest, seq)
+            return True
+        detail = f"pushed, where the sequence can be at {most}"
+        self._counters.report("ahead", seq, seq, detail, at_will=True, door="dispatcher")
+        self.lost(feeder)
+        feeder.nodes.clear()
+        feeder.passed.clear()
+        return False
 
     def _is_own(self, connector: bytes) -> bool:
         return connector in self.connectors or (self.local is not None and connector == self.local.id)
@@ -248,7 +268,10 @@ class Dispatcher:
                         peer.pass_on(serialize(DispatcherPush(msg_id(place, node), connector)))
 
     def _mark(self, feeder: Feeder, message: bytes) -> None:
-        _, node = parse_msg_id(message)
+        seq, node = parse_msg_id(message)
+        # Who has not marked has nothing to withdraw.
+        if node not in feeder.nodes if seq == NOTHING else not self._reached(feeder, message):
+            return
         if node not in feeder.nodes:
             for older in tuple(self.feeders):
                 if node in older.nodes or any(node in nodes for nodes in older.passed.values()):
@@ -256,10 +279,8 @@ class Dispatcher:
                     older.nodes.clear()
                     older.passed.clear()
             # What others pushed for the same matcher before is not pushed again.
-            self._reached(message)
             message = msg_id(self._newest, node)
             feeder.nodes.add(node)
-        self._reached(message)
         self.feeders[feeder] = None
         if self.local is not None:
             self.local.marked(feeder.source, message)
@@ -272,8 +293,7 @@ class Dispatcher:
     def _pass_mark(self, feeder: Feeder, connector: bytes, message: bytes) -> None:
         """Pass on a matcher's mark for an own connector that relies on it."""
         seq, node = parse_msg_id(message)
-        self._reached(message)
-        if not self._relies(connector):
+        if (seq != NOTHING and not self._reached(feeder, message)) or not self._relies(connector):
             return
         self.feeders[feeder] = None
         passed = feeder.passed.setdefault(connector, set())

@@ -1,17 +1,25 @@
 """Holds: names that keep messages from being trimmed, each from a sequence number on.
 
-Entry ``hold/NAME``: payload ``{"seq": n}`` keeps what follows from ``n``; an empty payload lets go.
+Entry ``hold/NAME``: payload ``{"seq": n}`` keeps what follows from ``n``; an empty payload lets go. Doors write no
+entry past the limits. One that was passed on may be anything: past the limits it changes nothing.
 """
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated, Final
 
-from headrace.message import Batch
+import msgspec
+from msgspec import Meta
+
+from headrace.message import MAX_SEQUENCE, Batch
+
+MAX_HOLDS: Final = 256
+MAX_NAME: Final = 255
+"""Characters of a hold's name. Neither limit is a setting: the state would then depend on more than the log."""
 
 
 class _Hold(msgspec.Struct, frozen=True):
-    seq: int
+    seq: Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
 
 
 class Holds(dict[str, int]):
@@ -22,10 +30,13 @@ class Holds(dict[str, int]):
 
     def apply(self, name: str, payload: bytes, _seq: int) -> None:
         """Follow a ``hold`` entry."""
-        if payload:
-            self[name] = msgspec.json.decode(payload, type=_Hold).seq
-        else:
+        if not payload:
             self.pop(name, None)
+            return
+        seq = msgspec.json.decode(payload, type=_Hold).seq
+        if name not in self and (len(self) >= MAX_HOLDS or len(name) > MAX_NAME):
+            raise msgspec.ValidationError(f"{MAX_HOLDS} holds at most, of names of {MAX_NAME} characters")
+        self[name] = seq
 
     def follow(self, _batch: Batch) -> None:
         """Messages change nothing here."""

@@ -20,6 +20,9 @@ from headrace.message import Batch, node_id
 
 PART: Final = "matcher"
 
+MAX_MATCHERS: Final = 1024
+"""On the ring; whoever wrote the entries. It is no setting: the state would then depend on more than the log."""
+
 FLEET: Final = "fleet"
 """The matchers in Spark are one matcher to all others, of this name; it is on no ring, as it has all clients."""
 
@@ -43,6 +46,8 @@ class Matchers:
             start = msgspec.json.decode(payload, type=_Order).start
             if start is None:
                 self.ring.leave(name)
+            elif name not in self.ring and len(self.ring) >= MAX_MATCHERS:
+                raise UsageError(f"{MAX_MATCHERS} matchers are on the ring")
             else:
                 self.ring.join(name, bytes.fromhex(start))
         except (msgspec.MsgspecError, ValueError, UsageError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.hub.consumers import Consumers
+from headrace.hub.losses import Losses
 from headrace.hub.matchers import Matchers
 from headrace.hub.publishers import Publishers
 from headrace.hub.services import Services
@@ -23,9 +24,16 @@ class Parts:
     consumers: Consumers = field(default_factory=Consumers)
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
     matchers: Matchers = field(default_factory=Matchers)
+    losses: Losses = field(default_factory=Losses)
 
     def state(self) -> State:
         """The state that they are parts of."""
         return State(
-            self.publishers, self.queries, self.services, self.consumers, self.subscriptions, self.matchers
+            self.publishers,
+            self.queries,
+            self.services,
+            self.consumers,
+            self.subscriptions,
+            self.matchers,
+            self.losses,
         )

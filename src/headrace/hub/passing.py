@@ -28,8 +28,8 @@ from typing import Final
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError
 from headrace.hub.hub import Hub
-from headrace.hub.sequencer import Published, Submission, Told, ToldNewest
-from headrace.message import Batch
+from headrace.hub.sequencer import Published, Submission, Told, ToldNewest, tied_groups
+from headrace.message import NOT_A_MESSAGE, Batch
 
 MAX_REQUESTS: Final = 32
 """Requests under way: fewer than the marks whose places a hub remembers of one publisher."""
@@ -95,6 +95,8 @@ class Passing:
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         """Asks the driver to send what is due."""
+        self.longest: int | None = None
+        """The most bytes that the hub that numbers takes for a message, once it is known."""
         self._hub = hub
         self._make_name = name
         self._name, self._number = name(), 0
@@ -127,6 +129,9 @@ class Passing:
 
     def order(self, submitted: Sequence[Submission]) -> None:
         """Pass on what doors submitted."""
+        submitted = self._fit(submitted)
+        if not submitted:
+            return
         group: list[Submission] = []
         size = 0
         for submission in submitted:
@@ -279,6 +284,28 @@ class Passing:
         self._refuse_all(reason)
 
     # Within
+
+    def _fit(self, submitted: Sequence[Submission]) -> Sequence[Submission]:
+        """Refuse what is too long, alone: the hub that numbers would refuse all that goes with it in one request."""
+        if not any(self._too_long(each.batch) for each in submitted):
+            return submitted
+        fit: list[Submission] = []
+        for group in tied_groups(submitted):
+            if any(self._too_long(each.batch) for each in group):
+                what = f"the upstream hub takes messages of {self.longest} bytes at most"
+                self._hub.refuse(group, UnavailableError(what), "limit")
+            else:
+                fit += group
+        return fit
+
+    def _too_long(self, batch: Batch) -> bool:
+        return (
+            self.longest is not None
+            # Where all together are not too long, none is.
+            and batch.run.size > self.longest
+            and batch.origin != NOT_A_MESSAGE
+            and int(batch.run.lengths.max(initial=0)) > self.longest
+        )
 
     def _pass(self, group: Sequence[Submission]) -> None:
         if len(group) > 1 or _size(group[0].batch) <= _MOST:

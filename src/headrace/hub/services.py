@@ -22,11 +22,12 @@ Whoever must know what happens while it happens (the SPP door) sets :attr:`Servi
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -45,6 +46,8 @@ MAX_REMOVED: Final = 100_000
 """Removed ids that are remembered. Not a setting: the state would then depend on more than the log."""
 
 PART: Final = "service"
+POLICY: Final = f"{PART}/"
+"""The topic of an entry that says which policy holds; only the hub that numbers says so."""
 
 _STRINGS: Final = 8
 """The lengths of the two STRINGs in the packet that must be able to carry any object whole."""
@@ -61,7 +64,7 @@ class Policy(msgspec.Struct, frozen=True):
     """Whether an unknown topic creates a ``last`` service, and how many services there may be."""
 
     auto: bool = False
-    max: int = 100_000
+    max: Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)] = 100_000
 
 
 Value: TypeAlias = JsonObject | bytes

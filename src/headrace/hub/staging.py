@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -32,7 +32,7 @@ from headrace.hub.state import entry
 from headrace.log.files import translating
 from headrace.message import Batch
 from headrace.wire.link import PUBLISHED
-from headrace.wire.link_requests import WRITE
+from headrace.wire.link_requests import MAX_NUMBER, WRITE
 
 SECONDS: Final = 600.0
 MAX_MEMORY: Final = 256 << 20
@@ -61,8 +61,8 @@ class Marked(NamedTuple):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    batch: int
-    rows: int
+    batch: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+    rows: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 
 
 class Queries(dict[str, Marked]):

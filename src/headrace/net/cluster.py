@@ -34,7 +34,7 @@ from headrace.net.cluster_replica import Driver
 from headrace.net.cluster_requests import Primary, ToPrimary
 from headrace.net.cluster_snapshots import Snapshots
 from headrace.net.own_address import is_own
-from headrace.net.parcel import ParcelStream
+from headrace.net.parcel import MAX_QUEUED, ParcelStream
 from headrace.net.parcel_dialling import DialledStream
 from headrace.wire.parcel import Parcel
 from headrace.wire.parcel_body import (
@@ -120,7 +120,7 @@ class Cluster:
             hub, self._primary, patience=cluster.publish_seconds, name=lambda: uuid4().hex
         )
         hub.sequencer = self._requests.passing
-        self._snapshots = Snapshots(hub, self._has_fetched)
+        self._snapshots = Snapshots(hub, self._has_fetched, self._now)
         self._driver = Driver(
             self._id, self.membership.size, hub, self._kept, self, self._requests.passing, self._disk
         )
@@ -331,6 +331,14 @@ class Cluster:
         if stream is not None:
             stream.post(body, bulk)
 
+    def takes(self, to: int) -> bool:
+        """Whether there is a way to a node, and room on it."""
+        stream = self._streams.get(to)
+        if stream is not None and stream.buffered > MAX_QUEUED:
+            self._hub.counters.add("parcels_dropped")
+            return False
+        return stream is not None
+
     def broadcast(self, body: Replication, bulk: bytes) -> None:
         """Send a parcel to every other node, if there is a way."""
         head: bytes | None = None
@@ -391,6 +399,7 @@ class Cluster:
             passing.refuse(reason)
             self._hub.abandon(UnavailableError(f"{reason}; whether this was taken is not known"))
         passing.tick(now)
+        self._snapshots.tick(now)
 
     def _misconfigured(self, key: str, expected: str) -> ConfigError:
         value = self._settings.as_dict()[key]

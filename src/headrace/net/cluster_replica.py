@@ -70,6 +70,9 @@ class Surroundings(Protocol):
     def post(self, to: int, body: Replication, bulk: bytes) -> None:
         """Send a parcel to a node, if there is a way."""
 
+    def takes(self, to: int) -> bool:
+        """Whether there is a way to a node, and room on it."""
+
     def broadcast(self, body: Replication, bulk: bytes) -> None:
         """Send a parcel to every other node, if there is a way."""
 
@@ -274,7 +277,9 @@ class Driver:
             case Broadcast(body):
                 around.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
             case Serve(to):
-                around.post(to, *served(hub.log, effect))
+                # Who asks and does not take what it is sent must not have the log read for nothing.
+                if around.takes(to):
+                    around.post(to, *served(hub.log, effect))
             case Append(first, last):
                 self._append(first, last, batches, uuid)
             case CutBack(last):

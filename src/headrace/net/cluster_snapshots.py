@@ -1,14 +1,23 @@
 """Snapshots from node to node: what a node begins behind when the others no longer keep what it lacks.
 
 The one that lacks asks piece by piece, on the connection it has dialled; the other one makes a snapshot of its state
-when the first piece is asked for, and keeps it for as long as that connection asks on. Bounded: a snapshot per
-connection, :data:`MAX_BYTES` of it.
+when the first piece is asked for, and keeps it for as long as that connection asks on.
+
+A snapshot takes the hub time and memory, so a node that asks and asks must not have it make one each time:
+
+- one is made each :data:`MAKE_SECONDS` at most, whoever asks. Who asks in between gets the last one, if that reaches
+  far enough, and otherwise nothing; it asks again by itself;
+- each node has one under way, over whichever of its connections it asked last: there are no more snapshots in memory
+  than nodes, and the last;
+- a node that does not take its pieces is sent no more than any parcels: what waits for it is bounded by the stream.
+
+What is fetched has :data:`MAX_BYTES` at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.errors import DamagedError, LimitError
 from headrace.hub.hub import Hub
@@ -18,16 +27,32 @@ from headrace.wire.parcel_body import GetSnapshot, SnapshotPart
 
 PART_BYTES: Final = 4 << 20
 MAX_BYTES: Final = 1 << 30
+MAKE_SECONDS: Final = 5.0
+"""A node that has begun behind one and finds that more was trimmed meanwhile waits so long for the next, at most."""
+
+
+class _Made(NamedTuple):
+    seq: int
+    data: bytes
+
+
+_NONE: Final = _Made(0, b"")
 
 
 class Snapshots:
-    """Both sides."""
+    """Both sides; ``now`` is the loop's clock."""
 
-    def __init__(self, hub: Hub, fetched: Callable[[int, Snapshot | None], None]) -> None:
+    def __init__(
+        self, hub: Hub, fetched: Callable[[int, Snapshot | None], None], now: Callable[[], float]
+    ) -> None:
         self._hub = hub
+        self._now = now
         self._fetched = fetched
         """Told what was fetched as which token, or that it cannot be had."""
-        self._made: dict[ParcelStream, tuple[int, bytes]] = {}
+        self._last = _NONE
+        self._made_at: float | None = None
+        self._under_way: dict[int, tuple[ParcelStream, _Made]] = {}
+        """By the node that asks."""
         self._source: ParcelStream | None = None
         self._token = 0
         self._after = 0
@@ -42,17 +67,34 @@ class Snapshots:
 
     def asked(self, stream: ParcelStream, ask: GetSnapshot) -> None:
         """Somebody wants a piece."""
-        state = self._hub.state
+        if stream.peer is None:
+            return  # Nodes have introduced themselves.
+        node = stream.peer.id
         if ask.offset == 0:
-            data = b""
-            if state.seq > ask.after:
-                data = serialize(Snapshot(self._hub.log.uuid, state.seq, state.sections()))
-            self._made[stream] = (state.seq, data)
-        seq, data = self._made.get(stream, (0, b""))
-        piece = data[ask.offset : ask.offset + PART_BYTES]
-        if ask.offset + len(piece) >= len(data):
-            self._made.pop(stream, None)
-        stream.post(SnapshotPart(ask.token, seq, ask.offset, len(data)), piece, certain=True)
+            self._under_way[node] = stream, self._reaching_past(ask.after)
+        asking, made = self._under_way.get(node, (None, _NONE))
+        if asking is not stream:
+            made = _NONE
+        piece = made.data[ask.offset : ask.offset + PART_BYTES]
+        if asking is stream and ask.offset + len(piece) >= len(made.data):
+            del self._under_way[node]
+        stream.post(SnapshotPart(ask.token, made.seq, ask.offset, len(made.data)), piece)
+
+    def tick(self, now: float) -> None:
+        """Forget the last one when it is old."""
+        if self._made_at is not None and now - self._made_at >= MAKE_SECONDS:
+            self._last, self._made_at = _NONE, None
+
+    def _reaching_past(self, after: int) -> _Made:
+        """A snapshot that reaches past a number, if one may be made or was."""
+        self.tick(self._now())
+        state = self._hub.state
+        if self._made_at is None and state.seq > after:
+            data = serialize(Snapshot(self._hub.log.uuid, state.seq, state.sections()))
+            self._last, self._made_at = _Made(state.seq, data), self._now()
+        elif self._last.seq <= after < state.seq:
+            self._hub.counters.add("snapshots_refused")
+        return self._last if self._last.seq > after else _NONE
 
     def came(self, stream: ParcelStream, part: SnapshotPart, piece: bytes) -> None:
         """A piece has come."""
@@ -72,7 +114,8 @@ class Snapshots:
 
     def left(self, stream: ParcelStream) -> None:
         """A connection is over."""
-        self._made.pop(stream, None)
+        if stream.peer is not None and self._under_way.get(stream.peer.id, (None,))[0] is stream:
+            del self._under_way[stream.peer.id]
         if stream is self._source:
             self._end(None)
 

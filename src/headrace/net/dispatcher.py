@@ -24,6 +24,7 @@ from headrace.wire.attribute import (
     MatcherPush,
     serialize,
 )
+from headrace.wire.split import HeartbeatJoiner
 
 
 class DispatcherDoor(StreamDoor["DispatcherStream"]):
@@ -59,7 +60,7 @@ class DispatcherStream(JoiningStream[DispatcherDoor]):
                 passed = self.join(frame)
                 if passed is not None:
                     self.door.dispatcher.forward(self._feeder, passed)
-            case Heartbeat():
+            case Heartbeat() if frame.ends:
                 self.send(self.door.dispatcher.heartbeat(int(time())))
 
     def closed(self) -> None:
@@ -116,6 +117,10 @@ class ConnectorLink(_Target):
 class DispatcherLink(_Target):
     """A connection to another dispatcher's door."""
 
+    def __init__(self, door: Targets) -> None:
+        super().__init__(door)
+        self._heartbeats = HeartbeatJoiner()
+
     def opened(self) -> None:
         """Ask what it has: dispatchers do not handshake each other, but answer heartbeats."""
         self.door.dispatcher.peers[self] = None
@@ -128,8 +133,8 @@ class DispatcherLink(_Target):
     def take(self, frame: ConnectorMessage) -> None:
         """Learn which connectors it has."""
         self.useful = True
-        if isinstance(frame, Heartbeat):
-            self.door.dispatcher.told(self, frame.connectors, frame.relying)
+        if isinstance(frame, Heartbeat) and (whole := self._heartbeats.join(frame)) is not None:
+            self.door.dispatcher.told(self, whole.connectors, whole.relying)
 
 
 class Targets(Dialling[_Target]):

@@ -56,7 +56,7 @@ def facts_of(server: Server) -> dict[str, object]:
             consumer.name: {"floor": consumer.floor, "dead": consumer.dead, "lost": consumer.lost}
             for consumer in furthest_behind
         },
-        "lost": server.losses.facts(),
+        "lost": parts.losses.facts(),
         "subscribers": server.subscribers,
         "matching": {
             "engine": settings.matching.engine,

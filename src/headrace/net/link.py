@@ -4,8 +4,9 @@
 who does what is asked: :mod:`~headrace.net.link_reading` begins streams, which :mod:`~headrace.net.link_streams` moves
 and for which :mod:`~headrace.net.link_rows` makes bodies of the log; :mod:`~headrace.net.link_publishing` and
 :mod:`~headrace.net.link_stages` take rows in; :mod:`~headrace.net.link_consumers` shares messages among the members of
-durable consumers; :mod:`~headrace.net.link_services` shows, makes and removes services. Here they are put together, and
-told what happens to all of them: commits, ticks, the end.
+durable consumers; :mod:`~headrace.net.link_services` shows, makes and removes services;
+:mod:`~headrace.net.link_losses` tells what readers lost. Here they are put together, and told what happens to all of
+them: commits, ticks, the end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import msgspec
 
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
-from headrace.hub.losses import Losses
 from headrace.message import Batch
 from headrace.net.door import House
 from headrace.net.link_connection import ExplainedError, LinkConnection
@@ -43,9 +43,7 @@ _LOOPBACK: Final = r"(?:[a-z0-9-]+\.)*localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]"
 class LinkDoor:
     """The link, open on any number of sockets."""
 
-    def __init__(
-        self, house: House, status: Callable[[], dict[str, object]], reports: Reports, losses: Losses
-    ) -> None:
+    def __init__(self, house: House, status: Callable[[], dict[str, object]], reports: Reports) -> None:
         self.stopping: RefusedError | None = None
         """Why nothing more is begun."""
         self.not_yet: Callable[[], str | None] = lambda: None
@@ -55,7 +53,7 @@ class LinkDoor:
         self._hub = house.hub
         self._live = Live()
         self.consumers = LinkConsumers(house.hub, house.parts.consumers, house.readers)
-        self.operations = Operations(house, self._live, self.consumers, status, reports, losses)
+        self.operations = Operations(house, self._live, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
         self._servers: list[Server] = []
 
@@ -160,6 +158,7 @@ class LinkDoor:
             "node": self._hub.node,
             "hub": __version__,
             "max_message": MAX_MESSAGE,
+            "message_bytes": self._house.settings.limits.message_bytes,
         }
 
     def _admit(self, tube: Tube) -> bool:

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import LimitError, RefusedError
+from headrace.hub.consumers import DEAD
 from headrace.hub.publishing import published
-from headrace.message import Batch
+from headrace.hub.services import POLICY
+from headrace.message import NOT_A_MESSAGE, Batch
 from headrace.wire import link_requests as ask
 from headrace.wire.link import PASSED, PUBLISHED, rows_of
 from headrace.wire.plain_rows import parse_published
@@ -18,7 +20,11 @@ MAX_TOPIC: Final = 0xFFFF
 """Bytes of a topic: what the log keeps of one that a whole batch shares."""
 
 ORIGINS: Final = frozenset({"tube", "spark", "fyrehose", "spp", "attribute", "replay"})
-"""What a publisher may say its rows come from; a frontend passes on what came in by its own doors."""
+"""What a publisher may say its rows come from."""
+
+PASSED_ORIGINS: Final = ORIGINS | {"http", DEAD, NOT_A_MESSAGE}
+"""What a frontend's rows may come from: its own doors, its consumers and its state. The hub counts by origin, so others
+would cost it memory for each."""
 
 
 class Bodies:
@@ -42,6 +48,31 @@ class Bodies:
             self._check_payload(int(batch.run.lengths.max()))
         return batch
 
+    def passed(self, body: memoryview) -> Batch:
+        """Rows that a frontend passes on, within the bounds of what is published.
+
+        Only payloads of entries may be longer than a message: they are as long as what they say of the hub's state.
+        """
+        rows = _some_rows(body, PASSED)
+        origins = rows.column("origin")
+        for origin in origins.unique().to_pylist():
+            if origin not in PASSED_ORIGINS:
+                raise RefusedError("malformed", f"origin {origin[:64]!r}: no door of a frontend's")
+        topics = rows.column("topic")
+        _check_topic(pc.max(pc.binary_length(topics)).as_py())
+        if pc.any(pc.and_(pc.equal(topics, POLICY), pc.equal(origins, NOT_A_MESSAGE))).as_py():
+            raise RefusedError("malformed", "which services there may be is the word of the hub that numbers")
+        longest = pc.max(pc.utf8_length(rows.column("publisher"))).as_py()
+        if longest > ask.MAX_NAME:
+            raise LimitError("link", "publisher", longest, ask.MAX_NAME)
+        numbers = pc.min_max(rows.column("number")).as_py()
+        if numbers["min"] is not None and not 0 <= numbers["min"] <= numbers["max"] <= ask.MAX_NUMBER:
+            wrong = numbers["min"] if numbers["min"] < 0 else numbers["max"]
+            raise LimitError("link", "number", wrong, ask.MAX_NUMBER)
+        lengths = pc.binary_length(rows.column("payload"))
+        self._check_payload(pc.max(lengths.filter(pc.not_equal(origins, NOT_A_MESSAGE))).as_py() or 0)
+        return Batch.from_arrow(rows)
+
     def _checked(self, body: memoryview) -> pa.RecordBatch:
         rows = _some_rows(body, PUBLISHED)
         _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
@@ -51,18 +82,6 @@ class Bodies:
     def _check_payload(self, longest: int) -> None:
         if longest > self._message_bytes:
             raise LimitError("link", "payload", longest, self._message_bytes)
-
-
-def passed(body: memoryview) -> Batch:
-    """Rows that a frontend passes on; how long a message may be, it has judged."""
-    rows = _some_rows(body, PASSED)
-    for name, most in (("topic", MAX_TOPIC), ("publisher", MAX_TOPIC), ("origin", ask.MAX_NAME)):
-        lengths = pc.min_max(pc.binary_length(rows.column(name))).as_py()
-        if lengths["max"] > most:
-            raise LimitError("link", name, lengths["max"], most)
-        if name == "origin" and not lengths["min"]:
-            raise RefusedError("malformed", "a row has no origin")
-    return Batch.from_arrow(rows)
 
 
 def check_origin(origin: str) -> None:

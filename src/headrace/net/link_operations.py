@@ -1,20 +1,19 @@
 """What the link's operations do. Each takes a request and sees to it that its connection answers it, now or later.
 
 Here each finds whoever does it: :mod:`~headrace.net.link_reading`, :mod:`~headrace.net.link_publishing`,
-:mod:`~headrace.net.link_stages`, :mod:`~headrace.net.link_services`, :mod:`~headrace.net.link_consumers`; what is
-answered in a line or two is done here.
+:mod:`~headrace.net.link_stages`, :mod:`~headrace.net.link_services`, :mod:`~headrace.net.link_consumers`,
+:mod:`~headrace.net.link_losses`; what is answered in a line or two is done here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
 from headrace.hub.changes import Changes
-from headrace.hub.holds import hold
-from headrace.hub.losses import Losses
+from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.publishing import Publishing
 from headrace.hub.staging import Commits, Staging
 from headrace.hub.state import entry
@@ -24,6 +23,7 @@ from headrace.net.link_aside import Aside
 from headrace.net.link_bodies import Bodies
 from headrace.net.link_connection import LinkConnection
 from headrace.net.link_consumers import LinkConsumers
+from headrace.net.link_losses import LinkLosses
 from headrace.net.link_publishing import LinkPublishing
 from headrace.net.link_reading import LinkReading
 from headrace.net.link_rows import Live
@@ -31,8 +31,6 @@ from headrace.net.link_services import LinkServices
 from headrace.net.link_stages import LinkStages
 from headrace.net.reports import Reports
 from headrace.wire import link_requests as ask
-
-MAX_HOLDS: Final = 256
 
 
 class Operations:
@@ -45,14 +43,12 @@ class Operations:
         consumers: LinkConsumers,
         status: Callable[[], dict[str, object]],
         reports: Reports,
-        losses: Losses,
     ) -> None:
         hub, parts = house.hub, house.parts
         self._hub = hub
         self._log = hub.log
         self._status = status
         self._reports = reports
-        self._losses = losses
         self.publishing = Publishing(hub, parts.publishers)
         """Judges what is published once; there is one in a hub."""
         staging = Staging(house.settings.node.data / "stages")
@@ -78,7 +74,7 @@ class Operations:
             ask.Abort: self._stages.abort,
             ask.Snapshot: reading.snapshot,
             ask.Report: self._report,
-            ask.Lost: self._lost,
+            ask.Lost: LinkLosses(hub, parts.losses).lost,
             ask.Subscriptions: reading.subscriptions,
             ask.Ack: consumers.ack,
             ask.Consumers: consumers.manage,
@@ -99,18 +95,6 @@ class Operations:
     def _report(self, connection: LinkConnection, request: ask.Report, _body: memoryview) -> None:
         self._reports.take(request.name, request.facts, monotonic())
         connection.answer(request.id, None)
-
-    def _lost(self, connection: LinkConnection, request: ask.Lost, _body: memoryview) -> None:
-        reader, first, last = request.reader, request.first, request.last
-        if (first is None) != (last is None) or (first is not None and reader is None):
-            raise RefusedError("malformed", "a loss has a reader, first and last")
-        if reader is not None and first is not None and last is not None:
-            if first > last:
-                raise RefusedError("malformed", f"there are no messages {first} to {last}")
-            for fresh in self._losses.add(reader, first, last):
-                detail = f"gone before {reader!r} had read them"
-                self._hub.counters.report("reader_lost", *fresh, detail, at_will=True)
-        connection.answer(request.id, None, lost=self._losses.facts(reader))
 
     def _holds(self, connection: LinkConnection, request: ask.Holds, _body: memoryview) -> None:
         holds = self._hub.state.holds
@@ -134,6 +118,10 @@ class Operations:
                 connection.fail(request.id, result)
             else:
                 held = holds.get(name)
+                if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
+                    # Others came first.
+                    connection.fail(request.id, LimitError("link", "holds", len(holds) + 1, MAX_HOLDS))
+                    return
                 connection.answer(request.id, None, holds={} if held is None else {name: held})
 
         self._hub.submit(entry(holds.name, name, hold(request.seq)), done)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace.errors import HeadraceError, RefusedError
 from headrace.hub.publishing import Publishing, mark
 from headrace.hub.sequencer import Published
-from headrace.net.link_bodies import Bodies, check_origin, passed
+from headrace.net.link_bodies import Bodies, check_origin
 from headrace.net.link_connection import LinkConnection
 from headrace.wire import link_requests as ask
 
@@ -45,7 +45,7 @@ class LinkPublishing:
 
     def pass_on(self, connection: LinkConnection, request: ask.Pass, body: memoryview) -> None:
         """Publish what a frontend took in, and its mark behind it."""
-        batch, size = passed(body), len(body)
+        batch, size = self._bodies.passed(body), len(body)
         connection.uncommitted(size)
 
         def told(result: Published | HeadraceError) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.config import Address
-from headrace.hub.losses import Losses
 from headrace.net.cluster import Cluster
 from headrace.net.dialling import Dialling
 from headrace.net.dispatcher import DispatcherDoor, Targets
@@ -117,7 +116,6 @@ class Opening:
         self,
         status: Callable[[], dict[str, object]],
         reports: Reports,
-        losses: Losses,
         cluster: Cluster | None,
     ) -> None:
         """The link, over TCP and WebSocket; in a cluster it judges what other nodes pass on, whoever may open tubes."""
@@ -125,7 +123,7 @@ class Opening:
         tubes = "tube" in self._roles and (tcp is not None or websocket is not None)
         if not tubes and cluster is None:
             return
-        link = LinkDoor(self._house, status, reports, losses)
+        link = LinkDoor(self._house, status, reports)
         self._add(link)
         if cluster is not None:
             cluster.judge_by(link.operations.publishing, link.operations.commits)

@@ -50,7 +50,7 @@ class RouterStream(JoiningStream[RouterDoor]):
             case Handshake(node):
                 self.is_called(node.decode())
                 self.send(serialize(Handshake(self.door.routing.id, self.door.routing.relying)))
-            case Heartbeat():
+            case Heartbeat() if frame.ends:
                 self.send(serialize(Heartbeat(int(time()))))
             case Push():
                 whole = self.join(frame)

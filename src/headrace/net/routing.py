@@ -98,6 +98,7 @@ class Routing:
         self._retiring = Retiring(self._hub, subscriptions, own, settings.matching.keep_seconds)
         if "dispatcher" in roles:
             self.dispatcher = Dispatcher(self._hub.counters, None if self.connector is None else self)
+            self.dispatcher.reach = self._reach
         if matches:
             self._stage = Stage(self._hub, self.matching, self._matched, house.readers, self._thread)
             self._stage.blocked = self._is_blocked
@@ -226,6 +227,10 @@ class Routing:
         self._hub.counters.report("ahead", seq, seq, detail, at_will=True, door="sdk")
         self.lost(source)
         return True
+
+    def _reach(self) -> int:
+        """The highest sequence number that may have been pushed by now, as far as the log here tells."""
+        return self._hub.log.tail + (MAX_LEAD if self._hub.sequencer is not None else 0)
 
     def _find_path(self, client: bytes) -> Path | None:
         if self._spark:

@@ -23,7 +23,6 @@ from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.authentication import Authentication
 from headrace.hub.hub import Door as Recipient
 from headrace.hub.hub import Hub
-from headrace.hub.losses import Losses
 from headrace.hub.parts import Parts
 from headrace.hub.services import Policy, obey
 from headrace.log import Log
@@ -104,7 +103,6 @@ class Server:
         )
         self._turn_due = False
         self.reports = Reports()
-        self.losses = Losses()
 
     @property
     def doors(self) -> dict[str, str]:
@@ -335,7 +333,7 @@ class Server:
             await opening.nodes(cluster, self._parcel, self._peers)
         else:
             await opening.lone_node()
-        await opening.link(self.status, self.reports, self.losses, cluster)
+        await opening.link(self.status, self.reports, cluster)
         http = self.settings.listen.http
         if http is not None and self._start_http is not None:
             self._http = await self._start_http(self, self.listening.stream("http", http))

@@ -2,7 +2,7 @@
 
 Whoever connects is told this matcher's node and vnode information at once, and again in answer to each node information
 of its own. Matchers dial one another (``matching.peers``); one that has not been heard of for ``limits.idle_seconds``
-is taken off the ring by those who still are there, and joins again when it is back.
+is taken off the ring by those who still are there (:mod:`headrace.hub.silence`), and joins again when it is back.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import platform
 import socket
 from collections.abc import Callable
+from functools import partial
 
+from headrace.errors import StorageError
 from headrace.hub.matchers import Matchers, leave
+from headrace.hub.silence import Silence
 from headrace.matching import Ring
+from headrace.message import Batch
 from headrace.net.dialling import Dialled, Dialling
 from headrace.net.door import House
 from headrace.net.routing import role_name
@@ -74,13 +78,13 @@ class StatusStream(Stream[StatusDoor]):
 
 
 class ToMatchers(Dialling["MatcherPeer"]):
-    """The other matchers, and when each was last heard of."""
+    """The other matchers, and which of them are heard."""
 
     def __init__(self, house: House, place: Place, matchers: Matchers) -> None:
         super().__init__(house, "to_matchers", house.settings.matching.peers)
         self.place = place
+        self.silence = Silence(place.name, house.settings.limits.idle_seconds)
         self._matchers = matchers
-        self.heard_of: dict[str, float] = {}
 
     def connection(self) -> MatcherPeer:
         """The protocol of a new connection."""
@@ -89,14 +93,15 @@ class ToMatchers(Dialling["MatcherPeer"]):
     def tick(self, now: float) -> None:
         """Take those off the ring who are gone."""
         super().tick(now)
-        for name, heard in list(self.heard_of.items()):
-            if now - heard >= self.settings.limits.idle_seconds:
-                del self.heard_of[name]
-                if name in self._matchers.ring:
-                    self.counters.refuse(
-                        self.name, "gone", name, "not heard of: its share goes to the others"
-                    )
-                    self.hub.submit(leave(name))
+        names = {stream.node for stream in self.streams if stream.node is not None}
+        all_here = len(names) >= len(self.settings.matching.peers)
+        for name in self.silence.gone(self._matchers.ring.matchers, now, all_here=all_here):
+            self.counters.refuse(self.name, "gone", name, "not heard of: its share goes to the others")
+            self.hub.submit(leave(name), partial(self._left, name))
+
+    def _left(self, name: str, outcome: Batch | StorageError) -> None:
+        if isinstance(outcome, StorageError):
+            self.silence.stayed(name)
 
 
 class MatcherPeer(Dialled[ToMatchers]):
@@ -104,6 +109,8 @@ class MatcherPeer(Dialled[ToMatchers]):
 
     def __init__(self, door: ToMatchers) -> None:
         super().__init__(door, StatusDecoder())
+        self.node: str | None = None
+        """Who it is, once it has said so."""
 
     def opened(self) -> None:
         """Tell where we are."""
@@ -117,4 +124,5 @@ class MatcherPeer(Dialled[ToMatchers]):
         """The other says that it lives."""
         self.useful = True
         if isinstance(frame, NodeInfo):
-            self.door.heard_of[frame.node] = self.loop.time()
+            self.node = frame.node
+            self.door.silence.heard(frame.node, self.loop.time())

@@ -192,6 +192,8 @@ class TubeUpstream:
             tail = log.tail
             inbox = session.stream(lambda n: ask.Follow(id=n, from_seq=tail + 1, credit=CREDIT), CREDIT)
             self._session, self.problem = session, None
+            longest = session.hub.get("message_bytes")
+            self._passing.longest = longest if type(longest) is int else None
             self._connected.set()
             logger.info("following %s from message %d", session.tube.peer, tail + 1)
             self._passing.connected()

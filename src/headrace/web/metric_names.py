@@ -78,6 +78,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     # Between hubs
     "dial_failures": (("door",), "Attempts to reach another hub that failed."),
     "parcels_dropped": ((), "Parcels to other nodes that there was no room for."),
+    "snapshots_refused": ((), "Times another node wanted one more snapshot soon after the last."),
     "cluster_failures": ((), "Times this node left its cluster for a moment, for its disk or a mistake."),
     "cut_back": ((), "Messages never committed, cut off because the cluster went on without them."),
     # Sockets

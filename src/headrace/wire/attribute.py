@@ -52,7 +52,7 @@ _TIMESTAMP = struct.Struct("!Q")
 
 
 class Extra(IntEnum):
-    """Whether a push is one message or a part of several. On receipt 0 also means ``SINGLE``."""
+    """Whether a push, or a heartbeat, is one message or a part of several. On receipt 0 also means ``SINGLE``."""
 
     SINGLE = 0x01
     HEAD = 0x02
@@ -145,7 +145,8 @@ class Heartbeat:
     """At the dispatcher and router doors: the sender lives; ``timestamp`` is in seconds.
 
     Our extension: a dispatcher also says which ``connectors`` it has, as ids side by side, and which of them are
-    ``relying`` on pushes to nobody. Who does not know these items skips them.
+    ``relying`` on pushes to nobody. Who does not know these items skips them. Where they are too many for one message
+    they come in parts, as pushes do (:mod:`headrace.wire.split`).
     """
 
     COMMAND: ClassVar[int] = 2
@@ -153,6 +154,12 @@ class Heartbeat:
     timestamp: int
     connectors: bytes = b""
     relying: bytes = b""
+    extra: Extra = Extra.SINGLE
+
+    @property
+    def ends(self) -> bool:
+        """Whether no more parts of it follow: then it is answered."""
+        return self.extra in (Extra.SINGLE, Extra.TAIL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +208,7 @@ def serialize(message: Message) -> bytes:
             if relying:
                 item[PushItem.RELYING] = node
             return serialize_message(message.COMMAND, Extra.SINGLE, item)
-        case Heartbeat(timestamp, connectors, relying):
+        case Heartbeat(timestamp, connectors, relying, extra):
             if not 0 <= timestamp < 1 << 64:
                 raise LimitError("attribute", "timestamp", timestamp, "64 bits unsigned")
             item = {PushItem.TIMESTAMP: _TIMESTAMP.pack(timestamp)}
@@ -209,7 +216,7 @@ def serialize(message: Message) -> bytes:
                 item[PushItem.CONNECTOR_ID] = _node_ids("connectors", connectors)
             if relying:
                 item[PushItem.RELYING] = _node_ids("relying", relying)
-            return serialize_message(message.COMMAND, Extra.SINGLE, item)
+            return serialize_message(message.COMMAND, extra, item)
         case NodeInfo(hostname, bind_addr, rpc_addr, start_hash, node):
             items = {
                 StatusItem.HOSTNAME: encode_text("hostname", hostname),
@@ -348,11 +355,10 @@ def _parse_handshake(extra: int, items: Items) -> Handshake:
 
 
 def _parse_heartbeat(extra: int, items: Items) -> Heartbeat:
-    _whole(extra)
     timestamp = sized("timestamp", required(items, PushItem.TIMESTAMP), _TIMESTAMP.size)
     connectors = _node_ids("connectors", items.get(PushItem.CONNECTOR_ID, b""))
     relying = _node_ids("relying", items.get(PushItem.RELYING, b""))
-    return Heartbeat(int.from_bytes(timestamp), connectors, relying)
+    return Heartbeat(int.from_bytes(timestamp), connectors, relying, _part(extra))
 
 
 def _parse_node_info(_extra: int, items: Items) -> NodeInfo:

@@ -1,4 +1,4 @@
-"""Pushes that do not fit one message: into parts, and together again.
+"""Pushes, and heartbeats, that do not fit one message: into parts, and together again.
 
 A push whose MsgId, payload and client list pass MaxBodyLength becomes a Head, Mids and a Tail. Strategy: fill
 each part to the brim, first with payload and then with clients, so that the Head carries the payload and the
@@ -10,6 +10,9 @@ A :class:`Joiner` belongs to one connection. Invariants:
 - What it holds is bounded in bytes, in pushes and in seconds. The peer that passes a bound is refused; other
   connections have joiners of their own.
 - ``join`` of all parts of ``split`` is the push that was split.
+
+A dispatcher's heartbeat names its connectors. Those that do not fit one message go on in the next part, and count once
+the Tail has come: a :class:`HeartbeatJoiner` has at most one heartbeat begun, of :data:`MAX_CONNECTORS`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from headrace.errors import LimitError, UnexpectedError
-from headrace.wire.attribute import MSG_ID_BYTES, NODE_ID_BYTES, AnyPush, DispatcherPush, Extra
+from headrace.wire.attribute import MSG_ID_BYTES, NODE_ID_BYTES, AnyPush, DispatcherPush, Extra, Heartbeat
 from headrace.wire.items import ITEM, MAX_BODY, entries
 
 MAX_HELD_BYTES = 16 * 1024 * 1024
@@ -32,7 +35,12 @@ MAX_HELD_PUSHES = 64
 MAX_HELD_SECONDS = 30.0
 """From Head to Tail."""
 
+MAX_CONNECTORS = 1024
+"""Connectors that a heartbeat may name, and as many that rely on marks."""
+
 P = TypeVar("P", bound=AnyPush)
+
+_TIMESTAMP_BYTES = 8
 
 _Key: TypeAlias = tuple[type[AnyPush], bytes, bytes]
 
@@ -72,6 +80,50 @@ def split(push: P) -> Iterator[P]:
             return
         yield replace(push, payload=payload, clients=clients, extra=extra)
         extra = Extra.MID
+
+
+def split_heartbeat(heartbeat: Heartbeat) -> Iterator[Heartbeat]:
+    """The messages that carry a heartbeat: itself if it fits one, else Head, Mids and Tail."""
+    # Behind its timestamp, and what begins two items.
+    room = (MAX_BODY - (ITEM.size + _TIMESTAMP_BYTES) - 2 * ITEM.size) // NODE_ID_BYTES * NODE_ID_BYTES
+    connectors, relying = heartbeat.connectors, heartbeat.relying
+    extra = Extra.HEAD
+    while True:
+        some = connectors[:room]
+        more = relying[: room - len(some)]
+        connectors, relying = connectors[len(some) :], relying[len(more) :]
+        if not connectors and not relying:
+            extra = Extra.SINGLE if extra is Extra.HEAD else Extra.TAIL
+        yield replace(heartbeat, connectors=some, relying=more, extra=extra)
+        if extra in (Extra.SINGLE, Extra.TAIL):
+            return
+        extra = Extra.MID
+
+
+class HeartbeatJoiner:
+    """Whole heartbeats out of the parts that come on one connection."""
+
+    def __init__(self) -> None:
+        self._begun: Heartbeat | None = None
+
+    def join(self, part: Heartbeat) -> Heartbeat | None:
+        """Take a message; return the whole heartbeat if this completes one."""
+        begun, self._begun = self._begun, None
+        if part.extra in (Extra.MID, Extra.TAIL):
+            if begun is None:
+                raise UnexpectedError(
+                    "attribute", "extra", int(part.extra), f"a {part.extra.name} without a Head"
+                )
+            part = replace(
+                part, connectors=begun.connectors + part.connectors, relying=begun.relying + part.relying
+            )
+        for field_name, ids in (("connectors", part.connectors), ("relying", part.relying)):
+            if len(ids) > MAX_CONNECTORS * NODE_ID_BYTES:
+                raise LimitError("attribute", field_name, len(ids) // NODE_ID_BYTES, MAX_CONNECTORS)
+        if not part.ends:
+            self._begun = part
+            return None
+        return replace(part, extra=Extra.SINGLE)
 
 
 class Joiner:

@@ -76,7 +76,7 @@ class Connection:
                 raise self._lost(error) from None
             if not data:
                 raise self._lost("it closed the connection")
-            self._unanswered -= sum(isinstance(frame, Heartbeat) for frame in frames)
+            self._unanswered -= sum(isinstance(frame, Heartbeat) and frame.ends for frame in frames)
 
     def close(self) -> None:
         """Close it."""
