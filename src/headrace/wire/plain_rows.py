@@ -9,7 +9,7 @@ buffer and text be UTF-8, or it is the general way that says what is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from struct import pack, unpack
 
@@ -19,6 +19,9 @@ import numpy.typing as npt
 from headrace.message import SCHEMA, Batch, Message, Run
 from headrace.wire.link import PUBLISHED
 from headrace.wire.record_batch import Buffer, Decoded, Layout
+
+KEPT_BYTES = 1 << 20
+"""Columns in which all rows are the same are kept for the next body, which often has as many, if they are no larger."""
 
 _NO_OFFSETS = bytes(4)
 """The offsets of a column without rows."""
@@ -66,14 +69,22 @@ def _published_nodes(count: int) -> tuple[int, ...]:
 def _published_buffers(
     count: int, topic: str, edges: Buffer, payloads: list[Buffer]
 ) -> list[Buffer | list[Buffer]]:
-    name = topic.encode()
-    empty = bytes(4 * count + 4)
+    # A character has up to four bytes, and each row has three offsets.
+    kept = (4 * len(topic) + 12) * count <= KEPT_BYTES
+    steps, names, empty = (_same_columns if kept else _same_columns.__wrapped__)(count, topic)
     return [
-        b"", _steps(count, len(name)), name * count,
+        b"", steps, names,
         b"", empty, *_EMPTY_MAPS,
         b"", empty, *_EMPTY_NUMBERS,
         b"", edges, payloads,
     ]  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def _same_columns(count: int, topic: str) -> tuple[bytes, bytes, bytes]:
+    """What rows share that differ in payloads alone: offsets and texts of their topic, offsets of no entries."""
+    name = topic.encode()
+    return _steps(count, len(name)), name * count, bytes(4 * count + 4)
 
 
 def parse_published(body: Buffer) -> tuple[str, Run] | None:
