@@ -93,14 +93,16 @@ class Run:
     (2, 6, b'two')
     """
 
-    __slots__ = ("_data", "_offsets", "count", "lone")
+    __slots__ = ("_data", "_offsets", "count", "lone", "summed")
 
-    def __init__(self, data: Bytes, offsets: Offsets) -> None:
+    def __init__(self, data: Bytes, offsets: Offsets, summed: int | None = None) -> None:
         self._data: Bytes | None = data
         self._offsets: Offsets | None = offsets
         self.count = len(offsets) - 1
         """How many payloads there are: ``len()``, for those who ask with every batch."""
         self.lone: bytes | None = None
+        self.summed = summed
+        """The CRC32C of :attr:`content`, if somebody has made it."""
 
     @classmethod
     def one(cls, payload: bytes) -> Run:
@@ -109,6 +111,7 @@ class Run:
         run._data = run._offsets = None
         run.count = 1
         run.lone = payload
+        run.summed = None
         return run
 
     @classmethod

@@ -13,6 +13,7 @@ from headrace.hub import staging as staging_module
 from headrace.hub.hub import Hub
 from headrace.hub.publishing import published
 from headrace.hub.staging import (
+    SUMMED_UP,
     Commits,
     Load,
     Marked,
@@ -26,6 +27,7 @@ from headrace.hub.staging import (
 )
 from headrace.hub.state import State
 from headrace.log import Log
+from headrace.log.checksum import crc32c
 from headrace.wire.link import PUBLISHED
 
 
@@ -194,3 +196,25 @@ def test_a_stage_counts_what_its_rows_keep_alive() -> None:
     small = Stage("q", 1, 0, published(rows(b"a")), 10.0)
     assert Stage("q", 1, 0, published(rows(b"a")), 10.0, held=5000).size == 5000
     assert Stage("q", 1, 0, published(rows(b"a")), 10.0, held=1).size == small.size
+
+
+def test_long_payloads_that_stay_in_memory_are_summed_up(tmp_path: Path) -> None:
+    long, short = stage(bytes(SUMMED_UP - 1), b"x"), stage(b"short")
+    for each in (long, short):
+        each.sum_up()
+    found = loaded([long, short])
+    assert [batch.run.summed for batch in found] == [crc32c(bytes(SUMMED_UP - 1) + b"x"), None]
+    log = Log.open(tmp_path)
+    log.append([batch.numbered(1 + 2 * place, 0, 0) for place, batch in enumerate(found)])
+    log.commit(3)
+    assert [payload for batch in log.read(1, max_bytes=1 << 22) for payload in batch.run] == [
+        bytes(SUMMED_UP - 1), b"x", b"short"
+    ]  # fmt: skip
+    log.close()
+
+
+def test_what_is_on_the_disk_is_not_summed_up(tmp_path: Path) -> None:
+    long = stage(bytes(SUMMED_UP))
+    long.spill(tmp_path / "long.rows")
+    long.sum_up()
+    assert [batch.run.summed for batch in loaded([long])] == [None]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.checksum import crc32c
+from headrace.log.checksum import crc32c, joined
 
 
 def test_known_values() -> None:
@@ -24,3 +24,17 @@ def test_it_goes_on_from_where_it_was(data: bytes, cut: int, seed: int) -> None:
 @given(st.binary(max_size=200))
 def test_arrays_are_taken_as_their_bytes(data: bytes) -> None:
     assert crc32c(np.frombuffer(data, np.uint8)) == crc32c(data)
+
+
+@given(st.binary(max_size=200), st.binary(max_size=5000), st.integers(0, (1 << 32) - 1))
+def test_pieces_that_are_summed_up_are_joined(front: bytes, behind: bytes, seed: int) -> None:
+    assert joined(crc32c(front, seed), crc32c(behind), len(behind)) == crc32c(front + behind, seed)
+
+
+LONG = [15, 16, 17, 255, 256, 65_535, 65_536, 1 << 20, (1 << 22) + 12_345]
+
+
+@given(st.integers(0, (1 << 32) - 1), st.sampled_from(LONG))
+def test_long_pieces_are_joined(front: int, length: int) -> None:
+    behind = b"\xa5" * length
+    assert joined(front, crc32c(behind), length) == crc32c(behind, front)

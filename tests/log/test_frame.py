@@ -12,6 +12,7 @@ from tests.log.content import batch, columns, contents, flat, place
 
 from headrace.errors import UsageError
 from headrace.log import frame
+from headrace.log.checksum import crc32c
 from headrace.message import Batch, Run
 
 SALT = 0x5EED_5A17
@@ -41,6 +42,27 @@ RICH = batch(
         node=[1, 2, 65535],
     ),
 )
+
+
+class TestSummedUp:
+    def test_payloads_that_are_summed_up_make_the_same_frame(self) -> None:
+        run = Run.of([b"before", *(b"%d" % n * 9 for n in range(3000)), b"after"]).slice(1, 3001)
+        content = replace(RICH, run=run, columns=None)
+        summed = replace(content, run=Run(run.data, run.offsets, crc32c(run.content)))
+        assert encoded(summed) == encoded(content)
+        assert frame.check(encoded(summed), 0, SALT) > run.size
+
+    def test_what_changed_since_is_found(self) -> None:
+        run = Run.of([bytes(20_000)])
+        wrong = replace(RICH, run=Run(run.data, run.offsets, crc32c(bytes(19_999) + b"x")), columns=None)
+        with pytest.raises(frame.BadFrame, match="checksum"):
+            frame.check(encoded(wrong), 0, SALT)
+
+    def test_a_part_of_a_run_is_summed_up_anew(self) -> None:
+        run = Run.of([bytes(20_000), b"x" * 20_000, b"y"])
+        summed = Run(run.data, run.offsets, crc32c(run.content))
+        part = replace(RICH, run=summed.slice(1, 3), columns=None)
+        assert frame.check(encoded(part), 0, SALT) > 20_000
 
 
 class TestRoundTrip:

@@ -18,9 +18,9 @@ from headrace.errors import RefusedError, UsageError
 from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.links import close_links
 from headrace.spark.options import Writing, writing
-from headrace.spark.outgoing import published
+from headrace.spark.outgoing import bodies, published
 from headrace.spark.sink import Staged, abort, check_columns, commit, stage
-from headrace.wire.link import PUBLISHED
+from headrace.wire.link import PUBLISHED, rows_of
 from headrace.wire.link_requests import MAX_STAGES
 
 TEXTS = pa.map_(pa.string(), pa.string())
@@ -106,6 +106,31 @@ def test_what_is_null_is_not_guessed(given: pa.RecordBatch, said: str) -> None:
         published(given, "")
 
 
+def found(given: list[pa.RecordBatch], topic: str = "given") -> list[list[tuple[str, bytes]]]:
+    """The topic and payload of each row of each body."""
+    return [
+        [(row["topic"], row["payload"]) for row in rows_of(b"".join(body), PUBLISHED).to_pylist()]
+        for body in bodies(given, topic)
+    ]
+
+
+def test_payloads_of_several_batches_share_a_body() -> None:
+    text = pa.RecordBatch.from_pydict({"payload": ["ä", "b"]})
+    batches = [rows(payload=[b"a"]), rows(payload=[]), text, rows(payload=[b"x", b"c", b"x"]).slice(1, 1)]
+    assert found(batches) == [[("given", payload) for payload in (b"a", "ä".encode(), b"b", b"c")]]
+    assert found([]) == []
+
+
+def test_rows_with_more_than_a_payload_are_bodies_too() -> None:
+    with_topics = rows(payload=[b"a", b"b"], topic=["x", None])
+    assert found([with_topics, with_topics]) == [[("x", b"a"), ("given", b"b")]] * 2
+
+
+def test_a_payload_that_is_null_is_not_guessed() -> None:
+    with pytest.raises(UsageError, match="column payload is null in 1 rows"):
+        list(bodies([rows(payload=[b"a", None])], ""))
+
+
 # Stages and commits
 
 
@@ -154,7 +179,7 @@ def test_many_rows_are_staged_in_pieces(kept: Hub) -> None:
     ]
     message = stage(options(kept), "many", 0, 0, iter(batches))
     assert message.rows == 9000
-    assert len(message.stages) > 6
+    assert len(message.stages) > 4
     commit(options(kept), [message], services=False)
     expected = [payload for batch in batches for payload in batch.column("payload").to_pylist()]
     assert kept.payloads(first=before + 1) == expected

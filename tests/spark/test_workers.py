@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+from collections import Counter
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -12,15 +13,15 @@ import pytest
 from headrace.spark import workers
 
 
-def test_what_the_first_task_of_a_kind_leaves_is_not_looked_through_again(
+def test_what_the_first_tasks_of_a_kind_leave_is_not_looked_through_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frozen = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
-    monkeypatch.setattr(workers, "_settled", set())
-    for kind in ("read", "read", "write", "read"):
+    monkeypatch.setattr(workers, "_settled", Counter())
+    for kind in ("read", "read", "write", "read", "read", "write", "write"):
         workers.settle(kind)
-    assert len(frozen) == 2
+    assert len(frozen) == 4
 
 
 def gone(_sock: socket.socket, _authenticated: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -14,7 +15,14 @@ from headrace.client.tube_rows import plain_rows, published_rows
 from headrace.hub.publishing import published
 from headrace.message import SCHEMA, Batch, Message, Run, merge, messages
 from headrace.wire.link import PUBLISHED, body_of, rows_of
-from headrace.wire.plain_rows import batches_body, parse_messages, parse_published, published_body
+from headrace.wire.plain_rows import (
+    batches_body,
+    parse_messages,
+    parse_published,
+    published_body,
+    published_parts,
+    published_size,
+)
 
 payloads = st.lists(st.binary(max_size=30), min_size=1, max_size=20)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
@@ -32,6 +40,26 @@ def test_published_rows_are_arrows(given_payloads: list[bytes], topic: str) -> N
     assert found is not None
     assert found[0] == topic
     assert list(found[1]) == given_payloads
+
+
+@given(st.lists(payloads, min_size=1, max_size=4), names, st.integers(0, 3))
+def test_runs_are_published_as_their_payloads_are(runs: list[list[bytes]], topic: str, before: int) -> None:
+    # A run may begin anywhere in its buffer.
+    given_runs = [Run.of([b"other"] * before + run).slice(before, before + len(run)) for run in runs]
+    parts = published_parts(given_runs, topic)
+    every = [payload for run in runs for payload in run]
+    whole = published_body(every, topic)
+    assert b"".join(parts) == whole
+    # The metadata, what is in a column without rows, and up to seven bytes behind each buffer.
+    assert 0 <= len(whole) - published_size(len(every), sum(map(len, every)), topic) < 1000
+
+
+def test_runs_are_published_from_where_they_lie() -> None:
+    run = Run.of([bytes(1000)] * 3)
+    [found] = [part for part in published_parts([run], "t") if len(part) == 3000]
+    assert np.shares_memory(np.frombuffer(found, np.uint8), run.data)
+    assert isinstance(found, memoryview)
+    assert found.readonly
 
 
 @pytest.mark.parametrize(

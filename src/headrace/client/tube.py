@@ -32,7 +32,7 @@ from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE
 from headrace.wire import link_requests as ask
-from headrace.wire.link import Buffer, LinkMessage, body_of
+from headrace.wire.link import Body, LinkMessage, body_of
 
 __all__ = [
     "DEFAULT_PORT",
@@ -318,6 +318,6 @@ class LinkClient(StateRequests):
         """Forget stages."""
         await self._connection.call(lambda n: ask.Abort(id=n, stages=list(stages)))
 
-    async def ask(self, make: Make[Any], body: Buffer | None = None) -> LinkMessage:
+    async def ask(self, make: Make[Any], body: Body | None = None) -> LinkMessage:
         """Ask anything that may be asked twice: ``make`` makes a request of the number it is given."""
         return await self._connection.call(make, body)

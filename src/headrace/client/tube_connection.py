@@ -28,7 +28,7 @@ from headrace.errors import (
     WireError,
 )
 from headrace.tube import Options, connect
-from headrace.wire.link import MAX_ANSWER, VERSION, VERSIONS, Buffer, LinkMessage
+from headrace.wire.link import MAX_ANSWER, VERSION, VERSIONS, Body, LinkMessage
 from headrace.wire.link_requests import Hello
 
 _RETRY_SECONDS: Final = 0.05
@@ -130,7 +130,7 @@ class Connection:
             self.check()
             raise
 
-    async def call(self, make: Make[R], body: Buffer | None = None) -> LinkMessage:
+    async def call(self, make: Make[R], body: Body | None = None) -> LinkMessage:
         """Ask what may be asked again; refusals are raised."""
         for _ in range(_MOST_LOST):
             session = await self.session()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import HeadraceError, RefusedError, TrimmedError, WireError
 from headrace.tube import Received, Tube
-from headrace.wire.link import Buffer, LinkMessage, parse, serialize, serialize_before
+from headrace.wire.link import Body, LinkMessage, parse, serialize, serialize_before
 from headrace.wire.link_requests import Cancel, More, Request, serialize_request
 
 logger = logging.getLogger("headrace.client")
@@ -142,7 +142,7 @@ class Session:
             inbox.lose()
         self.tube.start_closing()
 
-    def call(self, make: Make[R], body: Buffer | None = None) -> asyncio.Future[LinkMessage]:
+    def call(self, make: Make[R], body: Body | None = None) -> asyncio.Future[LinkMessage]:
         """Ask; the future has the answer, refusals too."""
         request_id = self._number()
         future: asyncio.Future[LinkMessage] = self._loop.create_future()
@@ -175,14 +175,16 @@ class Session:
         self._next_id += 1
         return self._next_id - 1
 
-    def _send(self, request: Request, body: Buffer | None = None) -> bool:
+    def _send(self, request: Request, body: Body | None = None) -> bool:
         if self.lost or self.tube.closed:
             return False
         head = serialize_request(request)
         if body is None:
             self.tube.write(serialize(head))
         else:
-            self.tube.write_parts((serialize_before(head, body), body))
+            parts = (body,) if isinstance(body, bytes | bytearray | memoryview) else body
+            size = sum(memoryview(part).nbytes for part in parts)
+            self.tube.write_parts((serialize_before(head, size), *parts))
         return True
 
 

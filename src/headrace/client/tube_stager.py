@@ -7,17 +7,24 @@ all. A piece whose tube was lost is staged again over the next one: a stage that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.client.tube import LinkClient
+from headrace.message import Run
 from headrace.wire import link_requests as ask
-from headrace.wire.link import body_of
+from headrace.wire.link import Buffer, body_of
+from headrace.wire.plain_rows import published_parts, published_size
 
 PIECE: Final = 2 << 20
 """Bytes of rows in one stage, about: few enough that hub and client work side by side."""
+
+GATHERED: Final = 4 << 20
+"""Bytes of rows that are gathered for one stage, at most: a stage more costs client and hub as much as reading and
+writing a few hundred kilobytes does."""
 
 WINDOW: Final = 16 << 20
 """Bytes that may be under way."""
@@ -39,15 +46,19 @@ class Stager:
     async def add(self, rows: pa.RecordBatch) -> None:
         """Send rows in the schema of those to be published; waits while the window is full."""
         for piece in pieces(rows):
-            body = body_of(piece)
-            while self._unanswered and self._unanswered + body.nbytes > self._window:
-                self._answered.clear()
-                await self._answered.wait()
-                self._check()
-            self._unanswered += body.nbytes
-            self._tasks.append(asyncio.ensure_future(self._stage(body)))
-            # Let it be sent before Spark is asked for more.
-            await asyncio.sleep(0)
+            await self.send([body_of(piece)])
+
+    async def send(self, body: Sequence[Buffer]) -> None:
+        """Send rows as a body in parts, none of which may change; waits while the window is full."""
+        size = sum(map(len, body))
+        while self._unanswered and self._unanswered + size > self._window:
+            self._answered.clear()
+            await self._answered.wait()
+            self._check()
+        self._unanswered += size
+        self._tasks.append(asyncio.ensure_future(self._stage(body, size)))
+        # Let it be sent before whoever has more is asked for that.
+        await asyncio.sleep(0)
 
     async def finish(self) -> list[str]:
         """The names of the stages, in order, once all are there."""
@@ -59,20 +70,63 @@ class Stager:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _stage(self, body: Any) -> str:
+    async def _stage(self, body: Sequence[Buffer], size: int) -> str:
         try:
             answer = await self._link.ask(
                 lambda n: ask.Stage(id=n, query=self._query, batch=self._batch, part=self._part), body
             )
             return str(answer.head["stage"])
         finally:
-            self._unanswered -= body.nbytes
+            self._unanswered -= size
             self._answered.set()
 
     def _check(self) -> None:
         for task in self._tasks:
             if task.done():
                 task.result()
+
+
+class Gathered:
+    """Payloads with a topic in common, gathered until they are worth a stage: where each lies, nothing is copied.
+
+    Spark hands rows over in batches of ten thousand, and every stage costs client and hub something, however short.
+    """
+
+    def __init__(self, topic: str, size: int = GATHERED) -> None:
+        self._topic = topic
+        self._size = size
+        self._runs: list[Run] = []
+        self._bytes = 0
+
+    def add(self, run: Run) -> Iterator[list[Buffer]]:
+        """Take payloads; the bodies that are worth sending now."""
+        for piece in self._pieces(run):
+            size = published_size(piece.count, piece.size, self._topic)
+            if self._bytes + size > self._size:
+                yield from self.rest()
+            self._runs.append(piece)
+            self._bytes += size
+
+    def rest(self) -> Iterator[list[Buffer]]:
+        """The body of what is left, if anything is."""
+        if self._runs:
+            runs, self._runs, self._bytes = self._runs, [], 0
+            yield published_parts(runs, self._topic)
+
+    def _pieces(self, run: Run) -> Iterator[Run]:
+        """Payloads in pieces of the size of a stage or less; one that is larger alone stays alone."""
+        if published_size(run.count, run.size, self._topic) <= self._size:
+            yield run
+            return
+        # Where each row begins in the body, were the rows one behind the other.
+        row = published_size(1, 0, self._topic)
+        places = run.offsets.astype(np.int64) + row * np.arange(run.count + 1)
+        begin = 0
+        while begin < run.count:
+            end = int(np.searchsorted(places, places[begin] + self._size, side="right")) - 1
+            end = max(end, begin + 1)
+            yield run.slice(begin, end)
+            begin = end
 
 
 def pieces(rows: pa.RecordBatch, size: int = PIECE) -> Iterator[pa.RecordBatch]:

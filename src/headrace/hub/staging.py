@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeAlias
@@ -29,8 +30,9 @@ from headrace.hub.hub import Hub
 from headrace.hub.publishing import published
 from headrace.hub.sequencer import Published
 from headrace.hub.state import entry
+from headrace.log.checksum import crc32c
 from headrace.log.files import translating
-from headrace.message import Batch
+from headrace.message import Batch, Run
 from headrace.wire.link import PUBLISHED
 from headrace.wire.link_requests import MAX_NUMBER, WRITE
 
@@ -39,6 +41,8 @@ MAX_MEMORY: Final = 256 << 20
 MAX_BYTES: Final = 4 << 30
 MAX_COMMIT: Final = 512 << 20
 """The rows of one commit are one append, which is one write: it must not hold the hub up for long."""
+SUMMED_UP: Final = 1 << 20
+"""Payloads of so many bytes are worth it to be summed up when they come."""
 MAX_STAGES: Final = 65_536
 MAX_QUERIES: Final = 65_536
 """Marks of streams kept; each may be tried again when its query is, however late that is."""
@@ -133,6 +137,14 @@ class Stage:
         self.size = max(size, held)
         self._rows: Batch | None = rows
         self._path: Path | None = None
+
+    def sum_up(self) -> None:
+        """Make the checksum of payloads that are kept here, which the log wants: everybody waits for a commit."""
+        rows = self._rows
+        if rows is not None and rows.run.size >= SUMMED_UP:
+            run = rows.run
+            summed = Run(run.data, run.offsets, crc32c(run.content))
+            self._rows = replace(rows, run=summed)
 
     def spill(self, path: Path) -> None:
         """Write the rows to a file and forget them here."""

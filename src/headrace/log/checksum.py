@@ -1,6 +1,14 @@
-"""CRC32C over whatever has bytes: the one checksum of everything the log writes."""
+"""CRC32C over whatever has bytes: the one checksum of everything the log writes.
+
+A CRC is what remains of the bytes, taken as a polynomial, when it is divided by :data:`_POLYNOMIAL`. So the checksum of
+two pieces side by side follows from those of each (:func:`joined`): the first is multiplied by x once for every bit of
+the second, and the second is added. Long rows are summed up when they come in, and not again when they are appended.
+"""
 
 from __future__ import annotations
+
+from functools import cache
+from typing import Final
 
 import google_crc32c
 import numpy as np
@@ -15,3 +23,50 @@ def crc32c(data: bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
     """
     result: int = google_crc32c.extend(seed, data)
     return result
+
+
+def joined(front: int, behind: int, length: int) -> int:
+    """CRC32C of two pieces side by side, of each of which it is known; the one behind is ``length`` bytes long.
+
+    >>> hex(joined(crc32c(b"12345"), crc32c(b"6789"), 4))
+    '0xe3069283'
+    """
+    digit = 0
+    while length:
+        length, times = divmod(length, _DIGIT)
+        if times:
+            front = _product(front, _shifts(digit)[times])
+        digit += 1
+    return front ^ behind
+
+
+_POLYNOMIAL: Final = 0x82F63B78
+"""As all polynomials here the highest power in the lowest bit, without x to the 32nd."""
+
+_ONE: Final = 1 << 31
+_DIGIT: Final = 16
+"""Lengths are looked at in digits of this base: a product costs as much as the checksum of some fifty kilobytes."""
+
+
+def _product(one: int, other: int) -> int:
+    """Two polynomials multiplied, and what remains of that."""
+    product = 0
+    while one:
+        if one & _ONE:
+            product ^= other
+        one = (one << 1) & 0xFFFFFFFF
+        other = (other >> 1) ^ _POLYNOMIAL if other & 1 else other >> 1
+    return product
+
+
+@cache
+def _shifts(digit: int) -> tuple[int, ...]:
+    """For each value of a digit of a length: the power of x by which so many bytes move what stands before them."""
+    if digit:
+        once = _product(_shifts(digit - 1)[-1], _shifts(digit - 1)[1])
+    else:
+        once = _ONE >> 8
+    powers = [_ONE]
+    for _ in range(_DIGIT - 1):
+        powers.append(_product(powers[-1], once))
+    return tuple(powers)

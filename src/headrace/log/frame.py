@@ -38,7 +38,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import UsageError
-from headrace.log.checksum import crc32c
+from headrace.log.checksum import crc32c, joined
 from headrace.message import SCHEMA, Batch, Run
 
 MAX_FRAME: Final = 256 << 20
@@ -142,7 +142,7 @@ def encode(
     crc = crc32c(head, salt)
     crc = crc32c(edges.view(np.uint8), crc)
     crc = crc32c(text, crc)
-    crc = crc32c(payload, crc)
+    crc = crc32c(payload, crc) if run.summed is None else joined(crc, run.summed, len(payload))
     crc = crc32c(behind, crc)
     leading = _LEADING.pack(salt, crc) + head
     return [leading, edges.data.cast("B"), text, payload.data, behind], length

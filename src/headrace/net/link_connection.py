@@ -278,7 +278,7 @@ class LinkConnection:
     def _send(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
         if self.tube.closed or self._cut_off:
             return
-        data = serialize(head) if body is None else serialize_before(head, body)
+        data = serialize(head) if body is None else serialize_before(head, memoryview(body).nbytes)
         try:
             if body is None:
                 self.tube.write(data)

@@ -55,6 +55,7 @@ class LinkStages:
         name = token_hex(8)
         path = self._staging.add(name, stage)
         if path is None:
+            stage.sum_up()
             connection.answer(request.id, None, stage=name)
             return
         connection.uncommitted(len(body))

@@ -1,15 +1,38 @@
-"""Rows of a DataFrame as rows to be published."""
+"""Rows of a DataFrame as rows to be published, and as the bodies that they are staged in.
+
+Rows that have a payload and nothing else go to the network from where Arrow has put them, several of Spark's batches
+in one body (:class:`~headrace.client.tube_stager.Gathered`). Others are put together by Arrow, batch by batch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.client.tube_rows import published_rows
+from headrace.client.tube_rows import check_text, published_rows
+from headrace.client.tube_stager import Gathered, pieces
 from headrace.errors import UsageError
-from headrace.wire.link import PUBLISHED
+from headrace.message import Run
+from headrace.wire.link import PUBLISHED, Buffer, body_of
+
+
+def bodies(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[list[Buffer]]:
+    """Rows as the sink gets them, as bodies of rows to be published, in parts; refuses what :func:`published` does."""
+    check_text("a topic", topic)
+    gathered = Gathered(topic)
+    for rows in batches:
+        if not rows.num_rows:
+            continue
+        if rows.schema.names == ["payload"]:
+            column = _whole(rows.column(0), "payload").cast(PUBLISHED.field("payload").type)
+            yield from gathered.add(Run.from_arrow(column))
+        else:
+            for piece in pieces(published(rows, topic)):
+                yield [body_of(piece)]
+    yield from gathered.rest()
 
 
 def published(rows: pa.RecordBatch, topic: str) -> pa.RecordBatch:

@@ -134,24 +134,28 @@ def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator
     """Bring rows to the hub, where they wait for their commit."""
     from headrace.client.tube_stager import Stager
     from headrace.spark.links import link
-    from headrace.spark.outgoing import published
+    from headrace.spark.outgoing import bodies
 
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
         return Staged(query, batch, part, "", [], 0)
     count = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for rows in chain([first], batches):
+            count += rows.num_rows
+            yield rows
+
     with link(options.access) as client:
         stager = Stager(client.client, query, batch, part)
         sending: Begun[None] | None = None
         try:
-            for rows in chain([first], batches):
-                if rows.num_rows:
-                    made = published(rows, options.topic)
-                    # Some are sent while Spark is asked for the next.
-                    if sending is not None:
-                        sending.wait()
-                    sending = client.begin(stager.add(made))
-                    count += rows.num_rows
+            for body in bodies(counted(), options.topic):
+                # Some are sent while Spark is asked for the next.
+                if sending is not None:
+                    sending.wait()
+                sending = client.begin(stager.send(body))
             if sending is not None:
                 sending.wait()
             stages = client.wait(stager.finish())

@@ -2,7 +2,9 @@
 
 Spark's daemon collects garbage between any two tasks of a worker, all generations of it. With PySpark, Arrow and this
 package imported there is much to look through and nothing to find: some 40 ms, for which the next task waits, several
-times in every micro-batch. What is there once the first task is done stays: it is put out of the collector's sight.
+times in every micro-batch. What is there once the first task is done stays: it is put out of the collector's sight. So
+is what is there once the second is: behind our part of the first, Spark may have imported more (pandas, when it packs
+what a task returns).
 """
 
 from __future__ import annotations
@@ -10,23 +12,24 @@ from __future__ import annotations
 import gc
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Work: TypeAlias = Callable[[socket.socket, bool], int]
 """What PySpark's daemon has a worker do: tasks that come over a socket, until it is closed; its exit code."""
 
-_settled: set[str] = set()
+_TASKS: Final = 2
+"""Of each kind: a task that is like these brings nothing to stay."""
+
+_settled: Counter[str] = Counter()
 
 
 def settle(kind: str) -> None:
-    """A task of some kind is done in this process: what it imported and made to be kept is not looked through again.
-
-    Once for each kind: a task that is like an earlier one brings nothing to stay.
-    """
-    if kind not in _settled:
-        _settled.add(kind)
+    """A task of some kind is done in this process: what it imported and made to be kept is not looked through again."""
+    if _settled[kind] < _TASKS:
+        _settled[kind] += 1
         gc.freeze()
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import cast
 
 from headrace.config import Address
@@ -85,8 +86,8 @@ class Line(asyncio.BufferedProtocol):
         return False
 
     @abstractmethod
-    def write(self, piece: Buffer) -> None:
-        """Send a piece of a message."""
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Send pieces of messages, in order."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -152,9 +153,13 @@ class Line(asyncio.BufferedProtocol):
     def _take(self, data: memoryview) -> bool:
         """Take what was read; return whether its memory is free again."""
 
-    def _send(self, data: Buffer) -> None:
-        self.written += len(data)
-        self._transport.write(data)
+    def _send(self, *data: Buffer) -> None:
+        self.written += sum(map(len, data))
+        if len(data) == 1:
+            # Python's own transports copy what they are given several of.
+            self._transport.write(data[0])
+        else:
+            self._transport.writelines(data)
 
 
 def address_of(name: object) -> Address:

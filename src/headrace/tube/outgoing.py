@@ -3,8 +3,10 @@
 Fragments are made as the line takes them, never all at once: the peer chooses their size, and eight million
 fragments of one byte must cost neither memory nor a long turn of the event loop. So one message is *under way* at a
 time, its pieces are handed to the line until that is full or the turn has had its share, and whatever is sent
-meanwhile waits behind it. Answers (a Pong, a refusal, a repeated message) stand between messages: the conversation
-hands them out with the next message, or when there is none.
+meanwhile waits behind it. They are handed over several at a time, about as many bytes as the line keeps when the
+network takes none: between two fragments stand a few bytes that say how long the next one is, and what is given to the
+network alone is a packet of its own, for which the peer is woken. Answers (a Pong, a refusal, a repeated message) stand
+between messages: the conversation hands them out with the next message, or when there is none.
 
 A long message that is worth compressing stops the queue while a thread works on it: order is kept by waiting, not by
 sorting afterwards.
@@ -14,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from headrace.tube.conversation import Conversation
 from headrace.tube.counts import Counts
-from headrace.tube.options import Policy
+from headrace.tube.options import Options
 from headrace.tube.packing import Place, pack, place
 from headrace.tube.parts import Parts
 from headrace.wire.inbox import Buffer
@@ -33,22 +35,23 @@ _NOTHING: Iterator[Buffer] = iter(())
 class Outgoing:
     """The sending direction of one tube.
 
-    ``write`` hands a piece to the line; ``moved`` is called when something that waited has gone through.
+    ``write`` hands pieces to the line; ``moved`` is called when something that waited has gone through.
     """
 
     def __init__(
         self,
         conversation: Conversation,
-        write: Callable[[Buffer], None],
+        write: Callable[[Sequence[Buffer]], None],
         moved: Callable[[], None],
-        policy: Policy | None,
+        options: Options,
         counts: Counts,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._conversation = conversation
         self._write = write
         self._moved = moved
-        self._policy = policy
+        self._policy = None if isinstance(options.compress, bool) else options.compress
+        self._at_once = options.write_buffer
         self._counts = counts
         self._waiting: deque[Parts] = deque()
         self._ping_due = False
@@ -65,13 +68,13 @@ class Outgoing:
 
     @property
     def idle(self) -> bool:
-        """Whether everything has been handed to the line."""
-        return not (self._under_way or self._waiting or self._packing is not None)
+        """Whether everything has been handed to the line, and it has not to wait for the network with it."""
+        return not (self._full or self._under_way or self._waiting or self._packing is not None)
 
     @property
     def paused(self) -> bool:
         """Whether senders should wait: the line is full, or what was sent before is not through yet."""
-        return self._full or not self.idle
+        return not self.idle
 
     @property
     def waiting_bytes(self) -> int:
@@ -116,17 +119,28 @@ class Outgoing:
         if self._blocked:
             return
         left = PIECES_A_TURN
+        while some := self._next_pieces(left):
+            self._write(some)
+            left -= len(some)
+            if self._full:
+                return
+            if not left:
+                self._next_turn = self._loop.call_soon(self._take_turn)
+                return
+
+    def _next_pieces(self, most: int) -> list[Buffer]:
+        """What goes out next, of as many messages as it takes; nothing if there is nothing to be sent now."""
+        some: list[Buffer] = []
+        size = 0
         while self._under_way or self._begin_next():
             for piece in self._pieces:
-                self._write(piece)
-                left -= 1
-                if self._full:
-                    return
-                if not left:
-                    self._next_turn = self._loop.call_soon(self._take_turn)
-                    return
+                some.append(piece)
+                size += len(piece)
+                if size >= self._at_once or len(some) == most:
+                    return some
             self._under_way = False
             self._message = ()
+        return some
 
     @property
     def _blocked(self) -> bool:

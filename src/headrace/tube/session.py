@@ -212,9 +212,7 @@ class Session:
         """Begin on a connection just made."""
         self._line = line
         self._peer = line.peer
-        compress = self.options.compress
-        policy = None if isinstance(compress, bool) else compress
-        self._outgoing = Outgoing(self._conversation, line.write, self._move, policy, self.counts)
+        self._outgoing = Outgoing(self._conversation, line.write, self._move, self.options, self.counts)
         self._incoming = Incoming(self._conversation, self._outgoing, line, self._take, self.refuse)
         if self.admit():
             self._look()

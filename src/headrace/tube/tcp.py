@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from headrace.errors import WireError
 from headrace.tube.line import Line
@@ -12,9 +13,9 @@ from headrace.wire.inbox import Buffer
 class TcpLine(Line):
     """One TCP connection."""
 
-    def write(self, piece: Buffer) -> None:
+    def write(self, pieces: Sequence[Buffer]) -> None:
         """Send bytes."""
-        self._send(piece)
+        self._send(*pieces)
 
     def finish(self) -> None:
         """Half-close: the peer reads all that was written, then our end, and closes as well."""

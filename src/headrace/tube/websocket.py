@@ -83,11 +83,12 @@ class WebSocketLine(Line):
         """Whether a frame, or a message in several frames, is under way."""
         return bool(self._payload or self._protocol.reader.buffer)
 
-    def write(self, piece: Buffer) -> None:
-        """Send a piece as one binary message."""
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Send each piece as one binary message."""
         # A peer that has said goodbye takes nothing more, which the session learns when it gets that far.
         if self._protocol.state is State.OPEN:
-            self._protocol.send_binary(piece)
+            for piece in pieces:
+                self._protocol.send_binary(piece)
             self._flush()
 
     def finish(self) -> None:

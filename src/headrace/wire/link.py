@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,6 +59,9 @@ field JSON of each attribute that the subscription names."""
 
 Buffer = bytes | bytearray | memoryview
 
+Body = Buffer | Sequence[Buffer]
+"""A body to be sent: one buffer, or several that stand side by side."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinkMessage:
@@ -76,13 +79,15 @@ def serialize(head: Mapping[str, Any]) -> bytes:
     return data
 
 
-def serialize_before(head: Mapping[str, Any], body: Buffer) -> bytes:
-    """A head that a body follows: before a long one of a length that is a multiple of 8, so that it is read in place.
+def serialize_before(head: Mapping[str, Any], size: int) -> bytes:
+    """A head that a body of ``size`` bytes follows: its own length is a multiple of 8 if that is long.
 
-    >>> len(serialize_before({"id": 1, "event": "rows", "first": 1, "last": 300}, bytes(LONG))) % 8
+    So the body is read in place.
+
+    >>> len(serialize_before({"id": 1, "event": "rows", "first": 1, "last": 300}, LONG)) % 8
     0
     """
-    if memoryview(body).nbytes < LONG:
+    if size < LONG:
         return serialize(head)
     padding = -len(serialize({**head, "pad": ""})) % _ALIGNED
     return serialize({**head, "pad": "-" * padding})

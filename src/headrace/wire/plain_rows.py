@@ -9,7 +9,7 @@ buffer and text be UTF-8, or it is the general way that says what is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from struct import pack, unpack
 
@@ -19,6 +19,9 @@ import numpy.typing as npt
 from headrace.message import SCHEMA, Batch, Message, Run
 from headrace.wire.link import PUBLISHED
 from headrace.wire.record_batch import Buffer, Decoded, Layout
+
+KEPT_BYTES = 1 << 20
+"""Columns in which all rows are the same are kept for the next body, which often has as many, if they are no larger."""
 
 _NO_OFFSETS = bytes(4)
 """The offsets of a column without rows."""
@@ -37,17 +40,51 @@ _EMPTY_NUMBERS: tuple[Buffer, ...] = (b"", b"", _NO_OFFSETS, b"", b"", b"")
 def published_body(payloads: Sequence[bytes], topic: str) -> bytes:
     """Payloads that share a topic, as a body of rows to be published."""
     count = len(payloads)
-    name = topic.encode()
-    empty = bytes(4 * count + 4)
     edges = pack(f"<{count + 1}i", 0, *accumulate(map(len, payloads)))
-    buffers = [
-        b"", _steps(count, len(name)), name * count,
+    return _published().encode(
+        count, _published_nodes(count), _published_buffers(count, topic, edges, [*payloads])
+    )
+
+
+def published_parts(runs: Sequence[Run], topic: str) -> list[Buffer]:
+    """The payloads of runs, one run behind the other, as such a body in parts: payloads stay where they lie."""
+    count = sum(run.count for run in runs)
+    edges = _joined_edges(runs, count)
+    # Nobody writes to a run.
+    payloads: list[Buffer] = [run.content.data.cast("B").toreadonly() for run in runs if run.size]
+    return _published().parts(
+        count, _published_nodes(count), _published_buffers(count, topic, edges, payloads)
+    )
+
+
+def published_size(count: int, payload_bytes: int, topic: str) -> int:
+    """How long such a body is, but for its head and some padding."""
+    return payload_bytes + count * (16 + len(topic.encode()))
+
+
+def _published_nodes(count: int) -> tuple[int, ...]:
+    return (count, 0, count, 0, 0, 0, 0, 0, 0, 0, count, 0, 0, 0, 0, 0, 0, 0, count, 0)
+
+
+def _published_buffers(
+    count: int, topic: str, edges: Buffer, payloads: list[Buffer]
+) -> list[Buffer | list[Buffer]]:
+    # A character has up to four bytes, and each row has three offsets.
+    kept = (4 * len(topic) + 12) * count <= KEPT_BYTES
+    steps, names, empty = (_same_columns if kept else _same_columns.__wrapped__)(count, topic)
+    return [
+        b"", steps, names,
         b"", empty, *_EMPTY_MAPS,
         b"", empty, *_EMPTY_NUMBERS,
-        b"", edges, payloads[0] if count == 1 else b"".join(payloads),
+        b"", edges, payloads,
     ]  # fmt: skip
-    nodes = (count, 0, count, 0, 0, 0, 0, 0, 0, 0, count, 0, 0, 0, 0, 0, 0, 0, count, 0)
-    return _published().encode(count, nodes, buffers)
+
+
+@lru_cache(maxsize=4)
+def _same_columns(count: int, topic: str) -> tuple[bytes, bytes, bytes]:
+    """What rows share that differ in payloads alone: offsets and texts of their topic, offsets of no entries."""
+    name = topic.encode()
+    return _steps(count, len(name)), name * count, bytes(4 * count + 4)
 
 
 def parse_published(body: Buffer) -> tuple[str, Run] | None:
@@ -56,7 +93,7 @@ def parse_published(body: Buffer) -> tuple[str, Run] | None:
     if found is None:
         return None
     count, nodes, buffers = found
-    if nodes != (count, 0, count, 0, 0, 0, 0, 0, 0, 0, count, 0, 0, 0, 0, 0, 0, 0, count, 0):
+    if nodes != _published_nodes(count):
         return None
     topic = _shared_text(buffers[1], buffers[2], count)
     if topic is None or not _without_entries(buffers[4:20], count):

@@ -74,6 +74,12 @@ class Layout:
 
         A buffer may be in pieces: it is copied once, to its place.
         """
+        return b"".join(self.parts(count, nodes, buffers))
+
+    def parts(
+        self, count: int, nodes: Sequence[int], buffers: Sequence[Buffer | list[Buffer]]
+    ) -> list[Buffer]:
+        """The same message in parts, which stand side by side: buffers as they were given, and what is between them."""
         head = bytearray(self._head)
         parts: list[Buffer] = [head]
         places: list[int] = []
@@ -94,7 +100,7 @@ class Layout:
         struct.pack_into("<q", head, self._count_at, count)
         self._nodes.pack_into(head, self._nodes_at, *nodes)
         self._places.pack_into(head, self._buffers_at, *places)
-        return b"".join(parts)
+        return parts
 
     def decode(self, message: Buffer) -> Decoded | None:
         """What a message says, if it is laid out as ours are; every buffer lies within it."""
