@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.hubs import Hub
+from tests.spark.hubs import Hub, until
 
 from headrace.spark import parquet
 
@@ -67,6 +68,15 @@ def test_a_row_group_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     counts, file = joined(parquet.file_of(iter([batch(1, 3), batch(4, 2)]), DESCRIBED))
     assert [count for count in counts if count] == [3, 2]
     assert file.num_row_groups == 2
+
+
+def test_rows_that_keep_much_in_memory_wait_no_longer_for_being_cut_down() -> None:
+    payloads = pa.array([bytes(parquet.GROUP_BYTES // 4)])
+    long = pa.RecordBatch.from_arrays([pa.array([1]), payloads], schema=SCHEMA)
+    schema: Any = {"type": "struct", "fields": DESCRIBED["schema"]["fields"][:1]}  # type: ignore[index]
+    counts, file = joined(parquet.file_of(iter([long] * 9), {**DESCRIBED, "schema": schema, "columns": [0]}))
+    assert [count for count in counts if count] == [4, 4, 1]
+    assert file.schema_arrow.names == ["seq"]
 
 
 def test_a_file_of_nothing_is_a_file() -> None:
@@ -181,6 +191,67 @@ def test_a_stream_says_how_many_messages_it_read(spark: SparkSession, filled: Hu
     query.awaitTermination()
     assert BY_PYTHON in query._jsq.explainInternal(False)
     assert sum(each["numInputRows"] for each in query.recentProgress) == 400
+
+
+@pytest.mark.spark
+def test_spark_counts_the_rows_of_files(spark: SparkSession, filled: Hub, tmp_path: Path) -> None:
+    copied(spark, filled.servers, tmp_path / "rows", stream=False)
+    store = spark._jsparkSession.sharedState().statusStore()
+    until(lambda: store.executionsList().last().completionTime().isDefined())
+    execution = store.executionsList().last()
+    values = store.executionMetrics(execution.executionId())
+    metrics = [execution.metrics().apply(each) for each in range(execution.metrics().size())]
+    told = [
+        (metric.name(), values.get(metric.accumulatorId()).get())
+        for metric in metrics
+        if values.contains(metric.accumulatorId())
+    ]
+    assert [count for name, count in told if name == "number of output rows"] == ["400", "400"]
+
+
+def python_processes(spark: SparkSession) -> set[int]:
+    java: int = spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
+    return {process.pid for process in psutil.Process(java).children(recursive=True)}
+
+
+@pytest.mark.spark
+def test_a_task_without_rows_gives_its_python_process_back(
+    spark: SparkSession, filled: Hub, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"servers": filled.servers, "topic": "none", "minPartitions": 6}
+    rows = spark.read.format("headrace").options(**asked).load()
+    before: list[set[int]] = []
+    for _ in range(2):
+        rows.write.format("noop").mode("overwrite").save()
+        before.append(python_processes(spark))
+    rows.write.parquet(str(tmp_path / "rows"))
+    # Some come and go by themselves.
+    assert before[0] & before[1] <= python_processes(spark)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("parquet.int96TimestampConversion", "true"),
+        ("parquet.int96RebaseModeInWrite", "LEGACY"),
+        ("parquet.datetimeRebaseModeInWrite", "LEGACY"),
+        ("parquet.writeLegacyFormat", "true"),
+        ("parquet.outputTimestampType", "TIMESTAMP_MILLIS"),
+        ("parquet.compression.codec", "lz4_raw"),
+        ("adaptive.forceApply", "true"),
+    ],
+)
+def test_settings_that_python_does_not_obey_leave_files_to_spark(
+    spark: SparkSession, filled: Hub, tmp_path: Path, setting: str, value: str
+) -> None:
+    spark.conf.set(f"spark.sql.{setting}", value)
+    try:
+        copied(spark, filled.servers, tmp_path / "rows", stream=True)
+    finally:
+        spark.conf.unset(f"spark.sql.{setting}")
+    assert not by_python(tmp_path / "rows")
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 400
 
 
 @pytest.mark.spark

@@ -28,6 +28,7 @@ import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.execution.FilterExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.execution.datasources.BasicWriteJobStatsTracker;
 import org.apache.spark.sql.execution.datasources.FileFormat;
 import org.apache.spark.sql.execution.datasources.FileFormatWriter$;
 import org.apache.spark.sql.execution.datasources.OutputWriter;
@@ -41,6 +42,7 @@ import org.apache.spark.sql.execution.datasources.v2.DataSourceV2ScanExecBase;
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution;
 import org.apache.spark.sql.execution.streaming.runtime.StreamingQueryWrapper;
 import org.apache.spark.sql.execution.streaming.sinks.FileStreamSink;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
@@ -83,13 +85,13 @@ public final class ParquetByPython extends SparkStrategy {
     SparkPlan made = null;
     if (plan instanceof WriteFiles) {
       WriteFiles write = (WriteFiles) plan;
-      if (write.partitionColumns().isEmpty() && write.bucketSpec().isEmpty()) {
+      if (write.partitionColumns().isEmpty() && write.bucketSpec().isEmpty() && isParquet(write.fileFormat())) {
         made = this.write(write.child(), write.fileFormat(), write.options(), write.staticPartitions());
       }
     } else if (plan instanceof ReturnAnswer) {
       // The root of a plan. That of a stream does not say where its rows go; plans below it may be of no stream.
-      made = this.write(((ReturnAnswer) plan).child(), this.formatOfSink(), empty, empty);
-      if (made != null && !(scanOf(made) instanceof ColumnsAsTheyAre.MicroBatchScan)) {
+      made = this.write(((ReturnAnswer) plan).child(), new ParquetFileFormat(), empty, empty);
+      if (made != null && (!(scanOf(made) instanceof ColumnsAsTheyAre.MicroBatchScan) || !this.goesToParquet())) {
         made = null;
       }
     }
@@ -97,9 +99,6 @@ public final class ParquetByPython extends SparkStrategy {
   }
 
   private SparkPlan write(LogicalPlan plan, FileFormat format, Map options, Map staticPartitions) {
-    if (!(format instanceof ParquetFileFormat)) {
-      return null;
-    }
     Seq planned = this.columns.apply(plan);
     if (planned.size() != 1 || !onlyChooses((SparkPlan) planned.head())) {
       return null;
@@ -109,27 +108,34 @@ public final class ParquetByPython extends SparkStrategy {
     return new WriteParquet(child, format, (Seq) Nil$.MODULE$, none, options, staticPartitions, this.function);
   }
 
-  /** What a stream's files are to be, if it is files that this is planned for, and all in one folder. */
-  private FileFormat formatOfSink() {
+  /** Others are made of Spark's, which may ask for other files. */
+  private static boolean isParquet(Object format) {
+    return format != null && format.getClass() == ParquetFileFormat.class;
+  }
+
+  /** Whether it is a stream that this is planned for, of Parquet files that are all in one folder. */
+  private boolean goesToParquet() {
     String query = this.session.sparkContext().getLocalProperty(StreamExecution.QUERY_ID_KEY());
     Object running = query == null ? null : this.session.streams().get(query);
     if (!(running instanceof StreamingQueryWrapper)) {
-      return null;
+      return false;
     }
     Object sink = ((StreamingQueryWrapper) running).streamingQuery().sink();
-    if (!(sink instanceof FileStreamSink) || !((Seq) field(sink, "partitionColumnNames")).isEmpty()) {
-      return null;
+    if (!(sink instanceof FileStreamSink)) {
+      return false;
     }
-    return (FileFormat) field(sink, "fileFormat");
+    Object folders = field(sink, "partitionColumnNames");
+    return folders instanceof Seq && ((Seq) folders).isEmpty() && isParquet(field(sink, "fileFormat"));
   }
 
-  private static Object field(Object of, String name) {
+  /** What a field that is Spark's own has in it; nothing in a release in which there is none. */
+  private static Object field(Object sink, String name) {
     try {
       Field field = FileStreamSink.class.getDeclaredField(name);
       field.setAccessible(true);
-      return field.get(of);
+      return field.get(sink);
     } catch (ReflectiveOperationException error) {
-      throw new IllegalStateException(error);
+      return null;
     }
   }
 
@@ -215,10 +221,15 @@ public final class ParquetByPython extends SparkStrategy {
           this.function);
     }
 
+    /** Who does not see that files are to be written, as where Spark plans again while it executes, gets rows. */
+    public RDD doExecute() {
+      return this.child().execute();
+    }
+
     public RDD doExecuteWrite(WriteFilesSpec spec) {
       WriteJobDescription job = spec.description();
       SparkPlan scan = scanOf(this.child());
-      byte[] told = told(job, chosen(this.child(), scan));
+      byte[] told = told(job, chosen(this.child(), scan), this.conf());
       if (told == null || ((DataSourceV2ScanExecBase) scan).inputPartitions().isEmpty()) {
         return super.doExecuteWrite(spec);
       }
@@ -244,7 +255,7 @@ public final class ParquetByPython extends SparkStrategy {
     }
 
     /** What Python is told of the files; null if it is not to write them. */
-    private static byte[] told(WriteJobDescription job, String columns) {
+    private static byte[] told(WriteJobDescription job, String columns, SQLConf session) {
       Configuration conf = job.serializableHadoopConf().value();
       String compression = conf.get("parquet.compression", "");
       String times = conf.get("spark.sql.parquet.outputTimestampType", "");
@@ -254,8 +265,17 @@ public final class ParquetByPython extends SparkStrategy {
           || job.maxRecordsPerFile() > 0
           || conf.getBoolean("spark.sql.parquet.writeLegacyFormat", false)
           || !CODECS.contains(compression)
-          || !TIMES.contains(times)) {
+          || !TIMES.contains(times)
+          || isSet(session, "datetimeRebaseModeInWrite", "LEGACY")
+          || isSet(session, "int96RebaseModeInWrite", "LEGACY")
+          // Who reads so takes times for local if the file is not from Spark.
+          || isSet(session, "int96TimestampConversion", "true")) {
         return null;
+      }
+      for (Iterator each = job.statsTrackers().iterator(); each.hasNext(); ) {
+        if (!(each.next() instanceof BasicWriteJobStatsTracker)) {
+          return null; // It may want to see the rows.
+        }
       }
       for (java.util.Iterator each = conf.getPropsWithPrefix("parquet.").entrySet().iterator(); each.hasNext(); ) {
         String setting = each.next().toString();
@@ -267,6 +287,11 @@ public final class ParquetByPython extends SparkStrategy {
       String said = "\"compression\":\"" + compression + "\",\"times\":\"" + times + "\",\"version\":\"" + version + "\"";
       return ("{" + said + ",\"columns\":[" + columns + "],\"schema\":" + schema + "}").getBytes(StandardCharsets.UTF_8);
     }
+  }
+
+  private static boolean isSet(SQLConf session, String name, String value) {
+    String key = "spark.sql.parquet." + name;
+    return session.contains(key) && session.getConfString(key).equalsIgnoreCase(value);
   }
 
   /** Writes a partition as Spark does, of rows that are pieces of a file. */
@@ -293,37 +318,46 @@ public final class ParquetByPython extends SparkStrategy {
               task.partitionId(),
               (int) task.taskAttemptId() & Integer.MAX_VALUE,
               this.committer,
-              new Pieces((Iterator) batches, task.partitionId() == 0),
+              new Pieces((Iterator) batches, (Files) this.job.outputWriterFactory(), task.partitionId() == 0),
               Option.empty());
       return Iterator$.MODULE$.single(result);
     }
   }
 
-  /** Rows that are pieces of a file, each followed by empty ones: as many rows as are in it, for those who count them. */
+  /**
+   * Rows that are pieces of a file, each followed by empty ones: as many rows as are in it, for those who count them.
+   *
+   * <p>A piece in which no rows begin goes straight to the file, for the same reason.
+   */
   static final class Pieces extends AbstractIterator {
     private static final InternalRow NOTHING = new GenericInternalRow(0);
 
     private final Iterator batches;
+    private final Files files;
 
-    /** Whether there is to be a file even if it is of no rows: one of them, so that it is seen what the columns are. */
-    private final boolean anyway;
+    /** Whether there is a file even if it is of no rows: one of them, so that it is seen what the columns are. */
+    private boolean begun;
 
     private InternalRow piece;
-    private boolean begun;
     private int empty;
 
-    Pieces(Iterator batches, boolean anyway) {
+    Pieces(Iterator batches, Files files, boolean begun) {
       this.batches = batches;
-      this.anyway = anyway;
+      this.files = files;
+      this.begun = begun;
     }
 
     public boolean hasNext() {
-      if (this.piece == null && this.empty == 0 && this.batches.hasNext()) {
+      // To the end, also of a file that is not wanted: a Python process that is not read from to its end is not used again.
+      while (this.piece == null && this.empty == 0 && this.batches.hasNext()) {
         ColumnarBatch batch = (ColumnarBatch) this.batches.next();
-        if (this.begun || this.anyway || batch.numRows() > 0) {
+        byte[] bytes = batch.column(1).getBinary(0);
+        if (batch.numRows() > 0) {
           this.begun = true;
-          this.piece = new GenericInternalRow(new Object[] {batch.column(1).getBinary(0)});
-          this.empty = Math.max(batch.numRows() - 1, 0);
+          this.piece = new GenericInternalRow(new Object[] {bytes});
+          this.empty = batch.numRows() - 1;
+        } else if (this.begun) {
+          this.files.newest.write(bytes);
         }
       }
       return this.piece != null || this.empty > 0;
@@ -349,6 +383,9 @@ public final class ParquetByPython extends SparkStrategy {
 
     private final OutputWriterFactory sparks;
 
+    /** The file of this task, which has one. */
+    transient OneFile newest;
+
     Files(OutputWriterFactory sparks) {
       this.sparks = sparks;
     }
@@ -360,7 +397,8 @@ public final class ParquetByPython extends SparkStrategy {
     public OutputWriter newInstance(String path, StructType schema, TaskAttemptContext context) {
       try {
         Path file = new Path(path);
-        return new OneFile(path, file.getFileSystem(context.getConfiguration()).create(file, false));
+        this.newest = new OneFile(path, file.getFileSystem(context.getConfiguration()).create(file, false));
+        return this.newest;
       } catch (IOException error) {
         throw new UncheckedIOException(error);
       }
@@ -379,11 +417,15 @@ public final class ParquetByPython extends SparkStrategy {
 
     public void write(InternalRow row) {
       if (row.numFields() > 0) {
-        try {
-          this.out.write(row.getBinary(0));
-        } catch (IOException error) {
-          throw new UncheckedIOException(error);
-        }
+        this.write(row.getBinary(0));
+      }
+    }
+
+    void write(byte[] bytes) {
+      try {
+        this.out.write(bytes);
+      } catch (IOException error) {
+        throw new UncheckedIOException(error);
       }
     }
 

@@ -39,11 +39,11 @@ class RowGroups:
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
 
-    def write(self, rows: pa.RecordBatch) -> int:
-        """Take a batch; return how many rows were written because of it."""
+    def write(self, rows: pa.RecordBatch, kept: int) -> int:
+        """Take a batch, for which so many bytes are kept in memory; return how many rows were written because of it."""
         self._waiting.append(rows)
         self._rows += rows.num_rows
-        self._bytes += rows.nbytes
+        self._bytes += kept
         return self.flush() if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES else 0
 
     def flush(self) -> int:
@@ -87,7 +87,8 @@ def file_of(rows: Iterable[pa.RecordBatch], described: dict[str, Any]) -> Iterat
         chosen = batch.select(described["columns"]).rename_columns(names)
         if file is None:
             file = _begin(taken, chosen.schema, described)
-        if written := file.write(chosen):
+        # Where only some columns are wanted, the memory of all is kept: a batch is often one piece of it.
+        if written := file.write(chosen, batch.nbytes):
             yield from _cut(written, taken.take())
     if file is None:
         file = _begin(taken, _schema(described), described)
@@ -130,9 +131,9 @@ class _Taken:
     def seekable(self) -> bool:
         return False
 
-    def take(self) -> bytes:
-        data, self._written = b"".join(self._written), []
-        return data
+    def take(self) -> list[bytes]:
+        written, self._written = self._written, []
+        return written
 
 
 def _behind_length(data: bytes) -> tuple[bytes, bytes]:
@@ -140,11 +141,26 @@ def _behind_length(data: bytes) -> tuple[bytes, bytes]:
     return data[4 : 4 + length], data[4 + length :]
 
 
-def _cut(rows: int, data: bytes) -> Iterator[pa.RecordBatch]:
-    for begin in range(0, len(data), PIECE_BYTES):
-        piece = data[begin : begin + PIECE_BYTES]
+def _cut(rows: int, written: list[bytes]) -> Iterator[pa.RecordBatch]:
+    for piece in _pieces(written):
         yield pa.RecordBatch.from_arrays([pa.array([rows]), pa.array([piece], pa.binary())], schema=_PIECES)
         rows = 0
+
+
+def _pieces(written: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces, each as long as may be but for the last."""
+    parts: list[memoryview] = []
+    size = 0
+    for each in written:
+        data = memoryview(each)
+        while size + len(data) >= PIECE_BYTES:
+            end = PIECE_BYTES - size
+            yield b"".join([*parts, data[:end]])
+            parts, size, data = [], 0, data[end:]
+        parts.append(data)
+        size += len(data)
+    if size:
+        yield b"".join(parts)
 
 
 def _schema(described: dict[str, Any]) -> pa.Schema:

@@ -219,7 +219,7 @@ class _Writer:
         entries = pc.sum(pc.equal(rows.column("origin"), NOT_A_MESSAGE)).as_py() or 0
         self.rows += rows.num_rows
         self.messages += rows.num_rows - entries
-        self._groups.write(rows)
+        self._groups.write(rows, rows.nbytes)
 
     def close(self) -> int:
         """Finish the file; return its size."""
