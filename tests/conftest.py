@@ -57,6 +57,11 @@ def _plain_environment() -> Iterator[None]:
         yield
 
 
+def pytest_unconfigure() -> None:
+    """Let go of what tasks of Spark's that were run here had frozen: extensions report it as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_fails_unseen(request: pytest.FixtureRequest) -> Iterator[None]:
     # A loop without a handler of its own, asyncio's or uvloop's, in this thread or another, logs here.
