@@ -123,6 +123,26 @@ def test_once_is_enough(spark: SparkSession) -> None:
     assert strategies.count(planning.COLUMNS) == strategies.count(planning.PARQUET) == 1
 
 
+def test_queries_that_start_at_once_share_no_map_that_is_not_made_for_it(
+    spark: SparkSession, hub: Hub, tmp_path: Path
+) -> None:
+    another = spark.newSession()
+    register(another)
+    manager = another._jsparkSession.sessionState().dataSourceManager()
+    shared = manager.lookupDataSource(planning.SOURCE).dataSourceCls().envVars()
+    before = set(shared)
+    hub.publish([b"one"])
+    rows = another.readStream.format("headrace").options(servers=hub.servers, startingOffsets=1).load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    # What Spark puts there when a query starts is why.
+    assert set(shared) > before
+    assert shared.getClass().getSimpleName() == "ConcurrentHashMap"
+
+
 @F.arrow_udf(LongType())
 def longer(payloads: pa.Array) -> pa.Array:
     return pc.add(pc.binary_length(payloads).cast("int64"), 1)

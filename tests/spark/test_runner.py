@@ -230,6 +230,15 @@ def test_failures_are_sentences() -> None:
     assert str(lost) == "own: OwnError: why"
     java = "An error occurred while calling o118.start.\n: java.io.IOException: no room for a/b\n\tat org.apache.A.b"
     assert str(failure_of("own", None, java)) == "own: IOException: no room for a/b"
+    awaited = (
+        "An error occurred while calling o1.start.\n"
+        ": org.apache.spark.SparkException: Exception thrown in awaitResult: \n\tat a.B.c\n"
+        "Caused by: java.lang.RuntimeException: one\n\tat d\nCaused by: java.io.OptionalDataException\n\tat e"
+    )
+    assert (
+        str(failure_of("own", None, awaited))
+        == "own: SparkException: Exception thrown in awaitResult: OptionalDataException"
+    )
     with pytest.raises(PeerError, match=r"^replay: no \(code\)$"), plainly("replay"):
         raise RefusedError("code", "no")
     with pytest.raises(ZeroDivisionError), plainly("replay"):

@@ -224,6 +224,22 @@ def test_a_log_that_lost_its_end_is_not_read_again(filled: Hub, caplog: pytest.L
     assert caplog.text.count("messages 1001 to 1200 are lost") == 1
 
 
+def test_entries_alone_are_not_what_is_available(hub: Hub) -> None:
+    """Else a query that keeps a hold, and is run every hour, would find the entry of the run before each time."""
+    hub.publish([b"x"] * 10)
+    for _ in range(3):
+        reader = stream(hub, hold="mine", startingOffsets="earliest")
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset({"log": hub.head().log, "seq": 10}, ALL)
+        assert end["seq"] == 10
+        reader.commit(end)
+    assert hub.head().head == 11
+    hub.publish([b"y"])
+    reader = stream(hub, hold="mine", startingOffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(end, ALL)["seq"] == 12
+
+
 # With Spark
 
 

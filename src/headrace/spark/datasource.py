@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.spark.options import Reading, check_reading, reading, writing
-from headrace.spark.planning import SOURCE, read_in_columns
+from headrace.spark.planning import SOURCE, for_threads, read_in_columns
 from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.source import SequenceReader, SequenceStreamReader, cores, schema_of
 from headrace.spark.workers import settle
@@ -93,6 +93,7 @@ def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:
     spark.dataSource.register(
         type(kind.__name__, (kind,), {"parallelism": parallelism, "__module__": "__main__"})
     )
+    for_threads(spark, kind.name())
 
 
 def _check_schema(schema: StructType, options: Reading) -> None:

@@ -21,6 +21,7 @@ _RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt): .+)$
 _CALLED: Final = "An error occurred while calling "
 """What py4j puts before what Java raised."""
 _THROWN: Final = re.compile(r"^: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
+_CAUSE: Final = re.compile(r"^\s*Caused by: (?:[\w$]+\.)*([\w$]+(?:: .+)?)$", re.MULTILINE)
 
 
 def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceError:
@@ -40,8 +41,12 @@ def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceE
     if raised := _RAISED.findall(told.rpartition(_TRACE)[2]) if _TRACE in told else []:
         return PeerError(f"{name}: {raised[0]}")
     if told.startswith(_CALLED) and (thrown := _THROWN.search(told)):
-        return PeerError(f"{name}: {thrown[1]}")
-    first = next((line for line in told.splitlines() if line.strip()), "the query failed")
+        first = thrown[1]
+    else:
+        first = next((line for line in told.splitlines() if line.strip()), "the query failed")
+    if first.rstrip().endswith(":") and (causes := _CAUSE.findall(told)):
+        # Whoever waited for something else says no more than that it failed.
+        first = f"{first.rstrip()} {causes[-1]}"
     return PeerError(f"{name}: {first}")
 
 

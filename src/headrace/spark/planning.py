@@ -60,6 +60,26 @@ def read_in_columns(spark: SparkSession) -> None:
         logger.info("the source is read in rows: %s", error)
 
 
+def for_threads(spark: SparkSession, source: str) -> None:
+    """Let several queries of a session use a source at once.
+
+    Spark has one map of environment variables for all of them. The thread of each query puts some into it when it
+    starts, while others put or read theirs; a map that is not made for this may be left in a state in which no task of
+    any query can be sent any more.
+    """
+    try:
+        context: Any = spark.sparkContext
+        jvm = context._jvm
+        function = (
+            spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(source).dataSourceCls()
+        )
+        field = function.getClass().getDeclaredField("envVars")
+        field.setAccessible(True)
+        field.set(function, jvm.java.util.concurrent.ConcurrentHashMap(function.envVars()))
+    except Exception as error:  # noqa: BLE001 - as in any other session then.
+        logger.info("the source's environment is as Spark made it: %s", error)
+
+
 class _Compiled:
     """What was compiled for a session; each class may use those before it."""
 

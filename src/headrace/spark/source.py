@@ -200,7 +200,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             self._catch_up(begin)
             extent = self._look(start, first=first, size=most_bytes)
         end = extent.head if self._target is None else min(self._target, extent.head)
-        if end <= begin or (self._target is None and (extent.message <= begin or not self._due(begin))):
+        if end <= begin or extent.message <= begin or (self._target is None and not self._due(begin)):
             return start
         if isinstance(limit, ReadMaxRows):
             # Counted from the first that there is: what was lost is passed over at no cost.
@@ -275,8 +275,11 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
         if seq != self._held:
             oldest = 1 if self._known is None else self._known.first
+            place = max(seq, oldest)
             with link(self._options.access) as client:
-                client.hold(self._options.hold, max(seq, oldest))
+                # A hold that is set is an entry of the log, moved or not: a query's first may be where it is.
+                if self._held or client.holds().get(self._options.hold) != place:
+                    client.hold(self._options.hold, place)
             self._held = seq
 
     def _catch_up(self, seq: int) -> Extent:
