@@ -24,7 +24,7 @@ from tests.hubprocess import HubProcess
 import headrace
 from headrace.cli import pipeline_run, supervising
 from headrace.cli.children import Child
-from headrace.cli.pipeline_run import _Line, parse_params, run_for_hub
+from headrace.cli.pipeline_run import _Line, live_line, parse_params, run_for_hub
 from headrace.config import load
 from headrace.errors import UsageError
 from headrace.spark.jobs.archive_files import folder_of, write_files
@@ -129,6 +129,15 @@ def test_a_script_learns_whether_all_is_well(
         assert "archive" in result.stdout
 
 
+def test_when_a_pipeline_stopped_is_told(hub: HubProcess, shown: Run) -> None:
+    facts = {"state": "stopped", "pid": 7, "since": "noon", "until": "one", "master": "local[2]", "jobs": {}}
+    for state in ("stopped", "failed"):
+        with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+            link.report("pipeline", {**facts, "state": state})
+        told = shown("pipeline", "status", "--servers", hub.doors["tube_tcp"]).stdout
+        assert told == f"{state} at one; it was started at noon on local[2]\n"
+
+
 CLIENT = "00112233445566778899aabb"
 WITH_AUTH = ("auth.required=true", f"auth.clients.{CLIENT}=s3cret")
 
@@ -215,8 +224,13 @@ def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, r
     assert [each["event"] for each in events if each["event"] != "progress"] == [
         "starting",
         "started",
+        "done",
+        "done",
         "stopped",
     ]
+    for job in ("archive", "verify"):
+        last = [each for each in events if each.get("job") == job][-1]
+        assert (last["event"], last["state"], last["through"]) == ("done", "done", 1000)
     assert {(each["job"], each["through"]) for each in events if each["event"] == "progress"} == {
         ("archive", 1000),
         ("verify", 1000),
@@ -549,8 +563,27 @@ def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert live.split("\r\x1b[2K")[1:] == [
         "archive 1,250/s, 12 behind, 0.25 s a batch",
         "archive 1,250/s, 12 behind, 0.25 s a batch · verify 1,250/s, 0.25 s a batch, 1 finding",
-        "archive 1,250/s, 12 behind, 0.25 s a b…",
+        "archive 12 behind · verify 1 finding",
     ]
     assert (done, stopped) == ("replay: messages 3", "stopped")
     assert failure == "archive: no room; archive is started again in 2 s"
-    assert again.split("\r\x1b[2K")[1:] == ["archive restarting, 1 restart · verify…"]
+    assert again.split("\r\x1b[2K")[1:] == ["archive restarting · verify 12 behind"]
+
+
+@pytest.mark.parametrize("behind", [9, 123_456_789])
+def test_every_job_is_seen_at_80_columns(behind: int) -> None:
+    facts = {
+        "state": "running",
+        "rows_per_second": 98765,
+        "behind": behind,
+        "batch_seconds": 12.5,
+        "restarts": 12,
+    }
+    jobs = [{"job": name, **facts} for name in ("archive", "verify", "measure")]
+    jobs[1]["findings"] = 3
+    line = live_line(jobs, 80)
+    assert len(line) < 80
+    assert [part.split(" ")[0] for part in line.split(" · ")] == ["archive", "verify", "measure"]
+    assert "3 findings" in line
+    assert "…" not in line
+    assert len(live_line(jobs, 10)) < 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,19 @@ def test_a_session_that_ends_while_the_pipeline_is_stopped_has_not_failed(
         pipeline._run(ended)
 
 
+def test_when_it_ended_is_among_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Pipeline(Asked([], Access()))
+    times = iter(["later"])
+    monkeypatch.setattr(runner, "_now", lambda: next(times))
+    monkeypatch.setattr(runner, "session", lambda *_, **__: _Session())
+    monkeypatch.setattr(pipeline, "_run", lambda _: None)
+    monkeypatch.setattr(pipeline, "_reporting", contextlib.nullcontext)
+    monkeypatch.setattr(pipeline, "_stop_spark", lambda _: None)
+    assert pipeline.facts()["until"] is None
+    pipeline.run()
+    assert (pipeline.facts()["state"], pipeline.facts()["until"]) == ("stopped", "later")
+
+
 def test_a_job_that_is_none() -> None:
     with pytest.raises(UsageError, match="did you mean measure"):
         Pipeline(Asked(["mesure"], Access()))
@@ -199,6 +213,13 @@ def test_a_look() -> None:
     expected = {**facts, "lost": {"messages": 2, "ranges": [[1, 2]]}}
     assert pipeline.facts()["jobs"] == {"measure": expected}
     assert told == [*news, {"event": "progress", **expected}]
+    # That it is done is the last that is said of it.
+    news[:] = [{"event": "done", "job": "measure"}]
+    facts["batch"] = 2
+    told.clear()
+    pipeline._look(session)
+    assert [each["event"] for each in told] == ["progress", "done"]
+    news.clear()
     job.failure = StorageError("measure: no room")
     with pytest.raises(StorageError, match="no room"):
         pipeline._look(session)

@@ -91,7 +91,9 @@ def _show(facts: dict[str, Any]) -> None:
         case "none":
             print("no pipeline has reported to this hub")
         case "failed":
-            print(f"failed, after it was started at {facts['since']} on {facts['master']}")
+            print(f"failed{_ended(facts)}")
+        case "stopped":
+            print(f"stopped{_ended(facts)}")
         case "silent":
             print(f"the pipeline (process {facts['pid']}) has been silent for {facts['age']:.0f} s")
         case state:
@@ -99,3 +101,13 @@ def _show(facts: dict[str, Any]) -> None:
             print(f"{state} since {facts['since']} on {facts['master']}{where}")
     for job in facts["jobs"].values():
         print(f"  {progress_line(job)}")
+
+
+def _ended(facts: Mapping[str, Any]) -> str:
+    """When, and when it had begun.
+
+    >>> _ended({"since": "2026-01-31T12:00:00+00:00", "until": "2026-01-31T13:00:00+00:00", "master": "local[2]"})
+    ' at 2026-01-31T13:00:00+00:00; it was started at 2026-01-31T12:00:00+00:00 on local[2]'
+    """
+    when = f" at {facts['until']}" if facts.get("until") else ""
+    return f"{when}; it was started at {facts['since']} on {facts['master']}"

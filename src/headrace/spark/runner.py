@@ -94,7 +94,8 @@ class Pipeline:
         self._lost: Mapping[str, object] = {}
         """What the hub knows each job to have passed over."""
         self._state = "starting"
-        self._since = datetime.now(UTC).isoformat(timespec="seconds")
+        self._since = _now()
+        self._until: str | None = None
         self._ui: str | None = None
         # What is asked for wrongly is known before a JVM is started.
         self._jobs: dict[str, Job] = {name: asked.own.get(name) or find(name) for name in asked.jobs}
@@ -148,7 +149,7 @@ class Pipeline:
                 for each in self._tended.values():
                     each.join(JOIN_SECONDS)
                 close_links()
-                self._state = last
+                self._state, self._until = last, _now()
                 self._progress = {name: _at_last(facts) for name, facts in self._progress.items()}
 
     def _session(self) -> SparkSession:
@@ -179,6 +180,7 @@ class Pipeline:
             "state": self._state,
             "pid": os.getpid(),
             "since": self._since,
+            "until": self._until,
             "master": self._asked.master,
             "ui": self._ui,
             "jobs": self._progress,
@@ -239,8 +241,10 @@ class Pipeline:
             raise PeerError("the Spark session has ended")
         for name, each in self._tended.items():
             failure = each.failure
-            for news in each.news():
-                self._tell(news)
+            happened = list(each.news())
+            for news in happened:
+                if news["event"] != "done":
+                    self._tell(news)
             facts, before = each.facts(self._newest), self._progress.get(name, {})
             if name in self._lost:
                 facts["lost"] = self._lost[name]
@@ -248,6 +252,10 @@ class Pipeline:
             steps = _STEPS if "tasks" in facts else ("batch",)
             if any(facts.get(each) not in (None, before.get(each)) for each in steps):
                 self._tell({"event": "progress", **facts})
+            for news in happened:
+                # The last that is said of a job, behind its last micro-batch.
+                if news["event"] == "done":
+                    self._tell(news)
             if failure is not None:
                 raise failure
 
@@ -333,6 +341,10 @@ def _has_ended(spark: SparkSession) -> bool:
         return context is None or bool(context.sc().isStopped())
     except Exception:  # noqa: BLE001 - py4j has many ways to say that nobody answers
         return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _at_last(facts: Mapping[str, object]) -> dict[str, object]:
