@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,8 +108,58 @@ def test_masters(master: str) -> None:
     Pipeline(Asked(["archive"], Access(), master=master, memory="512M"))
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["decode"], "decode: where are the captures? --param captures=DIR"),
+        (["decode", "captures=/nope"], "decode: /nope has no captures (*.capture, *.pcap, *.cap)"),
+        (["decode", "captures=file:///nope"], "decode: file:///nope has no captures"),
+        (
+            ["decode", "captures=s3://mill/captures", "ports=1=door"],
+            "decode: ports '1=door': expected PORT=DOOR",
+        ),
+        (["replay", "path=/nope"], "replay: /nope: there is no archive"),
+        (["replay"], "replay: headrace-data/pipeline/archive: there is no archive"),
+        (["replay", "from=20", "until=10"], "replay: until = 10 is before from = 20: nothing is between"),
+        (
+            ["replay", "from=2026-01-31T12:00:00Z", "until=2026-01-31"],
+            "replay: until = 2026-01-31 is before from = 2026-01-31T12:00:00Z: nothing is between",
+        ),
+        (["replay", "rate=5", "speed=5"], "replay: rate and speed are two answers to one question"),
+        (["match"], "match has no end"),
+    ],
+)
+def test_what_a_job_cannot_begin_with_is_told_before_anything_runs(asked: list[str], told: str) -> None:
+    name, *params = asked
+    given = {key: value for key, _, value in (each.partition("=") for each in params)}
+    with pytest.raises(UsageError, match=re.escape(told)):
+        Pipeline(Asked([name], Access(), params=given, available_now=True))
+    # It may be there when it is started again.
+    Pipeline(Asked([name], Access(), params=given, available_now=True, restart=True))
+
+
+def test_what_a_job_can_begin_with(tmp_path: Path) -> None:
+    (tmp_path / "archive" / "day=2026-01-31").mkdir(parents=True)
+    asked = {"path": f"{tmp_path}/archive", "from": "10", "until": "10", "rate": "5", "speed": "0"}
+    Pipeline(Asked(["replay"], Access(), params=asked))
+    Pipeline(Asked(["replay"], Access(), root=str(tmp_path)))
+    Pipeline(
+        Asked(["replay"], Access(), params={"path": "s3://mill/archive", "from": "9", "until": "2026-01-31"})
+    )
+    Pipeline(Asked(["decode"], Access(), params={"captures": "s3://mill/captures"}))
+    Pipeline(Asked(["match"], Access(), params={"dispatchers": "a:1, b"}))
+    with pytest.raises(UsageError, match="match: 'a:b' is no address"):
+        Pipeline(Asked(["match"], Access(), params={"dispatchers": "a:b"}))
+
+
+@pytest.fixture
+def captures(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "one.capture").touch()
+    return {"captures": str(tmp_path)}
+
+
 def test_a_spark_that_does_not_start_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, captures: dict[str, str]
 ) -> None:
     """The JVM has told the rest itself."""
 
@@ -119,17 +170,17 @@ def test_a_spark_that_does_not_start_is_a_sentence(
     with pytest.raises(
         PeerError, match=r"^Spark does not start on local\[1\]: \[JAVA_GATEWAY_EXITED\] [^\n]+$"
     ):
-        Pipeline(Asked(["decode"], Access("127.0.0.1:1"), master="local[1]")).run()
+        Pipeline(Asked(["decode"], Access("127.0.0.1:1"), master="local[1]", params=captures)).run()
     assert not caplog.records
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), PeerError("gone")], ids=repr)
 def test_a_spark_that_is_told_to_stop_with_the_pipeline_has_not_failed(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
+    monkeypatch: pytest.MonkeyPatch, error: Exception, captures: dict[str, str]
 ) -> None:
     """As systemd does, which tells every process of a unit."""
     told: list[Any] = []
-    pipeline = Pipeline(Asked(["decode"], Access("127.0.0.1:1")), told.append)
+    pipeline = Pipeline(Asked(["decode"], Access("127.0.0.1:1"), params=captures), told.append)
 
     def session(*_: object, **__: object) -> None:
         raise error

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError, PeerError, UsageError
-from headrace.spark.failures import as_sentences
+from headrace.spark.failures import as_sentences, plainly
 from headrace.spark.jobs.job import Job, Run, find, parameters_of
 from headrace.spark.links import close_links, link
 from headrace.spark.options import Access
@@ -100,12 +100,28 @@ class Pipeline:
         # What is asked for wrongly is known before a JVM is started.
         self._jobs: dict[str, Job] = {name: asked.own.get(name) or find(name) for name in asked.jobs}
         self._told = parameters_of(self._jobs, asked.params)
+        if not asked.restart:
+            # One that is started again may find later what is not there yet.
+            for name in self._jobs:
+                self._check(name)
         if not _MASTER.match(asked.master):
             raise UsageError(
                 f"master = {asked.master}: expected local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT"
             )
         if not _SIZE.match(asked.memory):
             raise UsageError(f"memory = {asked.memory}: expected a size such as 800m or 2g")
+
+    def _check(self, name: str) -> None:
+        """Have a job say what it could not begin with."""
+        check: Callable[[Mapping[str, str], bool], None] | None = getattr(self._jobs[name], "check", None)
+        if check is not None:
+            with plainly(name):
+                check(self._params(name), self._asked.available_now)
+
+    def _params(self, name: str) -> dict[str, str]:
+        """What a job is told."""
+        folder = self._jobs[name].PARAMETERS["path"].default or name
+        return {"path": f"{self._asked.root}/{folder}", **self._told[name]}
 
     def stop(self) -> None:
         """Have :meth:`run` come to its end; may be called from a signal handler."""
@@ -208,9 +224,7 @@ class Pipeline:
             self._look(spark)
 
     def _start(self, spark: SparkSession, name: str) -> None:
-        job = self._jobs[name]
-        folder = job.PARAMETERS["path"].default or name
-        params = {"path": f"{self._asked.root}/{folder}", **self._told[name]}
+        job, params = self._jobs[name], self._params(name)
 
         def ready() -> Run:
             # A pool each: a long micro-batch of one job does not keep the others waiting.

@@ -2,7 +2,9 @@
 
 A job is a module with ``ABOUT`` (a sentence), ``PARAMETERS`` (the names it takes besides those of all jobs) and a
 function ``start``. A stream's ``start`` gives a :class:`Started`, whose query the runner watches; one that is done when
-it returns gives the facts of what it did.
+it returns gives the facts of what it did. It may have a function ``check`` too, which is given what the job is told,
+and whether it is to end with what there is now, and raises what the job could not begin with: that is known before
+Spark is started.
 """
 
 from __future__ import annotations
