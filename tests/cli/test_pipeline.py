@@ -72,7 +72,16 @@ def test_params() -> None:
         (["archiv"], "did you mean archive?"),
         (["nothing"], "there are archive, verify"),
         (["archive", "--param", "pth=x"], "did you mean path?"),
-        (["archive", "--param", "verify.path=x"], "no parameter 'verify.path'"),
+        (
+            ["archive", "--param", "verify.path=x"],
+            "verify.path: verify is not among the jobs to run, which are archive",
+        ),
+        (
+            ["verify", "measure", "--table-format", "delta"],
+            "--table-format is for archive, which is not among the jobs",
+        ),
+        (["decode"], "decode: where are the captures?"),
+        (["match", "--available-now"], "match has no end"),
         (["archive", "--param", "path"], "expected NAME=VALUE"),
     ],
 )
@@ -419,7 +428,7 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
     ("told", "complaint"),
     [
         (("--param", "archive.pth=x"), "no parameter 'archive.pth'; did you mean path?"),
-        (("--param", "match.path=x"), "no parameter 'match.path'"),
+        (("--param", "match.path=x"), "match.path: match is not among the jobs to run"),
         (("--set", "pipeline.params.archive.intervall=5"), "did you mean interval?"),
         (("--param", "path"), "expected NAME=VALUE"),
         (("--param", "Path=x"), "pipeline.params.Path = 'x' (from --param)"),

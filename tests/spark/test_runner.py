@@ -17,6 +17,7 @@ from headrace.spark.failures import failure_of, plainly
 from headrace.spark.jobs.job import JOBS, Run, find, parameters_of
 from headrace.spark.options import Access
 from headrace.spark.progress import progress_of
+from headrace.spark.rows import GO_ON
 from headrace.spark.runner import Asked, Pipeline
 
 
@@ -44,7 +45,13 @@ def test_who_is_told_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"), [("hld", "hold"), ("archive.hld", "hold"), ("verify.path", "did you mean path")]
+    ("key", "told"),
+    [
+        ("hld", "hold"),
+        ("archive.hld", "hold"),
+        ("archiv.path", "no parameter 'archiv.path'"),
+        ("verify.path", "verify.path: verify is not among the jobs to run, which are archive"),
+    ],
 )
 def test_a_parameter_that_is_none(key: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
@@ -287,6 +294,10 @@ def test_failures_are_sentences() -> None:
     told = "[STREAM_FAILED] …\nTraceback\nheadrace.errors.UsageError: this is log a, not b\n\tat org.apache"
     assert str(failure_of("verify", None, told)) == "verify: this is log a, not b"
     told = "…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone\n\tat org.apache"
+    assert str(failure_of("archive", None, told)).startswith(
+        "archive: messages 1 to 9 are lost: gone. To go on"
+    )
+    told = f"…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone{GO_ON}\n\tat org.apache"
     assert str(failure_of("archive", None, told)).startswith(
         "archive: messages 1 to 9 are lost: gone. To go on"
     )

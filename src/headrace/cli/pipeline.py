@@ -135,6 +135,10 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")] = False,
 ) -> None:
     """Run jobs."""
+    if table_format and jobs and "archive" not in jobs:
+        raise UsageError(
+            f"--table-format is for archive, which is not among the jobs to run: {', '.join(jobs)}"
+        )
     from headrace.cli import pipeline_run
 
     settings = gather(None, data)

@@ -311,6 +311,9 @@ def _below(place: str, name: str) -> str:
 
 
 def _unknown(key: str, jobs: Mapping[str, Job]) -> str:
+    job, dot, _ = key.partition(".")
+    if dot and job in JOBS and job not in jobs:
+        return f"{key}: {job} is not among the jobs to run, which are {', '.join(jobs)}"
     known = list(dict.fromkeys(name for job in jobs.values() for name in job.PARAMETERS))
     close = get_close_matches(key.rpartition(".")[2], known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
