@@ -98,7 +98,18 @@ def test_jobs(run: Run, shown: Run) -> None:
     listed = json.loads(run("pipeline", "jobs").stdout)
     assert {"archive", "verify", "measure"} <= set(listed)
     assert listed["archive"]["parameters"]["interval"]["default"] == "60"
-    assert "interval" in shown("pipeline", "jobs").stdout
+    assert listed["verify"]["parameters"]["path"]["default"] == "pipeline/verify in the data directory"
+    assert listed["replay"]["parameters"]["path"]["default"] == "pipeline/archive in the data directory"
+    told = shown("pipeline", "jobs").stdout
+    assert "interval" in told
+    assert all(f"(pipeline/{each} in the data directory)" in told for each in ("archive", "match", "decode"))
+
+
+def test_every_job_has_an_example(run: Run) -> None:
+    told = run("pipeline", "run", "--help").stdout
+    assert all(
+        f"headrace pipeline run {job}" in told for job in ("archive", "verify", "match", "replay", "decode")
+    )
 
 
 def test_no_pipeline_is_told(hub: HubProcess, shown: Run) -> None:

@@ -13,7 +13,7 @@ from headrace.cli.exits import FAILED, UNWELL
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.pipeline_run import progress_line
 from headrace.cli.stderr import speak_briefly
-from headrace.spark.jobs.job import JOBS, find
+from headrace.spark.jobs.job import JOBS, Parameter, find
 
 STALE_SECONDS = 10.0
 """A pipeline reports each second; one that has not for so long does not run, or cannot reach the hub."""
@@ -64,7 +64,7 @@ def jobs(*, as_json: bool) -> None:
                 name: {
                     "about": job.ABOUT,
                     "parameters": {
-                        each: {"meaning": known.doc, "default": known.default or None}
+                        each: {"meaning": known.doc, "default": default_of(name, each, known) or None}
                         for each, known in job.PARAMETERS.items()
                     },
                 }
@@ -76,8 +76,18 @@ def jobs(*, as_json: bool) -> None:
     for name, job in found.items():
         out.print(f"[bold]{name}[/bold]: {job.ABOUT}")
         for each, known in job.PARAMETERS.items():
-            default = f" ({known.default})" if known.default else ""
+            default = f" ({usual})" if (usual := default_of(name, each, known)) else ""
             out.print(f"  {each:<18} {known.doc}{default}", soft_wrap=True, markup=False)
+
+
+def default_of(job: str, name: str, known: Parameter) -> str:
+    """What a job takes where it is not told.
+
+    >>> default_of("verify", "path", Parameter("where it writes")), default_of("match", "most", Parameter("", "9"))
+    ('pipeline/verify in the data directory', '9')
+    """
+    # A folder, which the runner knows the place of.
+    return f"pipeline/{known.default or job} in the data directory" if name == "path" else known.default
 
 
 async def _ask(hub: Access) -> dict[str, Any] | None:
