@@ -24,7 +24,7 @@ from tests.hubprocess import HubProcess
 import headrace
 from headrace.cli import pipeline_run, supervising
 from headrace.cli.children import Child
-from headrace.cli.pipeline_run import _Line, parse_params, run_for_hub
+from headrace.cli.pipeline_run import _Line, live_line, parse_params, run_for_hub
 from headrace.config import load
 from headrace.errors import UsageError
 from headrace.spark.jobs.archive_files import folder_of, write_files
@@ -72,7 +72,16 @@ def test_params() -> None:
         (["archiv"], "did you mean archive?"),
         (["nothing"], "there are archive, verify"),
         (["archive", "--param", "pth=x"], "did you mean path?"),
-        (["archive", "--param", "verify.path=x"], "no parameter 'verify.path'"),
+        (
+            ["archive", "--param", "verify.path=x"],
+            "verify.path: verify is not among the jobs to run, which are archive",
+        ),
+        (
+            ["verify", "measure", "--table-format", "delta"],
+            "--table-format is for archive, which is not among the jobs",
+        ),
+        (["decode"], "decode: where are the captures?"),
+        (["match", "--available-now"], "match has no end"),
         (["archive", "--param", "path"], "expected NAME=VALUE"),
     ],
 )
@@ -89,7 +98,18 @@ def test_jobs(run: Run, shown: Run) -> None:
     listed = json.loads(run("pipeline", "jobs").stdout)
     assert {"archive", "verify", "measure"} <= set(listed)
     assert listed["archive"]["parameters"]["interval"]["default"] == "60"
-    assert "interval" in shown("pipeline", "jobs").stdout
+    assert listed["verify"]["parameters"]["path"]["default"] == "pipeline/verify in the data directory"
+    assert listed["replay"]["parameters"]["path"]["default"] == "pipeline/archive in the data directory"
+    told = shown("pipeline", "jobs").stdout
+    assert "interval" in told
+    assert all(f"(pipeline/{each} in the data directory)" in told for each in ("archive", "match", "decode"))
+
+
+def test_every_job_has_an_example(run: Run) -> None:
+    told = run("pipeline", "run", "--help").stdout
+    assert all(
+        f"headrace pipeline run {job}" in told for job in ("archive", "verify", "match", "replay", "decode")
+    )
 
 
 def test_no_pipeline_is_told(hub: HubProcess, shown: Run) -> None:
@@ -127,6 +147,15 @@ def test_a_script_learns_whether_all_is_well(
         result = look("pipeline", "status", "--servers", hub.doors["tube_tcp"])
         assert (result.exit_code, result.stderr) == (code, "")
         assert "archive" in result.stdout
+
+
+def test_when_a_pipeline_stopped_is_told(hub: HubProcess, shown: Run) -> None:
+    facts = {"state": "stopped", "pid": 7, "since": "noon", "until": "one", "master": "local[2]", "jobs": {}}
+    for state in ("stopped", "failed"):
+        with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+            link.report("pipeline", {**facts, "state": state})
+        told = shown("pipeline", "status", "--servers", hub.doors["tube_tcp"]).stdout
+        assert told == f"{state} at one; it was started at noon on local[2]\n"
 
 
 CLIENT = "00112233445566778899aabb"
@@ -215,8 +244,13 @@ def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, r
     assert [each["event"] for each in events if each["event"] != "progress"] == [
         "starting",
         "started",
+        "done",
+        "done",
         "stopped",
     ]
+    for job in ("archive", "verify"):
+        last = [each for each in events if each.get("job") == job][-1]
+        assert (last["event"], last["state"], last["through"]) == ("done", "done", 1000)
     assert {(each["job"], each["through"]) for each in events if each["event"] == "progress"} == {
         ("archive", 1000),
         ("verify", 1000),
@@ -405,7 +439,7 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
     ("told", "complaint"),
     [
         (("--param", "archive.pth=x"), "no parameter 'archive.pth'; did you mean path?"),
-        (("--param", "match.path=x"), "no parameter 'match.path'"),
+        (("--param", "match.path=x"), "match.path: match is not among the jobs to run"),
         (("--set", "pipeline.params.archive.intervall=5"), "did you mean interval?"),
         (("--param", "path"), "expected NAME=VALUE"),
         (("--param", "Path=x"), "pipeline.params.Path = 'x' (from --param)"),
@@ -549,8 +583,27 @@ def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert live.split("\r\x1b[2K")[1:] == [
         "archive 1,250/s, 12 behind, 0.25 s a batch",
         "archive 1,250/s, 12 behind, 0.25 s a batch · verify 1,250/s, 0.25 s a batch, 1 finding",
-        "archive 1,250/s, 12 behind, 0.25 s a b…",
+        "archive 12 behind · verify 1 finding",
     ]
     assert (done, stopped) == ("replay: messages 3", "stopped")
     assert failure == "archive: no room; archive is started again in 2 s"
-    assert again.split("\r\x1b[2K")[1:] == ["archive restarting, 1 restart · verify…"]
+    assert again.split("\r\x1b[2K")[1:] == ["archive restarting · verify 12 behind"]
+
+
+@pytest.mark.parametrize("behind", [9, 123_456_789])
+def test_every_job_is_seen_at_80_columns(behind: int) -> None:
+    facts = {
+        "state": "running",
+        "rows_per_second": 98765,
+        "behind": behind,
+        "batch_seconds": 12.5,
+        "restarts": 12,
+    }
+    jobs = [{"job": name, **facts} for name in ("archive", "verify", "measure")]
+    jobs[1]["findings"] = 3
+    line = live_line(jobs, 80)
+    assert len(line) < 80
+    assert [part.split(" ")[0] for part in line.split(" · ")] == ["archive", "verify", "measure"]
+    assert "3 findings" in line
+    assert "…" not in line
+    assert len(live_line(jobs, 10)) < 10

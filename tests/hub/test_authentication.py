@@ -6,7 +6,7 @@ import pytest
 
 from headrace.config import Secret
 from headrace.hub import authentication as module
-from headrace.hub.authentication import WINDOW_SECONDS, Authentication, Denied
+from headrace.hub.authentication import ADVICE, WINDOW_SECONDS, Authentication, Denied
 from headrace.wire.auth import Auth, Digest, sign
 
 CLIENT = bytes(range(12))
@@ -55,6 +55,10 @@ def test_wrong_ones() -> None:
     assert judge(proof(client=bytes(12)), NOW) is Denied.UNKNOWN
     assert judge(proof(client=bytes(12), key=b"unknown"), NOW) is Denied.UNKNOWN
     assert judge(proof(), NOW) is None, "a wrong one uses nothing up"
+
+
+def test_there_is_advice_for_each_of_them() -> None:
+    assert set(ADVICE) == set(Denied)
 
 
 def test_sha1_only_where_it_is_allowed() -> None:

@@ -167,6 +167,12 @@ async def test_auth(start: Start) -> None:
         async with link_peer(server, greet=False) as peer:
             assert (await peer.ask(op="hello", id=1, version=1, auth=auth))["error"] == "auth"
             assert await peer.gone()
+    said = {"token": "check the key", "client_id": "check the client id"}
+    for member, advice in said.items():
+        async with link_peer(server, greet=False) as peer:
+            wrong = {**good, member: "ff" * (32 if member == "token" else 12)}
+            told = await peer.ask(op="hello", id=1, version=1, auth=wrong)
+            assert advice in told["reason"]
     for code in (None, "auth"):  # a token is good once
         async with link_peer(server, greet=False) as peer:
             assert (await peer.ask(op="hello", id=1, version=1, auth=good)).get("error") == code

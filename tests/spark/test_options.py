@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_times(text: str, expected: int) -> None:
         ({"startingOffsets": "middle"}, True, "expected earliest, latest or a sequence number"),
         ({"startingOffsets": "0"}, True, "from 1 on"),
         ({"startingOffsets": "9" * 5000}, True, "from 1 on"),
-        ({"startingOffsets": "12", "endingOffsets": "10"}, False, "12 is behind endingOffsets = 10"),
+        ({"startingOffsets": "12", "endingOffsets": "10"}, False, "10 is before startingOffsets = 12"),
         ({"startingOffsets": "latest"}, False, "expected earliest or a sequence number"),
         ({"startingOffsets": "1", "startingTimestamp": "1"}, True, "two answers to one question"),
         ({"startingTimestamp": "yesterday"}, True, "expected ms since 1970"),
@@ -105,7 +106,26 @@ def test_times(text: str, expected: int) -> None:
         ({"topic": " "}, True, "topic is empty"),
         ({"where": "region = eu"}, True, "where: expected JSON"),
         ({"where": "[1]"}, True, "where: expected a JSON object"),
-        ({"where": '{"a": {"use": 9}}'}, True, "where"),
+        ({"where": '{"a": {"use": 9}}'}, True, 'where: a = {"use": 9}: expected a text, or [low, high], or'),
+        ({"where": '{"a": {"use": 2, "low": 2, "high": 1}}'}, True, "not above high"),
+        (
+            {"where": '{"a": 90}'},
+            True,
+            "where: a = 90: expected a text, or [low, high] (for just that number [90, 90])",
+        ),
+        (
+            {"where": '{"a": [1]}'},
+            True,
+            "where: a = [1]: expected a text, or [low, high], or a predicate of the SDK",
+        ),
+        ({"where": '{"a": [80, null]}'}, True, "where: a = [80, null]: expected a text, or [low, high], or"),
+        ({"where": '{"a": true}'}, True, "where: a = true: expected a text, or [low, high], or"),
+        (
+            {"where": '{"a": [true, false]}'},
+            True,
+            "where: a = [true, false]: expected a text, or [low, high], or",
+        ),
+        ({"where": f'{{"a": [{"9" * 99}]}}'}, True, "9…: expected a text"),
         ({"servers": "one:port"}, True, r"servers = 'one:port': expected host:port"),
         ({"patience": "-1"}, True, "seconds from 0 to 3600"),
         ({"key": "s3cret"}, True, "would stand in plans and logs"),
@@ -128,6 +148,34 @@ def test_what_neither_reader_takes_is_told_before_it_is_known_which_it_is() -> N
     check_reading({"hold": "mine"})
     with pytest.raises(UsageError, match="did you mean startingOffsets"):
         check_reading({"startingOffset": "9"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"startingOffsets": "30", "endingOffsets": "20"},
+            "endingOffsets = 20 is before startingOffsets = 30",
+        ),
+        ({"endingOffsets": "abc"}, "endingOffsets = 'abc': expected latest or a sequence number"),
+        ({"endingoffsets": "earliest"}, "endingOffsets = 'earliest': expected latest or a sequence number"),
+        ({"endingOffsets": "9", "startingOffsets": "latest"}, "expected earliest or a sequence number"),
+        ({"endingOffsets": "9", "hold": "mine"}, "endingOffsets is for spark.read"),
+    ],
+)
+def test_what_only_a_batch_takes_is_told_as_to_a_batch(given: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_reading(given)
+
+
+def test_one_of_several_is_told_as_it_can_be_said() -> None:
+    with pytest.raises(UsageError) as told:
+        reading({"where": '{"region": ["a", "ü"]}'}, stream=True)
+    said = str(told.value)
+    assert said.startswith('where: region = ["a", "ü"]: expected a text')
+    again = said[said.index('{"use"') :]
+    assert json.loads(again) == {"use": 3, "extra": '{"in": ["a", "ü"]}'}
+    reading({"where": f'{{"region": {again}}}'}, stream=True)
 
 
 def test_a_range_may_be_empty() -> None:

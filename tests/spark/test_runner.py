@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from headrace.spark.failures import failure_of, plainly
 from headrace.spark.jobs.job import JOBS, Run, find, parameters_of
 from headrace.spark.options import Access
 from headrace.spark.progress import progress_of
+from headrace.spark.rows import GO_ON
 from headrace.spark.runner import Asked, Pipeline
 
 
@@ -42,7 +45,13 @@ def test_who_is_told_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"), [("hld", "hold"), ("archive.hld", "hold"), ("verify.path", "did you mean path")]
+    ("key", "told"),
+    [
+        ("hld", "hold"),
+        ("archive.hld", "hold"),
+        ("archiv.path", "no parameter 'archiv.path'"),
+        ("verify.path", "verify.path: verify is not among the jobs to run, which are archive"),
+    ],
 )
 def test_a_parameter_that_is_none(key: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
@@ -106,8 +115,58 @@ def test_masters(master: str) -> None:
     Pipeline(Asked(["archive"], Access(), master=master, memory="512M"))
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["decode"], "decode: where are the captures? --param captures=DIR"),
+        (["decode", "captures=/nope"], "decode: /nope has no captures (*.capture, *.pcap, *.cap)"),
+        (["decode", "captures=file:///nope"], "decode: file:///nope has no captures"),
+        (
+            ["decode", "captures=s3://mill/captures", "ports=1=door"],
+            "decode: ports '1=door': expected PORT=DOOR",
+        ),
+        (["replay", "path=/nope"], "replay: /nope: there is no archive"),
+        (["replay"], "replay: headrace-data/pipeline/archive: there is no archive"),
+        (["replay", "from=20", "until=10"], "replay: until = 10 is before from = 20: nothing is between"),
+        (
+            ["replay", "from=2026-01-31T12:00:00Z", "until=2026-01-31"],
+            "replay: until = 2026-01-31 is before from = 2026-01-31T12:00:00Z: nothing is between",
+        ),
+        (["replay", "rate=5", "speed=5"], "replay: rate and speed are two answers to one question"),
+        (["match"], "match has no end"),
+    ],
+)
+def test_what_a_job_cannot_begin_with_is_told_before_anything_runs(asked: list[str], told: str) -> None:
+    name, *params = asked
+    given = {key: value for key, _, value in (each.partition("=") for each in params)}
+    with pytest.raises(UsageError, match=re.escape(told)):
+        Pipeline(Asked([name], Access(), params=given, available_now=True))
+    # It may be there when it is started again.
+    Pipeline(Asked([name], Access(), params=given, available_now=True, restart=True))
+
+
+def test_what_a_job_can_begin_with(tmp_path: Path) -> None:
+    (tmp_path / "archive" / "day=2026-01-31").mkdir(parents=True)
+    asked = {"path": f"{tmp_path}/archive", "from": "10", "until": "10", "rate": "5", "speed": "0"}
+    Pipeline(Asked(["replay"], Access(), params=asked))
+    Pipeline(Asked(["replay"], Access(), root=str(tmp_path)))
+    Pipeline(
+        Asked(["replay"], Access(), params={"path": "s3://mill/archive", "from": "9", "until": "2026-01-31"})
+    )
+    Pipeline(Asked(["decode"], Access(), params={"captures": "s3://mill/captures"}))
+    Pipeline(Asked(["match"], Access(), params={"dispatchers": "a:1, b"}))
+    with pytest.raises(UsageError, match="match: 'a:b' is no address"):
+        Pipeline(Asked(["match"], Access(), params={"dispatchers": "a:b"}))
+
+
+@pytest.fixture
+def captures(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "one.capture").touch()
+    return {"captures": str(tmp_path)}
+
+
 def test_a_spark_that_does_not_start_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, captures: dict[str, str]
 ) -> None:
     """The JVM has told the rest itself."""
 
@@ -118,17 +177,17 @@ def test_a_spark_that_does_not_start_is_a_sentence(
     with pytest.raises(
         PeerError, match=r"^Spark does not start on local\[1\]: \[JAVA_GATEWAY_EXITED\] [^\n]+$"
     ):
-        Pipeline(Asked(["decode"], Access("127.0.0.1:1"), master="local[1]")).run()
+        Pipeline(Asked(["decode"], Access("127.0.0.1:1"), master="local[1]", params=captures)).run()
     assert not caplog.records
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), PeerError("gone")], ids=repr)
 def test_a_spark_that_is_told_to_stop_with_the_pipeline_has_not_failed(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
+    monkeypatch: pytest.MonkeyPatch, error: Exception, captures: dict[str, str]
 ) -> None:
     """As systemd does, which tells every process of a unit."""
     told: list[Any] = []
-    pipeline = Pipeline(Asked(["decode"], Access("127.0.0.1:1")), told.append)
+    pipeline = Pipeline(Asked(["decode"], Access("127.0.0.1:1"), params=captures), told.append)
 
     def session(*_: object, **__: object) -> None:
         raise error
@@ -155,6 +214,19 @@ def test_a_session_that_ends_while_the_pipeline_is_stopped_has_not_failed(
     pipeline._stopping.clear()
     with pytest.raises(PeerError, match="the Spark session has ended"):
         pipeline._run(ended)
+
+
+def test_when_it_ended_is_among_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Pipeline(Asked([], Access()))
+    times = iter(["later"])
+    monkeypatch.setattr(runner, "_now", lambda: next(times))
+    monkeypatch.setattr(runner, "session", lambda *_, **__: _Session())
+    monkeypatch.setattr(pipeline, "_run", lambda _: None)
+    monkeypatch.setattr(pipeline, "_reporting", contextlib.nullcontext)
+    monkeypatch.setattr(pipeline, "_stop_spark", lambda _: None)
+    assert pipeline.facts()["until"] is None
+    pipeline.run()
+    assert (pipeline.facts()["state"], pipeline.facts()["until"]) == ("stopped", "later")
 
 
 def test_a_job_that_is_none() -> None:
@@ -199,6 +271,13 @@ def test_a_look() -> None:
     expected = {**facts, "lost": {"messages": 2, "ranges": [[1, 2]]}}
     assert pipeline.facts()["jobs"] == {"measure": expected}
     assert told == [*news, {"event": "progress", **expected}]
+    # That it is done is the last that is said of it.
+    news[:] = [{"event": "done", "job": "measure"}]
+    facts["batch"] = 2
+    told.clear()
+    pipeline._look(session)
+    assert [each["event"] for each in told] == ["progress", "done"]
+    news.clear()
     job.failure = StorageError("measure: no room")
     with pytest.raises(StorageError, match="no room"):
         pipeline._look(session)
@@ -215,6 +294,10 @@ def test_failures_are_sentences() -> None:
     told = "[STREAM_FAILED] …\nTraceback\nheadrace.errors.UsageError: this is log a, not b\n\tat org.apache"
     assert str(failure_of("verify", None, told)) == "verify: this is log a, not b"
     told = "…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone\n\tat org.apache"
+    assert str(failure_of("archive", None, told)).startswith(
+        "archive: messages 1 to 9 are lost: gone. To go on"
+    )
+    told = f"…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone{GO_ON}\n\tat org.apache"
     assert str(failure_of("archive", None, told)).startswith(
         "archive: messages 1 to 9 are lost: gone. To go on"
     )

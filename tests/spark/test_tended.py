@@ -72,9 +72,9 @@ def tend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tend]:
     stopping = threading.Event()
     begun: list[Tended] = []
 
-    def begin(job: OwnJob, *, again: bool = True) -> Tended:
+    def begin(job: OwnJob, *, again: bool = True, available_now: bool = False) -> Tended:
         def ready() -> Run:
-            return Run(None, "own", Access(), {}, job.PARAMETERS)  # type: ignore[arg-type]
+            return Run(None, "own", Access(), {}, job.PARAMETERS, available_now)  # type: ignore[arg-type]
 
         begun.append(Tended("own", job, ready, again=again, stopping=stopping))
         begun[-1].start()
@@ -190,6 +190,30 @@ def test_a_job_that_has_an_end(tend: Tend, again: bool) -> None:
     until(lambda: watched.over)
     assert list(watched.news()) == [{"event": "done", "job": "own", "state": "done", "messages": 3}]
     assert watched.facts(None) == {"job": "own", "state": "done", "messages": 3, "restarts": 0}
+
+
+def test_a_query_that_has_done_what_was_there_is_done(tend: Tend, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query()
+    job = OwnJob(query)
+    watched = tend(job, again=False, available_now=True)
+    until(lambda: running(watched, restarts=0))
+    last = {"job": "own", "state": "stopped", "rows": 5, "rows_per_second": 9.0, "path": "/a"}
+    monkeypatch.setattr(tended, "progress_of", lambda *_: dict(last))
+    query.end()
+    until(lambda: watched.over)
+    assert list(watched.news()) == [{"event": "done", "job": "own", "state": "done", "path": "/a"}]
+    assert watched.facts(None) == {**last, "state": "done", "restarts": 0}
+
+
+def test_a_query_that_is_stopped_before_it_has_done_what_was_there_is_not_done(tend: Tend) -> None:
+    query = Query()
+    watched = tend(OwnJob(query), again=False, available_now=True)
+    until(lambda: running(watched, restarts=0))
+    watched._stopping.set()
+    query.end()
+    until(lambda: watched.over)
+    assert list(watched.news()) == []
+    assert watched.facts(None)["state"] == "stopped"
 
 
 def test_one_that_is_not_to_be_started_again_keeps_its_failure(tend: Tend) -> None:

@@ -51,6 +51,14 @@ RUN_EXAMPLES: Final = examples(
         "The matcher fleet, for a hub with matching.engine = spark:",
         "headrace pipeline run match --param dispatchers=10.0.0.1:6000",
     ),
+    (
+        "Publish a part of an archive to a hub, as it came:",
+        "headrace pipeline run replay -p path=/srv/a -p until=900 -p speed=1",
+    ),
+    (
+        "Recorded connections to rows (see: headrace serve --record):",
+        "headrace pipeline run decode --param captures=captures --param path=frames",
+    ),
     ("On a Spark cluster:", "headrace pipeline run --master spark://10.0.0.9:7077"),
 )
 
@@ -135,6 +143,10 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")] = False,
 ) -> None:
     """Run jobs."""
+    if table_format and jobs and "archive" not in jobs:
+        raise UsageError(
+            f"--table-format is for archive, which is not among the jobs to run: {', '.join(jobs)}"
+        )
     from headrace.cli import pipeline_run
 
     settings = gather(None, data)

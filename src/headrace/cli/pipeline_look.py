@@ -13,7 +13,7 @@ from headrace.cli.exits import FAILED, UNWELL
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.pipeline_run import progress_line
 from headrace.cli.stderr import speak_briefly
-from headrace.spark.jobs.job import JOBS, find
+from headrace.spark.jobs.job import JOBS, Parameter, find
 
 STALE_SECONDS = 10.0
 """A pipeline reports each second; one that has not for so long does not run, or cannot reach the hub."""
@@ -64,7 +64,7 @@ def jobs(*, as_json: bool) -> None:
                 name: {
                     "about": job.ABOUT,
                     "parameters": {
-                        each: {"meaning": known.doc, "default": known.default or None}
+                        each: {"meaning": known.doc, "default": default_of(name, each, known) or None}
                         for each, known in job.PARAMETERS.items()
                     },
                 }
@@ -76,8 +76,18 @@ def jobs(*, as_json: bool) -> None:
     for name, job in found.items():
         out.print(f"[bold]{name}[/bold]: {job.ABOUT}")
         for each, known in job.PARAMETERS.items():
-            default = f" ({known.default})" if known.default else ""
+            default = f" ({usual})" if (usual := default_of(name, each, known)) else ""
             out.print(f"  {each:<18} {known.doc}{default}", soft_wrap=True, markup=False)
+
+
+def default_of(job: str, name: str, known: Parameter) -> str:
+    """What a job takes where it is not told.
+
+    >>> default_of("verify", "path", Parameter("where it writes")), default_of("match", "most", Parameter("", "9"))
+    ('pipeline/verify in the data directory', '9')
+    """
+    # A folder, which the runner knows the place of.
+    return f"pipeline/{known.default or job} in the data directory" if name == "path" else known.default
 
 
 async def _ask(hub: Access) -> dict[str, Any] | None:
@@ -91,7 +101,9 @@ def _show(facts: dict[str, Any]) -> None:
         case "none":
             print("no pipeline has reported to this hub")
         case "failed":
-            print(f"failed, after it was started at {facts['since']} on {facts['master']}")
+            print(f"failed{_ended(facts)}")
+        case "stopped":
+            print(f"stopped{_ended(facts)}")
         case "silent":
             print(f"the pipeline (process {facts['pid']}) has been silent for {facts['age']:.0f} s")
         case state:
@@ -99,3 +111,13 @@ def _show(facts: dict[str, Any]) -> None:
             print(f"{state} since {facts['since']} on {facts['master']}{where}")
     for job in facts["jobs"].values():
         print(f"  {progress_line(job)}")
+
+
+def _ended(facts: Mapping[str, Any]) -> str:
+    """When, and when it had begun.
+
+    >>> _ended({"since": "2026-01-31T12:00:00+00:00", "until": "2026-01-31T13:00:00+00:00", "master": "local[2]"})
+    ' at 2026-01-31T13:00:00+00:00; it was started at 2026-01-31T12:00:00+00:00 on local[2]'
+    """
+    when = f" at {facts['until']}" if facts.get("until") else ""
+    return f"{when}; it was started at {facts['since']} on {facts['master']}"

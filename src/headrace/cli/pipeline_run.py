@@ -11,7 +11,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,17 @@ def stop_on_signals(pipeline: Pipeline, *, watched: bool = False) -> None:
         signal.signal(each, told)
 
 
+class Weight(IntEnum):
+    """How much a fact about a job matters, where there is no room for all of them."""
+
+    PACE = 0
+    RESTARTS = 1
+    RATE = 2
+    BEHIND = 3
+    TROUBLE = 4
+    STATE = 5
+
+
 class _JsonLines:
     """For programs."""
 
@@ -153,7 +165,7 @@ class _Line:
     """For people: what happened once stands, how far the jobs are changes."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, str] = {}
+        self._jobs: dict[str, Mapping[str, object]] = {}
         self._live = sys.stdout.isatty()
 
     def tell(self, facts: Mapping[str, object]) -> None:
@@ -165,14 +177,14 @@ class _Line:
                     f"running {', '.join(map(str, _list(facts['jobs'])))}; Spark's pages: {facts['ui'] or 'off'}"
                 )
             case "progress":
-                self._jobs[str(facts["job"])] = progress_line(facts)
-                self._show(" · ".join(self._jobs.values()))
+                self._jobs[str(facts["job"])] = facts
+                self._show()
             case "done":
                 rest = {name: value for name, value in facts.items() if name not in ("event", "job", "state")}
                 self._say(f"{facts['job']}: " + ", ".join(f"{name} {value}" for name, value in rest.items()))
             case "failed":
                 self._say(failure_line(facts))
-                self._jobs[str(facts["job"])] = progress_line({**facts, "error": None})
+                self._jobs[str(facts["job"])] = {**facts, "error": None}
             case "stopping":
                 self._say("stopping: what is under way comes to its end, for some seconds")
             case "stopped":
@@ -183,10 +195,8 @@ class _Line:
         if self._jobs and self._live:
             print()
 
-    def _show(self, line: str) -> None:
-        # A line that is wrapped cannot be taken back.
-        width = shutil.get_terminal_size((0, 0)).columns if self._live else 0
-        line = f"{line[: width - 2]}…" if 0 < width <= len(line) else line
+    def _show(self) -> None:
+        line = live_line(self._jobs.values(), shutil.get_terminal_size((0, 0)).columns if self._live else 0)
         print(f"\r\x1b[2K{line}" if self._live else line, end="" if self._live else "\n", flush=True)
 
     def _say(self, line: str) -> None:
@@ -207,8 +217,28 @@ def failure_line(facts: Mapping[str, object]) -> str:
     return f"{job}: {facts['error']}; {job} is started again in {facts['seconds']:g} s"
 
 
-def progress_line(facts: Mapping[str, object]) -> str:
-    """How far a job is, in a few words.
+def live_line(jobs: Iterable[Mapping[str, object]], width: int = 0) -> str:
+    """How far all jobs are, in less than ``width`` columns, if that is not 0: what matters least is left out first.
+
+    >>> facts = {"rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25, "restarts": 2}
+    >>> jobs = [{"job": "archive", **facts}, {"job": "verify", **facts, "findings": 1}, {"job": "measure", **facts}]
+    >>> for width in (100, 80, 60):
+    ...     live_line(jobs, width)
+    'archive 1,250/s, 12 behind · verify 1,250/s, 12 behind, 1 finding · measure 1,250/s, 12 behind'
+    'archive 12 behind · verify 12 behind, 1 finding · measure 12 behind'
+    'archive 12 behind · verify 1 finding · measure 12 behind'
+    """
+    told = list(jobs)
+    for least in Weight:
+        line = " · ".join(progress_line(each, least) for each in told)
+        if not 0 < width <= len(line):
+            return line
+    # A line that is wrapped cannot be taken back.
+    return f"{line[: width - 2]}…"
+
+
+def progress_line(facts: Mapping[str, object], least: Weight = Weight.PACE) -> str:
+    """How far a job is, in a few words: what has the ``least`` weight or more, and one thing in any case.
 
     >>> progress_line({"job": "archive", "rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25})
     'archive 1,250/s, 12 behind, 0.25 s a batch'
@@ -221,26 +251,40 @@ def progress_line(facts: Mapping[str, object]) -> str:
     >>> progress_line({"job": "archive", "state": "running", "restarts": 3, "error": "no room"})
     'archive running, 3 restarts: no room'
     """
+    parts = _parts(facts)
+    heaviest = max(weight for weight, _ in parts)
+    kept = ", ".join(text for weight, text in parts if weight >= min(least, heaviest))
+    # One that runs, and has shown what it does, has what it once failed with behind it.
+    why = f": {facts['error']}" if facts.get("error") and heaviest is Weight.STATE else ""
+    return f"{facts['job']} {kept}{why}"
+
+
+def _parts(facts: Mapping[str, object]) -> list[tuple[Weight, str]]:
+    """What there is to say of a job, in its order, and how much it matters."""
     if facts.get("state") == "running" and facts.get("tasks"):
-        done = f"{facts['job']} {facts['tasks_done']} of {counted(int(str(facts['tasks'])), 'task')}"
-        return done if facts.get("through") is None else f"{done}, through message {facts['through']:,}"
+        tasks = counted(int(str(facts["tasks"])), "task")
+        parts = [(Weight.BEHIND, f"{facts['tasks_done']} of {tasks}")]
+        if facts.get("through") is not None:
+            parts.append((Weight.RATE, f"through message {facts['through']:,}"))
+        return parts
     restarts = facts.get("restarts")
-    again = [counted(restarts, "restart")] if isinstance(restarts, int) and restarts else []
+    again = (
+        [(Weight.RESTARTS, counted(restarts, "restart"))] if isinstance(restarts, int) and restarts else []
+    )
     if facts.get("batch_seconds") is None or facts.get("state") in ("restarting", "failed"):
-        why = f": {facts['error']}" if facts.get("error") else ""
-        return ", ".join([f"{facts['job']} {facts['state']}", *again]) + why
+        return [(Weight.STATE, str(facts["state"])), *again]
+    parts = [(Weight.RATE, f"{float(str(facts.get('rows_per_second') or 0)):,.0f}/s")]
     behind = facts.get("behind")
-    parts = [f"{facts['job']} {float(str(facts.get('rows_per_second') or 0)):,.0f}/s"]
     if isinstance(behind, int):
-        parts.append(f"{behind:,} behind")
-    parts.append(f"{float(str(facts.get('batch_seconds') or 0)):.2f} s a batch")
+        parts.append((Weight.BEHIND, f"{behind:,} behind"))
+    parts.append((Weight.PACE, f"{float(str(facts.get('batch_seconds') or 0)):.2f} s a batch"))
     findings = facts.get("findings")
     if isinstance(findings, int):
-        parts.append(counted(findings, "finding"))
+        parts.append((Weight.TROUBLE if findings else Weight.PACE, counted(findings, "finding")))
     lost = facts.get("lost")
     if isinstance(lost, dict) and isinstance(gone := lost.get("messages"), int):
-        parts.append(f"{counted(gone, 'message')} lost")
-    return ", ".join([*parts, *again])
+        parts.append((Weight.TROUBLE, f"{counted(gone, 'message')} lost"))
+    return [*parts, *again]
 
 
 def _list(value: object) -> list[object]:

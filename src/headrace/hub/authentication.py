@@ -32,6 +32,16 @@ class Denied(StrEnum):
     TOO_MANY = "too_many_tokens"
 
 
+ADVICE: Final = {
+    Denied.UNKNOWN: "check the client id: it is not among the hub's auth.clients",
+    Denied.WRONG: "check the key (HEADRACE_KEY, keyFile): it is not the one that the hub has for this client id",
+    Denied.STALE: f"check the clocks: client and hub differ by more than {WINDOW_SECONDS:g} s",
+    Denied.REPEATED: "a token is good once: sign another",
+    Denied.TOO_MANY: f"more than {MAX_USED:,} tokens in {WINDOW_SECONDS:g} s: wait",
+}
+"""What is to be done about it."""
+
+
 class Authentication:
     """The keys there are, and the tokens that have been used."""
 

@@ -131,7 +131,7 @@ class Changes:
                 kind = needed[service_id] = use.kind
             if kind is Kind.JSON and use.odd is not None:
                 what = f"service {service_id!r} is a JSON object"
-                raise RefusedError("malformed", f"{what}, and {shorten(use.odd)} is no change to one")
+                raise RefusedError("malformed", f"{what}, and {_shown(use.odd)} is no change to one")
         if len(self._services) + len(self._creating) + len(needed) > self._services.policy.max:
             most = self._services.policy.max
             raise RefusedError("limit", f"{len(needed)} more services than the {most} of services.max")
@@ -181,6 +181,14 @@ class _Creation:
 
     kind: Kind
     waiting: list[Callable[[], None]] = field(default_factory=list)
+
+
+def _shown(payload: bytes) -> str:
+    """A change as an error repeats it: as text, where it is text."""
+    try:
+        return shorten(payload.decode())
+    except UnicodeDecodeError:
+        return shorten(payload)
 
 
 class _TooManyError(UsageError):

@@ -23,6 +23,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
+from headrace.hub.authentication import ADVICE
 from headrace.message import Batch
 from headrace.net.door import House
 from headrace.net.link_connection import ExplainedError, LinkConnection
@@ -150,7 +151,7 @@ class LinkDoor:
             except MalformedError as error:
                 raise RefusedError("auth", f"{error.field}: {error.limit}") from None
             if (denied := authentication.judge(auth, time())) is not None:
-                raise RefusedError("auth", f"not proven: {denied}")
+                raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
         log = self._hub.log
         return {
             "version": min(hello.version, VERSION),

@@ -11,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, LostRangeError, PeerError, StorageError, UsageError
+from headrace.spark.rows import GO_ON
 
 logger = logging.getLogger("headrace")
 
@@ -32,7 +33,8 @@ def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceE
     if found:
         kind, sentence = found[-1]
         if kind == LostRangeError.__name__:
-            sentence += (
+            # The option is the job's own to set.
+            sentence = sentence.removesuffix(GO_ON) + (
                 f". To go on behind them, once: headrace pipeline run {name} --param fail_on_data_loss=false "
                 f"(headrace up --param {name}.fail_on_data_loss=false)"
             )

@@ -87,6 +87,8 @@ _ELSEWHERE: Final = {
 
 _MOST_DIGITS: Final = 20
 """A number with more of them is no number of ours."""
+_MOST_SHOWN: Final = 64
+"""Characters of a predicate that an error repeats."""
 _MOST_TIME: Final = 253_402_300_800_000_000
 """µs: the year 10000. Whoever says more means another unit."""
 
@@ -203,7 +205,7 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
     ending = given.place("endingOffsets", ("latest",)) or "latest"
     if isinstance(starting, int) and isinstance(ending, int) and starting > ending + 1:
         raise UsageError(
-            f"startingOffsets = {starting} is behind endingOffsets = {ending}: nothing is between"
+            f"endingOffsets = {ending} is before startingOffsets = {starting}: nothing is between"
         )
     where = given.text("where")
     origin = given.text("origin")
@@ -231,11 +233,14 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
 
 def check_reading(options: Mapping[str, str]) -> Reading:
     """The options of ``readStream`` or of ``read``, where it is not known yet which of them it is."""
+    given = {name.lower() for name in options}
+    # What only one of them takes tells which is meant, and whose words are of use.
+    batch = "endingoffsets" in given and not any(name.lower() in given for name in _STREAM_ONLY)
     try:
-        return reading(options, stream=True)
+        return reading(options, stream=not batch)
     except UsageError as error:
         try:
-            return reading(options, stream=False)
+            return reading(options, stream=batch)
         except UsageError:
             raise error from None
 
@@ -403,7 +408,7 @@ def parse_predicates(text: str) -> str:
         raise UsageError(f"where: expected JSON ({error})") from None
     if not isinstance(where, dict):
         raise UsageError("where: expected a JSON object, an attribute's name to what it must be")
-    fields = {name: _field(predicate) for name, predicate in where.items()}
+    fields = {name: _field(name, predicate) for name, predicate in where.items()}
     try:
         parse_where(fields)
     except HeadraceError as error:
@@ -411,11 +416,27 @@ def parse_predicates(text: str) -> str:
     return json.dumps(fields)
 
 
-def _field(predicate: object) -> object:
+def _field(name: str, predicate: object) -> object:
     match predicate:
         case str(text):
             return {"use": 1, "strval": text}
-        case [int() | float() as low, int() | float() as high]:
+        case [low, high] if _is_number(low) and _is_number(high):
             return {"use": 2, "low": low, "high": high}
-        case _:
+        case {"use": 1 | 2 | 3}:
             return predicate
+    # What was meant, said as it can be said.
+    text = json.dumps(predicate, ensure_ascii=False)
+    shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    number = f" (for just that number [{shown}, {shown}])" if _is_number(predicate) else ""
+    values = predicate if isinstance(predicate, list) and shown == text else []
+    if len(values) < 2 or not all(isinstance(each, str) or _is_number(each) for each in values):
+        values = ["a", "b"]
+    one_of = {"use": 3, "extra": json.dumps({"in": values}, ensure_ascii=False)}
+    raise UsageError(
+        f"where: {name} = {shown}: expected a text, or [low, high]{number}, or a predicate of the SDK, for one of "
+        f"several {json.dumps(one_of, ensure_ascii=False)}"
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

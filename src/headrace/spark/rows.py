@@ -33,6 +33,8 @@ BYTES: Final = 8 << 20
 """Rows are handed to Spark in batches of at least so many rows or bytes, but for the last."""
 
 TRIMMED: Final = "retention removed them before they were read"
+GO_ON: Final = "; with failOnDataLoss=false a query goes on behind them"
+"""What there is to be done about it."""
 REWOUND: Final = "the log ends before them, and did not before"
 
 logger = logging.getLogger("headrace.spark")
@@ -162,10 +164,9 @@ def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
 
 def report_loss(options: Reading, first: int, last: int, why: str = TRIMMED) -> None:
     """Say that messages are gone: as an error, or where the user wants to go on, in the log and to the hub."""
-    error = LostRangeError(first, last, f"{why} (failOnDataLoss)")
     if options.fail_on_data_loss:
-        raise error
-    logger.warning("%s; going on behind them", error)
+        raise LostRangeError(first, last, f"{why}{GO_ON}")
+    logger.warning("%s; going on behind them", LostRangeError(first, last, why))
     # This process's log may be read by nobody. A hub that cannot be told now is no reason to stop.
     with suppress(HeadraceError), link(options.access, at_once=True) as client:
         client.report_lost(options.reader, first, last)

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError, PeerError, UsageError
-from headrace.spark.failures import as_sentences
+from headrace.spark.failures import as_sentences, plainly
 from headrace.spark.jobs.job import Job, Run, find, parameters_of
 from headrace.spark.links import close_links, link
 from headrace.spark.options import Access
@@ -94,17 +94,34 @@ class Pipeline:
         self._lost: Mapping[str, object] = {}
         """What the hub knows each job to have passed over."""
         self._state = "starting"
-        self._since = datetime.now(UTC).isoformat(timespec="seconds")
+        self._since = _now()
+        self._until: str | None = None
         self._ui: str | None = None
         # What is asked for wrongly is known before a JVM is started.
         self._jobs: dict[str, Job] = {name: asked.own.get(name) or find(name) for name in asked.jobs}
         self._told = parameters_of(self._jobs, asked.params)
+        if not asked.restart:
+            # One that is started again may find later what is not there yet.
+            for name in self._jobs:
+                self._check(name)
         if not _MASTER.match(asked.master):
             raise UsageError(
                 f"master = {asked.master}: expected local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT"
             )
         if not _SIZE.match(asked.memory):
             raise UsageError(f"memory = {asked.memory}: expected a size such as 800m or 2g")
+
+    def _check(self, name: str) -> None:
+        """Have a job say what it could not begin with."""
+        check: Callable[[Mapping[str, str], bool], None] | None = getattr(self._jobs[name], "check", None)
+        if check is not None:
+            with plainly(name):
+                check(self._params(name), self._asked.available_now)
+
+    def _params(self, name: str) -> dict[str, str]:
+        """What a job is told."""
+        folder = self._jobs[name].PARAMETERS["path"].default or name
+        return {"path": f"{self._asked.root}/{folder}", **self._told[name]}
 
     def stop(self) -> None:
         """Have :meth:`run` come to its end; may be called from a signal handler."""
@@ -148,7 +165,7 @@ class Pipeline:
                 for each in self._tended.values():
                     each.join(JOIN_SECONDS)
                 close_links()
-                self._state = last
+                self._state, self._until = last, _now()
                 self._progress = {name: _at_last(facts) for name, facts in self._progress.items()}
 
     def _session(self) -> SparkSession:
@@ -179,6 +196,7 @@ class Pipeline:
             "state": self._state,
             "pid": os.getpid(),
             "since": self._since,
+            "until": self._until,
             "master": self._asked.master,
             "ui": self._ui,
             "jobs": self._progress,
@@ -206,9 +224,7 @@ class Pipeline:
             self._look(spark)
 
     def _start(self, spark: SparkSession, name: str) -> None:
-        job = self._jobs[name]
-        folder = job.PARAMETERS["path"].default or name
-        params = {"path": f"{self._asked.root}/{folder}", **self._told[name]}
+        job, params = self._jobs[name], self._params(name)
 
         def ready() -> Run:
             # A pool each: a long micro-batch of one job does not keep the others waiting.
@@ -239,8 +255,10 @@ class Pipeline:
             raise PeerError("the Spark session has ended")
         for name, each in self._tended.items():
             failure = each.failure
-            for news in each.news():
-                self._tell(news)
+            happened = list(each.news())
+            for news in happened:
+                if news["event"] != "done":
+                    self._tell(news)
             facts, before = each.facts(self._newest), self._progress.get(name, {})
             if name in self._lost:
                 facts["lost"] = self._lost[name]
@@ -248,6 +266,10 @@ class Pipeline:
             steps = _STEPS if "tasks" in facts else ("batch",)
             if any(facts.get(each) not in (None, before.get(each)) for each in steps):
                 self._tell({"event": "progress", **facts})
+            for news in happened:
+                # The last that is said of a job, behind its last micro-batch.
+                if news["event"] == "done":
+                    self._tell(news)
             if failure is not None:
                 raise failure
 
@@ -333,6 +355,10 @@ def _has_ended(spark: SparkSession) -> bool:
         return context is None or bool(context.sc().isStopped())
     except Exception:  # noqa: BLE001 - py4j has many ways to say that nobody answers
         return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _at_last(facts: Mapping[str, object]) -> dict[str, object]:

@@ -32,6 +32,8 @@ LONGEST_PAUSE: Final = 60.0
 STEADY_SECONDS: Final = 120.0
 """A job that has run for so long begins with the first pause again."""
 
+_OF_A_BATCH: Final = ("rows", "rows_per_second")
+"""Facts of a job's last micro-batch, which say nothing of all that it has done."""
 _SHOWN: Final = 500
 """Characters of an error that a status repeats."""
 
@@ -127,7 +129,7 @@ class Tended:
             facts |= {**tasks_of(self._run.spark, self._name), **self.noted}
         if state is not None:
             facts["state"] = state
-            if "rows" in facts:
+            if "rows" in facts and state != "done":
                 # Those were of the query before.
                 facts |= {"rows": 0, "rows_per_second": 0.0}
         return {**facts, "restarts": self._restarts, **self._mishap}
@@ -161,9 +163,12 @@ class Tended:
                 return self._watch(run, result)
         except Exception as error:  # noqa: BLE001 - whoever looks raises it, or says that it is tried again
             return error
+        self._end(result)
+        return None
+
+    def _end(self, result: Mapping[str, object]) -> None:
         self._done, self._state = result, "done"
         self._news.put({"event": "done", "job": self._name, "state": "done", **result})
-        return None
 
     def _watch(self, run: Run, started: Started) -> Exception | None:
         with contextlib.suppress(Exception):
@@ -172,6 +177,8 @@ class Tended:
         with plainly(self._name):
             ended_by = started.query.exception()
         if ended_by is None:
+            if run.available_now and not self._stopping.is_set():
+                self._end({name: fact for name, fact in started.facts().items() if name not in _OF_A_BATCH})
             return None
         words = str(ended_by) if run.failure is None else told(run.failure)
         failure = failure_of(self._name, run.failure, words)

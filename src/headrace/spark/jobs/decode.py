@@ -6,7 +6,7 @@ Captures are files: those that ``headrace serve --record`` makes, one for each c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.config import DOORS, Settings
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.folder import Folder, is_local
 from headrace.spark.jobs.job import Parameter, Run
 
 if TYPE_CHECKING:
@@ -67,12 +67,20 @@ _WRITTEN: Final = ("part-", ".part-", "_SUCCESS", "._SUCCESS", "_temporary")
 """How the names begin of what Spark puts into the folder that rows go to."""
 
 
-def start(run: Run) -> dict[str, object]:
-    """Decode all captures of a folder, or one."""
-    captures = run.param("captures")
+def check(params: Mapping[str, str], _available_now: bool) -> None:
+    """See that there is something to begin with."""
+    parse_ports(params.get("ports", ""))
+    captures = params.get("captures")
     if not captures:
         raise UsageError("decode: where are the captures? --param captures=DIR")
-    folder, names = _found(captures)
+    if is_local(captures):
+        _found(captures)
+
+
+def start(run: Run) -> dict[str, object]:
+    """Decode all captures of a folder, or one."""
+    check(run.params, run.available_now)
+    folder, names = _found(run.param("captures"))
     _may_be_replaced(run.folder)
     rows = decode(run.spark, folder, names, parse_ports(run.param("ports")))
     run.at_work = lambda _client: {}

@@ -136,6 +136,15 @@ def is_s3(place: str) -> bool:
     return place.startswith(("s3://", "s3a://"))
 
 
+def is_local(place: str) -> bool:
+    """Whether a path is of this machine, so that a look there is quick.
+
+    >>> is_local("/srv/archive"), is_local("file:///srv/archive"), is_local("hdfs://mill/archive")
+    (True, True, False)
+    """
+    return "://" not in place or place.startswith("file://")
+
+
 @contextlib.contextmanager
 def blaming(what: str) -> Any:
     """Turn a filesystem's complaint into ours."""

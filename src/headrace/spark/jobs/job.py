@@ -2,7 +2,9 @@
 
 A job is a module with ``ABOUT`` (a sentence), ``PARAMETERS`` (the names it takes besides those of all jobs) and a
 function ``start``. A stream's ``start`` gives a :class:`Started`, whose query the runner watches; one that is done when
-it returns gives the facts of what it did.
+it returns gives the facts of what it did. It may have a function ``check`` too, which is given what the job is told,
+and whether it is to end with what there is now, and raises what the job could not begin with: that is known before
+Spark is started.
 """
 
 from __future__ import annotations
@@ -309,6 +311,9 @@ def _below(place: str, name: str) -> str:
 
 
 def _unknown(key: str, jobs: Mapping[str, Job]) -> str:
+    job, dot, _ = key.partition(".")
+    if dot and job in JOBS and job not in jobs:
+        return f"{key}: {job} is not among the jobs to run, which are {', '.join(jobs)}"
     known = list(dict.fromkeys(name for job in jobs.values() for name in job.PARAMETERS))
     close = get_close_matches(key.rpartition(".")[2], known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

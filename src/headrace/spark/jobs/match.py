@@ -12,7 +12,7 @@ they are there. So there is nothing that a run could have to make up for, and it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -64,15 +64,24 @@ PARAMETERS: Final = {
 }
 
 
+def check(params: Mapping[str, str], available_now: bool) -> None:
+    """See that there is something to begin with."""
+    if available_now:
+        raise UsageError("match has no end: what is in the log already, connectors find there")
+    parse_dispatchers(params.get("dispatchers") or PARAMETERS["dispatchers"].default)
+
+
+def parse_dispatchers(text: str) -> list[Address]:
+    """Addresses with commas between."""
+    return [Address.parse(each.strip(), DISPATCHER_PORT) for each in text.split(",")]
+
+
 def start(run: Run) -> Started:
     """Match what comes from now on."""
     from headrace.spark.jobs.match_source import NAME, FleetDataSource
 
-    if run.available_now:
-        raise UsageError("match has no end: what is in the log already, connectors find there")
-    dispatchers = [
-        Address.parse(each.strip(), DISPATCHER_PORT) for each in run.param("dispatchers").split(",")
-    ]
+    check(run.params, run.available_now)
+    dispatchers = parse_dispatchers(run.param("dispatchers"))
     most, json_attributes = int(run.number("most")), run.truth("json_attributes")
     shares = run.params.get("shares") and int(run.number("shares"))
     fleet = Driver(run)

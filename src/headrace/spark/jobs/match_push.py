@@ -125,7 +125,10 @@ class Lifeline:
                 failures.append(error)
             else:
                 return address
-        raise failures[-1]
+        last = failures[-1]
+        raise UnreachableError(
+            last.address, f"{last.reason}; say where one is: --param dispatchers=HOST:PORT"
+        )
 
     def watch(self, alive: Callable[[], bool], over: Callable[[], None]) -> None:
         """Keep it up until the job is over, and say then that it is."""

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
-from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived
+from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived, format_of
+from headrace.spark.jobs.folder import Folder, is_local
 from headrace.spark.jobs.job import Parameter, Run, at_least
 from headrace.spark.options import Access, micros
 
@@ -70,11 +71,24 @@ class Pace:
         return np.zeros(len(index))
 
 
+def check(params: Mapping[str, str], _available_now: bool) -> None:
+    """See that there is something to begin with."""
+    if float(params.get("rate") or 0) and float(params.get("speed") or 0):
+        raise UsageError("replay: rate and speed are two answers to one question: say one")
+    begin, until = params.get("from"), params.get("until")
+    if begin and until:
+        (column, first), (other, last) = _parsed(begin), _parsed(until)
+        if column == other and first > last:
+            raise UsageError(f"replay: until = {until} is before from = {begin}: nothing is between")
+    path = params.get("path") or PARAMETERS["path"].default
+    if is_local(path) and format_of(Folder.at(path)) is None:
+        raise UsageError(f"replay: {path}: there is no archive")
+
+
 def start(run: Run) -> dict[str, object]:
     """Replay, to the end."""
+    check(run.params, run.available_now)
     pace = Pace(run.number("rate"), run.number("speed"))
-    if pace.rate and pace.speed:
-        raise UsageError("replay: rate and speed are two answers to one question: say one")
     log, rows = archived(run, _within(run.param("from"), run.param("until")))
     rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
     name = run.param("name") or publisher_name(log, run)
