@@ -110,7 +110,7 @@ class Table:
                 **dict(zip(self.columns, row.values, strict=True)),
                 "base": row.base,
                 "ratio": self.ratio(row),
-                "least": row.least,
+                **({} if row.least is None else {"least": row.least}),
             }
             for row in self.rows
         ]

@@ -151,6 +151,15 @@ class TestRunningHubs:
         monkeypatch.setattr(verify, "survey_tail", meanwhile)
         assert problems(written.directory) == []
 
+    def test_an_append_that_a_busy_machine_does_not_come_to(self, written: Written) -> None:
+        log = Log.open(written.directory)
+        path = written.path(25, "open")
+        os.truncate(path, path.stat().st_size - 10)
+        assert problems(written.directory) == []
+        log.close()
+        (torn,) = problems(written.directory)
+        assert torn.mends
+
     def test_sealing_and_trimming_under_way(self, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
         log = Log.open(written.directory)
         original = survey.survey_segment

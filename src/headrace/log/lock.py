@@ -50,3 +50,17 @@ def holder(path: Path) -> dict[str, object]:
     except (OSError, msgspec.DecodeError):
         return {}
     return told
+
+
+def is_at_work(path: Path) -> bool:
+    """Whether the process that has told it holds a lock file is there: it may be writing. Takes no lock itself."""
+    pid = holder(path).get("pid")
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

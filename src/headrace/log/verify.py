@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from headrace.log import snapshot
+from headrace.log.lock import is_at_work
 from headrace.log.recovery import REPAIRING
 from headrace.log.survey import Problem, Surveyed, log_uuids, numbers, survey, survey_snapshot, survey_tail
 
 _LOOKS: Final = 5
-"""How often the end of a tail that is being written to is looked at again."""
+"""How often the end of a tail that somebody may be writing to is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,9 @@ def _problems(surveyed: Surveyed) -> list[Problem]:
         if again.size == surveyed.size and again.problems == surveyed.problems:
             break
         surveyed = again
+    if is_at_work(surveyed.path.with_name("lock")):
+        # It cut off a torn end when it opened the log. On a busy machine an append may be under way for any time.
+        return [problem for problem in surveyed.problems if not problem.mends]
     return surveyed.problems
 
 
