@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import shutil
 import socket
@@ -86,6 +87,8 @@ def pipeline(
         reader.options(servers=servers, minPartitions=8).load().write.parquet(str(parquet))
     rounds = 1 if quick else 4
     yield sources(spark, servers, parquet, directory, cores, total, rounds)
+    # What the table before wrote is not to be brought to the disk while the next one writes.
+    os.sync()
     yield sinks(spark, other.tube, parquet, cores, total // 3, 2 * rounds)
     yield latency(spark, other.tube, cores, *((0.5, 1) if quick else (15, 20)))
 
