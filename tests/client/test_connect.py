@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import asyncio.selector_events
+import errno
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from headrace.client import connect, connect_sync
 from headrace.client.backbone import Backbone
 from headrace.client.sync import Sync
 from headrace.errors import UsageError
+from headrace.testing import Hub
 
 
 def hosts(client: Backbone) -> list[str]:
@@ -102,3 +106,24 @@ async def test_the_link_over_websocket(tmp_path: Path) -> None:
         connect("tube://127.0.0.1", transport="pigeon")
     with pytest.raises(UsageError, match="expected ws://host:port"):
         connect("ws://")
+
+
+@pytest.mark.parametrize("scheme", ["spp", "publisher", "tube", "ws"])
+def test_closing_what_the_hub_has_just_reset_is_closing(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is reset cannot be shut down, and the loop may not have come to tell."""
+    shut_down = []
+
+    def reset(transport: asyncio.Transport) -> None:
+        shut_down.append(transport)
+        transport.abort()
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async def close(hub: Hub) -> None:
+        client = hub.connect(scheme)
+        await client.__aenter__()
+        await asyncio.wait_for(client.close(), 10)
+
+    monkeypatch.setattr(asyncio.selector_events._SelectorSocketTransport, "write_eof", reset)
+    with Hub() as hub:
+        asyncio.run(close(hub))
+    assert shut_down

@@ -40,3 +40,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Hub]]:
 @pytest.fixture
 def hub(start: Callable[..., Hub]) -> Hub:
     return start()
+
+
+@pytest.fixture(scope="module")
+def as_spark_would(spark: SparkSession) -> SparkSession:
+    """A session that plans the source as any other, and writes all files itself."""
+    return spark.newSession()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A hub with 400 messages of all kinds."""
+    with Hub.start(tmp_path_factory.mktemp("hub")) as hub:
+        for number in range(40):
+            attributes = {"k": "v" * (number % 5), "other": "x"} if number % 2 else {}
+            payloads = [bytes([number]) * (number + each) for each in range(10)]
+            hub.publish(payloads, topic="ab"[number % 2], attributes=attributes, numbers={"n": number / 2})
+        yield hub

@@ -110,22 +110,6 @@ def plan(rows: DataFrame) -> str:
     return text
 
 
-@pytest.fixture(scope="module")
-def as_spark_would(spark: SparkSession) -> SparkSession:
-    """A session in which Spark writes all files."""
-    return spark.newSession()
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with Hub.start(tmp_path_factory.mktemp("hub")) as hub:
-        for number in range(40):
-            attributes = {"k": "v" * (number % 5), "other": "x"} if number % 2 else {}
-            payloads = [bytes([number]) * (number + each) for each in range(10)]
-            hub.publish(payloads, topic="ab"[number % 2], attributes=attributes, numbers={"n": number / 2})
-        yield hub
-
-
 def written(folder: Path) -> list[pq.ParquetFile]:
     return [pq.ParquetFile(file) for file in sorted(folder.rglob("*.parquet"))]
 

@@ -31,12 +31,6 @@ def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return batches
 
 
-@pytest.fixture(scope="module")
-def as_spark_would(spark: SparkSession) -> SparkSession:
-    """A session that plans the source as any other."""
-    return spark.newSession()
-
-
 COLUMNS = "ColumnarToRow"
 
 
@@ -194,16 +188,6 @@ def test_no_operator_keeps_a_batch_beyond_the_next(spark: SparkSession, hub: Hub
         for row in query.collect():
             assert bytes(row.payload).rstrip(b".") == b"%d" % (row.seq - 1)
             assert "more" not in row or row.more == len(row.payload) + 1
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with Hub.start(tmp_path_factory.mktemp("hub")) as hub:
-        for number in range(40):
-            attributes = {"k": "v" * (number % 5), "other": "x"} if number % 2 else {}
-            payloads = [bytes([number]) * (number + each) for each in range(10)]
-            hub.publish(payloads, topic="ab"[number % 2], attributes=attributes, numbers={"n": number / 2})
-        yield hub
 
 
 @pytest.fixture

@@ -70,7 +70,8 @@ class PublisherStream(asyncio.Protocol):
         try:
             if self._transport is not None and not self._transport.is_closing():
                 self._finished = True
-                self._transport.write_eof()
+                with contextlib.suppress(OSError):  # It is reset already, and the loop has not come to tell.
+                    self._transport.write_eof()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._gone.wait()

@@ -136,7 +136,8 @@ class SdkStream(asyncio.Protocol):
                 # A socket that closes with pushes unread resets its connection, and what was sent may be lost by that.
                 self.read(True)
                 self._send(Subscribe({}))
-                transport.write_eof()
+                with contextlib.suppress(OSError):  # It is reset already, and the loop has not come to tell.
+                    transport.write_eof()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(min(deadline, self._loop.time() + _WITHDRAW_SECONDS)):
                         await self._gone.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from headrace.errors import WireError
@@ -22,7 +23,8 @@ class TcpLine(Line):
         if self._transport.is_closing():
             return
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # It is reset already, and the loop has not come to tell.
+                self._transport.write_eof()
         else:
             self._transport.close()
 

@@ -11,6 +11,7 @@ library's as well: a longer one is refused at its length.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -219,6 +220,7 @@ class WebSocketLine(Line):
             if data:
                 self._send(data)
             elif self._transport.can_write_eof():
-                self._transport.write_eof()
+                with contextlib.suppress(OSError):  # It is reset already, and the loop has not come to tell.
+                    self._transport.write_eof()
             else:
                 self._transport.close()
