@@ -59,7 +59,7 @@ rm -f "$venv/.ready"
 echo "Compiling the kernels ..."
 "$venv/bin/python" -c '
 import importlib, pkgutil, headrace.wire, headrace.matching
-for module in pkgutil.iter_modules(headrace.wire.__path__, "headrace.wire."):
+for module in pkgutil.walk_packages(headrace.wire.__path__, "headrace.wire."):
     if module.name.endswith("kernels"):
         importlib.import_module(module.name)
 headrace.matching.warm()

@@ -37,9 +37,9 @@ from bench._peers import (
     receive_until,
     running,
 )
-from headrace.client.udp import MAX_SEGMENTS, UDP_SEGMENT, enable_segments, enlarge
+from headrace.client.udp_offload import MAX_SEGMENTS, UDP_SEGMENT, enable_segments, enlarge
 from headrace.message import Run
-from headrace.wire.fyrehose import MAX_DATAGRAM, deliver_packets
+from headrace.wire.fyrehose.stream import MAX_DATAGRAM, deliver_packets
 
 PEERS: tuple[type[Peer], ...] = (Headrace, Nats, Redis)
 SIZES = (16, 128, 1024)

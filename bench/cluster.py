@@ -28,7 +28,7 @@ import uvloop
 
 import bench
 from bench._peers import DEADLINE, Nats, available, free_port
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.config import DOORS, Address
 
 SIZE = 128

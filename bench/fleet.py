@@ -27,15 +27,15 @@ import uvloop
 import bench
 from bench._peers import Headrace, running
 from bench.matching import KINDS, MESSAGES, Load, _load, _name, _value
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.config import Address
 from headrace.message import SCHEMA
 from headrace.spark import session
+from headrace.spark.hub_connections import link
 from headrace.spark.jobs.match import match
-from headrace.spark.links import link
 from headrace.spark.options import Access, Reading
-from headrace.spark.ranges import frame
-from headrace.wire.link import PUBLISHED, SUBSCRIPTIONS
+from headrace.spark.source.range_source import frame
+from headrace.wire.link.message import PUBLISHED, SUBSCRIPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

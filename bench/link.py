@@ -23,7 +23,7 @@ import uvloop
 import bench
 from bench._peers import Headrace, Nats, Peer, Redis, available, running
 from bench.backbone import ceilings
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.config import Address
 
 SIZE = 128

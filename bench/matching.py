@@ -31,7 +31,7 @@ import pyarrow as pa
 import bench
 from headrace.matching import Matcher
 from headrace.message import SCHEMA, Batch, Run, maps
-from headrace.wire.predicate import Between, Equals, Predicate
+from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 ATTRIBUTES = 20
 VALUES = 1_000

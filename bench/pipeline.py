@@ -35,7 +35,7 @@ import uvloop
 import bench
 from bench import fleet, matching
 from bench._peers import Headrace, running
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.config import Address
 from headrace.spark import map_in_arrow, register, session
 from headrace.spark.jobs import archive

@@ -15,8 +15,15 @@ from typing import Any
 
 import bench
 from headrace.message import Run
-from headrace.wire import fyrehose, parcel, parcel_body, publish, sdk, spp, tube, tube_reassembly
-from headrace.wire.inbox import Decoder
+from headrace.wire import spp
+from headrace.wire.attribute import publish
+from headrace.wire.fyrehose import stream as fyrehose
+from headrace.wire.parcel import body
+from headrace.wire.parcel import stream as parcel
+from headrace.wire.receive_buffer import Decoder
+from headrace.wire.sdk import commands as sdk
+from headrace.wire.tube import frames as tube
+from headrace.wire.tube import reassembly
 
 BUFFER = 256 * 1024
 """What one read of a busy socket may bring."""
@@ -121,7 +128,7 @@ def _spp_info(size: int, count: int) -> Case:
 
 
 def _parcel_ack(count: int) -> Case:
-    acks = [parcel.Parcel(60396, parcel_body.Ack(7, i, i, i + 9)) for i in range(1, count + 1)]
+    acks = [parcel.Parcel(60396, body.Ack(7, i, i, i + 9)) for i in range(1, count + 1)]
     return Case(
         "parcel Ack",
         [parcel.serialize(ack) for ack in acks],
@@ -154,9 +161,9 @@ def _sdk_push(size: int, count: int) -> Case:
 
 
 def _tube_message(size: int, count: int) -> Case:
-    fragment = tube_reassembly.DEFAULT_FRAGMENT_SIZE
+    fragment = reassembly.DEFAULT_FRAGMENT_SIZE
     messages = [bytes([i % 256]) * size for i in range(count)]
-    decoder = tube_reassembly.StreamDecoder()
+    decoder = reassembly.StreamDecoder()
     for _ in decoder.feed(tube.serialize(tube.FragmentSize(fragment))):
         pass
     return Case(

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import LimitError, WireError
-from headrace.wire import publish
-from headrace.wire.attribute import (
+from headrace.wire.attribute import publish
+from headrace.wire.attribute.items import HEADER, MAX_BODY
+from headrace.wire.attribute.messages import (
     ConnectorDecoder,
     DispatcherDecoder,
     DispatcherPush,
@@ -21,10 +22,9 @@ from headrace.wire.attribute import (
     StatusDecoder,
     serialize,
 )
-from headrace.wire.inbox import Decoder
-from headrace.wire.items import HEADER, MAX_BODY
-from headrace.wire.publish import Publish, PublisherDecoder, Publishes
-from headrace.wire.split import Joiner, split
+from headrace.wire.attribute.publish import Publish, PublisherDecoder, Publishes
+from headrace.wire.attribute.push_parts import Joiner, split
+from headrace.wire.receive_buffer import Decoder
 
 DOORS: tuple[Callable[[], Decoder[Any]], ...] = (
     PublisherDecoder,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from headrace.errors import WireError
 from headrace.message import Run
-from headrace.wire.fyrehose import (
+from headrace.wire.fyrehose.stream import (
     MAX_DATAGRAM,
     MAX_PACKET,
     BadDatagram,

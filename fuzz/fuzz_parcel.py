@@ -10,7 +10,7 @@ import contextlib
 import cbor2
 
 from headrace.errors import UnexpectedError, WireError
-from headrace.wire.parcel import (
+from headrace.wire.parcel.stream import (
     DIALLER,
     LISTENER,
     MAX_PARCEL,

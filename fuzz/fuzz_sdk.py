@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import UnexpectedError, WireError
-from headrace.wire.auth import Auth, is_signed, parse_auth, serialize_auth
-from headrace.wire.inbox import Decoder
-from headrace.wire.predicate import parse_field, serialize_field
-from headrace.wire.sdk import (
+from headrace.wire.receive_buffer import Decoder
+from headrace.wire.sdk.auth import Auth, is_signed, parse_auth, serialize_auth
+from headrace.wire.sdk.commands import (
     ClientDecoder,
     Command,
     Event,
@@ -24,6 +23,7 @@ from headrace.wire.sdk import (
     new_session,
     serialize,
 )
+from headrace.wire.sdk.predicate import parse_field, serialize_field
 
 LIMITS = Limits(message=2000, elements=9, element=1000)
 MAX_PUSH = 2000

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.errors import WireError
-from headrace.wire.tube import Discarded, Message, Ping, stream_pieces, websocket_pieces
-from headrace.wire.tube_connection import Connection, Event, Opened, Side, Transport
-from headrace.wire.tube_reassembly import Limits, Reassembly, StreamDecoder, WebSocketDecoder
+from headrace.wire.tube.connection import Connection, Event, Opened, Side, Transport
+from headrace.wire.tube.frames import Discarded, Message, Ping, stream_pieces, websocket_pieces
+from headrace.wire.tube.reassembly import Limits, Reassembly, StreamDecoder, WebSocketDecoder
 
 LIMITS = Limits(fragment_size=300, max_message=1000, max_inflated=2000)
 TRIAL = b"the wheel turns while the water runs; " * 20

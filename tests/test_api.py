@@ -14,11 +14,11 @@ import pytest
 
 import headrace
 from headrace import tube
-from headrace.client.publisher import Publisher
-from headrace.client.sdk import Sdk
-from headrace.client.spp import Spp
+from headrace.client.link.client import LinkClient
+from headrace.client.publisher.client import Publisher
+from headrace.client.sdk.client import Sdk
+from headrace.client.spp.client import Spp
 from headrace.client.sync import Sync
-from headrace.client.tube import LinkClient
 from headrace.testing import Hub
 
 CLIENTS = (headrace.Backbone, LinkClient, Spp, Sdk, Publisher, Sync)

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import DOORS, Address, Secret, Settings, load, reference
-from headrace.config.kinds import show_size
-from headrace.config.kinds import size as size_kind
 from headrace.config.sections import host_name
 from headrace.config.sources import variable_of
+from headrace.config.value_types import show_size
+from headrace.config.value_types import size as size_kind
 from headrace.errors import ConfigError, UsageError
 
 SECTIONS = (

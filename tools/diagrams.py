@@ -2,7 +2,7 @@
 
 A page names a transition table between two comments::
 
-    <!-- machine: headrace.wire.tube:TRANSITIONS -->
+    <!-- machine: headrace.wire.tube.frames:TRANSITIONS -->
     <!-- /machine -->
 
 This program replaces what stands between them by a picture of that table and the same moves as text, so a

@@ -47,7 +47,7 @@ def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str =
         def run(*arguments: str) -> None:
             log = stack.enter_context(Path(scratch, f"{arguments[0]}.log").open("ab"))
             process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.spark.standalone", *arguments],
+                [sys.executable, "-m", "headrace.spark.runtime.standalone", *arguments],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -12,9 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.client.backbone import Backbone
-    from headrace.client.connect import connect, connect_sync
-    from headrace.client.where import (
+    from headrace.client.conditions import (
         any_of,
         at_least,
         at_most,
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
         starts_with,
         where,
     )
+    from headrace.client.connect import connect, connect_sync
+    from headrace.client.fyrehose.client import Backbone
     from headrace.errors import (
         ClosedError,
         ConfigError,
@@ -79,20 +79,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backbone": "headrace.client.backbone",
+    "Backbone": "headrace.client.fyrehose.client",
     "connect": "headrace.client.connect",
     "connect_sync": "headrace.client.connect",
-    "any_of": "headrace.client.where",
-    "at_least": "headrace.client.where",
-    "at_most": "headrace.client.where",
-    "between": "headrace.client.where",
-    "equals": "headrace.client.where",
-    "exists": "headrace.client.where",
-    "missing": "headrace.client.where",
-    "not_": "headrace.client.where",
-    "one_of": "headrace.client.where",
-    "starts_with": "headrace.client.where",
-    "where": "headrace.client.where",
+    "any_of": "headrace.client.conditions",
+    "at_least": "headrace.client.conditions",
+    "at_most": "headrace.client.conditions",
+    "between": "headrace.client.conditions",
+    "equals": "headrace.client.conditions",
+    "exists": "headrace.client.conditions",
+    "missing": "headrace.client.conditions",
+    "not_": "headrace.client.conditions",
+    "one_of": "headrace.client.conditions",
+    "starts_with": "headrace.client.conditions",
+    "where": "headrace.client.conditions",
     "Batch": "headrace.message",
     "Message": "headrace.message",
     "Run": "headrace.message",

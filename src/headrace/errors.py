@@ -105,7 +105,7 @@ class WireError(PeerError):
     allowed (a number for a length, a phrase for a rule), ``offset`` how many bytes of the connection
     came before, where a decoder knows it.
 
-    >>> from headrace.wire.fyrehose import ServerDecoder
+    >>> from headrace.wire.fyrehose.stream import ServerDecoder
     >>> _, _, error = ServerDecoder().scan(memoryview(bytes([255])), 0, 1)
     >>> error.protocol, error.field, error.reason
     ('fyrehose', 'TYPE', 'malformed')

@@ -38,7 +38,7 @@ from headrace.config import DOORS, Settings
 from headrace.errors import ClosedError, UsageError
 from headrace.hub.filters import Filter
 from headrace.message import Message, messages
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 __all__ = ["Hub"]
 

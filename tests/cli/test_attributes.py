@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli.attributes import conditions, value_of
 from headrace.errors import UsageError
-from headrace.wire.predicate import Between, Equals, Exists, In, Not, Prefix
+from headrace.wire.sdk.predicate import Between, Equals, Exists, In, Not, Prefix
 
 LARGEST = sys.float_info.max
 

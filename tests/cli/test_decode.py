@@ -10,8 +10,8 @@ from tests.hubprocess import HubProcess
 
 import headrace
 from headrace.wire.capture import Capture, Chunk, serialize
-from headrace.wire.fyrehose import Push
-from headrace.wire.fyrehose import serialize as frame
+from headrace.wire.fyrehose.stream import Push
+from headrace.wire.fyrehose.stream import serialize as frame
 
 
 def capture(path: Path, *chunks: bytes) -> None:

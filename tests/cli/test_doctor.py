@@ -15,7 +15,7 @@ from tests.hubprocess import FREE_DOORS, HubProcess
 from headrace.cli import checkup
 from headrace.config import load
 from headrace.errors import UsageError
-from headrace.spark import java
+from headrace.spark.runtime import java
 
 ANYWHERE = tuple(part for door in FREE_DOORS for part in ("--set", door))
 

@@ -11,7 +11,7 @@ from tests.cli.logs import write_log
 from tests.hubprocess import HubProcess
 
 from headrace.log.lock import WriterLock
-from headrace.wire.fyrehose import Push, serialize
+from headrace.wire.fyrehose.stream import Push, serialize
 
 
 class Answering(threading.Thread):

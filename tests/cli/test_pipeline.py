@@ -27,7 +27,7 @@ from headrace.cli.children import Child
 from headrace.cli.pipeline_run import _Line, live_line, parse_params, run_for_hub
 from headrace.config import load
 from headrace.errors import UsageError
-from headrace.spark.jobs.archive_files import folder_of, write_files
+from headrace.spark.jobs.archive.files import folder_of, write_files
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.runner import Pipeline
 

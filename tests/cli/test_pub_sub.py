@@ -18,7 +18,7 @@ from tests.cli.terminal import Terminal
 from tests.hubprocess import HubProcess
 
 from headrace.log import Log
-from headrace.wire.fyrehose import MAX_DATA, Push, serialize
+from headrace.wire.fyrehose.stream import MAX_DATA, Push, serialize
 
 
 def head(hub: HubProcess) -> int:

@@ -14,8 +14,8 @@ from tests.cli.terminal import Terminal
 from tests.cli.test_pub_link import facts, kept, url
 from tests.hubprocess import HubProcess
 
-from headrace.client import tube_replay
-from headrace.client.tube_rows import plain_rows
+from headrace.client.link import replay as tube_replay
+from headrace.client.link.rows import plain_rows
 from headrace.message import SCHEMA, Batch
 from headrace.message import Run as Payloads
 

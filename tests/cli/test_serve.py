@@ -20,7 +20,7 @@ from tests.cli.terminal import Terminal
 from tests.hubprocess import FREE_DOORS, HubProcess
 
 from headrace.config import DOORS
-from headrace.wire.fyrehose import Keepalive, Push, serialize
+from headrace.wire.fyrehose.stream import Keepalive, Push, serialize
 
 
 def get(hub: HubProcess, path: str) -> dict[str, object]:

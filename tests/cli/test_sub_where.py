@@ -14,10 +14,10 @@ from tests.cli.terminal import Terminal
 from tests.client.connectors import PublisherSession, Session, connector, elsewhere, publisher_door
 from tests.hubprocess import HubProcess
 
-from headrace.wire.auth import Auth, is_signed
-from headrace.wire.predicate import Between, Equals
-from headrace.wire.publish import Publish
-from headrace.wire.sdk import Push, Subscribe
+from headrace.wire.attribute.publish import Publish
+from headrace.wire.sdk.auth import Auth, is_signed
+from headrace.wire.sdk.commands import Push, Subscribe
+from headrace.wire.sdk.predicate import Between, Equals
 
 CLIENT, KEY = "00112233445566778899aabb", "a key of nobody"
 

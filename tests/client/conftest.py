@@ -11,8 +11,8 @@ import uvloop
 from tests.client.links import client
 from tests.net.raw import running_hub
 
-from headrace.client.tube import LinkClient
-from headrace.net.server import Server
+from headrace.client.link.client import LinkClient
+from headrace.net.server.process import Server
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -29,7 +29,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[Server]:
 
 @pytest.fixture
 def server(hub: Server) -> Server:
-    """The same, where its :class:`~headrace.hub.hub.Hub` matters."""
+    """The same, where its :class:`~headrace.hub.sequence.Hub` matters."""
     return hub
 
 

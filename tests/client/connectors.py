@@ -16,9 +16,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from tests.hubprocess import lasting_port
 
-from headrace.wire.auth import Auth
-from headrace.wire.publish import Publish, PublisherDecoder
-from headrace.wire.sdk import (
+from headrace.wire.attribute.publish import Publish, PublisherDecoder
+from headrace.wire.sdk.auth import Auth
+from headrace.wire.sdk.commands import (
     AuthSuccess,
     Command,
     CommandError,

@@ -9,8 +9,8 @@ from typing import Any
 from tests.net.raw import SECONDS
 
 import headrace
-from headrace.client.tube import LinkClient
-from headrace.net.server import Server
+from headrace.client.link.client import LinkClient
+from headrace.net.server.process import Server
 
 
 def client(server: Server, **options: Any) -> LinkClient:

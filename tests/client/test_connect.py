@@ -11,7 +11,7 @@ import pytest
 from tests.net.raw import running_hub
 
 from headrace.client import connect, connect_sync
-from headrace.client.backbone import Backbone
+from headrace.client.fyrehose.client import Backbone
 from headrace.client.sync import Sync
 from headrace.errors import UsageError
 from headrace.testing import Hub

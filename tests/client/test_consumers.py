@@ -12,14 +12,14 @@ from tests.hubprocess import HubProcess
 from tests.net.raw import SECONDS, until
 
 import headrace
-from headrace.client.tube import LinkClient
-from headrace.client.tube_consumer import Consumer
-from headrace.client.tube_session import Inbox
+from headrace.client.link.client import LinkClient
+from headrace.client.link.consumer import Consumer
+from headrace.client.link.requests import Inbox
 from headrace.errors import ClosedError, RefusedError, UsageError
-from headrace.hub.consumers import Consumers
+from headrace.hub.consumers.cursors import Consumers
 from headrace.hub.state import State
 from headrace.log import Log
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 
 async def take(consumer: Consumer, count: int) -> list[headrace.Message]:

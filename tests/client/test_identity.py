@@ -8,7 +8,7 @@ import pytest
 
 from headrace.client.identity import Identity
 from headrace.errors import UsageError
-from headrace.wire.auth import is_signed, parse_auth, serialize_auth
+from headrace.wire.sdk.auth import is_signed, parse_auth, serialize_auth
 
 CLIENT, KEY = "00112233445566778899AABB", "schlüssel"
 

@@ -14,9 +14,9 @@ from tests.net.raw import running_hub, until
 
 import headrace
 from headrace import any_of, at_least, between, connect, exists, missing, not_, one_of, starts_with, where
-from headrace.client.sdk import Sdk
+from headrace.client.sdk.client import Sdk
 from headrace.errors import RefusedError
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 CLIENT, KEY = "00112233445566778899aabb", "a key"
 OTHER = "ffeeddccbbaa998877665544"

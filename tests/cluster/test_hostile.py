@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.cluster.test_replica import NODES, primary, replica
 
 from headrace.cluster import Advance, CutBack, Effect, History, Replica, State
+from headrace.cluster.durable_state import tell
 from headrace.cluster.replica import MAX_VIEW
-from headrace.cluster.state import tell
 from headrace.errors import MalformedError
-from headrace.wire.parcel_body import RecoveryResponse, Replication, StartViewChange
+from headrace.wire.parcel.body import RecoveryResponse, Replication, StartViewChange
 
 NUMBERS = st.integers(0, 8) | st.sampled_from([MAX_VIEW, (1 << 63) - 1, (1 << 64) - 1])
 BODIES = st.sampled_from(get_args(Replication)).flatmap(

@@ -33,11 +33,11 @@ from headrace.cluster import (
     save,
 )
 from headrace.log import Log
-from headrace.log.installing import install
+from headrace.log.install_snapshot import install
 from headrace.log.snapshot import Snapshot
 from headrace.message import Batch
-from headrace.wire.parcel import Parcel, ParcelDecoder, serialize
-from headrace.wire.parcel_body import NewState, Prepare, Replication
+from headrace.wire.parcel.body import NewState, Prepare, Replication
+from headrace.wire.parcel.stream import Parcel, ParcelDecoder, serialize
 
 LOG_UUID = UUID(int=42)
 

@@ -19,8 +19,8 @@ from headrace.cluster.membership import (
     Refuse,
     Removed,
 )
-from headrace.wire.parcel import Parcel, serialize
-from headrace.wire.parcel_body import DscRes, Fault, Mode, NodeInfo, Ping, Prepare, SeqReq, SeqRes
+from headrace.wire.parcel.body import DscRes, Fault, Mode, NodeInfo, Ping, Prepare, SeqReq, SeqRes
+from headrace.wire.parcel.stream import Parcel, serialize
 
 A = NodeInfo(1, Mode.DSC, "a", "10.0.0.1")
 B = NodeInfo(2, Mode.DSC, "b", "10.0.0.2:7001")

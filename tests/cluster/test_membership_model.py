@@ -16,7 +16,7 @@ from headrace.cluster.membership import (
     Refuse,
     Removed,
 )
-from headrace.wire.parcel_body import DscRes, Mode, NodeInfo
+from headrace.wire.parcel.body import DscRes, Mode, NodeInfo
 
 ME = NodeInfo(0, Mode.DSC, "me", "10.0.0.100")
 STATUSES = st.sampled_from(Status)

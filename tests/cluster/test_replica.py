@@ -24,10 +24,10 @@ from headrace.cluster import (
     Status,
     Sync,
 )
+from headrace.cluster.durable_state import hear, tell
 from headrace.cluster.history import MAX_SPANS
-from headrace.cluster.state import hear, tell
 from headrace.errors import MalformedError, UsageError
-from headrace.wire.parcel_body import (
+from headrace.wire.parcel.body import (
     Commit,
     DoViewChange,
     GetState,

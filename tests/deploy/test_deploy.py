@@ -17,7 +17,7 @@ from tests.hubprocess import HubProcess
 
 import headrace
 from headrace.config import DOORS, Settings, load
-from headrace.spark import standalone
+from headrace.spark.runtime import standalone
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from headrace.errors import StorageError
-from headrace.hub.connector import Connector
-from headrace.hub.feeding import Found, Then
-from headrace.hub.hub import Hub
-from headrace.hub.session import Path as Way
-from headrace.hub.session import Session, Source
+from headrace.hub.routing.client_session import Path as Way
+from headrace.hub.routing.client_session import Session, Source
+from headrace.hub.routing.connector import Connector
+from headrace.hub.routing.session_feed import Found, Then
+from headrace.hub.routing.subscriptions import Subscriptions
+from headrace.hub.sequence import Hub
 from headrace.hub.state import State
-from headrace.hub.subscriptions import Subscriptions
 from headrace.log import Log
 from headrace.matching import Matches
 from headrace.message import Batch, Run
-from headrace.wire.predicate import Equals
+from headrace.wire.sdk.predicate import Equals
 
 ALICE, BOB = bytes([0xA]) * 12, bytes([0xB]) * 12
 HERE, THERE = b"here0001", b"there001"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.hub.test_connector import ALICE, HERE, Scene
 
 from headrace.hub.counters import Counters
-from headrace.hub.dispatcher import Dispatcher, Feeder
-from headrace.hub.pushes import mark
-from headrace.hub.session import Paths, Source
-from headrace.wire.attribute import (
+from headrace.hub.routing.client_session import Paths, Source
+from headrace.hub.routing.dispatcher import Dispatcher, Feeder
+from headrace.hub.routing.matcher_pushes import mark
+from headrace.wire.attribute.messages import (
     ConnectorDecoder,
     DispatcherDecoder,
     DispatcherPush,

@@ -23,7 +23,7 @@ from headrace.hub.conversion import (
     text_of,
 )
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Message, Run, merge
-from headrace.wire.sdk import ClientDecoder, Push, serialize
+from headrace.wire.sdk.commands import ClientDecoder, Push, serialize
 
 PAGE = Path(__file__).parents[2] / "docs" / "bridging.md"
 

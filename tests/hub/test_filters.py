@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.hub.filters import Filter, topic_pattern
 from headrace.message import SCHEMA, Batch, Message, Run, messages
-from headrace.wire.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
+from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
 
 names = st.sampled_from(["a", "b", "ü"])
 texts = st.sampled_from(["", "x", "xy", "ü", "7"])

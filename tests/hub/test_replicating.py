@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import HeadraceError, LimitError, StorageError, UnavailableError
-from headrace.hub.hub import Hub
-from headrace.hub.publishers import Publishers
-from headrace.hub.publishing import Publishing
+from headrace.hub.publishing.idempotent import Publishing
+from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.publishing.staging import Commits, Queries, Staging
+from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Submission, Told, ToldNewest
-from headrace.hub.staging import Commits, Queries, Staging
 from headrace.hub.state import State
 from headrace.log import Log
 from headrace.message import Batch, Run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.hub.holds import MAX_HOLDS, hold
-from headrace.hub.hub import Hub
+from headrace.hub.sequence import Hub
 from headrace.hub.state import State, entry
 from headrace.log import Log
 from headrace.message import NOT_A_MESSAGE, Batch, Run

@@ -20,9 +20,9 @@ from tests.log.content import SOAK, append, batch, columns, content_of, flat, re
 
 from headrace.errors import DamagedError
 from headrace.log import Log, sealing
+from headrace.log.damage.verify import Progress, verify
 from headrace.log.sealed import Index
 from headrace.log.tail import HEADER_BYTES, TailFile
-from headrace.log.verify import Progress, verify
 from headrace.message import Message
 
 NAME = "{:016d}.{}".format

@@ -14,7 +14,7 @@ import pytest
 from tests.log.content import SOAK, flat
 
 from headrace.log import Log
-from headrace.log.verify import Progress, verify
+from headrace.log.damage.verify import Progress, verify
 
 WRITER = """
 import os, sys, threading

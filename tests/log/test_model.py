@@ -17,8 +17,8 @@ from tests.log.content import SOAK, contents, flat, place
 
 from headrace.errors import TrimmedError, UsageError
 from headrace.log import Log, sealing
+from headrace.log.damage.verify import Progress, verify
 from headrace.log.tail import TailFile
-from headrace.log.verify import Progress, verify
 from headrace.message import Batch, Message
 
 

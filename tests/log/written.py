@@ -10,11 +10,11 @@ import pytest
 from tests.log.content import append, batch, columns, content_of, flat, seal_all
 
 from headrace.log import Log, sealing
-from headrace.log.remedy import Keep, Report, Restamp
-from headrace.log.repair import plan, repair
+from headrace.log.damage.repair import plan, repair
+from headrace.log.damage.repair_plan import Keep, Report, Restamp
+from headrace.log.damage.verify import Progress, verify
 from headrace.log.sealed import Index
 from headrace.log.tail import TailFile
-from headrace.log.verify import Progress, verify
 from headrace.message import Message
 
 NAME = "{:016d}.{}".format

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.message import SCHEMA, Batch, Run, maps
-from headrace.wire.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
+from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "topic", "origin", "publisher", "size", "", "é"])
 TEXTS = st.sampled_from(["", "a", "ab", "abc", "b", "ba", "A", "é", "éa", "0", "1", "spp", "log"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.matching.facts import scalars
+from headrace.matching.message_columns import scalars
 from headrace.message import Message
-from headrace.wire.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
+from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
 
 Said = Mapping[str, str | float]
 

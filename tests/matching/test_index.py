@@ -12,7 +12,7 @@ from tests.matching.drawn import batch_of
 
 from headrace.matching import Matcher
 from headrace.message import Batch
-from headrace.wire.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
+from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
 
 Draw = Callable[[random.Random], Mapping[str, Predicate]]
 

@@ -8,11 +8,11 @@ import numpy as np
 from tests.matching.drawn import batch_of
 from tests.matching.test_index import NUMBERS, TEXTS, everything
 
-from headrace.matching import facts, kernels
-from headrace.matching.building import build
-from headrace.matching.merging import living
-from headrace.matching.segment import Segment
-from headrace.matching.tail import Tail
+from headrace.matching import kernels, message_columns
+from headrace.matching.index.build import build
+from headrace.matching.index.merging import living
+from headrace.matching.index.segment import Segment
+from headrace.matching.index.tail import Tail
 
 SEED = np.uint64(12)
 
@@ -38,7 +38,7 @@ def test_match_in_plain_python() -> None:
         )
         for _ in range(12)
     ]
-    read, attributes = facts.read(batch_of(said), [segment], SEED, json_attributes=False)
+    read, attributes = message_columns.read(batch_of(said), [segment], SEED, json_attributes=False)
     results = []
     for match in (kernels.match, kernels.match.py_func):  # type: ignore[attr-defined]
         rows, counts = np.empty(10_000, np.int32), np.empty(len(said), np.int32)
@@ -53,7 +53,7 @@ def test_match_in_plain_python() -> None:
 def test_match_stops_before_what_does_not_fit() -> None:
     segment = _segment(400)
     said = [({"t0": "v1"}, dict.fromkeys(NUMBERS, 7.0), b"", ("", "", ""))] * 9
-    read, attributes = facts.read(batch_of(said), [segment], SEED, json_attributes=False)
+    read, attributes = message_columns.read(batch_of(said), [segment], SEED, json_attributes=False)
     counts = np.empty(9, np.int32)
     rows = np.empty(10_000, np.int32)
     _, whole = kernels.match(segment, read, attributes[0], SEED, 5, 0, 9, rows, counts)

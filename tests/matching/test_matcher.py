@@ -15,7 +15,7 @@ from tests.matching.drawn import batch_of, clients, messages, subscriptions
 from headrace.errors import LimitError, MalformedError, UsageError
 from headrace.matching import Matcher
 from headrace.message import Batch, Run
-from headrace.wire.predicate import Between, Equals, Predicate
+from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 
 def expected(

@@ -11,7 +11,7 @@ from tests.matching.drawn import batch_of
 
 from headrace.matching import Matcher
 from headrace.message import Batch
-from headrace.wire.predicate import Between, Equals, Predicate
+from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 CLIENTS = [number.to_bytes(12) for number in range(3000)]
 BATCH: Batch = batch_of([({"t": f"v{index}"}, {"n": float(index)}, b"", ("", "", "")) for index in range(8)])

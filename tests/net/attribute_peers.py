@@ -8,7 +8,7 @@ from typing import Any
 from tests.net.raw import TcpPeer, until
 
 from headrace.message import Batch, Run
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 ALICE, BOB, CAROL = (bytes([n]) * 12 for n in (0xA1, 0xB0, 0xCA))
 

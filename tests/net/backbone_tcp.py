@@ -12,8 +12,8 @@ from tests.net.raw import (
     until,
 )
 
-from headrace.net.fyrehose_tcp import FyrehoseTcp
-from headrace.net.server import Server
+from headrace.net.fyrehose.tcp import FyrehoseTcp
+from headrace.net.server.process import Server
 
 
 def refused(server: Server, reason: str) -> int:

@@ -12,7 +12,7 @@ import uvloop
 from tests.net.linkpeer import LinkPeer, link_peer
 from tests.net.raw import TcpPeer, UdpPeer, running_hub
 
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 Start = Callable[..., Awaitable[Server]]
 Dial = Callable[..., Awaitable[TcpPeer]]

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tests.net.raw import SECONDS
 
 from headrace.message import SCHEMA, Message, messages
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 from headrace.tube import Options, Tube, connect
 
 PUBLISHED = pa.schema(

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Self
 
 from headrace.config import DOORS, load
-from headrace.net.fyrehose import FyrehoseDoor
-from headrace.net.server import Server, StartHttp
+from headrace.net.fyrehose.door import FyrehoseDoor
+from headrace.net.server.process import Server, StartHttp
 
 SECONDS = 20.0
 """How long anything may take: much longer than it does, so that a busy machine fails no test."""

@@ -11,8 +11,8 @@ from tests.net.attribute_peers import PublisherPeer, SdkPeer, publish, sub
 from tests.net.raw import running_hub, until
 
 from headrace.errors import ConfigError
-from headrace.net.routing import Routing
-from headrace.net.server import Server
+from headrace.net.routing.roles import Routing
+from headrace.net.server.process import Server
 
 CLIENTS = [n.to_bytes(12) for n in range(1, 13)]
 
@@ -88,7 +88,7 @@ async def test_a_part_without_a_hub_is_refused_and_told_what_it_lacks(tmp_path: 
 
 def test_frontends_on_one_machine_have_names_of_their_own(tmp_path: Path) -> None:
     from headrace.config import load
-    from headrace.net.routing import role_name
+    from headrace.net.routing.roles import role_name
 
     def name(*sets: str) -> str:
         return role_name(load(environ={}, sets=list(sets)))

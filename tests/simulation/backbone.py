@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from tests.simulation.network import Network
 
-from headrace.client.journal import Effect as Answer
-from headrace.client.journal import Journal, JournalBounds, SendDelivers
-from headrace.client.patience import Patience
-from headrace.client.repair import Ask, Delivered, Discarded, Event, LostRange, Repair
-from headrace.hub.backbone import Access, Acknowledge, Backbone, Door, Effect, Refused, SendForward
+from headrace.client.fyrehose.journal import Effect as Answer
+from headrace.client.fyrehose.journal import Journal, JournalBounds, SendDelivers
+from headrace.client.fyrehose.repair import Ask, Delivered, Discarded, Event, LostRange, Repair
+from headrace.client.fyrehose.timing import Patience
+from headrace.hub.backbone.rules import Access, Acknowledge, Backbone, Door, Effect, Refused, SendForward
+from headrace.hub.backbone.udp_subscribers import Bounds, Endpoint, SendRange
 from headrace.hub.pacing import Pace
-from headrace.hub.subscribers import Bounds, Endpoint, SendRange
 from headrace.message import Run
-from headrace.wire import fyrehose
+from headrace.wire.fyrehose import stream as fyrehose
 
 HUB = ("10.0.0.1", 2323)
 KEEPALIVE_SECONDS = 1.0

@@ -46,7 +46,7 @@ from headrace.cluster import (
     Timing,
 )
 from headrace.errors import HeadraceError
-from headrace.wire.parcel_body import DoViewChange, NewState, Prepare, Replication, StartView
+from headrace.wire.parcel.body import DoViewChange, NewState, Prepare, Replication, StartView
 
 SETTLE_SECONDS = 30.0
 """How long after everything is healed all nodes must agree and have a new message. It is a dozen of patience."""

@@ -13,12 +13,12 @@ from functools import cache
 import pytest
 from tests.simulation.backbone import BrokenPromiseError, Rules, simulate
 
-from headrace.client.patience import Patience
-from headrace.client.repair import Ask, Delivered, Event, Repair, Why
-from headrace.hub.backbone import Backbone, Effect, Reason, Unserved
-from headrace.hub.subscribers import Bounds, Endpoint, Subscriber
+from headrace.client.fyrehose.repair import Ask, Delivered, Event, Repair, Why
+from headrace.client.fyrehose.timing import Patience
+from headrace.hub.backbone.rules import Backbone, Effect, Reason, Unserved
+from headrace.hub.backbone.udp_subscribers import Bounds, Endpoint, Subscriber
 from headrace.message import MAX_SEQUENCE
-from headrace.wire.fyrehose import DeliverRun, Request
+from headrace.wire.fyrehose.stream import DeliverRun, Request
 
 _BLOCK = 20
 

@@ -19,11 +19,11 @@ from tests.simulation.cluster import BrokenPromiseError, World, simulate
 from headrace.cluster import Effect, Replica, Status, Timing
 from headrace.cluster.catchup import CatchUp, Target
 from headrace.cluster.history import History
-from headrace.cluster.normal import Normal
+from headrace.cluster.normal_operation import Normal
 from headrace.cluster.recovery import Recovering
-from headrace.cluster.standing import Standing
+from headrace.cluster.replica_state import Standing
 from headrace.cluster.views import Report, Views
-from headrace.wire.parcel_body import Replication, StartView
+from headrace.wire.parcel.body import Replication, StartView
 
 _BLOCK = 50
 

@@ -15,9 +15,9 @@ from tests.simulation.test_cluster import LOST, QUIET, broken
 
 from headrace.cluster import Replica, Status
 from headrace.cluster.recovery import Recovering
-from headrace.cluster.standing import Standing
+from headrace.cluster.replica_state import Standing
 from headrace.cluster.views import Report, Views
-from headrace.wire.parcel_body import Commit, DoViewChange, Prepare
+from headrace.wire.parcel.body import Commit, DoViewChange, Prepare
 
 SEEDS = range(10)
 """A seed chooses how patient the nodes are, and how long parcels and disks take: no scenario depends on that."""

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.spark.hubs import Hub
 
 from headrace.spark import session
-from headrace.spark.links import close_links
+from headrace.spark.hub_connections import close_links
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from headrace.spark import register, session
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
-from headrace.spark.sessions import ARROW
+from headrace.spark.runtime.session import ARROW
 
 
 def main(master: str, servers: str, directory: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from tests.hubprocess import HubProcess
 
 import headrace
-from headrace.client.tube import Extent
+from headrace.client.link.client import Extent
 from headrace.log.tail import HEADER_BYTES
 from headrace.message import Message, messages
 

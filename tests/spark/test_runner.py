@@ -17,8 +17,8 @@ from headrace.spark.failures import failure_of, plainly
 from headrace.spark.jobs.job import JOBS, Run, find, parameters_of
 from headrace.spark.options import Access
 from headrace.spark.progress import progress_of
-from headrace.spark.rows import GO_ON
 from headrace.spark.runner import Asked, Pipeline
+from headrace.spark.source.range_rows import GO_ON
 
 
 def jobs(*names: str) -> dict[str, Any]:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.log import Log
-from headrace.log.survey import Problem
-from headrace.log.verify import verify
+from headrace.log.damage.inspection import Problem
+from headrace.log.damage.verify import verify
 from headrace.message import Bytes
-from headrace.wire.fyrehose import DeliverRun
+from headrace.wire.fyrehose.stream import DeliverRun
 
 _STAMP = struct.Struct("!HQI")
 _STAMPS = np.dtype([("source", ">u2"), ("count", ">u8"), ("checksum", ">u4")])

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from headrace.message import Run
-from headrace.wire.fyrehose import (
+from headrace.wire.fyrehose.stream import (
     ClientDecoder,
     DeliverRun,
     Keepalive,

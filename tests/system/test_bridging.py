@@ -29,10 +29,10 @@ from tests.system.rawclient import Publisher, Subscriber, UdpPublisher, UdpSubsc
 from headrace import connect_sync
 from headrace.hub.conversion import WAYS_IN, WAYS_OUT, By, WayIn, WayOut, enters, sees, text_of
 from headrace.message import NOT_A_MESSAGE, Message, messages
-from headrace.wire import publish as attribute_publish
-from headrace.wire import sdk
-from headrace.wire.fyrehose import DeliverRun
-from headrace.wire.predicate import Exists
+from headrace.wire.attribute import publish as attribute_publish
+from headrace.wire.fyrehose.stream import DeliverRun
+from headrace.wire.sdk import commands as sdk
+from headrace.wire.sdk.predicate import Exists
 
 JSON, LAST = "bridge/json", "bridge/last"
 """Services of either kind, which every SPP client here subscribes."""

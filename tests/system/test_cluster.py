@@ -24,11 +24,11 @@ from tests.hubprocess import HubProcess
 from tests.system.observing import PATIENCE_SECONDS, status
 
 import headrace
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.errors import HeadraceError
 from headrace.log import Log
 from headrace.message import Message, messages
-from headrace.wire.fyrehose import Push, serialize
+from headrace.wire.fyrehose.stream import Push, serialize
 
 ROUNDS = 6 if SOAK else 2
 SMALL = ("log.segment_bytes=256KiB", "log.segment_seconds=1", "log.snapshot_seconds=1")

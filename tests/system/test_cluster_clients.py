@@ -21,7 +21,7 @@ from tests.system.observing import PATIENCE_SECONDS, head, status
 
 import headrace
 from headrace import exists, where
-from headrace.client.spp import LiveService
+from headrace.client.spp.client import LiveService
 from headrace.message import Message, messages, node_id
 
 pytestmark = pytest.mark.slow

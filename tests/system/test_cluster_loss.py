@@ -17,7 +17,7 @@ from tests.hubprocess import HubProcess
 from tests.system.observing import eventually, status
 
 import headrace
-from headrace.cluster import state as states
+from headrace.cluster import durable_state as states
 from headrace.log import Log
 from headrace.message import Batch, Message, Run, messages
 

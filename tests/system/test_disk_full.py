@@ -21,7 +21,7 @@ from tests.system.history import History, Source
 from tests.system.observing import counter, eventually, head, soft_limit
 from tests.system.rawclient import Publisher, Subscriber, UdpPublisher
 
-from headrace.wire.fyrehose import DeliverRun
+from headrace.wire.fyrehose.stream import DeliverRun
 
 MESSAGES = 100
 """What is published at a time: about 100 kB."""

@@ -21,11 +21,11 @@ from tests.hubprocess import HubProcess
 from tests.system.observing import PATIENCE_SECONDS, head
 
 import headrace
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.errors import HeadraceError
 from headrace.log import Log
 from headrace.message import Message
-from headrace.wire.fyrehose import Push, serialize
+from headrace.wire.fyrehose.stream import Push, serialize
 
 ROUNDS = 5 if SOAK else 1
 SMALL = ("log.segment_bytes=64KiB", "log.segment_seconds=0.2", "log.snapshot_seconds=0.2")

@@ -23,7 +23,7 @@ from tests.system.history import Source, stamps
 from tests.system.observing import FREED_AT_ONCE, counter, eventually, memory, soft_limit, status
 from tests.system.rawclient import KEEPALIVE, Publisher, Subscriber
 
-from headrace.wire.fyrehose import Deliver, Forward, Keepalive, KeepaliveAck, Push, Request, serialize
+from headrace.wire.fyrehose.stream import Deliver, Forward, Keepalive, KeepaliveAck, Push, Request, serialize
 
 CONNECTIONS = 50
 """What the hub under attack allows one address."""

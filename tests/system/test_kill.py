@@ -22,7 +22,7 @@ from tests.system.history import History, Source
 from tests.system.observing import eventually, status
 from tests.system.rawclient import Publisher, Subscriber, UdpPublisher, UdpSubscriber
 
-from headrace.wire.fyrehose import DeliverRun
+from headrace.wire.fyrehose.stream import DeliverRun
 
 SOONEST, LATEST = 0.01, 0.5
 """Seconds from when messages flow until the hub is killed."""

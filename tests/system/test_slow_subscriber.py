@@ -13,7 +13,7 @@ from tests.system.observing import FREED_AT_ONCE, counter, eventually, head, mem
 from tests.system.rawclient import Address, Publisher, Subscriber
 
 from headrace.message import Run
-from headrace.wire.fyrehose import DeliverRun, push_run
+from headrace.wire.fyrehose.stream import DeliverRun, push_run
 
 MESSAGE_BYTES = 1024
 BLOCK = np.random.default_rng(1).integers(0, 256, (1024, MESSAGE_BYTES), np.uint8)

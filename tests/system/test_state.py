@@ -18,8 +18,8 @@ from tests.conftest import SOAK
 from tests.hubprocess import HubProcess
 
 import headrace
-from headrace.client.tube import LinkClient
-from headrace.wire.link_requests import Publisher
+from headrace.client.link.client import LinkClient
+from headrace.wire.link.requests import Publisher
 
 NAMES = ("left", "right")
 CONSUMER = "model"

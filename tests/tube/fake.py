@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from headrace.tube.line import Line, ReadBuffer
+from headrace.tube.endpoint import Tube
 from headrace.tube.options import Options
 from headrace.tube.session import Session
 from headrace.tube.tcp import TcpLine
-from headrace.tube.tube import Tube
+from headrace.tube.transport import Line, ReadBuffer
 from headrace.tube.websocket import WebSocketLine
-from headrace.wire.tube_connection import Side, Transport
+from headrace.wire.tube.connection import Side, Transport
 
 
 class FakeTransport(asyncio.Transport):

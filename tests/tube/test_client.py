@@ -10,7 +10,7 @@ import headrace.tube
 from headrace.errors import LimitError, UnreachableError, UsageError
 from headrace.tube import Options, connect
 from headrace.tube.client import _Target
-from headrace.wire.tube_connection import Transport
+from headrace.wire.tube.connection import Transport
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from tests.tube.conftest import Start
 from tests.tube.fake import server_side
 from tests.tube.serving import echo, until, url
 
-from headrace.tube import Options, connect, packing
-from headrace.tube.packing import INLINE_BYTES, Place, place
-from headrace.wire.tube import COMPRESS_FROM
+from headrace.tube import Options, compression, connect
+from headrace.tube.compression import INLINE_BYTES, Place, place
+from headrace.wire.tube.frames import COMPRESS_FROM
 
 TEXT = b"the wheel turns while the water runs; "
 OPENING = bytes.fromhex("808020")
@@ -75,7 +75,7 @@ async def test_a_thread_keeps_the_order_and_the_loop_free(
     monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     let_go = threading.Event()
-    pack = packing.pack
+    pack = compression.pack
 
     def slow(parts: list[memoryview]) -> bytes | None:
         if threading.current_thread() is not threading.main_thread():
@@ -129,7 +129,7 @@ async def test_a_refusal_while_a_thread_compresses_sends_the_message_raw(
 ) -> None:
     """The peer agreed, then thought better of it: what the thread brings back is not used."""
     let_go = threading.Event()
-    pack = packing.pack
+    pack = compression.pack
     monkeypatch.setattr("headrace.tube.outgoing.pack", lambda parts: let_go.wait(10) and pack(parts))
     tube, transport = server_side(Options(max_message=1 << 24))
     transport.feed(OPENING)

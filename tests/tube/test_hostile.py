@@ -15,7 +15,7 @@ from tests.tube.stranger import WebSocketStranger, dial
 
 from headrace.errors import HeadraceError, LimitError
 from headrace.tube import Options, Tube, connect, serve
-from headrace.wire.tube import DEFLATE, stream_pieces, websocket_pieces
+from headrace.wire.tube.frames import DEFLATE, stream_pieces, websocket_pieces
 
 MIB = 1 << 20
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from tests.wire.golden import read
 
-from headrace.tube.conversation import Conversation
-from headrace.tube.counts import Counts
+from headrace.tube.codec import Conversation
 from headrace.tube.options import Options
 from headrace.tube.outgoing import PIECES_A_TURN, Outgoing
-from headrace.wire.inbox import Buffer
-from headrace.wire.tube import FragmentSize, Message, serialize
-from headrace.wire.tube_connection import Side, Transport
-from headrace.wire.tube_reassembly import Limits, StreamDecoder
+from headrace.tube.statistics import Counts
+from headrace.wire.receive_buffer import Buffer
+from headrace.wire.tube.connection import Side, Transport
+from headrace.wire.tube.frames import FragmentSize, Message, serialize
+from headrace.wire.tube.reassembly import Limits, StreamDecoder
 
 KIB = 1 << 10
 OPTIONS = Options(write_buffer=1 << 20)

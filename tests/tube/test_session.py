@@ -20,10 +20,10 @@ from tests.wire.golden import cut
 from headrace.errors import ClosedError, HeadraceError, UnreachableError, UsageError
 from headrace.tube import Options, Received, Tube
 from headrace.tube.incoming import MAX_OWED
-from headrace.tube.line import READ_BYTES, SMALLEST_BITE
 from headrace.tube.receiver import MESSAGE_COST
-from headrace.wire.tube import DEFLATE, RAW, Ping, serialize, stream_pieces
-from headrace.wire.tube_connection import Transport
+from headrace.tube.transport import READ_BYTES, SMALLEST_BITE
+from headrace.wire.tube.connection import Transport
+from headrace.wire.tube.frames import DEFLATE, RAW, Ping, serialize, stream_pieces
 
 OPENING = bytes.fromhex("808020")
 MESSAGES = [b"", b"a", b"hello" * 20, os.urandom(300), b"tube " * 200]
@@ -60,7 +60,7 @@ def wire(messages: Iterable[bytes], fragment_size: int = 64, compression: int = 
 @pytest.fixture
 def long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every read is as long as a read can be."""
-    monkeypatch.setattr("headrace.tube.line.SMALLEST_BITE", READ_BYTES)
+    monkeypatch.setattr("headrace.tube.transport.SMALLEST_BITE", READ_BYTES)
 
 
 def gone(transport: FakeTransport) -> None:

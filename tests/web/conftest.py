@@ -10,7 +10,7 @@ import pytest
 from tests.net.raw import running_hub
 
 from headrace import web
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import pytest
 from tests.net.raw import running_hub, until
 
 from headrace import web
-from headrace.hub import services, subscriptions
-from headrace.hub.services import Kind
+from headrace.hub.routing import subscriptions
+from headrace.hub.services import objects as services
+from headrace.hub.services.objects import Kind
 from headrace.message import Batch, Run
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 from headrace.web import api
 
 OURS = {"X-Headrace": "1"}

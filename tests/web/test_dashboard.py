@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tests.hubprocess import HubProcess
 
 import headrace
-from headrace.wire.fyrehose import Push, serialize
+from headrace.wire.fyrehose.stream import Push, serialize
 
 PAGES = ("overview", "stream", "services", "subscriptions", "cluster", "pipeline")
 SCREENSHOTS = os.environ.get("HEADRACE_SCREENSHOTS")

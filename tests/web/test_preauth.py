@@ -12,7 +12,7 @@ from tests.net.attribute_peers import ALICE, BOB, SdkPeer, auth
 from tests.net.raw import running_hub
 
 from headrace import web
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 Ask = Callable[..., Awaitable[tuple[int, dict[str, str]]]]
 

@@ -12,7 +12,7 @@ from tests.wire.golden import Golden
 
 from headrace.errors import WireError
 from headrace.message import MAX_SEQUENCE, Run
-from headrace.wire.fyrehose import (
+from headrace.wire.fyrehose.stream import (
     Deliver,
     DeliverRun,
     Forward,

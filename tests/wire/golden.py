@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.wire.inbox import Decoder
+from headrace.wire.receive_buffer import Decoder
 
 
 @dataclass(frozen=True)

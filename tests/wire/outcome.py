@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import WireError
-from headrace.wire.inbox import Decoder
+from headrace.wire.receive_buffer import Decoder
 
 Outcome = tuple[list[Any], tuple[Any, ...] | None]
 

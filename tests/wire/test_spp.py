@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.wire.golden import Golden, check_golden, cut, read_bytewise, read_whole
 
 from headrace.errors import LimitError, MalformedError, WireError
-from headrace.wire.inbox import Decoder
+from headrace.wire.receive_buffer import Decoder
 from headrace.wire.spp import (
     MAX_AUTH,
     MAX_PACKET,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from headrace.client.spp import Spp
-    from headrace.client.tube import LinkClient
+    from headrace.client.link.client import LinkClient
+    from headrace.client.spp.client import Spp
 
 
 @dataclass(frozen=True, slots=True)

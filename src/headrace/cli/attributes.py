@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.client.where import (
+from headrace.client.conditions import (
     Condition,
     at_least,
     at_most,
@@ -31,7 +31,7 @@ from headrace.client.where import (
     where,
 )
 from headrace.errors import UsageError
-from headrace.wire.predicate import Predicate
+from headrace.wire.sdk.predicate import Predicate
 
 _DECIMAL: Final = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _NUMBER: Final = re.compile(_DECIMAL, re.ASCII)

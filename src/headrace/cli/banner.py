@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from headrace import __version__
 from headrace.cli.output import console, counted
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 _SCHEMES: Final = {"tube_tcp": "tube", "tube_ws": "ws"}
 """What stands before the address of a door whose URL does not begin with its name."""

@@ -21,11 +21,11 @@ from rich.table import Table
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.stderr import speak_briefly
 from headrace.client import connect
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.config import DOORS
 from headrace.errors import UnreachableError
 from headrace.message import Run
-from headrace.wire.fyrehose import Keepalive, push_run, serialize
+from headrace.wire.fyrehose.stream import Keepalive, push_run, serialize
 
 _START_SECONDS: Final = 90.0
 """The first start on a machine compiles the kernels."""

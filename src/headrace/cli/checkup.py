@@ -237,7 +237,7 @@ def _pyspark() -> Iterator[Finding]:
 
 
 def _java() -> Iterator[Finding]:
-    from headrace.spark.java import java_home, look, system_java
+    from headrace.spark.runtime.java import java_home, look, system_java
 
     found = system_java()
     try:
@@ -252,7 +252,7 @@ def _java() -> Iterator[Finding]:
 
 
 def _spark() -> Iterator[Finding]:
-    from headrace.spark.sessions import session
+    from headrace.spark.runtime.session import session
 
     try:
         spark = session("local[1]", "headrace doctor")

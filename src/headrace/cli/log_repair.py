@@ -13,8 +13,8 @@ from headrace.cli.exits import FAILED
 from headrace.cli.log_verify import problem_facts
 from headrace.cli.output import print_json
 from headrace.errors import LockedError, UsageError
-from headrace.log.remedy import Keep, Report
-from headrace.log.repair import plan, repair
+from headrace.log.damage.repair import plan, repair
+from headrace.log.damage.repair_plan import Keep, Report
 
 
 def mend(directory: Path, keep: Keep, *, yes: bool, dry_run: bool, as_json: bool) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace.cli.output import console, counted, size
-from headrace.log import verify as checking
-from headrace.log.survey import Problem
+from headrace.log.damage import verify as checking
+from headrace.log.damage.inspection import Problem
 
 Advance = Callable[[checking.Progress], None]
 

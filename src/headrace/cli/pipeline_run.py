@@ -29,7 +29,7 @@ from headrace.errors import UsageError
 from headrace.spark.jobs.job import DEFAULT_JOBS, find, parameters_of
 from headrace.spark.options import Access
 from headrace.spark.runner import Asked, Pipeline
-from headrace.spark.sessions import cores
+from headrace.spark.runtime.session import cores
 
 logger = logging.getLogger("headrace")
 

@@ -22,19 +22,19 @@ from headrace.cli.options import Transport
 from headrace.cli.pipes import lines
 from headrace.cli.stderr import speak_briefly
 from headrace.client import connect
-from headrace.client.backbone import Options
-from headrace.client.publisher import Publisher, max_payload
-from headrace.client.tube_publisher import Ack, Acknowledged
+from headrace.client.fyrehose.client import Options
+from headrace.client.link.publisher import Ack, Acknowledged
+from headrace.client.publisher.client import Publisher, max_payload
 from headrace.errors import UsageError
 from headrace.message import Run
-from headrace.wire.fyrehose import MAX_DATA, MAX_PUSH_DATAGRAM
+from headrace.wire.fyrehose.stream import MAX_DATA, MAX_PUSH_DATAGRAM
 
 _BATCH: Final = 4096
 _BATCH_BYTES: Final = 1 << 20
 """Messages go out about this many, or this many bytes, at a time."""
 
 _LONGEST: Final = 7 << 20
-"""The link takes :data:`~headrace.wire.link.MAX_MESSAGE` with the topic, the attributes and their framing."""
+"""The link takes :data:`~headrace.wire.link.message.MAX_MESSAGE` with the topic, the attributes and their framing."""
 
 
 @dataclass(slots=True)

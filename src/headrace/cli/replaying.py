@@ -1,6 +1,6 @@
 """What ``replay`` does: read a range of one log and publish it to another hub, once.
 
-A replay's publisher is named after the source's log; :mod:`~headrace.client.tube_replay` says what makes it repeatable.
+A replay's publisher is named after the source's log; :mod:`~headrace.client.link.replay` says what makes it repeatable.
 
 Log entries that are no messages (a service created, a cursor moved) are not replayed. They leave gaps in the numbers,
 so rows are sent in runs without a gap.
@@ -25,8 +25,8 @@ from headrace.cli.output import console
 from headrace.cli.places import End, Place, Then
 from headrace.cli.seeking import seek
 from headrace.cli.stderr import speak_briefly
-from headrace.client.tube import DEFAULT_PORT, LinkClient
-from headrace.client.tube_replay import ReplayTarget, runs
+from headrace.client.link.client import DEFAULT_PORT, LinkClient
+from headrace.client.link.replay import ReplayTarget, runs
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.log.store import Log

@@ -23,8 +23,8 @@ from headrace import web
 from headrace.cli.banner import show_banner
 from headrace.config import Settings
 from headrace.errors import ConfigError
-from headrace.net.heap import keep_memory
-from headrace.net.server import Server
+from headrace.net.server.malloc_tuning import keep_memory
+from headrace.net.server.process import Server
 
 logger = logging.getLogger("headrace")
 
@@ -52,7 +52,7 @@ def run(
     announce = show_banner if banner and sys.stderr.isatty() else _log_ready
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     if record is not None:
-        from headrace.net.recording import Recorder, RecordingLoop
+        from headrace.net.server.recording import Recorder, RecordingLoop
 
         RecordingLoop.recorder = Recorder(record, lambda: server.doors)
         new_loop = RecordingLoop

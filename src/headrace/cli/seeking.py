@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.cli.places import End, Place, Then
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 
 
 async def seek(link: LinkClient, place: Place) -> int:

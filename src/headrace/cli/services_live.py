@@ -16,9 +16,9 @@ from headrace.cli.output import print_json
 from headrace.cli.pipes import Outlet
 from headrace.cli.rendering import visible
 from headrace.cli.stderr import speak_briefly
-from headrace.client.spp import Spp
+from headrace.client.spp.client import Spp
 from headrace.errors import RefusedError, WireError
-from headrace.hub.merge_patch import apply, parse_object
+from headrace.hub.services.merge_patch import apply, parse_object
 
 _ENCODER: Final = msgspec.json.Encoder()
 

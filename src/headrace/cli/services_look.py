@@ -15,7 +15,7 @@ from headrace.cli.output import console, print_json, size, wants_json
 from headrace.cli.rendering import visible
 from headrace.cli.stderr import speak_briefly
 from headrace.errors import WireError
-from headrace.hub.merge_patch import parse_object
+from headrace.hub.services.merge_patch import parse_object
 
 
 def show_all(hub: Access, *, as_json: bool) -> None:

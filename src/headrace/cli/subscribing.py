@@ -15,11 +15,11 @@ from headrace.cli.pipes import Outlet
 from headrace.cli.rendering import Form, render
 from headrace.cli.stderr import speak_briefly
 from headrace.client import connect
-from headrace.client.backbone import Options
-from headrace.client.sdk import Sdk
+from headrace.client.fyrehose.client import Options
+from headrace.client.sdk.client import Sdk
 from headrace.errors import LostRangeError
 from headrace.message import Message
-from headrace.wire.predicate import Predicate
+from headrace.wire.sdk.predicate import Predicate
 
 _AT_ONCE = 512
 """Messages that are printed in one go, if they are there."""

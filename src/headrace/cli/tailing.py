@@ -12,7 +12,7 @@ from headrace.cli.places import End, Place, Then
 from headrace.cli.rendering import Form, render_whole
 from headrace.cli.seeking import seek
 from headrace.cli.stderr import speak_briefly
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.message import messages
 
 

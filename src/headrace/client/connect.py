@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.client.backbone import Backbone, Options
-    from headrace.client.publisher import Options as PublisherOptions
-    from headrace.client.publisher import Publisher
-    from headrace.client.sdk import Options as SdkOptions
-    from headrace.client.sdk import Sdk
-    from headrace.client.spp import Spp
+    from headrace.client.fyrehose.client import Backbone, Options
+    from headrace.client.link.client import LinkClient
+    from headrace.client.publisher.client import Options as PublisherOptions
+    from headrace.client.publisher.client import Publisher
+    from headrace.client.sdk.client import Options as SdkOptions
+    from headrace.client.sdk.client import Sdk
+    from headrace.client.spp.client import Spp
     from headrace.client.sync import Sync
-    from headrace.client.tube import LinkClient
 
 
 def connect(url: str, **options: Any) -> Any:
@@ -33,12 +33,12 @@ def connect(url: str, **options: Any) -> Any:
     >>> publisher = connect("publisher://127.0.0.1")
 
     ``fyrehose://`` is the backbone over TCP, ``fyrehose+udp://`` the same over UDP (port 2323 unless the URL says
-    otherwise): :class:`~headrace.client.backbone.Backbone` describes the options. ``tube://`` is the link (port 8081):
-    :class:`~headrace.client.tube.LinkClient` does; ``ws://`` is the same over WebSocket (port 8080).
-    ``spp://`` are the services (port 3002):
-    :class:`~headrace.client.spp.Spp`. ``sdk://`` receives messages by what they say (port 7253):
-    :class:`~headrace.client.sdk.Sdk`; ``publisher://`` publishes such (port 8000):
-    :class:`~headrace.client.publisher.Publisher`. When one of several hosts does not answer, the next is tried.
+    otherwise): :class:`~headrace.client.fyrehose.client.Backbone` describes the options. ``tube://`` is the link
+    (port 8081): :class:`~headrace.client.link.client.LinkClient` does; ``ws://`` is the same over WebSocket (port
+    8080). ``spp://`` are the services (port 3002): :class:`~headrace.client.spp.client.Spp`. ``sdk://`` receives
+    messages by what they say (port 7253): :class:`~headrace.client.sdk.client.Sdk`; ``publisher://`` publishes such
+    (port 8000): :class:`~headrace.client.publisher.client.Publisher`. When one of several hosts does not answer, the
+    next is tried.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -63,7 +63,7 @@ def connect_sync(url: str, **options: Any) -> Sync[Any]:
 
 
 def _backbone(url: str, hosts: str, options: Options) -> Backbone:
-    from headrace.client.backbone import DEFAULT_PORT, Backbone
+    from headrace.client.fyrehose.client import DEFAULT_PORT, Backbone
     from headrace.config import Address
 
     if not hosts:
@@ -78,7 +78,7 @@ def _backbone_udp(url: str, hosts: str, options: Options) -> Backbone:
 
 
 def _link(url: str, hosts: str, options: dict[str, Any]) -> LinkClient:
-    from headrace.client.tube import DEFAULT_PORT, LinkClient
+    from headrace.client.link.client import DEFAULT_PORT, LinkClient
     from headrace.config import Address
 
     if not hosts:
@@ -87,7 +87,7 @@ def _link(url: str, hosts: str, options: dict[str, Any]) -> LinkClient:
 
 
 def _link_websocket(url: str, hosts: str, options: dict[str, Any]) -> LinkClient:
-    from headrace.client.tube import WEBSOCKET_PORT, LinkClient
+    from headrace.client.link.client import WEBSOCKET_PORT, LinkClient
     from headrace.config import Address
 
     if options.setdefault("transport", "websocket") != "websocket":
@@ -98,7 +98,7 @@ def _link_websocket(url: str, hosts: str, options: dict[str, Any]) -> LinkClient
 
 
 def _spp(url: str, hosts: str, options: dict[str, Any]) -> Spp:
-    from headrace.client.spp import DEFAULT_PORT, Spp
+    from headrace.client.spp.client import DEFAULT_PORT, Spp
     from headrace.config import Address
 
     if not hosts:
@@ -107,7 +107,7 @@ def _spp(url: str, hosts: str, options: dict[str, Any]) -> Spp:
 
 
 def _sdk(url: str, hosts: str, options: SdkOptions) -> Sdk:
-    from headrace.client.sdk import DEFAULT_PORT, Sdk
+    from headrace.client.sdk.client import DEFAULT_PORT, Sdk
     from headrace.config import Address
 
     if not hosts:
@@ -116,7 +116,7 @@ def _sdk(url: str, hosts: str, options: SdkOptions) -> Sdk:
 
 
 def _publisher(url: str, hosts: str, options: PublisherOptions) -> Publisher:
-    from headrace.client.publisher import DEFAULT_PORT, Publisher
+    from headrace.client.publisher.client import DEFAULT_PORT, Publisher
     from headrace.config import Address
 
     if not hosts:

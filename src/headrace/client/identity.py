@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import UsageError, WireError
-from headrace.wire.attribute import CLIENT_ID_BYTES
-from headrace.wire.auth import Auth, parse_client_id, serialize_auth, sign
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES
+from headrace.wire.sdk.auth import Auth, parse_client_id, serialize_auth, sign
 
 _NANO: Final = 1_000_000_000
 

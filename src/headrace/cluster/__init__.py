@@ -39,8 +39,9 @@ disk has.
 :class:`FetchSnapshot`
     Fetch a snapshot from that node in the background; then call :meth:`Replica.fetched` with its number, or None.
 :class:`Install`
-    Have the log begin behind the snapshot that was fetched under that token (:func:`headrace.log.installing.install`,
-    with the log closed meanwhile), and the hub's state with it. A snapshot that is not installed at once is dropped.
+    Have the log begin behind the snapshot that was fetched under that token
+    (:func:`headrace.log.install_snapshot.install`, with the log closed meanwhile), and the hub's state with it. A
+    snapshot that is not installed at once is dropped.
 :class:`Become`
     For the doors: while the status is normal, publishes go to ``primary``; otherwise they wait. A node that was
     primary, and is no longer, tells whoever waits that the outcome is not known. Then
@@ -60,6 +61,7 @@ Times are seconds of any clock that does not go back. Streams may lose, repeat a
 them for more than speed. What is numbered and not committed is bounded by the hub (``Hub.congested``).
 """
 
+from headrace.cluster.durable_state import Kept, State, load, save
 from headrace.cluster.effects import (
     Advance,
     Append,
@@ -79,8 +81,7 @@ from headrace.cluster.effects import (
 from headrace.cluster.history import History
 from headrace.cluster.membership import Membership
 from headrace.cluster.replica import Replica
-from headrace.cluster.standing import Timing
-from headrace.cluster.state import Kept, State, load, save
+from headrace.cluster.replica_state import Timing
 
 __all__ = [
     "Advance",

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from headrace.cluster.effects import FetchSnapshot, Serve, Status
 from headrace.cluster.history import History
-from headrace.cluster.standing import Standing
-from headrace.wire.parcel_body import GetState, NewState
+from headrace.cluster.replica_state import Standing
+from headrace.wire.parcel.body import GetState, NewState
 
 
 @dataclass(frozen=True, slots=True)

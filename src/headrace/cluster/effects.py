@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from headrace.cluster.state import State
-from headrace.wire.parcel_body import Replication
+from headrace.cluster.durable_state import State
+from headrace.wire.parcel.body import Replication
 
 
 class Status(Enum):

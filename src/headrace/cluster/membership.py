@@ -27,9 +27,7 @@ from enum import Enum
 from typing import Final, TypeAlias, get_args
 
 from headrace.cluster.effects import Status
-from headrace.wire.machine import Machine
-from headrace.wire.parcel import Parcel, discovered
-from headrace.wire.parcel_body import (
+from headrace.wire.parcel.body import (
     Body,
     DscReq,
     DscRes,
@@ -41,6 +39,8 @@ from headrace.wire.parcel_body import (
     SeqRes,
     parse_host,
 )
+from headrace.wire.parcel.stream import Parcel, discovered
+from headrace.wire.state_machine import Machine
 
 HEARTBEAT_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 5.0

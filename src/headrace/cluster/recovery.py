@@ -25,14 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headrace.cluster.catchup import CatchUp, Target
+from headrace.cluster.durable_state import Testimony, hear, tell
 from headrace.cluster.effects import Status
 from headrace.cluster.history import History
-from headrace.cluster.normal import Normal
-from headrace.cluster.standing import Standing
-from headrace.cluster.state import Testimony, hear, tell
+from headrace.cluster.normal_operation import Normal
+from headrace.cluster.replica_state import Standing
 from headrace.cluster.views import Views
 from headrace.errors import MalformedError, UsageError
-from headrace.wire.parcel_body import Recovery, RecoveryResponse
+from headrace.wire.parcel.body import Recovery, RecoveryResponse
 
 
 @dataclass(frozen=True, slots=True)

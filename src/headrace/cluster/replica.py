@@ -6,14 +6,14 @@ from random import Random
 from typing import Final
 
 from headrace.cluster.catchup import CatchUp
+from headrace.cluster.durable_state import State
 from headrace.cluster.effects import Effect, Status
-from headrace.cluster.normal import Normal
+from headrace.cluster.normal_operation import Normal
 from headrace.cluster.recovery import Recovering
-from headrace.cluster.standing import Standing, Timing
-from headrace.cluster.state import State
+from headrace.cluster.replica_state import Standing, Timing
 from headrace.cluster.views import Views
 from headrace.errors import MalformedError, UsageError
-from headrace.wire.parcel_body import (
+from headrace.wire.parcel.body import (
     Commit,
     DoViewChange,
     GetState,

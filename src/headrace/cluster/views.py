@@ -24,12 +24,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.cluster.catchup import CatchUp, Target
+from headrace.cluster.durable_state import Testimony, hear
 from headrace.cluster.effects import Status
 from headrace.cluster.history import History
-from headrace.cluster.normal import Normal
-from headrace.cluster.standing import Standing
-from headrace.cluster.state import Testimony, hear
-from headrace.wire.parcel_body import DoViewChange, StartView, StartViewChange
+from headrace.cluster.normal_operation import Normal
+from headrace.cluster.replica_state import Standing
+from headrace.wire.parcel.body import DoViewChange, StartView, StartViewChange
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
     defaults  <  the TOML file  <  HEADRACE_SECTION__KEY in the environment  <  --set section.key=value
 
 Strategy: a setting is one entry of a section in :mod:`~headrace.config.sections`: its kind, its default and
-its doc. A kind (:mod:`~headrace.config.kinds`) reads a value and says what would be right. Reading the places
+its doc. A kind (:mod:`~headrace.config.value_types`) reads a value and says what would be right. Reading the places
 (:mod:`~headrace.config.sources`), refusing, describing (:mod:`~headrace.config.settings`) and the reference in
 ``docs/configuration.md`` follow from those entries, so that every limit and deadline has one home.
 
@@ -19,7 +19,6 @@ Invariants:
   winning each.
 """
 
-from headrace.config.kinds import Address, Secret
 from headrace.config.sections import (
     DOORS,
     Auth,
@@ -36,6 +35,7 @@ from headrace.config.sections import (
 )
 from headrace.config.settings import Described, Settings, reference
 from headrace.config.sources import load
+from headrace.config.value_types import Address, Secret
 
 __all__ = [
     "DOORS",

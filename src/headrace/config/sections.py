@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from headrace.config.kinds import (
+from headrace.config.value_types import (
     Address,
     Kind,
     Secret,

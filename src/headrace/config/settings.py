@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headrace.config.kinds import Kind, MemberError, Secret, plain
 from headrace.config.sections import (
     Auth,
     Cluster,
@@ -25,6 +24,7 @@ from headrace.config.sections import (
     Pipeline,
     Services,
 )
+from headrace.config.value_types import Kind, MemberError, Secret, plain
 from headrace.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.demo.listening import Counter, Watch, satisfies
 from headrace.demo.town import Way
 

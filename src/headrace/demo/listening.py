@@ -20,15 +20,15 @@ from typing import Any, Final, Self
 import msgspec
 
 from headrace.client import connect
-from headrace.client.backbone import Backbone
-from headrace.client.sdk import Sdk
-from headrace.client.spp import Spp
+from headrace.client.fyrehose.client import Backbone
+from headrace.client.sdk.client import Sdk
+from headrace.client.spp.client import Spp
 from headrace.config import Address
 from headrace.demo.town import FENCES, HOT, Fence
 from headrace.errors import HeadraceError, LostRangeError
-from headrace.wire.parcel import Parcel, ParcelDecoder, serialize
-from headrace.wire.parcel_body import Body, DscReq, DscRes, Mode, NodeInfo, ProtoError, SeqReq, SeqRes
-from headrace.wire.predicate import Between
+from headrace.wire.parcel.body import Body, DscReq, DscRes, Mode, NodeInfo, ProtoError, SeqReq, SeqRes
+from headrace.wire.parcel.stream import Parcel, ParcelDecoder, serialize
+from headrace.wire.sdk.predicate import Between
 
 AWAY: Final = 2.0
 """Seconds of silence after which a vehicle that is heard of again is worth an alert."""

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
 
 from headrace.client import connect
-from headrace.client.tube import LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.demo.audit import Audit, judge, read_log
 from headrace.demo.fleet import Fleet
 from headrace.demo.listening import Alert, Counter, Listener, Neighbour, Results, Watch, watches

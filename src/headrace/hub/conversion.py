@@ -26,9 +26,9 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Message, Run, messages
-from headrace.wire.fyrehose_packet import MAX_DATA, MAX_DELIVER_DATAGRAM, MAX_PUSH_DATAGRAM
-from headrace.wire.items import MAX_BODY
-from headrace.wire.link import MAX_HEAD, MAX_MESSAGE
+from headrace.wire.attribute.items import MAX_BODY
+from headrace.wire.fyrehose.packet import MAX_DATA, MAX_DELIVER_DATAGRAM, MAX_PUSH_DATAGRAM
+from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE
 from headrace.wire.spp import MAX_PACKET
 
 FIELDS: Final = tuple(SCHEMA.names)

@@ -3,7 +3,8 @@
 - A **topic pattern** has ``*`` for any characters but ``/`` and ``**`` for any characters; everything else stands for
   itself, and the whole topic must match.
 - An **origin** is one name or several.
-- **Attribute predicates** are the SDK's (:mod:`headrace.wire.predicate`); all of them must hold. An attribute that is a
+- **Attribute predicates** are the SDK's (:mod:`headrace.wire.sdk.predicate`); all of them must hold. An attribute
+  that is a
   string is looked for in ``attributes``, a number in ``numbers``; where both have the name, the string counts, as it
   does for the matcher.
 
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.message import NOT_A_MESSAGE, Batch
-from headrace.wire.predicate import Any, Between, Equals, Exists, Extra, In, Not, Predicate, Prefix
+from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, Extra, In, Not, Predicate, Prefix
 
 Mask = npt.NDArray[np.bool_]
 

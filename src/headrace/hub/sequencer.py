@@ -2,7 +2,7 @@
 
 A lone hub is its own sequencer. A frontend's is its upstream hub, and a node that follows a cluster's primary has that
 primary: what their doors take in goes there, and comes back numbered, as part of the one sequence that they follow.
-That is the only difference between them. So there is one seam: :attr:`headrace.hub.hub.Hub.sequencer`, which is
+That is the only difference between them. So there is one seam: :attr:`headrace.hub.sequence.Hub.sequencer`, which is
 ``None`` or a :class:`Sequencer`.
 
 There are three ways into a sequence, and each can be tried again without harm, wherever that ends up:

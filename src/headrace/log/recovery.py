@@ -36,7 +36,7 @@ from uuid import UUID, uuid4
 from headrace.errors import DamagedError, UsageError
 from headrace.log import snapshot as snapshots
 from headrace.log.files import MAKING, sync_directory
-from headrace.log.installing import INSTALLING, finish
+from headrace.log.install_snapshot import INSTALLING, finish
 from headrace.log.sealed import SealedSegment
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
 

@@ -19,14 +19,14 @@ from typing import Literal
 from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
-from headrace.log import cutting, recovery, retention, snapshot
+from headrace.log import cut_back, recovery, retention, snapshot
 from headrace.log.files import sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
 from headrace.log.lock import WriterLock
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.tail import READ_BYTES, TailFile, TornEnd
-from headrace.log.writing import Writing
+from headrace.log.tail_writer import Writing
 from headrace.message import MAX_SEQUENCE, Batch
 
 Fsync = Literal["always", "interval", "never"]
@@ -200,7 +200,7 @@ class Log:
             return
         # A sync under way could say of what is appended next that it is on the disk.
         with self._syncing, self._changing, translating(self.directory):
-            self._segments = cutting.cut_back(self.directory, self._segments, last)
+            self._segments = cut_back.cut_back(self.directory, self._segments, last)
             self._synced = min(self._synced, last)
             self._writing.cut_back()
         self._last_time = self._tail_file.last_time

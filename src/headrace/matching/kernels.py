@@ -3,7 +3,7 @@
 ``match`` finds the rows of a segment, ``collect`` gathers their clients.
 
 ``match`` takes some messages at a time, a *chunk*: first it makes points of them, then it finds which groups each must
-visit (:mod:`headrace.matching.visiting`), then it pays the visits.
+visit (:mod:`headrace.matching.group_lookup`), then it pays the visits.
 
 Invariants:
 
@@ -18,7 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.matching.hashing import (
+from headrace.matching.attribute_reading import FACTS, Facts
+from headrace.matching.group_lookup import Matrix, points, visits_of
+from headrace.matching.index.hashing import (
     BYTES,
     CLIENTS,
     FLOATS,
@@ -32,9 +34,7 @@ from headrace.matching.hashing import (
     kernel,
     types,
 )
-from headrace.matching.reading import FACTS, Facts
-from headrace.matching.segment import Bytes, Clients, Ints, Segment, Wide
-from headrace.matching.visiting import Matrix, points, visits_of
+from headrace.matching.index.segment import Bytes, Clients, Ints, Segment, Wide
 
 LEAF: Final = 16
 """Entries to a leaf of a tree, and nodes to a node."""

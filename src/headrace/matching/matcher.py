@@ -1,8 +1,9 @@
 """The matcher: which clients a message is for.
 
-Subscriptions are kept in immutable, indexed segments (:mod:`headrace.matching.segment`), oldest and largest first, and
-a small tail of the newest (:mod:`headrace.matching.tail`). A full tail is indexed where it stands, which takes about a
-millisecond; merging segments into larger ones is left to :meth:`Matcher.rebuild`, for a thread of its own.
+Subscriptions are kept in immutable, indexed segments (:mod:`headrace.matching.index.segment`), oldest and largest
+first, and a small tail of the newest (:mod:`headrace.matching.index.tail`). A full tail is indexed where it stands,
+which takes about a millisecond; merging segments into larger ones is left to :meth:`Matcher.rebuild`, for a thread of
+its own.
 
 Invariants:
 
@@ -13,7 +14,7 @@ Invariants:
   lock and never waits.
 - Changes hold a lock, for microseconds. A rebuild holds it only to swap its result in.
 - Without subscriptions nothing is compiled or loaded: numba comes with the first one, or with
-  :func:`~headrace.matching.loading.warm`.
+  :func:`~headrace.matching.warm_up.warm`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import LimitError, UsageError
+from headrace.matching.extra_programs import predicates_of
+from headrace.matching.index.segment import ALIVE, Ints, Segment
 from headrace.matching.matches import CLIENT_BYTES, Matches, Memory, nobody
-from headrace.matching.programs import predicates_of
-from headrace.matching.segment import ALIVE, Ints, Segment
 from headrace.message import SCHEMA, Batch
-from headrace.wire.predicate import Between, Equals, Predicate, parse_field, serialize_field
+from headrace.wire.sdk.predicate import Between, Equals, Predicate, parse_field, serialize_field
 
 if TYPE_CHECKING:
-    from headrace.matching.tail import Tail
+    from headrace.matching.index.tail import Tail
 
 PIECE: Final = 1 << 20
 """Clients that one piece of a batch's matches has at most, unless a single message has more."""
@@ -168,10 +169,12 @@ class Matcher:
         if not segments or not len(batch):
             yield 0, nobody(len(batch))
             return
-        from headrace.matching import facts, walking
+        from headrace.matching import batch_scan, message_columns
 
-        said, attributes = facts.read(batch, segments, self._seed, json_attributes=self._json_attributes)
-        walk = walking.Walk(segments, said, attributes, self._seed, view.version)
+        said, attributes = message_columns.read(
+            batch, segments, self._seed, json_attributes=self._json_attributes
+        )
+        walk = batch_scan.Walk(segments, said, attributes, self._seed, view.version)
         begin = 0
         while begin < len(batch):
             offsets, clients = walk.piece(begin, len(batch), most)
@@ -183,14 +186,18 @@ class Matcher:
         predicates = self.predicates(client)
         if predicates is None or not len(batch):
             return np.zeros(len(batch), np.bool_)
-        from headrace.matching import facts, walking
-        from headrace.matching.tail import Tail
+        from headrace.matching import batch_scan, message_columns
+        from headrace.matching.index.tail import Tail
 
         lone = Tail(self._seed, 1)
         lone.append(client, predicates)
         segments = [lone.segment()]
-        said, attributes = facts.read(batch, segments, self._seed, json_attributes=self._json_attributes)
-        offsets, _ = walking.Walk(segments, said, attributes, self._seed, 0).piece(0, len(batch), len(batch))
+        said, attributes = message_columns.read(
+            batch, segments, self._seed, json_attributes=self._json_attributes
+        )
+        offsets, _ = batch_scan.Walk(segments, said, attributes, self._seed, 0).piece(
+            0, len(batch), len(batch)
+        )
         return np.diff(offsets) > 0
 
     @property
@@ -214,8 +221,8 @@ class Matcher:
                     return False
                 before = self._view.segments
                 sources = before[first:]
-            from headrace.matching.building import build
-            from headrace.matching.merging import living
+            from headrace.matching.index.build import build
+            from headrace.matching.index.merging import living
 
             rows = [living(segment) for segment in sources]
             merged = build(sources, rows, self._seed)
@@ -284,7 +291,7 @@ class Matcher:
 
     def _new_tail(self) -> Tail:
         """Index the tail that there is, and begin another. The caller holds the lock."""
-        from headrace.matching.tail import Tail
+        from headrace.matching.index.tail import Tail
 
         if self._view.rows:
             self._index_tail()
@@ -304,7 +311,7 @@ class Matcher:
 
     def _index_tail(self) -> None:
         """Make a segment of the tail. The caller holds the lock."""
-        from headrace.matching.tail import Tail
+        from headrace.matching.index.tail import Tail
 
         segments, tail, rows, version = self._view
         if tail is not None and rows:
@@ -318,8 +325,8 @@ class Matcher:
 
     def _merged(self, sources: Sequence[Segment]) -> tuple[Segment, ...]:
         """One segment of what lives in several, or none if nothing does."""
-        from headrace.matching.building import build
-        from headrace.matching.merging import living
+        from headrace.matching.index.build import build
+        from headrace.matching.index.merging import living
 
         merged = build(sources, [living(segment) for segment in sources], self._seed)
         return (merged,) if merged.rows else ()
@@ -350,7 +357,7 @@ def _bury(place: tuple[Segment | Tail, int], version: int) -> None:
 
 def _bury_since(sources: Sequence[Segment], rows: Sequence[Ints], merged: Segment, seed: np.uint64) -> None:
     """What has died in the sources since their ``rows`` were copied dies in the merged segment too."""
-    from headrace.matching import hashing
+    from headrace.matching.index import hashing
 
     for segment, some in zip(sources, rows, strict=True):
         died = segment.died[some]

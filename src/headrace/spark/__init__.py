@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.spark.datasource import register
-    from headrace.spark.ranges import map_in_arrow
-    from headrace.spark.sessions import session
+    from headrace.spark.runtime.session import session
+    from headrace.spark.source.range_source import map_in_arrow
 
 __all__ = ["map_in_arrow", "register", "session"]
 
 _HOMES = {
-    "map_in_arrow": "headrace.spark.ranges",
+    "map_in_arrow": "headrace.spark.source.range_source",
     "register": "headrace.spark.datasource",
-    "session": "headrace.spark.sessions",
+    "session": "headrace.spark.runtime.session",
 }
 
 

@@ -18,10 +18,10 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.spark.options import Reading, check_reading, reading, writing
-from headrace.spark.planning import SOURCE, for_threads, read_in_columns
-from headrace.spark.sink import BatchWriter, StreamWriter
-from headrace.spark.source import SequenceReader, SequenceStreamReader, cores, schema_of
-from headrace.spark.workers import settle
+from headrace.spark.runtime.python_workers import settle
+from headrace.spark.sink.writer import BatchWriter, StreamWriter
+from headrace.spark.source.planner_strategies import SOURCE, for_threads, read_in_columns
+from headrace.spark.source.reader import SequenceReader, SequenceStreamReader, cores, schema_of
 
 
 class HeadraceDataSource(DataSource):

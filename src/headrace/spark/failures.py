@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, LostRangeError, PeerError, StorageError, UsageError
-from headrace.spark.rows import GO_ON
+from headrace.spark.source.range_rows import GO_ON
 
 logger = logging.getLogger("headrace")
 

@@ -400,7 +400,7 @@ def parse_predicates(text: str) -> str:
     >>> parse_predicates('{"region": "eu", "speed": [80, 120]}')
     '{"region": {"use": 1, "strval": "eu"}, "speed": {"use": 2, "low": 80, "high": 120}}'
     """
-    from headrace.wire.link_requests import parse_where
+    from headrace.wire.link.requests import parse_where
 
     try:
         where = json.loads(text)

@@ -2,8 +2,8 @@
 
 A pipeline ends when it is told to (:meth:`Pipeline.stop`), when all its jobs are done (``available_now``, and those
 that have an end), or when its Spark session does. If one job fails, then either that job is started again by itself
-(``restart``; see :mod:`~headrace.spark.tended`), or the others are stopped, and the failure is the pipeline's. Whatever
-ends it, its jobs go on from their checkpoints when they are started again.
+(``restart``; see :mod:`~headrace.spark.supervised_job`), or the others are stopped, and the failure is the
+pipeline's. Whatever ends it, its jobs go on from their checkpoints when they are started again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError, PeerError, UsageError
 from headrace.spark.failures import as_sentences, plainly
+from headrace.spark.hub_connections import close_links, link
 from headrace.spark.jobs.job import Job, Run, find, parameters_of
-from headrace.spark.links import close_links, link
 from headrace.spark.options import Access
-from headrace.spark.sessions import session
-from headrace.spark.tended import Tended
+from headrace.spark.runtime.session import session
+from headrace.spark.supervised_job import Tended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,18 +19,18 @@ every direction; the peer is pinged when it is silent. Nothing here knows what i
 
 How it is built, from the outside in: :mod:`~headrace.tube.client` and :mod:`~headrace.tube.server` make a
 :class:`Tube` (what users hold), its :mod:`session <headrace.tube.session>` (all that is decided) and its
-:mod:`line <headrace.tube.line>` (the socket: TCP or WebSocket). The session converses in
-:mod:`headrace.wire.tube_connection`, sends through :mod:`~headrace.tube.outgoing`, hands what it receives to a
+:mod:`line <headrace.tube.transport>` (the socket: TCP or WebSocket). The session converses in
+:mod:`headrace.wire.tube.connection`, sends through :mod:`~headrace.tube.outgoing`, hands what it receives to a
 :mod:`receiver <headrace.tube.receiver>`, and asks :mod:`~headrace.tube.liveness` about deadlines.
 """
 
 from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT, connect
-from headrace.tube.counts import Counts
+from headrace.tube.endpoint import Tube
 from headrace.tube.options import Options, Policy
 from headrace.tube.receiver import Received, Receiver
 from headrace.tube.server import Handler, Server, serve
-from headrace.tube.tube import Tube
-from headrace.wire.tube_connection import Side, Transport
+from headrace.tube.statistics import Counts
+from headrace.wire.tube.connection import Side, Transport
 
 __all__ = [
     "TCP_PORT",

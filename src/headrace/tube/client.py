@@ -12,13 +12,13 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import parse_uri
 
 from headrace.errors import UnreachableError, UsageError
-from headrace.tube.line import Line, ReadBuffer
+from headrace.tube.endpoint import Tube
 from headrace.tube.options import DEFAULT_OPTIONS, Options
 from headrace.tube.session import Session
 from headrace.tube.tcp import TcpLine
-from headrace.tube.tube import Tube
+from headrace.tube.transport import Line, ReadBuffer
 from headrace.tube.websocket import WebSocketLine
-from headrace.wire.tube_connection import Side, Transport
+from headrace.wire.tube.connection import Side, Transport
 
 TCP_PORT = 8081
 WEBSOCKET_PORT = 8080

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import WireError
-from headrace.tube.conversation import Conversation
+from headrace.tube.codec import Conversation
 from headrace.tube.outgoing import Outgoing
-from headrace.wire.inbox import Buffer
-from headrace.wire.tube_connection import Event
+from headrace.wire.receive_buffer import Buffer
+from headrace.wire.tube.connection import Event
 
 if TYPE_CHECKING:
-    from headrace.tube.line import Line
+    from headrace.tube.transport import Line
 
 MAX_OWED = 256
 """Answers that may wait."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.errors import UsageError
-from headrace.wire.tube_reassembly import DEFAULT_FRAGMENT_SIZE, MAX_MESSAGE, Limits
+from headrace.wire.tube.reassembly import DEFAULT_FRAGMENT_SIZE, MAX_MESSAGE, Limits
 
 Policy = Callable[[memoryview], bool]
 """Told a message (of one sent in parts: its longest part), says whether compressing it is worth a try."""

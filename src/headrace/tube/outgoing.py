@@ -18,13 +18,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace.tube.conversation import Conversation
-from headrace.tube.counts import Counts
+from headrace.tube.codec import Conversation
+from headrace.tube.compression import Place, pack, place
+from headrace.tube.message_parts import Parts
 from headrace.tube.options import Options
-from headrace.tube.packing import Place, pack, place
-from headrace.tube.parts import Parts
-from headrace.wire.inbox import Buffer
-from headrace.wire.tube import COMPRESS_FROM
+from headrace.tube.statistics import Counts
+from headrace.wire.receive_buffer import Buffer
+from headrace.wire.tube.frames import COMPRESS_FROM
 
 PIECES_A_TURN = 256
 """A WebSocket frame costs some microseconds of Python: this many are a millisecond or two."""

@@ -14,13 +14,13 @@ from typing import Literal, Self
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT
-from headrace.tube.line import Line, ReadBuffer, address_of
+from headrace.tube.endpoint import Tube
 from headrace.tube.options import DEFAULT_OPTIONS, Options
 from headrace.tube.session import Session
 from headrace.tube.tcp import TcpLine
-from headrace.tube.tube import Tube
+from headrace.tube.transport import Line, ReadBuffer, address_of
 from headrace.tube.websocket import Origins, WebSocketLine
-from headrace.wire.tube_connection import Side, Transport
+from headrace.wire.tube.connection import Side, Transport
 
 logger = logging.getLogger("headrace.tube")
 

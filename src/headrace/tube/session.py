@@ -26,20 +26,20 @@ from typing import TYPE_CHECKING
 
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, WireError
-from headrace.tube.conversation import Conversation
-from headrace.tube.counts import Counts
+from headrace.tube.codec import Conversation
 from headrace.tube.incoming import Incoming
 from headrace.tube.liveness import Ask, GiveUp, Liveness, Wait
+from headrace.tube.message_parts import Parts
 from headrace.tube.options import Options
 from headrace.tube.outgoing import Outgoing
-from headrace.tube.parts import Parts
 from headrace.tube.receiver import Receiver
-from headrace.wire.inbox import Buffer
-from headrace.wire.tube import Discarded, Message, Ping
-from headrace.wire.tube_connection import CompressionRefused, Event, Ignored, Opened, Side, Transport
+from headrace.tube.statistics import Counts
+from headrace.wire.receive_buffer import Buffer
+from headrace.wire.tube.connection import CompressionRefused, Event, Ignored, Opened, Side, Transport
+from headrace.wire.tube.frames import Discarded, Message, Ping
 
 if TYPE_CHECKING:
-    from headrace.tube.line import Line
+    from headrace.tube.transport import Line
 
 
 class Phase(Enum):

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Sequence
 
 from headrace.errors import WireError
-from headrace.tube.line import Line
-from headrace.wire.inbox import Buffer
+from headrace.tube.transport import Line
+from headrace.wire.receive_buffer import Buffer
 
 
 class TcpLine(Line):

@@ -34,9 +34,9 @@ from headrace.errors import (
     UnreachableError,
     WireError,
 )
-from headrace.tube.line import Line, ReadBuffer
 from headrace.tube.session import Session
-from headrace.wire.inbox import Buffer
+from headrace.tube.transport import Line, ReadBuffer
+from headrace.wire.receive_buffer import Buffer
 
 Origins = Sequence[str | re.Pattern[str] | None]
 """The origins of web pages that may connect, or patterns for them; ``None`` is for those who send none."""

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 
 OURS: Final = "X-Headrace"
 """A header that browsers let only our own pages send: requests that change something must carry it."""

@@ -30,10 +30,10 @@ from aiohttp import web
 
 from headrace.errors import FullError, HeadraceError, StorageError, UsageError
 from headrace.hub.filters import Filter
-from headrace.hub.services import Service
+from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Run
-from headrace.net.facts import measured
-from headrace.net.server import Server
+from headrace.net.server.process import Server
+from headrace.net.server.status_report import measured
 from headrace.web import messages
 from headrace.web.access import refusal
 from headrace.web.events import Events, Pulse, event_stream, streaming

@@ -17,7 +17,7 @@ from typing import Final, cast
 
 from aiohttp import web
 
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
 from headrace.web.access import Access
 from headrace.web.api import Api, as_json

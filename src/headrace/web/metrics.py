@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.net.server import Server
+from headrace.net.server.process import Server
 from headrace.web.metric_names import COUNTS, LEVELS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

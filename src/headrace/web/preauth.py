@@ -14,8 +14,8 @@ from aiohttp import web
 
 from headrace.config import Address
 from headrace.errors import WireError
-from headrace.net.server import Server
-from headrace.wire.auth import client_id_text, parse_client_id, sign
+from headrace.net.server.process import Server
+from headrace.wire.sdk.auth import client_id_text, parse_client_id, sign
 
 _ANY = ("0.0.0.0", "::")
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import LimitError, MalformedError
-from headrace.wire.inbox import Decoder
+from headrace.wire.receive_buffer import Decoder
 
 MAX_LINE: Final = 4096
 MAX_CHUNK: Final = 16 << 20

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from headrace.errors import LimitError, MalformedError
-from headrace.wire.inbox import Decoder
+from headrace.wire.receive_buffer import Decoder
 from headrace.wire.typed_json import decode_json
 
 PORT = 3002

@@ -23,9 +23,9 @@ import headrace
 from headrace.log.sealed import SealedSegment, write_segment
 from headrace.message import Message, messages
 from headrace.spark import register
-from headrace.spark.jobs import verifying
-from headrace.spark.jobs.verifying import Verifier
-from headrace.spark.links import close_links
+from headrace.spark.hub_connections import close_links
+from headrace.spark.jobs.verify import run
+from headrace.spark.jobs.verify.run import Verifier
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
@@ -218,7 +218,7 @@ def test_verify_goes_on_without_a_node_and_looks_at_it_when_it_is_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(Verifier, "_range", killing)
-        patch.setattr(verifying, "ANSWER_SECONDS", 0.5)
+        patch.setattr(run, "ANSWER_SECONDS", 0.5)
         without = play("verify", named, path=tmp_path / "found")
     assert (without["findings"], without["away"]) == (0, [lost.doors["tube_tcp"]])
     assert without["through"] >= changed + 9  # type: ignore[operator]

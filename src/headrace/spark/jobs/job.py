@@ -22,9 +22,9 @@ import pyarrow as pa
 from headrace.errors import StorageError, UsageError
 from headrace.message import MAX_SEQUENCE
 from headrace.spark.jobs.folder import Folder, is_s3
-from headrace.spark.jobs.kept import Kept
+from headrace.spark.jobs.job_memory import Kept
 from headrace.spark.options import Access, as_text
-from headrace.spark.sessions import NO_PYSPARK
+from headrace.spark.runtime.session import NO_PYSPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

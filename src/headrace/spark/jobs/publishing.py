@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import pyarrow as pa
 
-from headrace.spark.links import link
+from headrace.spark.hub_connections import link
 from headrace.spark.options import Access
 
 

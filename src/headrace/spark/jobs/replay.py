@@ -159,9 +159,9 @@ def paced(
 def _publish(
     access: Access, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    from headrace.client.tube_replay import ReplayTarget, picks, runs
-    from headrace.spark.jobs.archive_files import enveloped
-    from headrace.spark.links import opened
+    from headrace.client.link.replay import ReplayTarget, picks, runs
+    from headrace.spark.hub_connections import opened
+    from headrace.spark.jobs.archive.files import enveloped
 
     def target() -> ReplayTarget:
         client_id, key = access.credentials() or (None, None)

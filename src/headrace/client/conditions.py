@@ -1,0 +1,238 @@
+"""What a subscription asks for, in words: ``where(city="Praha", x=between(0, 10), kind=one_of("a", "b"))``.
+
+A message satisfies it if it satisfies the condition of **every** attribute named. Strategy: a condition is a
+:data:`~headrace.wire.sdk.predicate.Predicate`, as it goes over the wire; the functions here make them from what a
+person would write, and refuse what the protocol cannot say, here and in words, before anything is sent.
+
+What the protocol says decides what can be said:
+
+- A range is of finite numbers. ``at_least`` and ``at_most`` have the largest finite number of their sign as the other
+  end, and so has ``between`` with an infinity: no finite number is left out by that.
+- Inside ``not_`` and ``any_of`` there is no range, except one of a single number.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from headrace.errors import UsageError, WireError
+from headrace.wire.sdk.predicate import (
+    Any,
+    Between,
+    Equals,
+    Exists,
+    Extra,
+    In,
+    Not,
+    Predicate,
+    Prefix,
+    serialize_field,
+)
+
+_LARGEST: Final = sys.float_info.max
+
+Value: TypeAlias = str | float
+"""What an attribute can be. A whole number is a number like any other."""
+
+Condition: TypeAlias = Value | list[Value] | tuple[Value, ...] | set[Value] | frozenset[Value] | Predicate
+"""What an attribute must be: this text, this number, one of these, or what a function here has made."""
+
+
+def where(conditions: Mapping[str, Condition] | None = None, /, **named: Condition) -> dict[str, Predicate]:
+    """Conditions by the attribute's name; a mapping takes names that are no Python names.
+
+    >>> where(city="Praha", x=between(0, 10))
+    {'city': Equals(value='Praha'), 'x': Between(low=0.0, high=10.0)}
+    >>> where({"unit-price": at_most(9.5)}, kind=["a", "b"])["kind"]
+    In(values=('a', 'b'))
+    """
+    given = {} if conditions is None else conditions
+    if not isinstance(given, Mapping):
+        raise UsageError(f"where takes a mapping of names to conditions, not {type(given).__name__}")
+    for name in named:
+        if name in given:
+            raise UsageError(f"where: {name!r} is given twice; an attribute has one condition")
+    return {_checked_name(name): _checked(name, condition) for name, condition in {**given, **named}.items()}
+
+
+def equals(value: Value) -> Predicate:
+    """The attribute is this text, or this number.
+
+    >>> equals("Praha"), equals(5)
+    (Equals(value='Praha'), Between(low=5.0, high=5.0))
+    """
+    if isinstance(value, str):
+        return Equals(value)
+    number = _number(value, "equals")
+    return Between(number, number)
+
+
+def between(low: float, high: float) -> Predicate:
+    """The attribute is a number from ``low`` to ``high``, both included; an infinity stands for no limit.
+
+    >>> between(0, 10)
+    Between(low=0.0, high=10.0)
+    """
+    least, most = _end(low, "between"), _end(high, "between")
+    if least > most:
+        raise UsageError(f"between({low}, {high}): the first is above the second")
+    return Between(least, most)
+
+
+def at_least(low: float) -> Predicate:
+    """The attribute is a number, and not below ``low``.
+
+    >>> at_least(5)
+    Between(low=5.0, high=1.7976931348623157e+308)
+    """
+    return Between(_number(low, "at_least"), _LARGEST)
+
+
+def at_most(high: float) -> Predicate:
+    """The attribute is a number, and not above ``high``.
+
+    >>> at_most(5)
+    Between(low=-1.7976931348623157e+308, high=5.0)
+    """
+    return Between(-_LARGEST, _number(high, "at_most"))
+
+
+def one_of(*values: Value) -> Predicate:
+    """The attribute is one of these texts and numbers.
+
+    >>> one_of("a", 7)
+    In(values=('a', 7.0))
+    """
+    if not values:
+        raise UsageError("one_of() of nothing is never true: give it values")
+    return In(tuple(_value(value, "one_of") for value in values))
+
+
+def starts_with(text: str) -> Predicate:
+    """The attribute is text that begins so.
+
+    >>> starts_with("orders/")
+    Prefix(text='orders/')
+    """
+    if not isinstance(text, str):
+        raise UsageError(f"starts_with takes text, not {type(text).__name__}")
+    return Prefix(text)
+
+
+def exists() -> Predicate:
+    """The attribute is there, whatever it is.
+
+    >>> where(city=exists())
+    {'city': Exists(present=True)}
+    """
+    return Exists(True)
+
+
+def missing() -> Predicate:
+    """The attribute is not there.
+
+    >>> where(city=missing())
+    {'city': Exists(present=False)}
+    """
+    return Exists(False)
+
+
+def not_(condition: Condition) -> Predicate:
+    """The condition does not hold. A message without the attribute satisfies this, unless the condition is about that.
+
+    >>> not_("a")
+    Not(predicate=In(values=('a',)))
+    """
+    return Not(_inner(condition, "not_"))
+
+
+def any_of(*conditions: Condition) -> Predicate:
+    """At least one of the conditions holds.
+
+    >>> any_of("a", starts_with("b"), missing())
+    Any(predicates=(In(values=('a',)), Prefix(text='b'), Exists(present=False)))
+    """
+    if not conditions:
+        raise UsageError("any_of() of nothing is never true: give it conditions")
+    return Any(tuple(_inner(condition, "any_of") for condition in conditions))
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise UsageError(f"an attribute's name is text, not {type(name).__name__}")
+    return name
+
+
+def _checked(name: str, condition: Condition) -> Predicate:
+    try:
+        predicate = _predicate(condition)
+        serialize_field(predicate)
+    except UsageError as error:
+        raise UsageError(f"where {name}: {error}") from None
+    except WireError as error:
+        raise UsageError(f"where {name}: {error.field} {error.problem}: {error.limit}") from None
+    return predicate
+
+
+def _predicate(condition: object) -> Predicate:
+    match condition:
+        case bool():
+            raise UsageError("True and False are no attributes: publish and ask for a text or a number")
+        case str() | float() | int():
+            return equals(condition)
+        case list() | tuple():
+            return one_of(*condition)
+        case set() | frozenset():
+            # The same set is the same bytes.
+            return one_of(*sorted(condition, key=repr))
+        case Equals() | Between() | In() | Prefix() | Not() | Exists() | Any():
+            return condition
+        case None:
+            raise UsageError("None is no condition; missing() asks for messages without the attribute")
+        case _:
+            raise UsageError(
+                f"{type(condition).__name__} is no condition: expected text, a number, a list of them,"
+                " or between(…), one_of(…), starts_with(…), exists() and the like"
+            )
+
+
+def _inner(condition: Condition, word: str) -> Extra:
+    """A condition as ``extra`` can say it."""
+    match _predicate(condition):
+        case Equals(value):
+            return In((value,))
+        case Between(low, high) if low == high:
+            return In((low,))
+        case Between():
+            raise UsageError(f"a range cannot stand in {word}: the protocol has no way to say it")
+        case predicate:
+            return predicate
+
+
+def _value(value: object, word: str) -> Value:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{word} takes texts and numbers, not {type(value).__name__}")
+    return _number(value, word)
+
+
+def _end(value: object, word: str) -> float:
+    if isinstance(value, float) and math.isinf(value):
+        return math.copysign(_LARGEST, value)
+    return _number(value, word)
+
+
+def _number(value: object, word: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{word} takes numbers, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise UsageError(f"{word}: a number that is too large for an attribute") from None
+    if not math.isfinite(number):
+        raise UsageError(f"{word}: {number} is no number that an attribute can be")
+    return number

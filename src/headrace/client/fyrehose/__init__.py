@@ -1,0 +1,1 @@
+"""The client of the backbone, over TCP or UDP, with repair."""

@@ -1,0 +1,204 @@
+"""A member of a durable consumer: messages that come until they are acknowledged.
+
+    async with link.consumer("billing", topic="orders/**", ack_seconds=60) as consumer:
+        async for message in consumer:
+            await handle(message)
+            await consumer.ack(message)
+
+The hub keeps what is done; a member keeps nothing. When its tube is lost it joins again, and what it had and did not
+acknowledge goes to whoever is there: rows that wait here by then are thrown away, for the hub sends them again.
+
+Leaving in good order gives back what was received and not acknowledged, without counting it as a try. If an exception
+ends the ``async with``, the message that was being handled is given back as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.client.link.connection import Connection
+from headrace.client.link.requests import Inbox, LostTubeError
+from headrace.client.link.rows import received_rows
+from headrace.errors import ClosedError, HeadraceError, UsageError
+from headrace.hub.consumers.outstanding import spans
+from headrace.hub.sequence_ranges import Range
+from headrace.message import Message, messages
+from headrace.wire.link import requests as ask
+from headrace.wire.link.message import LinkMessage
+
+Handled: TypeAlias = Message | int | pa.RecordBatch | Iterable[Message | int]
+"""What can be acknowledged: a message or its number, several, or a record batch of them (a ``range`` is several)."""
+
+MAX_RANGES: Final = 4096
+"""Ranges that one request carries: a head has 128 KiB."""
+
+
+class Consumer:
+    """One member; ``async with`` joins and leaves, ``async for`` gives messages."""
+
+    def __init__(self, connection: Connection, name: str, terms: Mapping[str, Any], credit: int) -> None:
+        self.name = name
+        self._connection = connection
+        self._terms = terms
+        self._credit = credit
+        self._inbox: Inbox | None = None
+        self._joined = False
+        self._over = False
+        self._messages: Iterator[Message] = iter(())
+        self._handling: int | None = None
+
+    async def join(self) -> Self:
+        """Take part; ``async with`` does it. The consumer is created if there is none of this name."""
+        if not self._joined:
+            message = await self._next_event()
+            # The hub's first word is where the consumer stands; whatever else it says first is a row.
+            if message is not None and message.head.get("event") == "rows":
+                self._messages = messages(received_rows(message, entries=False))
+        return self
+
+    async def leave(self) -> None:
+        """Take part no more: what is not acknowledged is for others at once, and iterations come to their end."""
+        self._over = True
+        self._messages = iter(())
+        if self._inbox is not None:
+            self._inbox.cancel()
+            self._inbox = None
+
+    async def __aenter__(self) -> Self:
+        return await self.join()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception) and self._handling is not None and self._connection.up:
+                with contextlib.suppress(HeadraceError):
+                    await self.nack(self._handling)
+        finally:
+            await self.leave()
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        self._handling = None
+        while True:
+            if self._stale:
+                self._messages = iter(())
+            elif (message := next(self._messages, None)) is not None:
+                self._handling = message.seq
+                return message
+            self._messages = messages(await self._next_rows())
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """The same as record batches. Use one or the other."""
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield await self._next_rows()
+
+    async def ack(self, handled: Handled) -> bool:
+        """Say that messages are done with; returns once that is in the log.
+
+        ``False`` if some of them are not done all the same, and will come again: the hub was restarted since it sent
+        them, or the consumer reset.
+        """
+        missed = 0
+        for ranges in _requests(handled):
+            answer = await self._connection.call(self._ack(ranges, nack=False))
+            missed += answer.head.get("missed", 0)
+        if self._handling is not None and _covers(handled, self._handling):
+            self._handling = None
+        return not missed
+
+    async def nack(self, handled: Handled) -> None:
+        """Say that messages failed: they are sent again at once, to this member or another, or given up."""
+        for ranges in _requests(handled):
+            await self._connection.call(self._ack(ranges, nack=True))
+        if self._handling is not None and _covers(handled, self._handling):
+            self._handling = None
+
+    @property
+    def _stale(self) -> bool:
+        """Whether the hub has given what waits here to others."""
+        return self._inbox is not None and self._inbox.over
+
+    def _ack(self, ranges: Sequence[Range], *, nack: bool) -> Callable[[int], ask.Ack]:
+        return lambda n: ask.Ack(id=n, consumer=self.name, seqs=list(ranges), nack=nack)
+
+    async def _next_rows(self) -> pa.RecordBatch:
+        while (message := await self._next_event()) is not None:
+            if message.head.get("event") == "rows":
+                rows = received_rows(message, entries=False)
+                if rows.num_rows:
+                    return rows
+        raise StopAsyncIteration
+
+    async def _next_event(self) -> LinkMessage | None:
+        while not self._over:
+            try:
+                # Whoever leaves meanwhile takes the inbox away.
+                inbox = self._inbox or await self._ask()
+                if inbox is None:
+                    break
+                if inbox.lost:
+                    raise LostTubeError
+                message = await inbox.get()
+            except LostTubeError:
+                self._inbox = None
+                continue
+            except HeadraceError:
+                self._over = True
+                raise
+            if message is None:
+                if self._inbox is None:
+                    break
+                self._over = True
+            self._joined = True
+            return message
+        if not self._joined:
+            raise ClosedError("this member has left: make another one")
+        return None
+
+    async def _ask(self) -> Inbox | None:
+        session = await self._connection.session()
+        if not self._over:
+            self._inbox = session.stream(self._request, self._credit)
+        return self._inbox
+
+    def _request(self, request_id: int) -> ask.Follow:
+        return ask.Follow(id=request_id, consumer=self.name, credit=self._credit, **self._terms)
+
+
+def _requests(handled: Handled) -> Iterator[Sequence[Range]]:
+    """What was handled as ranges, as many at a time as a request takes."""
+    ranges = spans(_numbers(handled))
+    for begin in range(0, len(ranges), MAX_RANGES):
+        yield ranges[begin : begin + MAX_RANGES]
+
+
+def _numbers(handled: Handled) -> np.ndarray[Any, np.dtype[np.int64]]:
+    found: Any
+    match handled:
+        case Message():
+            found = [handled.seq]
+        case int():
+            found = [handled]
+        case pa.RecordBatch():
+            found = handled.column("seq").to_numpy()
+        case range():
+            found = np.arange(handled.start, handled.stop, handled.step)
+        case str() | bytes():
+            raise UsageError("acknowledge messages, their numbers or a record batch of them")
+        case _:
+            found = [each if isinstance(each, int) else each.seq for each in handled]
+    return np.unique(np.asarray(found, np.int64))
+
+
+def _covers(handled: Handled, seq: int) -> bool:
+    return bool(np.isin(seq, _numbers(handled)))

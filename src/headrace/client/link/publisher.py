@@ -1,0 +1,319 @@
+"""Publishing over the link: many requests under way, each answered, none doubled.
+
+A publisher has a name and counts its rows. Whatever is not acknowledged when a tube is lost is sent again over the
+next one under the same numbers, in the same order; the hub knows which of them it has. So a row is in the log once,
+however often the connection breaks, and in the order it was published.
+
+What is published within one turn of the event loop goes out together: nothing waits for company, but whoever comes at
+the same time shares a request. While some requests are under way, what comes gathers until one of them is answered or
+there is enough for another: so one message at a time costs little more than many at once. How much may be
+unacknowledged is bounded (the window); past it :meth:`Publisher.publish` waits.
+
+A request that is refused leaves a gap in the numbers, and the hub refuses whatever was under way behind it as well.
+What comes from then on waits until all of that is answered, and begins anew behind the gap. It cannot go earlier: if
+the tube were lost, what was refused would be sent again below a number that the hub has, and be taken for a repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple, cast
+from uuid import uuid4
+
+import pyarrow as pa
+
+from headrace.client.link.connection import Connection
+from headrace.client.link.requests import LostTubeError, Session, check
+from headrace.client.link.rows import Publishable, check_text, published_rows
+from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
+from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
+from headrace.wire.link.plain_rows import published_body
+from headrace.wire.link.requests import Publish
+from headrace.wire.link.requests import Publisher as AskPublisher
+
+WINDOW: Final = 8 << 20
+_MAX_REQUESTS: Final = 256
+"""Fewer than a hub lets one tube have open."""
+
+_REQUEST_BYTES: Final = 256 << 10
+"""Where what comes together is cut into requests."""
+
+_EAGER_BYTES: Final = 192 << 10
+"""So much does not wait for the end of the turn: the hub can work on it meanwhile."""
+
+_UNDER_WAY: Final = 4
+"""So many requests keep the way to the hub and back busy: what comes meanwhile gathers."""
+
+_ROW_COST: Final = 32
+"""What a row takes beside its payload, about."""
+
+
+class Acknowledged(NamedTuple):
+    """The sequence numbers of the first and the last row; ``None`` if a repeat came so late that they are forgotten."""
+
+    first: int | None
+    last: int | None
+
+
+Ack = asyncio.Future[Acknowledged]
+
+
+class _Group:
+    """Rows that go out in one request, and who waits for them: payloads that share a topic, or ready rows."""
+
+    __slots__ = ("acks", "payloads", "rows", "size", "topic")
+
+    def __init__(self, topic: str | None) -> None:
+        self.topic = topic
+        """What payloads share; ``None`` where the rows are ready, and have their own."""
+        self.payloads: list[bytes] = []
+        self.rows: list[pa.RecordBatch] = []
+        self.acks: list[tuple[int, Ack]] = []
+        """For each publish in it, how many rows it has."""
+        self.size = 0
+
+    def body(self) -> Buffer:
+        if self.topic is not None:
+            return published_body(self.payloads, self.topic)
+        return body_of(self.rows[0] if len(self.rows) == 1 else pa.concat_batches(self.rows))
+
+
+class _Sent:
+    """A request that is not acknowledged yet."""
+
+    __slots__ = ("acks", "body", "count", "number", "size")
+
+    def __init__(self, number: int, group: _Group) -> None:
+        self.number = number
+        self.acks = group.acks
+        self.count = sum(count for count, _ in group.acks)
+        self.size = group.size
+        self.body = group.body()
+        if len(self.body) > MAX_MESSAGE - MAX_HEAD:
+            raise LimitError("link", "rows of one publish", len(self.body), MAX_MESSAGE - MAX_HEAD)
+
+    def settle(self, message: LinkMessage) -> None:
+        first, last = message.head.get("first"), message.head.get("last")
+        if first is None or last is None or last - first + 1 != self.count:
+            # Some of it was there already, elsewhere: only a lone publish can be told where all of it stands.
+            place = Acknowledged(first, last) if len(self.acks) == 1 else Acknowledged(None, None)
+            for _, ack in self.acks:
+                if not ack.done():
+                    ack.set_result(place)
+            return
+        for count, ack in self.acks:
+            if not ack.done():
+                ack.set_result(Acknowledged(first, first + count - 1))
+            first += count
+
+    def fail(self, error: Exception) -> None:
+        for _, ack in self.acks:
+            _fail(ack, error)
+
+
+class Publisher:
+    """A publisher of one client; :meth:`headrace.client.link.client.LinkClient.publisher` makes them."""
+
+    def __init__(self, connection: Connection, name: str | None, window: int, origin: str) -> None:
+        if window < 1:
+            raise UsageError(f"window {window}: expected 1 or more bytes")
+        check_text("a publisher's name", name or "")
+        check_text("an origin", origin)
+        self.name = name or uuid4().hex
+        self._connection = connection
+        self._window = window
+        self._origin = origin
+        # A name of our own making is new; of a given one the hub says how far it has come.
+        self._number: int | None = None if name else 0
+        self._numbering = asyncio.Lock()
+        self._waiting: list[_Group] = []
+        self._unacknowledged: deque[_Sent] = deque()
+        self._size = 0
+        self._gathered = 0
+        self._session: Session | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._flush_due = False
+        self._refused = False
+        self._moved = asyncio.Event()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes that are published and not acknowledged yet, about."""
+        return self._size
+
+    async def publish(
+        self,
+        rows: Publishable,
+        *,
+        topic: str = "",
+        attributes: Mapping[str, str] | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> Ack:
+        """Publish one or many messages; the future that comes back has their numbers once they are committed.
+
+        Waits while the window is full. Cancelled while it waits, it has published nothing.
+        """
+        self._connection.check()
+        check_text("a topic", topic)
+        made: pa.RecordBatch | None = None
+        if type(rows) is bytes and not attributes and not numbers:
+            count, size = 1, len(rows) + _ROW_COST
+        elif type(rows) is list and not attributes and not numbers and set(map(type, rows)) == {bytes}:
+            count = len(rows)
+            size = sum(map(len, rows)) + count * _ROW_COST
+        else:
+            made = published_rows(rows, topic, attributes, numbers)
+            count, size = made.num_rows, made.nbytes
+            if not count:
+                raise UsageError("there is nothing to publish")
+        while self._size >= self._window or len(self._unacknowledged) >= _MAX_REQUESTS:
+            self._moved.clear()
+            await self._moved.wait()
+            self._connection.check()
+        if self._number is None:
+            await self._ask_number()
+        ack: Ack = asyncio.get_running_loop().create_future()
+        group = self._group(None if made is not None else topic, size)
+        if made is not None:
+            group.rows.append(made)
+        elif isinstance(rows, bytes):
+            group.payloads.append(rows)
+        else:
+            group.payloads += cast("list[bytes]", rows)
+        group.acks.append((count, ack))
+        group.size += size
+        self._size += size
+        self._gathered += size
+        if self._gathered >= _EAGER_BYTES:
+            self._send_waiting()
+        elif not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        return ack
+
+    def _group(self, topic: str | None, size: int) -> _Group:
+        """The request that more rows go out in: the one that waits, or another if they don't belong or fit there."""
+        if self._waiting:
+            last = self._waiting[-1]
+            if last.topic == topic and last.size + size <= _REQUEST_BYTES:
+                return last
+        self._waiting.append(_Group(topic))
+        return self._waiting[-1]
+
+    async def flush(self) -> None:
+        """Wait until everything published so far is acknowledged, or has failed."""
+        while self._size:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def end(self, error: HeadraceError | None = None) -> None:
+        """Give up: whoever waits is told."""
+        error = error or ClosedError("the client is closed")
+        if self._renewing is not None:
+            self._renewing.cancel()
+        for group in self._waiting:
+            for _, ack in group.acks:
+                _fail(ack, error)
+        self._waiting.clear()
+        while self._unacknowledged:
+            self._unacknowledged.popleft().fail(error)
+        self._size = 0
+        self._moved.set()
+
+    async def _ask_number(self) -> None:
+        async with self._numbering:
+            if self._number is None:
+                answer = await self._connection.call(lambda n: AskPublisher(id=n, publisher=self.name))
+                newest = answer.head.get("newest")
+                self._number = 0 if newest is None else newest + 1
+
+    def _end_turn(self) -> None:
+        self._flush_due = False
+        if len(self._unacknowledged) < _UNDER_WAY:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        if self._refused and self._unacknowledged:
+            return
+        self._refused = False
+        self._gathered = 0
+        waiting, self._waiting = self._waiting, []
+        for group in waiting:
+            self._send_rows(group)
+
+    def _send_rows(self, group: _Group) -> None:
+        try:
+            sent = _Sent(self._number or 0, group)
+        except Exception as error:  # noqa: BLE001 -- whoever waits for these rows is told, and the next go on
+            for _, ack in group.acks:
+                _fail(ack, error)
+            self._release(group.size)
+            return
+        self._number = sent.number + sent.count
+        self._unacknowledged.append(sent)
+        if self._renewing is None:
+            if self._session is None or self._session.lost:
+                self._renew()
+            else:
+                self._send(self._session, sent, follows=len(self._unacknowledged) > 1)
+
+    def _send(self, session: Session, sent: _Sent, *, follows: bool) -> None:
+        answer = session.call(
+            lambda n: Publish(
+                id=n, publisher=self.name, number=sent.number, follows=follows, origin=self._origin
+            ),
+            sent.body,
+        )
+        answer.add_done_callback(lambda done: self._answered(session, sent, done))
+
+    def _answered(self, session: Session, sent: _Sent, done: asyncio.Future[LinkMessage]) -> None:
+        if session is not self._session or done.cancelled():
+            if not done.cancelled():
+                done.exception()
+            return
+        try:
+            message = done.result()
+            check(message)
+        except LostTubeError:
+            self._renew()
+            return
+        except HeadraceError as error:
+            self._refused = True
+            sent.fail(error)
+        else:
+            sent.settle(message)
+        self._unacknowledged.remove(sent)
+        self._release(sent.size)
+        if self._waiting and not self._flush_due:
+            self._send_waiting()
+
+    def _renew(self) -> None:
+        """Send everything that is not acknowledged again, over the next session."""
+        if self._renewing is None:
+            self._session = None
+            self._renewing = asyncio.ensure_future(self._send_again())
+
+    async def _send_again(self) -> None:
+        try:
+            session = await self._connection.session()
+        except HeadraceError as error:
+            self._renewing = None
+            self.end(error)
+            return
+        self._renewing = None
+        self._session = session
+        for place, sent in enumerate(tuple(self._unacknowledged)):
+            self._send(session, sent, follows=place > 0)
+
+    def _release(self, size: int) -> None:
+        self._size -= size
+        self._moved.set()
+
+
+def _fail(ack: Ack, error: Exception) -> None:
+    if not ack.done():
+        ack.set_exception(error)
+        # Nobody need await each of a thousand futures to learn that the client is gone.
+        ack.exception()

@@ -1,0 +1,204 @@
+"""One tube to a hub after its hello: requests go out with a number, answers find their request by it.
+
+When the tube is gone, everything that waits is told :class:`LostTubeError`, and whoever asked decides: a question is
+asked again, a stream goes on behind what it had, a publish is repeated under the numbers it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from headrace.errors import HeadraceError, RefusedError, TrimmedError, WireError
+from headrace.tube import Received, Tube
+from headrace.wire.link.message import Body, LinkMessage, parse, serialize, serialize_before
+from headrace.wire.link.requests import Cancel, More, Request, serialize_request
+
+logger = logging.getLogger("headrace.client")
+
+R = TypeVar("R", bound=Request)
+Make = Callable[[int], R]
+"""Makes a request of the number it is given."""
+
+
+class LostTubeError(Exception):
+    """The tube is gone, and with it whatever was asked over it; never leaves the client."""
+
+
+class Inbox:
+    """One stream's events, kept until they are taken; its credit bounds how many that can be."""
+
+    def __init__(self, session: Session, request_id: int, credit: int) -> None:
+        self.id = request_id
+        self.loop = asyncio.get_running_loop()
+        self._session = session
+        self._events: deque[LinkMessage] = deque()
+        self._end: LinkMessage | Exception | None = None
+        self._arrived = asyncio.Event()
+        self._credit = credit
+        self._taken = 0
+
+    def put(self, message: LinkMessage) -> None:
+        """Keep an event, or the last word."""
+        if "event" in message.head:
+            self._events.append(message)
+        else:
+            self._end = message
+        self._arrived.set()
+
+    def lose(self) -> None:
+        """Note that the tube is gone."""
+        self._end = LostTubeError()
+        self._arrived.set()
+
+    async def get(self) -> LinkMessage | None:
+        """The next event; ``None`` at the stream's end. Cancelling this loses nothing."""
+        while not self._events:
+            if self._end is not None:
+                if isinstance(self._end, Exception):
+                    raise self._end
+                check(self._end)
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        message = self._events.popleft()
+        self._taken += len(message.body)
+        if self._taken * 2 >= self._credit:
+            self._session.grant(self.id, self._taken)
+            self._taken = 0
+        return message
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._end is not None
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """What the stream's last word said, once :meth:`get` has returned ``None``."""
+        return self._end.head if isinstance(self._end, LinkMessage) else {}
+
+    @property
+    def lost(self) -> bool:
+        """Whether the tube is gone; events that came before are still here."""
+        return isinstance(self._end, LostTubeError)
+
+    def cancel(self) -> None:
+        """Want no more: what is here is dropped, and whoever waits in :meth:`get` is told the end."""
+        if not self.over:
+            self._session.cancel(self.id)
+            self._end = LinkMessage({})
+        self._events.clear()
+        self._arrived.set()
+
+
+class Session:
+    """One tube to a hub; the receiver of its messages."""
+
+    def __init__(self, tube: Tube) -> None:
+        self.tube = tube
+        self.lost = False
+        self.log = ""
+        self.hub: Mapping[str, Any] = {}
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, asyncio.Future[LinkMessage]] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._next_id = 0
+
+    def on_message(self, message: Received) -> None:
+        """Give an answer or an event to whoever waits for it."""
+        try:
+            parsed = parse(message)
+        except WireError as error:
+            logger.warning("the hub at %s sent what is no message of the link: %s", self.tube.peer, error)
+            self.tube.abort()
+            return
+        request_id = parsed.head.get("id")
+        if (call := self._calls.pop(request_id, None)) is not None:  # type: ignore[arg-type]
+            if not call.done():
+                call.set_result(parsed)
+        elif (inbox := self._inboxes.get(request_id)) is not None:  # type: ignore[arg-type]
+            inbox.put(parsed)
+            if inbox.over:
+                del self._inboxes[inbox.id]
+
+    def on_room(self) -> None:
+        """Nothing waits for room here: windows and credit bound what is sent."""
+
+    def on_end(self, _error: HeadraceError | None) -> None:
+        """Tell whoever waits."""
+        self.lost = True
+        calls, self._calls = self._calls, {}
+        inboxes, self._inboxes = self._inboxes, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(LostTubeError())
+                # Whoever asked may have gone away.
+                call.exception()
+        for inbox in inboxes.values():
+            inbox.lose()
+        self.tube.start_closing()
+
+    def call(self, make: Make[R], body: Body | None = None) -> asyncio.Future[LinkMessage]:
+        """Ask; the future has the answer, refusals too."""
+        request_id = self._number()
+        future: asyncio.Future[LinkMessage] = self._loop.create_future()
+        if self._send(make(request_id), body):
+            self._calls[request_id] = future
+        else:
+            future.set_exception(LostTubeError())
+        return future
+
+    def stream(self, make: Make[R], credit: int) -> Inbox:
+        """Ask for a stream."""
+        inbox = Inbox(self, self._number(), credit)
+        if self._send(make(inbox.id)):
+            self._inboxes[inbox.id] = inbox
+        else:
+            inbox.lose()
+        return inbox
+
+    def grant(self, request_id: int, size: int) -> None:
+        """Let the hub send more of a stream."""
+        if request_id in self._inboxes:
+            self._send(More(id=request_id, bytes=size))
+
+    def cancel(self, request_id: int) -> None:
+        """End a stream; what still comes of it is thrown away."""
+        if self._inboxes.pop(request_id, None) is not None:
+            self._send(Cancel(id=request_id))
+
+    def _number(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _send(self, request: Request, body: Body | None = None) -> bool:
+        if self.lost or self.tube.closed:
+            return False
+        head = serialize_request(request)
+        if body is None:
+            self.tube.write(serialize(head))
+        else:
+            parts = (body,) if isinstance(body, bytes | bytearray | memoryview) else body
+            size = sum(memoryview(part).nbytes for part in parts)
+            self.tube.write_parts((serialize_before(head, size), *parts))
+        return True
+
+
+def check(message: LinkMessage) -> None:
+    """Raise what a refusal says; a hub that is stopping is as good as lost."""
+    head = message.head
+    code = head.get("error")
+    if code is None:
+        return
+    reason = str(head.get("reason", ""))
+    if code == "stopping":
+        raise LostTubeError(reason)
+    if code == "trimmed":
+        places = [head.get(name) for name in ("first", "last", "oldest")]
+        if all(type(place) is int for place in places):
+            raise TrimmedError(*places)  # type: ignore[arg-type]
+    raise RefusedError(str(code), reason)

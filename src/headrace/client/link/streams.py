@@ -1,0 +1,247 @@
+"""A stream of the link: the rows that a read or a follow brings, as record batches or message by message.
+
+Strategy: a stream knows which rows it wants (:class:`Chosen`) and where it is (:attr:`Batches.cursor`), and nothing
+else matters: when its tube is lost it asks the next hub for the rest, as if it had just begun there. Rows are kept as
+they came; a message is made when it is asked for.
+
+Invariants:
+
+- A stream goes on behind the last row it had, whichever hub of the log it is continued with: no hole and no repeat.
+- A task that is cancelled while it waits here has taken nothing: no row is lost with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from headrace.client.link.connection import Connection
+from headrace.client.link.requests import Inbox, LostTubeError, Make
+from headrace.client.link.rows import received_messages, received_rows
+from headrace.errors import ClosedError, HeadraceError, UnexpectedError, UsageError
+from headrace.message import MAX_SEQUENCE, Message
+from headrace.wire.link import requests as ask
+from headrace.wire.link.message import LinkMessage
+from headrace.wire.sdk.predicate import Predicate, serialize_field
+
+R = TypeVar("R")
+Where = Mapping[str, Predicate | Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which rows a stream brings."""
+
+    topic: str | None
+    origin: str | Sequence[str] | None
+    where: Where | None
+    entries: bool
+    credit: int
+
+    def members(self) -> dict[str, Any]:
+        """What a request says of it."""
+        origin = self.origin if self.origin is None or isinstance(self.origin, str) else list(self.origin)
+        where = None
+        if self.where is not None:
+            where = {name: _field(predicate) for name, predicate in self.where.items()}
+        return {"topic": self.topic, "origin": origin, "where": where, "credit": self.credit}
+
+    @property
+    def everything(self) -> bool:
+        """Whether the hub is to send log entries as well, to be dropped here unless they are wanted."""
+        return self.entries or self.origin is not None
+
+
+class Batches:
+    """A stream as record batches: ``async for rows in …``. Closing it ends it at the hub too."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        chosen: Chosen,
+        *,
+        cursor: int | None,
+        follow: bool,
+        last: int | None = None,
+        time: int | None = None,
+    ) -> None:
+        self.cursor = cursor
+        """The next sequence number; ``None`` while the hub has not said where a follow begins.
+
+        After a read: where it ended. That is before the last that was asked for if the hub has not come that far.
+        """
+        self._connection = connection
+        self._chosen = chosen
+        self._members = chosen.members()
+        self._follow = follow
+        self._last = last
+        self._time = time
+        self._inbox: Inbox | None = None
+        self._over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        while True:
+            rows: pa.RecordBatch | None = await self._next(received_rows)
+            if rows is not None and rows.num_rows:
+                return rows
+
+    async def messages(self) -> Iterator[Message]:
+        """The next batch, message by message; there may be none in it."""
+        return await self._next(received_messages) or iter(())
+
+    async def begun(self) -> int:
+        """Wait until the hub has said where the stream begins, and return that sequence number."""
+        if self.cursor is None:
+            message = await self._next_event()
+            if message is not None:
+                self._take(message, received_rows)
+        if self.cursor is None:
+            raise ClosedError("the stream is closed")
+        return self.cursor
+
+    async def aclose(self) -> None:
+        """End the stream, for those too who wait for what it brings."""
+        self._over = True
+        if self._inbox is not None:
+            self._inbox.cancel()
+            self._inbox = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # A loop that was left early must not leave a stream behind at the hub.
+        inbox = self._inbox
+        if inbox is not None and not inbox.over:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is the tube
+                inbox.loop.call_soon_threadsafe(inbox.cancel)
+
+    async def _next(self, read: Callable[..., R]) -> R | None:
+        """The next event, as ``read`` reads rows; ``None`` if it has none."""
+        message = await self._next_event()
+        if message is None:
+            raise StopAsyncIteration
+        return self._take(message, read)
+
+    async def _next_event(self) -> LinkMessage | None:
+        while not self._over:
+            try:
+                # Whoever closes the stream meanwhile takes the inbox away.
+                inbox = self._inbox or await self._ask()
+                if inbox is None:
+                    break
+                message = await inbox.get()
+            except LostTubeError:
+                self._inbox = None
+                continue
+            except HeadraceError:
+                self._over = True
+                raise
+            if message is None:
+                self._over = True
+                # Not behind the last row: what came after that may have been chosen against.
+                self.cursor = inbox.last.get("next", self.cursor)
+            return message
+        return None
+
+    async def _ask(self) -> Inbox | None:
+        session = await self._connection.session()
+        if not self._over:
+            self._inbox = session.stream(self._request(), self._chosen.credit)
+        return self._inbox
+
+    def _request(self) -> Make[ask.Read | ask.Follow]:
+        cursor, members = self.cursor, self._members
+        if not self._follow:
+            return lambda n: ask.Read(id=n, first=cursor or 1, last=self._last, **members)
+        if cursor is None and self._time is not None:
+            return lambda n: ask.Follow(id=n, time=self._time, **members)
+        return lambda n: ask.Follow(id=n, from_seq=cursor, **members)
+
+    def _take(self, message: LinkMessage, read: Callable[..., R]) -> R | None:
+        head = message.head
+        if head.get("event") == "at":
+            self.cursor = head["seq"] + 1
+            return None
+        if head.get("event") != "rows":
+            return None
+        if self.cursor is not None and head.get("first") != self.cursor:
+            raise UnexpectedError("link", "first", head.get("first"), f"must be {self.cursor}")
+        rows = read(message, entries=self._chosen.everything)
+        self.cursor = head["last"] + 1
+        return rows
+
+
+class Follow:
+    """A stream as messages: ``async for message in …``."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._messages: Iterator[Message] = iter(())
+
+    def batches(self) -> Batches:
+        """The same stream as record batches. Use one or the other."""
+        return self._batches
+
+    @property
+    def cursor(self) -> int | None:
+        """The sequence number behind the last batch received, where a new follow would go on."""
+        return self._batches.cursor
+
+    async def begun(self) -> int:
+        """Wait until the hub has said where the stream begins: what is published from then on is received."""
+        return await self._batches.begun()
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        while (message := next(self._messages, None)) is None:
+            self._messages = await self._batches.messages()
+        return message
+
+    async def aclose(self) -> None:
+        """End the stream."""
+        await self._batches.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def check_seq(name: str, seq: int) -> None:
+    """Refuse what is no sequence number, here and in words."""
+    if not 1 <= seq <= MAX_SEQUENCE + 1:
+        raise UsageError(f"{name} {seq}: sequence numbers begin at 1 and end at {MAX_SEQUENCE}")
+
+
+def check_time(name: str, micros: float) -> float:
+    """A hub drops a connection on which a number comes that it cannot read, and would be asked again and again."""
+    if not 0 <= micros <= ask.MAX_NUMBER:
+        raise UsageError(f"{name}: no message is of {micros:.0f} µs since 1970")
+    return micros
+
+
+def _field(predicate: Predicate | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(predicate, Mapping):
+        return predicate
+    decoded: Mapping[str, Any] = msgspec.json.decode(serialize_field(predicate))
+    return decoded

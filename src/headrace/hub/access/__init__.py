@@ -1,0 +1,1 @@
+"""Who may do what: proving who a client is, and which addresses a door serves."""

@@ -1,0 +1,308 @@
+"""The backbone's rules: who is subscribed, what is sent to whom, what is refused.
+
+Strategy: the driver hands in each frame with its source, calls :meth:`Backbone.due` when the head has moved and
+when :meth:`Backbone.next_timer` says so, and does the effects that come back.
+Effects name sequence ranges and never carry messages: the driver reads the log once and encodes once for
+everyone who is due the same range. PUSH does not pass here, except for :meth:`Backbone.admits`.
+
+This is the UDP side. A TCP connection is its own return path with its own backpressure: its driver pumps it
+from the log, and asks here only what the two share (:meth:`Backbone.admits`, :meth:`Backbone.stream_request`,
+:class:`~headrace.hub.backbone.udp_subscribers.Lease`).
+
+Invariants:
+
+- Nothing is sent to an address that has not asked for it itself, or that configuration does not list: neither
+  KEEPALIVE nor REQUEST can aim the hub at a stranger.
+- Nothing past the head, and nothing that the log does not hold, is ever granted.
+- Memory is bounded by :class:`~headrace.hub.backbone.udp_subscribers.Bounds`, whatever is asked and whoever is slow.
+- Whatever is not done is an effect that names its reason or its sequence range.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from headrace.hub.backbone.udp_subscribers import (
+    Bounds,
+    Endpoint,
+    SendRange,
+    Skipped,
+    Subscriber,
+    Subscribers,
+)
+from headrace.wire.fyrehose.stream import Forward, Keepalive, KeepaliveAck, Request
+
+_ANY_ADDRESS = "0.0.0.0"
+_ANY_PORT = 0
+"""In ADDR and PORT: the datagram's own source."""
+
+
+class Log(Protocol):
+    """What the rules need to know of the log: it holds messages ``first`` to ``head``."""
+
+    @property
+    def first(self) -> int:
+        """The oldest sequence number kept; ``head + 1`` if none is."""
+
+    @property
+    def head(self) -> int:
+        """The newest committed sequence number; 0 before the first."""
+
+
+class Reason(StrEnum):
+    """Why something was refused: the word it is counted under."""
+
+    NOT_ALLOWED = "not-allowed"
+    """``auth.required`` is on and ``fyrehose.allow`` does not list the source."""
+    FOREIGN_ADDRESS = "foreign-address"
+    """ADDR is neither the source nor, in a KEEPALIVE, listed in ``fyrehose.allow``."""
+    OWN_DOOR = "own-door"
+    """ADDR:PORT is the hub itself."""
+    TABLE_FULL = "table-full"
+    """As many subscribers as there may be, in all or at that address."""
+    NOT_SUBSCRIBED = "not-subscribed"
+    """A REQUEST for a destination that no KEEPALIVE keeps."""
+    BACKWARDS = "backwards"
+    """FROM is past TO."""
+    TOO_MANY_RANGES = "too-many-ranges"
+    """More separate ranges asked for than are queued for one destination."""
+    TOO_MANY_FORWARDS = "too-many-forwards"
+    """More FORWARDs asked for than other subscribers are troubled with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Send a KEEPALIVE-ACK to ``to``."""
+
+    to: Endpoint
+    frame: KeepaliveAck
+
+
+@dataclass(frozen=True, slots=True)
+class SendForward:
+    """Send a FORWARD to ``to``."""
+
+    to: Endpoint
+    frame: Forward
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRange:
+    """Stream messages ``first`` to ``last`` to the TCP connection that asked."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """``endpoint`` gets the live feed from message ``first`` on."""
+
+    endpoint: Endpoint
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """No KEEPALIVE renewed ``endpoint``; ``first`` would have been its next message."""
+
+    endpoint: Endpoint
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """``to`` asked for messages ``first`` to ``last``, which are below the log and which nobody can be asked for."""
+
+    to: Endpoint
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What ``source`` sent was not done."""
+
+    reason: Reason
+    source: Endpoint
+
+
+Effect = (
+    Acknowledge | SendRange | SendForward | ServeRange | Subscribed | Lapsed | Skipped | Unserved | Refused
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where the hub itself listens: never a subscriber, or it would feed its own sequence to itself."""
+
+    addresses: Container[str]
+    port: int
+
+    def __contains__(self, endpoint: object) -> bool:
+        match endpoint:
+            case (str(address), self.port):
+                return address in self.addresses
+            case _:
+                return False
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Whom the backbone serves.
+
+    ``allow`` is ``fyrehose.allow``, ``required`` is ``auth.required``, ``coalesce`` lists the addresses whose
+    subscribers take several DELIVERs in a datagram without having shown it.
+    """
+
+    allow: Container[str] = frozenset()
+    required: bool = False
+    coalesce: Container[str] = frozenset()
+
+
+class Backbone:
+    """The rules, and the subscribers they apply to."""
+
+    def __init__(self, log: Log, door: Door, access: Access, bounds: Bounds) -> None:
+        self._log = log
+        self._door = door
+        self._access = access
+        self._bounds = bounds
+        self._subscribers = Subscribers(bounds)
+        self._coalescing: OrderedDict[Endpoint, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many subscribers there are."""
+        return len(self._subscribers)
+
+    def admits(self, address: str) -> bool:
+        """Whether ``address`` is served at all, by UDP or TCP, PUSH included."""
+        return not self._access.required or address in self._access.allow
+
+    def coalesced(self, source: Endpoint) -> None:
+        """A datagram from ``source`` held several packets: it may be answered in kind."""
+        self._coalescing[source] = None
+        self._coalescing.move_to_end(source)
+        if len(self._coalescing) > self._bounds.subscribers:
+            self._coalescing.popitem(last=False)
+        if (subscriber := self._subscribers.get(source)) is not None:
+            subscriber.coalesce = True
+
+    def keepalive(self, frame: Keepalive, source: Endpoint, now: float) -> list[Effect]:
+        """Acknowledge a KEEPALIVE, and subscribe its ADDR:PORT where that may be."""
+        if not self.admits(source[0]):
+            return [Refused(Reason.NOT_ALLOWED, source)]
+        effects = self._expire(now)
+        # "The backbone has to respond to every KEEPALIVE": to the source, whatever ADDR and PORT say.
+        effects.append(Acknowledge(source, KeepaliveAck(frame.address, frame.port)))
+        endpoint = _resolve(frame, source)
+        if endpoint[0] != source[0] and endpoint[0] not in self._access.allow:
+            return [*effects, Refused(Reason.FOREIGN_ADDRESS, source)]
+        if endpoint in self._door:
+            return [*effects, Refused(Reason.OWN_DOOR, source)]
+        known = self._subscribers.get(endpoint)
+        cursor = self._log.head + 1
+        subscriber = self._subscribers.subscribe(endpoint, cursor, now)
+        if subscriber is None:
+            return [*effects, Refused(Reason.TABLE_FULL, source)]
+        if known is None:
+            effects.append(Subscribed(endpoint, cursor))
+        subscriber.coalesce |= (
+            source in self._coalescing or endpoint in self._coalescing or endpoint[0] in self._access.coalesce
+        )
+        return effects
+
+    def request(self, frame: Request, source: Endpoint, now: float) -> list[Effect]:
+        """Send a subscriber again what it asks for: from the log, or by FORWARD from another subscriber."""
+        if not self.admits(source[0]):
+            return [Refused(Reason.NOT_ALLOWED, source)]
+        if frame.first > frame.last:
+            return [Refused(Reason.BACKWARDS, source)]
+        effects = self._expire(now)
+        endpoint = _resolve(frame, source)
+        if endpoint[0] != source[0]:
+            return [*effects, Refused(Reason.FOREIGN_ADDRESS, source)]
+        subscriber = self._subscribers.get(endpoint)
+        if subscriber is None:
+            return [*effects, Refused(Reason.NOT_SUBSCRIBED, source)]
+        first, last = self._asked(frame)
+        oldest = self._log.first
+        if first <= last and first < oldest:
+            effects.append(self._forward(subscriber, first, min(last, oldest - 1), source, now))
+            first = oldest
+        last = min(last, first + self._bounds.request - 1)
+        if first > last:
+            return effects
+        if not subscriber.ask(first, last):
+            return [*effects, Refused(Reason.TOO_MANY_RANGES, source)]
+        return [*effects, *subscriber.due(oldest, self._log.head, now)]
+
+    def stream_request(self, frame: Request, source: Endpoint) -> list[Effect]:
+        """Answer a REQUEST that came over TCP: the whole range goes back over the connection.
+
+        What is below the log is only counted: FORWARD would be answered by UDP.
+        """
+        if frame.first > frame.last:
+            return [Refused(Reason.BACKWARDS, source)]
+        first, last = self._asked(frame)
+        oldest = self._log.first
+        effects: list[Effect] = []
+        if first <= last and first < oldest:
+            effects.append(Unserved(source, first, min(last, oldest - 1)))
+            first = oldest
+        if first <= last:
+            effects.append(ServeRange(first, last))
+        return effects
+
+    def due(self, now: float) -> list[Effect]:
+        """What is to be done now that the head has moved, or that :meth:`next_timer` has come."""
+        work = self._expire(now)
+        if self._subscribers:
+            first, head = self._log.first, self._log.head
+            for subscriber in self._subscribers:
+                work += subscriber.due(first, head, now)
+        return work
+
+    def sent(self, grant: SendRange, last: int, datagrams: int, size: int) -> None:
+        """A grant is done: its messages up to ``last`` went out, in so many datagrams and bytes.
+
+        Until then its destination gets no other.
+        """
+        if (subscriber := self._subscribers.get(grant.to)) is not None:
+            subscriber.sent(grant, last, datagrams, size)
+
+    def next_timer(self) -> float | None:
+        """When to call :meth:`due`; a time in the past means now, ``None`` that nothing is to come."""
+        head = self._log.head
+        times = [self._subscribers.next_expiry(), *(each.ready(head) for each in self._subscribers)]
+        return min((time for time in times if time is not None), default=None)
+
+    def _asked(self, frame: Request) -> tuple[int, int]:
+        """A REQUEST's range: FROM 0 means 1, TO is cut to the head."""
+        return max(frame.first, 1), min(frame.last, self._log.head)
+
+    def _forward(self, requester: Subscriber, first: int, last: int, source: Endpoint, now: float) -> Effect:
+        """Pass a REQUEST for what the log no longer holds to one live subscriber, never the requester."""
+        if requester.forwards.allowance(now) == (0, 0):
+            return Refused(Reason.TOO_MANY_FORWARDS, source)
+        forwarder = self._subscribers.take_turn(requester.endpoint)
+        if forwarder is None:
+            return Unserved(requester.endpoint, first, last)
+        requester.forwards.spend(1, 1)
+        return SendForward(forwarder.endpoint, Forward(*requester.endpoint, first, last))
+
+    def _expire(self, now: float) -> list[Effect]:
+        return [Lapsed(gone.endpoint, gone.cursor) for gone in self._subscribers.expire(now)]
+
+
+def _resolve(frame: Keepalive | Request, source: Endpoint) -> Endpoint:
+    """Where a client listens: 0.0.0.0 and port 0 mean where its datagram came from."""
+    address, port = source
+    return (
+        address if frame.address == _ANY_ADDRESS else frame.address,
+        port if frame.port == _ANY_PORT else frame.port,
+    )

@@ -1,0 +1,253 @@
+"""The backbone's UDP subscribers: how long each one lasts, and what each one is still to be sent.
+
+A subscriber is a destination, a lease and a place in the log. It keeps no messages, only numbers: its *cursor*
+(the next sequence number of the live feed) and the ranges it has asked to be sent again. So a slow one costs
+the same as a quick one, and is skipped ahead, never queued for, when it falls too far behind.
+
+:meth:`Subscriber.due` *grants* one range at a time, as much as the destination's pace allows; whoever sends it
+answers with :meth:`Subscriber.sent`, which takes back what did not go out. The live feed and repairs take
+turns, so that neither starves the other.
+
+Every lease has the same length, so the order of renewal is the order of expiry: the table looks only at its
+oldest entries, whatever its size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from headrace.hub.pacing import Bucket, Pace
+from headrace.hub.sequence_ranges import Ranges
+
+LEASE = 5.0
+"""How many seconds a KEEPALIVE subscribes for, unless the settings say otherwise."""
+
+_DELIVER_HEADER = 9
+"""TYPE, LENGTH and SEQUENCE: what a DELIVER takes at the least."""
+
+Endpoint: TypeAlias = tuple[str, int]
+"""An IPv4 address in dotted form, and a port."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendRange:
+    """Read messages ``first`` to ``last`` from the log and DELIVER them to ``to``, in order.
+
+    Stop before the datagram that would pass ``datagrams`` or ``size`` bytes, but send at least one, and
+    answer with ``Backbone.sent``. Several DELIVERs may share a datagram only if ``coalesce`` says so.
+    """
+
+    to: Endpoint
+    first: int
+    last: int
+    live: bool
+    coalesce: bool
+    datagrams: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Messages ``first`` to ``last`` will not be sent to ``to`` unless it asks (again)."""
+
+    to: Endpoint
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the subscribers may cost.
+
+    ``lease`` is how many seconds a KEEPALIVE subscribes for; clients send one every second. ``request`` is how
+    many messages the hub sends for one REQUEST: 19 bytes must not call forth a whole log.
+    ``ranges`` is how many separate ranges a subscriber may have asked for and not been sent, ``lag`` how many
+    messages it may be behind the head before it is skipped ahead. ``forwards`` paces the FORWARDs made for
+    one subscriber: they cost another one's upload.
+    """
+
+    subscribers: int = 4_096
+    per_address: int = 1_024
+    lease: float = LEASE
+    request: int = 1_024
+    ranges: int = 64
+    lag: int = 65_536
+    pace: Pace = field(default_factory=Pace)
+    forwards: Pace = field(default_factory=lambda: Pace(datagrams_per_second=50, burst_datagrams=50))
+
+
+class Lease:
+    """Whether KEEPALIVEs keep coming; on TCP it belongs to a connection, on UDP to a destination."""
+
+    __slots__ = ("_seconds", "expires")
+
+    def __init__(self, seconds: float = LEASE) -> None:
+        self._seconds = seconds
+        self.expires = float("-inf")
+
+    def renew(self, now: float) -> bool:
+        """Take a KEEPALIVE; ``True`` if it subscribes anew rather than renews."""
+        anew = not self.holds(now)
+        self.expires = now + self._seconds
+        return anew
+
+    def holds(self, now: float) -> bool:
+        """Whether the last KEEPALIVE came within the lease's time."""
+        return now < self.expires
+
+
+class Subscriber:
+    """One UDP destination."""
+
+    __slots__ = (
+        "_bounds",
+        "_bucket",
+        "_granted",
+        "_live_next",
+        "_repairs",
+        "coalesce",
+        "cursor",
+        "endpoint",
+        "forwards",
+        "lease",
+    )
+
+    def __init__(self, endpoint: Endpoint, cursor: int, bounds: Bounds, now: float) -> None:
+        self.endpoint = endpoint
+        self.cursor = cursor
+        self.coalesce = False
+        self.lease = Lease(bounds.lease)
+        self.forwards = Bucket(bounds.forwards, now)
+        self._bounds = bounds
+        self._bucket = Bucket(bounds.pace, now)
+        self._repairs = Ranges(bounds.ranges)
+        self._granted: SendRange | None = None
+        self._live_next = True
+
+    def ask(self, first: int, last: int) -> bool:
+        """Queue a range to be sent again; ``False`` if too many are queued.
+
+        What the live feed has yet to send is on its way already.
+        """
+        last = min(last, self.cursor - 1)
+        return first > last or self._repairs.add(first, last)
+
+    def due(self, first: int, head: int, now: float) -> list[SendRange | Skipped]:
+        """What to send now, given that the log holds ``first`` to ``head``."""
+        work: list[SendRange | Skipped] = []
+        behind = head + 1 - self.cursor
+        if behind > self._bounds.lag:
+            # Half of what is allowed stays, so that a subscriber at the bound is not skipped message by message.
+            work.append(self._skip(max(first, head + 1 - self._bounds.lag // 2)))
+        elif self.cursor < first:
+            work.append(self._skip(first))
+        if self._repairs:
+            work += [Skipped(self.endpoint, *gone) for gone in self._repairs.cut_below(first)]
+        behind = head + 1 - self.cursor
+        if self._granted is not None or not (behind > 0 or self._repairs):
+            return work
+        datagrams, size = self._bucket.allowance(now)
+        if not datagrams:
+            return work
+        most = max(1, size // _DELIVER_HEADER) if self.coalesce else datagrams
+        live = behind > 0 and (self._live_next or not self._repairs)
+        if live:
+            begin, end = self.cursor, self.cursor + min(behind, most) - 1
+            self.cursor = end + 1
+        else:
+            begin, end = self._repairs.take(most)
+        self._live_next = not live
+        self._granted = SendRange(self.endpoint, begin, end, live, self.coalesce, datagrams, size)
+        work.append(self._granted)
+        return work
+
+    def sent(self, grant: SendRange, last: int, datagrams: int, size: int) -> None:
+        """Messages up to ``last`` of a grant went out; the rest is due again."""
+        if grant is not self._granted:
+            return
+        self._granted = None
+        self._bucket.spend(datagrams, size)
+        if last >= grant.last:
+            return
+        unsent = max(last + 1, grant.first)
+        if not grant.live:
+            self._repairs.add(unsent, grant.last)
+        elif self.cursor == grant.last + 1:
+            self.cursor = unsent
+
+    def ready(self, head: int) -> float | None:
+        """When there is something to send and the pace allows it; ``None`` if nothing is, or a grant is out."""
+        if self._granted is not None or not (self.cursor <= head or self._repairs):
+            return None
+        return self._bucket.ready()
+
+    def _skip(self, onward: int) -> Skipped:
+        skipped = Skipped(self.endpoint, self.cursor, onward - 1)
+        self.cursor = onward
+        return skipped
+
+
+class Subscribers:
+    """The table: bounded, ordered by renewal, with one turn each at answering FORWARD."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._table: OrderedDict[Endpoint, Subscriber] = OrderedDict()
+        self._turns: OrderedDict[Endpoint, Subscriber] = OrderedDict()
+        self._per_address: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(self._table.values())
+
+    def get(self, endpoint: Endpoint) -> Subscriber | None:
+        """The subscriber at ``endpoint``; call :meth:`expire` first."""
+        return self._table.get(endpoint)
+
+    def subscribe(self, endpoint: Endpoint, cursor: int, now: float) -> Subscriber | None:
+        """Renew the subscriber at ``endpoint``, or add it at ``cursor``; ``None`` if there is no room."""
+        subscriber = self._table.get(endpoint)
+        if subscriber is None:
+            address, _ = endpoint
+            full = len(self._table) >= self._bounds.subscribers
+            if full or self._per_address[address] >= self._bounds.per_address:
+                return None
+            subscriber = Subscriber(endpoint, cursor, self._bounds, now)
+            self._table[endpoint] = self._turns[endpoint] = subscriber
+            self._per_address[address] += 1
+        subscriber.lease.renew(now)
+        self._table.move_to_end(endpoint)
+        return subscriber
+
+    def expire(self, now: float) -> list[Subscriber]:
+        """Remove and return those whose lease is over."""
+        lapsed: list[Subscriber] = []
+        while self._table:
+            endpoint, oldest = next(iter(self._table.items()))
+            if oldest.lease.holds(now):
+                break
+            del self._table[endpoint], self._turns[endpoint]
+            address, _ = endpoint
+            self._per_address[address] -= 1
+            if not self._per_address[address]:
+                del self._per_address[address]
+            lapsed.append(oldest)
+        return lapsed
+
+    def next_expiry(self) -> float | None:
+        """When the oldest lease is over."""
+        oldest = next(iter(self._table.values()), None)
+        return None if oldest is None else oldest.lease.expires
+
+    def take_turn(self, requester: Endpoint) -> Subscriber | None:
+        """The subscriber whose turn it is to answer FORWARD: any but the requester, the longest unasked first."""
+        for endpoint, subscriber in self._turns.items():
+            if endpoint != requester:
+                self._turns.move_to_end(endpoint)
+                return subscriber
+        return None

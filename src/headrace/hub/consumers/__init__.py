@@ -1,0 +1,1 @@
+"""Durable consumers: their cursors, and which member is given which messages."""

@@ -1,0 +1,374 @@
+"""Durable consumers: names whose place in the sequence the hub keeps, as a part of its state.
+
+A consumer has **terms**, fixed when it is created (which messages concern it, how long a member has to acknowledge
+one, how often one is tried, where one goes that is given up), and a **cursor**: a floor up to which everything is
+done, and ranges above it that are done as well. A number is done when it was acknowledged, when its message does not
+concern the consumer, when it was given up (its dead letter is in the log) or when retention removed it. Who gets what
+in the meantime is :mod:`headrace.hub.consumers.delivery`'s business and no part of the state: after a restart,
+whatever is not done is delivered again.
+
+Entries of the log, ``consumer/NAME``:
+
+- ``{"create": terms, "from": n}``: the consumer's first number is ``n``; nothing happens if it is there already;
+- ``{"done": [[first, last], …], "since": n, "dead": n, "lost": n}``: numbers that are done, how many messages among
+  them were given up, and how many numbers retention took. ``since`` is the entry that created or last reset the
+  consumer, as whoever wrote this knew it: what was done before a reset does not count after it;
+- ``{"reset": n}``: everything from ``n`` on is to be delivered, again or after all;
+- ``{"remove": true}``.
+
+Done ranges are a set, so entries may repeat and overlap. At most :data:`MAX_RANGES` of them are kept above the floor;
+one that finds no room is forgotten and delivered again. Delivery sees to it that this does not happen.
+
+A **dead letter** is a copy of a message under the consumer's dead-letter topic, from origin :data:`DEAD`, its
+attributes and :data:`ADDED` besides. Dead letters and the entry that says their originals are done are one batch, so
+they cannot come apart. A dead letter that fails at another consumer is not copied again: two consumers that both
+take everything would send each other's failures back and forth for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isfinite
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Meta
+
+from headrace.errors import LimitError, MalformedError, RefusedError, WireError
+from headrace.hub.sequence_ranges import Range, Ranges
+from headrace.hub.state import entry
+from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA, Batch, Run, maps
+
+PART: Final = "consumer"
+
+MAX_CONSUMERS: Final = 4096
+MAX_RANGES: Final = 4096
+"""Done ranges of one consumer above its floor. Neither limit is a setting: the state would then depend on more than
+the log."""
+MAX_NAME: Final = 255
+MAX_TERMS: Final = 64 << 10
+MAX_ACK_SECONDS: Final = 7 * 86_400.0
+
+DEAD: Final = "consumer"
+"""The origin of dead letters."""
+ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.tries")
+"""The attributes that a dead letter has besides its original's: who gave it up, and what it was."""
+
+
+class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was agreed when a consumer was created.
+
+    ``topic``, ``origin`` and ``where`` say which messages concern it, as a ``follow`` has them; those under its own
+    dead-letter topic never do. ``max_tries`` 0 is to try for ever; ``dead_letter`` defaults to ``dead/NAME``.
+    """
+
+    topic: str | None = None
+    origin: tuple[str, ...] | None = None
+    where: dict[str, Any] | None = None
+    ack_seconds: float = 30.0
+    max_tries: int = 10
+    dead_letter: str | None = None
+
+
+class Consumer:
+    """One consumer: its terms and its cursor. Only log entries change it."""
+
+    __slots__ = ("_done", "created", "dead", "floor", "lost", "name", "since", "terms")
+
+    def __init__(self, name: str, terms: Terms, floor: int, created: int) -> None:
+        self.name = name
+        self.terms = terms
+        self.created = created
+        self.since = created
+        """The entry that created or last reset it."""
+        self.floor = floor
+        """Everything up to here is done."""
+        self.dead = 0
+        """Messages that were given up."""
+        self.lost = 0
+        """Numbers that retention removed before they were done."""
+        self._done = Ranges(MAX_RANGES)
+
+    @property
+    def done(self) -> list[Range]:
+        """What is done above the floor; never the number right above it."""
+        return list(self._done)
+
+    @property
+    def dead_letter(self) -> str:
+        """The topic of its dead letters."""
+        return self.terms.dead_letter or f"dead/{self.name}"
+
+    def settle(self, ranges: Iterable[Range]) -> list[Range]:
+        """Take note that numbers are done; return those there was no room for."""
+        forgotten: list[Range] = []
+        for first, last in ranges:
+            if first <= self.floor + 1:
+                self._rise(last)
+            elif not self._done.add(first, last):
+                forgotten.append((first, last))
+        return forgotten
+
+    def reset(self, to: int, seq: int) -> None:
+        """Begin again at ``to``."""
+        self.floor = to - 1
+        self.since = seq
+        self._done = Ranges(MAX_RANGES)
+
+    def _rise(self, to: int) -> None:
+        """Everything up to ``to`` is done, and so is what adjoins it."""
+        self.floor = max(self.floor, to)
+        self._done.cut_below(self.floor + 1)
+        lowest = next(iter(self._done), None)
+        if lowest is not None and lowest[0] == self.floor + 1:
+            self.floor = lowest[1]
+            self._done.cut_below(self.floor + 1)
+
+
+class Settled(NamedTuple):
+    """Numbers that are done as soon as an entry says so; ``since`` as the entry has it."""
+
+    ranges: tuple[Range, ...]
+    since: int
+    lost: int = 0
+
+
+class Created(NamedTuple):
+    """A consumer appeared."""
+
+    consumer: Consumer
+
+
+class Reset(NamedTuple):
+    """A consumer's cursor was moved: whatever was under way for it no longer counts."""
+
+    consumer: Consumer
+
+
+class Removed(NamedTuple):
+    """A consumer is gone."""
+
+    consumer: Consumer
+
+
+class Forgotten(NamedTuple):
+    """Numbers that are not done after all: there was no room to remember them."""
+
+    consumer: Consumer
+    settled: Settled
+
+
+Event: TypeAlias = Created | Reset | Removed | Forgotten
+
+
+class Consumers:
+    """The consumers there are, in the order of their creation."""
+
+    name = PART
+    follows_messages = False
+
+    def __init__(self) -> None:
+        self.observer: Callable[[Event], None] | None = None
+        """Told each event as it happens: the state is then just behind it."""
+        self._consumers: dict[str, Consumer] = {}
+
+    def __len__(self) -> int:
+        return len(self._consumers)
+
+    def __iter__(self) -> Iterator[Consumer]:
+        return iter(self._consumers.values())
+
+    def get(self, name: str) -> Consumer | None:
+        """The consumer of a name."""
+        return self._consumers.get(name)
+
+    def holds(self) -> dict[str, int]:
+        """What retention must keep for each: a hold at the first number that is not done."""
+        return {f"{PART}/{consumer.name}": consumer.floor + 1 for consumer in self}
+
+    def creation(self, name: str, terms: Terms, start: int) -> Batch | None:
+        """The entry that a consumer needs before anyone follows it, or ``None`` if it is there on these terms.
+
+        Ask again once the entry is committed: another creation may have come first, on other terms.
+        """
+        known = self._consumers.get(name)
+        if known is None:
+            if len(self) >= MAX_CONSUMERS:
+                raise RefusedError("limit", f"{MAX_CONSUMERS} consumers are there; remove one")
+            return create(name, terms, start)
+        if known.terms != terms:
+            fields = Terms.__struct_fields__
+            differing = [field for field in fields if getattr(known.terms, field) != getattr(terms, field)]
+            raise RefusedError("conflict", f"consumer {name!r} has another {', '.join(differing)}")
+        return None
+
+    def apply(self, name: str, payload: bytes, seq: int) -> None:
+        """Follow a ``consumer`` entry."""
+        order = msgspec.json.decode(payload, type=_Order)
+        consumer = self._consumers.get(name)
+        if consumer is None:
+            if order.create is not None and len(self) < MAX_CONSUMERS:
+                try:
+                    _check_name(name)
+                    _check_terms(order.create)
+                except WireError as error:
+                    # Doors write no such entry; one that was passed on may be anything.
+                    raise msgspec.ValidationError(str(error)) from None
+                consumer = self._consumers[name] = Consumer(name, order.create, order.start - 1, seq)
+                self._tell(Created(consumer))
+        elif order.done is not None:
+            if order.since == consumer.since:
+                forgotten = consumer.settle(order.done)
+                if forgotten:
+                    self._tell(Forgotten(consumer, Settled(tuple(forgotten), consumer.since)))
+                consumer.dead = min(consumer.dead + order.dead, MAX_SEQUENCE)
+                consumer.lost = min(consumer.lost + order.lost, MAX_SEQUENCE)
+        elif order.reset is not None:
+            consumer.reset(order.reset, seq)
+            self._tell(Reset(consumer))
+        elif order.remove:
+            del self._consumers[name]
+            self._tell(Removed(consumer))
+
+    def follow(self, _batch: Batch) -> None:
+        """Messages change nothing here: a consumer's floor stays until an entry moves it."""
+
+    def dump(self) -> bytes:
+        """The consumers as a snapshot's section."""
+        kept = [_Kept(c.name, c.terms, c.created, c.since, c.floor, c.done, c.dead, c.lost) for c in self]
+        return msgspec.msgpack.encode(kept)
+
+    def load(self, section: bytes) -> None:
+        """Take the consumers over from a snapshot."""
+        self._consumers.clear()
+        for kept in msgspec.msgpack.decode(section, type=list[_Kept]):
+            consumer = self._consumers[kept.name] = Consumer(kept.name, kept.terms, kept.floor, kept.created)
+            consumer.since, consumer.dead, consumer.lost = kept.since, kept.dead, kept.lost
+            consumer.settle(kept.done)
+
+    def _tell(self, event: Event) -> None:
+        if self.observer is not None:
+            self.observer(event)
+
+
+def create(name: str, terms: Terms, start: int) -> Batch:
+    """The log entry that creates a consumer whose first number is ``start``."""
+    _check_name(name)
+    _check_terms(terms)
+    return _entry(name, _Order(create=terms, start=start))
+
+
+def settle(name: str, settled: Settled) -> Batch:
+    """The log entry that says what is done: one for all that a turn brought."""
+    return _entry(name, _Order(done=settled.ranges, since=settled.since, lost=settled.lost))
+
+
+def reset(name: str, to: int) -> Batch:
+    """The log entry that has a consumer begin again at ``to``."""
+    return _entry(name, _Order(reset=to))
+
+
+def remove(name: str) -> Batch:
+    """The log entry that removes a consumer."""
+    return _entry(name, _Order(remove=True))
+
+
+def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int) -> Batch:
+    """The batch that makes dead letters of messages, and behind them the entry that says they are done.
+
+    ``rows`` are those that concern the consumer; only those within the settled ranges count.
+    """
+    seqs = rows.column("seq").to_numpy()
+    within = np.zeros(len(seqs), np.bool_)
+    for first, last in settled.ranges:
+        within[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")] = True
+    rows = rows.filter(pa.array(within))
+    dead = rows.num_rows
+    rows = rows.filter(pc.not_equal(rows.column("origin"), DEAD))
+    done = _entry(
+        consumer.name, _Order(done=settled.ranges, since=settled.since, dead=dead, lost=settled.lost)
+    )
+    if not rows.num_rows:
+        return done
+    columns = [
+        pa.array([DEAD] * rows.num_rows + [NOT_A_MESSAGE], pa.string()),
+        pa.array([consumer.dead_letter] * rows.num_rows + [done.topic], pa.string()),
+        maps([*_attributes(consumer, rows, tries), {}], SCHEMA.field("attributes").type),
+        pa.concat_arrays([rows.column("numbers"), maps([{}], SCHEMA.field("numbers").type)]),
+    ]
+    schema = pa.schema([SCHEMA.field(name) for name in ("origin", "topic", "attributes", "numbers")])
+    return Batch(
+        Run.of([*Run.from_arrow(rows.column("payload")), *done.run]),
+        origin=DEAD,
+        publisher=consumer.name,
+        columns=pa.RecordBatch.from_arrays(columns, schema=schema),
+    )
+
+
+_Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)]
+
+
+class _Order(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "from"}):
+    create: Terms | None = None
+    start: _Seq = 1
+    done: Sequence[tuple[_Seq, _Seq]] | None = None
+    since: _Count = 0
+    dead: _Count = 0
+    lost: _Count = 0
+    reset: _Seq | None = None
+    remove: bool = False
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    terms: Terms
+    created: int
+    since: int
+    floor: int
+    done: list[Range]
+    dead: int
+    lost: int
+
+
+def _entry(name: str, order: _Order) -> Batch:
+    return entry(PART, name, msgspec.json.encode(order))
+
+
+def _attributes(consumer: Consumer, rows: pa.RecordBatch, tries: int) -> Iterator[dict[str, str]]:
+    names = ("attributes", "seq", "topic", "origin")
+    for attributes, *was in zip(*(rows.column(name).to_pylist() for name in names), strict=True):
+        yield {**dict(attributes), **dict(zip(ADDED, map(str, (consumer.name, *was, tries)), strict=True))}
+
+
+def _check_name(name: str) -> None:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise MalformedError("link", "consumer", name, "UTF-8 text") from None
+    if not size:
+        raise MalformedError("link", "consumer", name, "a name")
+    if size > MAX_NAME:
+        raise LimitError("link", "consumer", size, MAX_NAME)
+
+
+def _check_terms(terms: Terms) -> None:
+    seconds = terms.ack_seconds
+    if not (isfinite(seconds) and 0 < seconds <= MAX_ACK_SECONDS):
+        raise MalformedError("link", "ack_seconds", seconds, f"more than 0 and at most {MAX_ACK_SECONDS:g}")
+    if terms.max_tries < 0:
+        raise MalformedError("link", "max_tries", terms.max_tries, "0 (for ever) or more")
+    if NOT_A_MESSAGE in (terms.origin or ()):
+        # Each entry that says what is done would be something new to be done.
+        raise MalformedError("link", "origin", terms.origin, f"no {NOT_A_MESSAGE!r}: these are no messages")
+    try:
+        size = len(msgspec.json.encode(terms))
+        msgspec.msgpack.encode(terms)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        # An entry is JSON, a snapshot is not: one would take whole numbers that the other has no room for.
+        raise MalformedError("link", "where", None, "what JSON can say, with numbers of 64 bits") from None
+    if size > MAX_TERMS:
+        raise LimitError("link", "where", size, MAX_TERMS)

@@ -1,0 +1,355 @@
+"""Who of a durable consumer's members gets what, and until when: all that a restart may forget.
+
+Numbers up to the **frontier** have been handed out. Of those, a **piece** (a range of numbers with one fate) is kept
+for whatever is not done yet, so that what is done needs no memory: it is the rest. A piece is *waiting* to be handed
+out again, *being read* for a member, *in flight* at a member until a deadline, or *doomed*: tried too often, and on its
+way to the dead letters. Nothing here is per message as long as members acknowledge what they got in one go.
+
+One round, as the driver sees it:
+
+1. :meth:`~Delivery.ready` says that a member can take one more range; :meth:`~Delivery.assign` gives ready members
+   ranges to be read, what waits before what is new, so that the floor moves;
+2. the driver reads the range, filters it, and tells :meth:`~Delivery.delivered` how far it came and what matched. It
+   gets back what to send. Numbers that do not match are done then, or together with the match before them;
+3. :meth:`~Delivery.ack`, :meth:`~Delivery.nack`, :meth:`~Delivery.expire` and :meth:`~Delivery.leave` end it. At the
+   end of a turn :meth:`~Delivery.collect` has all that is newly done, for one log entry.
+
+Rules:
+
+- A number is at one member at a time, unless its deadline has passed. Deadlines begin when rows are sent.
+- New numbers reach a member in ascending order, but for those that another member gave back.
+- Only what was handed out, since the hub started or the consumer was reset, can be acknowledged; who acknowledges it
+  does not matter, nor whether the deadline has passed.
+- A try counts once it is sent, however it ends, but for a member that leaves in good order: it may not have begun.
+  Tries are not in the log: a hub that restarts begins to count anew.
+- Passing over numbers that do not match is worth a log entry only every :data:`PASSED` numbers. Entries are such
+  numbers too, and consumers would otherwise keep an idle hub busy with each other's.
+
+Bounds: with half of :attr:`Limits.pieces`, nothing new is handed out until gaps close; with all of them, an
+acknowledgement that would tear another gap is refused, and pieces that wait side by side are joined. A member has at
+most :attr:`Limits.in_flight` messages and one more range.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Final, NamedTuple, TypeAlias
+
+from headrace.errors import RefusedError
+from headrace.hub.consumers.cursors import Consumer, Settled
+from headrace.hub.consumers.outstanding import NOBODY, Matches, Piece, Pieces, clip
+from headrace.hub.sequence_ranges import Range, Ranges
+
+PASSED: Final = 65_536
+"""Far more than there can be consumers: passing over one entry of each must not be worth an entry of each."""
+
+TICKS: Final = 64
+"""Deadlines fall on a 64th of a consumer's ``ack_seconds``, never early, so that what one member is sent in small bits
+within a tick is one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one consumer may cost."""
+
+    span: int = 4096
+    """The most numbers that are read for a member at a time."""
+    in_flight: int = 16_384
+    """Messages that a member may have unacknowledged and still be given more."""
+    pieces: int = 1024
+    """What is remembered of what is not done; what the log's state remembers has room for several times that."""
+    members: int = 1024
+
+
+class Assign(NamedTuple):
+    """Read ``first`` to ``last`` for a member and tell :meth:`Delivery.delivered`; ``tries`` counts this one."""
+
+    member: int
+    first: int
+    last: int
+    tries: int
+
+
+class Expired(NamedTuple):
+    """A member did not acknowledge these in time."""
+
+    member: int
+    first: int
+    last: int
+    tries: int
+
+
+class DeadLetter(NamedTuple):
+    """These were tried too often: read and filter them, then :meth:`Delivery.bury` them, all or bit by bit."""
+
+    first: int
+    last: int
+    tries: int
+
+
+Work: TypeAlias = Expired | DeadLetter
+
+
+class Delivery:
+    """One consumer's members and what they have. A member's id is never used again."""
+
+    def __init__(self, consumer: Consumer, limits: Limits | None = None) -> None:
+        self.consumer = consumer
+        self._limits = limits or Limits()
+        self._load: dict[int, int] = {}
+        self._ready: dict[int, None] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what is under way and begin where the consumer's cursor stands; members stay."""
+        self._since = self.consumer.since
+        self._waiting = Pieces()
+        self._taken = Pieces()
+        # Bounded all the same: between any two of them is a piece.
+        self._done = Ranges(sys.maxsize)
+        self._worthwhile = False
+        self._lost = 0
+        self._soonest = inf
+        self._load = dict.fromkeys(self._load, 0)
+        self.frontier = self.consumer.floor + 1
+        """The first number that was not handed out yet."""
+        for first, last in self.consumer.done:
+            self._waiting.add(Piece(self.frontier, first - 1))
+            self.frontier = last + 1
+
+    @property
+    def members(self) -> int:
+        """How many members there are."""
+        return len(self._load)
+
+    @property
+    def pieces(self) -> int:
+        """What there is to remember."""
+        return len(self._waiting) + len(self._taken)
+
+    @property
+    def deadline(self) -> float:
+        """When to call :meth:`expire`; infinite if nothing is in flight."""
+        return self._soonest
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost if this were forgotten, tries included."""
+        return not (self._load or self.pieces or self._worthwhile)
+
+    def load(self, member: int) -> int:
+        """How many messages a member has not acknowledged."""
+        return self._load[member]
+
+    def join(self, member: int) -> None:
+        """Take a member in."""
+        if len(self._load) >= self._limits.members:
+            raise RefusedError("limit", f"consumer {self.consumer.name!r} has {len(self._load)} members")
+        self._load[member] = 0
+
+    def ready(self, member: int) -> None:
+        """A member can take one more range: it has room, and what it was last given is delivered."""
+        if member in self._load:
+            self._ready[member] = None
+
+    def leave(self, member: int, *, tried: bool) -> list[DeadLetter]:
+        """A member is gone, and what it had is there for others at once; ``tried`` unless it left in good order."""
+        del self._load[member]
+        self._ready.pop(member, None)
+        returned = self._taken.carve(1, sys.maxsize, lambda piece: piece.member == member)
+        return self._give_back(
+            piece if tried and piece.in_flight else piece._replace(tries=piece.tries - 1)
+            for piece in returned
+        )
+
+    def assign(self, head: int) -> list[Assign]:
+        """Give ready members something to do, in the order in which they became ready."""
+        work: list[Assign] = []
+        for member in list(self._ready):
+            if self._load[member] >= self._limits.in_flight:
+                continue
+            piece = self._next(head)
+            if piece is None:
+                break
+            del self._ready[member]
+            self._taken.add(piece._replace(tries=piece.tries + 1, member=member))
+            work.append(Assign(member, piece.first, piece.last, piece.tries + 1))
+        return work
+
+    def delivered(self, given: Assign, last: int, matching: Sequence[Range], now: float) -> list[Range]:
+        """The range was read up to ``last`` (which may be short of its end) and this matched; return what to send.
+
+        That is less than what matched if some was acknowledged late while it was read, and nothing if the range is no
+        longer the member's to have. What was not read, all of it if ``last`` is before the first, goes to whoever is
+        ready next.
+        """
+        reading = self._taken.carve(
+            given.first, given.last, lambda piece: piece.member == given.member and not piece.in_flight
+        )
+        tick = self.consumer.terms.ack_seconds / TICKS
+        deadline = (ceil(now / tick) + TICKS) * tick
+        wanted: list[Range] = []
+        for piece in reading:
+            if piece.last > last:
+                unread = piece._replace(first=max(piece.first, last + 1), tries=piece.tries - 1)
+                self._put_back(unread)
+                if piece.first > last:
+                    continue
+            end = min(piece.last, last)
+            wanted += self._send(piece, end, clip(matching, piece.first, end), deadline)
+        return wanted
+
+    def ack(self, ranges: Iterable[Range]) -> int:
+        """Numbers are done with; return how many of them were not so before.
+
+        Refused if too many gaps would be left between what is done: what came before in ascending order counts.
+        """
+        count = 0
+        for first, last in sorted(ranges):
+            if self.pieces >= self._limits.pieces and self._tears(first, last):
+                raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
+            for piece in (*self._carve_taken(first, last), *self._waiting.carve(first, last)):
+                count += piece.size
+                self._done.add(piece.first, piece.last)
+                self._worthwhile = True
+        return count
+
+    def nack(self, member: int, first: int, last: int) -> list[DeadLetter]:
+        """A member has failed with some of what it has: others get it at once. Refused if there are too many gaps."""
+        if self.pieces >= self._limits.pieces:
+            raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
+        return self._give_back(
+            self._carve_taken(first, last, lambda piece: piece.member == member and piece.in_flight)
+        )
+
+    def expire(self, now: float) -> list[Work]:
+        """Take back what was not acknowledged in time."""
+        if now < self._soonest:
+            return []
+        work: list[Work] = []
+        overdue = self._carve_taken(1, sys.maxsize, lambda piece: piece.deadline <= now)
+        work += [Expired(piece.member, piece.first, piece.last, piece.tries) for piece in overdue]
+        work += self._give_back(overdue)
+        # Pieces that were acknowledged in time have left it too early, at the cost of one look here.
+        self._soonest = min((piece.deadline for piece in self._taken), default=inf)
+        return work
+
+    def bury(self, first: int, last: int) -> Settled:
+        """What is left of a dead letter's range (some may be acknowledged by now), for the batch that buries it."""
+        doomed = self._taken.carve(first, last, _is_doomed)
+        return Settled(tuple((piece.first, piece.last) for piece in doomed), self._since)
+
+    def trimmed(self, oldest: int) -> list[Range]:
+        """The log begins at ``oldest``: what must be read and lies before it is lost. Return that, to be counted."""
+        below = oldest - 1
+        gone = self._waiting.carve(1, below)
+        gone += self._taken.carve(1, below, lambda piece: not piece.in_flight)
+        if self.frontier < oldest:
+            gone.append(Piece(self.frontier, below))
+            self.frontier = oldest
+        for piece in gone:
+            self._done.add(piece.first, piece.last)
+            self._worthwhile = True
+            self._lost += piece.size
+        return [(piece.first, piece.last) for piece in gone]
+
+    def collect(self) -> Settled | None:
+        """All that is newly done, if it is worth a log entry."""
+        if not self._worthwhile and _count(self._done) < PASSED:
+            return None
+        settled = Settled(tuple(self._done), self._since, self._lost)
+        self._done = Ranges(sys.maxsize)
+        self._worthwhile = False
+        self._lost = 0
+        return settled
+
+    def again(self, settled: Settled) -> None:
+        """The log did not take the entry: its numbers are not done after all."""
+        if settled.since == self._since:
+            for first, last in settled.ranges:
+                self._waiting.add(Piece(first, last))
+
+    def _next(self, head: int) -> Piece | None:
+        """The next piece to be read: the lowest that waits, or new numbers."""
+        half = self._limits.pieces // 2
+        if len(self._taken) >= half:
+            return None
+        if self.pieces >= self._limits.pieces:
+            self._waiting.coalesce()
+        if self._waiting:
+            piece = self._waiting.pop()
+            most = self._share(piece.size)
+            if piece.size > most:
+                self._waiting.add(piece._replace(first=piece.first + most))
+            return piece._replace(last=min(piece.last, piece.first + most - 1))
+        available = head - self.frontier + 1
+        if available <= 0 or self.pieces >= half:
+            return None
+        piece = Piece(self.frontier, self.frontier + self._share(available) - 1)
+        self.frontier = piece.last + 1
+        return piece
+
+    def _share(self, available: int) -> int:
+        """One member's share. Shares get smaller as the end comes nearer, so that nobody is left with a large one."""
+        return min(self._limits.span, -(-available // len(self._load)))
+
+    def _send(self, piece: Piece, last: int, matching: list[Range], deadline: float) -> list[Range]:
+        """What was read of a piece is in flight, but for what comes before its first match."""
+        before = self._taken.pop_before(piece.first)
+        if before is not None:
+            if before[2:5] == (piece.tries, piece.member, deadline):
+                self._taken.add(before.joined(last, matching))
+                self._load[piece.member] += _count(matching)
+                return matching
+            self._taken.add(before)
+        first = matching[0][0] if matching else last + 1
+        if first > piece.first:
+            self._done.add(piece.first, first - 1)
+        if matching:
+            matches = None if matching == [(first, last)] else Matches(matching.copy())
+            self._taken.add(Piece(first, last, piece.tries, piece.member, deadline, matches))
+            self._load[piece.member] += _count(matching)
+            self._soonest = min(self._soonest, deadline)
+        return matching
+
+    def _carve_taken(
+        self, first: int, last: int, wanted: Callable[[Piece], bool] | None = None
+    ) -> list[Piece]:
+        """Take pieces from those who have them."""
+        carved = self._taken.carve(first, last, wanted)
+        for piece in carved:
+            if piece.in_flight:
+                self._load[piece.member] -= piece.messages
+        return carved
+
+    def _give_back(self, pieces: Iterable[Piece]) -> list[DeadLetter]:
+        """Pieces wait for another try, or had their last."""
+        work: list[DeadLetter] = []
+        most = self.consumer.terms.max_tries
+        for piece in pieces:
+            if most and piece.tries >= most:
+                self._taken.add(piece._replace(member=NOBODY, deadline=inf))
+                work.append(DeadLetter(piece.first, piece.last, piece.tries))
+            else:
+                self._put_back(piece)
+        return work
+
+    def _put_back(self, piece: Piece) -> None:
+        if piece.tries == 0 and piece.last == self.frontier - 1:
+            self.frontier = piece.first  # As if it had never been handed out.
+        else:
+            self._waiting.add(piece._replace(member=NOBODY, deadline=inf))
+
+    def _tears(self, first: int, last: int) -> bool:
+        return self._taken.tears(first, last) or self._waiting.tears(first, last)
+
+
+def _count(ranges: Iterable[Range]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def _is_doomed(piece: Piece) -> bool:
+    return piece.member == NOBODY

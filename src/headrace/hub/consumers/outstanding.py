@@ -1,0 +1,197 @@
+"""Pieces: ranges of numbers that are not done yet, each with one fate, cut as members acknowledge parts of them.
+
+A piece knows which of its numbers were messages for the consumer (those that **match**). Whatever does not match goes
+with the match before it, so that acknowledging the matches one by one leaves no holes between them.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.hub.sequence_ranges import Range
+
+NOBODY: Final = -1
+
+
+class Matches:
+    """Which numbers of a piece are the consumer's messages; shared by what the piece is cut into."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, ranges: list[Range]) -> None:
+        self._ranges = ranges
+
+    def after(self, seq: int) -> int:
+        """The next match behind a number, however far."""
+        index = bisect_right(self._ranges, seq, key=_last)
+        return max(self._ranges[index][0], seq + 1) if index < len(self._ranges) else sys.maxsize
+
+    def count(self, first: int, last: int) -> int:
+        """How many matches a range has."""
+        return sum(until - start + 1 for start, until in clip(self._ranges, first, last))
+
+    def joined(self, last: int, ranges: list[Range]) -> Matches:
+        """These up to ``last``, and the ranges behind it."""
+        if self._ranges[-1][1] > last:
+            return Matches(clip(self._ranges, 1, last) + ranges)
+        # Those who share this end before what is added, and do not see it.
+        self._ranges += ranges
+        return self
+
+
+class Piece(NamedTuple):
+    """Numbers with one fate; ``tries`` is how often they were handed out."""
+
+    first: int
+    last: int
+    tries: int = 0
+    member: int = NOBODY
+    """Who has it; nobody while it waits, and when it is doomed."""
+    deadline: float = inf
+    """Finite while it is in flight."""
+    matches: Matches | None = None
+    """What matched when it was last sent; ``None`` if all did, or if it was never sent."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return self.last - self.first + 1
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a member has it and its time is running."""
+        return self.deadline != inf
+
+    @property
+    def messages(self) -> int:
+        """How many of its numbers match."""
+        return self.size if self.matches is None else self.matches.count(self.first, self.last)
+
+    def reach(self, last: int) -> int:
+        """How far a cut up to ``last`` goes: what does not match goes with the match before it."""
+        if last >= self.last:
+            return self.last
+        return last if self.matches is None else min(self.last, self.matches.after(last) - 1)
+
+    def joined(self, last: int, matching: list[Range]) -> Piece:
+        """The piece with all up to ``last`` behind it, of which this matched."""
+        if self.matches is None and matching == [(self.last + 1, last)]:
+            return self._replace(last=last)
+        matches = Matches([(self.first, self.last)]) if self.matches is None else self.matches
+        return self._replace(last=last, matches=matches.joined(self.last, matching))
+
+
+class Pieces:
+    """Disjoint pieces, lowest first."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self._pieces)
+
+    def add(self, piece: Piece) -> None:
+        """Take a piece that overlaps none that is here."""
+        insort(self._pieces, piece, key=_first_of)
+
+    def pop(self) -> Piece:
+        """Remove and return the lowest piece; there must be one."""
+        return self._pieces.pop(0)
+
+    def pop_before(self, first: int) -> Piece | None:
+        """Remove and return the piece that ends right before a number, if there is one."""
+        index = bisect_left(self._pieces, first - 1, key=_last_of)
+        if index < len(self._pieces) and self._pieces[index].last == first - 1:
+            return self._pieces.pop(index)
+        return None
+
+    def coalesce(self) -> None:
+        """Join pieces that adjoin; together they count as tried as often as the one tried least."""
+        joined: list[Piece] = []
+        for piece in self._pieces:
+            if joined and joined[-1].last + 1 == piece.first:
+                tries = min(joined[-1].tries, piece.tries)
+                joined[-1] = Piece(joined[-1].first, piece.last, tries)
+            else:
+                joined.append(piece)
+        self._pieces = joined
+
+    def tears(self, first: int, last: int) -> bool:
+        """Whether carving a range would leave both ends of a piece."""
+        index = bisect_left(self._pieces, first, key=_last_of)
+        if index == len(self._pieces):
+            return False
+        piece = self._pieces[index]
+        return piece.first < first and piece.reach(last) < piece.last
+
+    def carve(self, first: int, last: int, wanted: Callable[[Piece], bool] | None = None) -> list[Piece]:
+        """Cut a range out of the pieces, or of those wanted, and return it as pieces of its own."""
+        begin = bisect_left(self._pieces, first, key=_last_of)
+        end = bisect_right(self._pieces, last, key=_first_of)
+        carved: list[Piece] = []
+        kept: list[Piece] = []
+        for piece in self._pieces[begin:end]:
+            if wanted is not None and not wanted(piece):
+                kept.append(piece)
+                continue
+            cut_first, cut_last = max(first, piece.first), piece.reach(last)
+            if cut_first > piece.first:
+                kept.append(piece._replace(last=cut_first - 1))
+            if cut_last < piece.last:
+                kept.append(piece._replace(first=cut_last + 1))
+            carved.append(piece._replace(first=cut_first, last=cut_last))
+        self._pieces[begin:end] = kept
+        return carved
+
+
+def clip(ranges: Sequence[Range], first: int, last: int) -> list[Range]:
+    """What ascending ranges have between two numbers.
+
+    >>> clip([(1, 3), (5, 6), (9, 12)], 2, 10)
+    [(2, 3), (5, 6), (9, 10)]
+    """
+    begin = bisect_left(ranges, first, key=_last)
+    end = bisect_right(ranges, last, key=_first)
+    return [(max(first, start), min(last, until)) for start, until in ranges[begin:end]]
+
+
+def spans(seqs: npt.NDArray[np.int64]) -> list[Range]:
+    """Ascending numbers as ranges, as :meth:`Delivery.delivered` wants what matched.
+
+    >>> spans(np.array([1, 2, 3, 7, 9, 10]))
+    [(1, 3), (7, 7), (9, 10)]
+    """
+    if not len(seqs):
+        return []
+    breaks = np.flatnonzero(np.diff(seqs) != 1)
+    firsts = seqs[np.concatenate(([0], breaks + 1))]
+    lasts = seqs[np.concatenate((breaks, [len(seqs) - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def _first(sequences: Range) -> int:
+    return sequences[0]
+
+
+def _last(sequences: Range) -> int:
+    return sequences[1]
+
+
+def _first_of(piece: Piece) -> int:
+    return piece.first
+
+
+def _last_of(piece: Piece) -> int:
+    return piece.last

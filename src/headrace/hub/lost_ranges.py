@@ -1,0 +1,128 @@
+"""What readers found gone and passed over: ranges of the sequence, by the reader's name, as a part of the hub's state.
+
+A reader that is to go on where messages are missing (Spark's ``failOnDataLoss=false``) says which they were, in a log
+that may be seen by nobody. So it tells the hub too. What is told twice, in a task's second try or because a micro-batch
+was planned again, counts once. It is kept as little as it may be asked for: the newest ranges of the newest readers.
+
+Entry ``reader/NAME``: payload ``{"first": n, "last": n}``, messages that were gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from headrace.hub.sequence_ranges import Range
+from headrace.hub.state import entry
+from headrace.message import MAX_SEQUENCE, Batch
+
+MAX_READERS: Final = 64
+MAX_RANGES: Final = 8
+"""Of one reader: more are counted, and no longer named. Neither limit is a setting: the state would then depend on
+more than the log."""
+MAX_NAME: Final = 255
+"""Characters of a reader's name. The link asks for no more; an entry that was passed on may have any."""
+
+
+@dataclass(slots=True)
+class _Lost:
+    messages: int = 0
+    ranges: list[Range] = field(default_factory=list)
+    """None touches another; that which was told last is the last."""
+
+
+class Losses:
+    """The newest losses of each reader."""
+
+    name = "reader"
+    follows_messages = False
+
+    def __init__(self) -> None:
+        self.observer: Callable[[int, list[Range]], None] | None = None
+        """Told of each entry its place, and which of the messages were not known to be gone."""
+        self._readers: dict[str, _Lost] = {}
+
+    def add(self, reader: str, first: int, last: int) -> list[Range]:
+        """Messages ``first`` to ``last`` were gone; returns those of them that were not known to be."""
+        lost = self._readers.pop(reader, None) or _Lost()
+        while len(self._readers) >= MAX_READERS:
+            # The one that has been silent for the longest.
+            self._readers.pop(next(iter(self._readers)))
+        self._readers[reader] = lost
+        fresh = _without((first, last), lost.ranges)
+        # At most as many as there are numbers: who tells again what was forgotten must not outgrow a snapshot.
+        lost.messages = min(lost.messages + sum(end - begin + 1 for begin, end in fresh), MAX_SEQUENCE)
+        near = [each for each in lost.ranges if each[0] <= last + 1 and each[1] >= first - 1]
+        whole = min([first, *(each[0] for each in near)]), max([last, *(each[1] for each in near)])
+        lost.ranges = [*(each for each in lost.ranges if each not in near), whole][-MAX_RANGES:]
+        return fresh
+
+    def unknown(self, reader: str, first: int, last: int) -> list[Range]:
+        """Those of messages ``first`` to ``last`` that are not known to be lost to a reader."""
+        lost = self._readers.get(reader)
+        return _without((first, last), lost.ranges if lost is not None else [])
+
+    def facts(self, reader: str | None = None) -> dict[str, object]:
+        """For each reader, or for one: how many messages, and the newest ranges, the newest last."""
+        return {
+            name: {"messages": lost.messages, "ranges": [list(each) for each in lost.ranges]}
+            for name, lost in self._readers.items()
+            if reader in (None, name)
+        }
+
+    def apply(self, name: str, payload: bytes, seq: int) -> None:
+        """Follow a ``reader`` entry."""
+        gone = msgspec.json.decode(payload, type=_Gone)
+        if not 0 < len(name) <= MAX_NAME or gone.first > gone.last:
+            raise msgspec.ValidationError(f"{name[:MAX_NAME]!r} cannot have lost {gone.first} to {gone.last}")
+        fresh = self.add(name, gone.first, gone.last)
+        if self.observer is not None:
+            self.observer(seq, fresh)
+
+    def follow(self, _batch: Batch) -> None:
+        """Messages change nothing here."""
+
+    def dump(self) -> bytes:
+        """The losses as a snapshot's section."""
+        return msgspec.msgpack.encode(
+            [(name, lost.messages, lost.ranges) for name, lost in self._readers.items()]
+        )
+
+    def load(self, section: bytes) -> None:
+        """Take the losses over from a snapshot."""
+        loaded = msgspec.msgpack.decode(section, type=list[tuple[str, int, list[Range]]])
+        self._readers = {name: _Lost(messages, ranges) for name, messages, ranges in loaded}
+
+
+def lose(reader: str, first: int, last: int) -> Batch:
+    """The log entry that says what a reader found gone."""
+    return entry(Losses.name, reader, msgspec.json.encode(_Gone(first, last)))
+
+
+_Seq = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
+
+
+class _Gone(msgspec.Struct, frozen=True):
+    first: _Seq
+    last: _Seq
+
+
+def _without(wanted: Range, known: list[Range]) -> list[Range]:
+    """The parts of a range that are in none of others.
+
+    >>> _without((1, 10), [(3, 4), (9, 20)])
+    [(1, 2), (5, 8)]
+    """
+    left = []
+    begin, end = wanted
+    for first, last in sorted(known):
+        if last < begin or first > end:
+            continue
+        if first > begin:
+            left.append((begin, first - 1))
+        begin = last + 1
+    return [*left, (begin, end)] if begin <= end else left

@@ -1,0 +1,1 @@
+"""Publishing: idempotent publishers, staged commits, and relays to the hub that numbers messages."""

@@ -1,0 +1,121 @@
+"""Pushing on: a sequencer that takes plain payloads and acknowledges nothing, as the backbone's own protocol has it.
+
+A PUSH carries a payload and no more, and is best effort. So of what doors take in, messages go on without their
+envelope; whatever depends on more is refused: entries of the hub's state, what a client wants acknowledged, and what
+must be there together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.errors import UnavailableError
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Submission, Told, ToldNewest, tied_groups
+from headrace.message import Batch
+
+PUSHED: Final = frozenset({"fyrehose", "spp", "attribute"})
+"""Origins whose messages nobody waits to see acknowledged."""
+
+
+class Pushing:
+    """The sequencer of a frontend over fyrehose; :class:`headrace.hub.sequencer.Sequencer` says what it does."""
+
+    def __init__(self, hub: Hub, *, longest: int, patience: float, most: int, now: float) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        """Asks the driver to push."""
+        self._hub = hub
+        self._longest = longest
+        self._patience = patience
+        self._most = most
+        self._waiting: deque[Submission] = deque()
+        self._size = 0
+        self._lost_at: float | None = now
+
+    @property
+    def congested(self) -> bool:
+        """Whether publishers must wait."""
+        return self._size > self._most
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait to be pushed."""
+        return self._size
+
+    def order(self, submitted: Sequence[Submission]) -> None:
+        """Have messages pushed; refuse what a PUSH cannot carry."""
+        for group in tied_groups(submitted):
+            submission = group[-1]
+            batch = submission.batch
+            if len(group) > 1:
+                what = "a fyrehose upstream takes each message by itself, and nothing that belongs together"
+                self._hub.refuse(group, UnavailableError(what), "upstream")
+            elif batch.origin not in PUSHED:
+                what = f"a fyrehose upstream takes plain messages, and nothing of origin {batch.origin or 'log'!r}"
+                self._hub.refuse(group, UnavailableError(what), "upstream")
+            elif int(batch.run.lengths.max(initial=0)) > self._longest:
+                what = f"a fyrehose upstream takes messages of {self._longest} bytes at most"
+                self._hub.refuse(group, UnavailableError(what), "limit")
+            else:
+                self._waiting.append(submission)
+                self._size += batch.size
+        self.wake()
+
+    def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:  # noqa: ARG002
+        """Refuse: nobody could say where it is."""
+        told(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
+
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:  # noqa: ARG002
+        """Refuse: a PUSH is never all or nothing."""
+        told(UnavailableError("a fyrehose upstream takes no commits"))
+
+    def newest(self, publisher: str, told: ToldNewest) -> None:  # noqa: ARG002
+        """Refuse: publishers' numbers do not travel in a PUSH."""
+        told(UnavailableError("a fyrehose upstream knows no publishers"))
+
+    def committed(self, head: int) -> None:
+        """Nobody waits for what comes back."""
+
+    # What the driver tells
+
+    def first(self) -> Batch | None:
+        """What is to be pushed now."""
+        return self._waiting[0].batch if self._waiting and self._lost_at is None else None
+
+    def pushed(self, batch: Batch) -> None:
+        """The first is on its way: that is all that will ever be known of it."""
+        if not self._waiting or self._waiting[0].batch is not batch:
+            return  # It was refused while it was being pushed.
+        batch, done, _ = self._take()
+        self._hub.received(batch)
+        if done is not None:
+            done(batch)
+
+    def connected(self) -> None:
+        """There is a connection."""
+        if self._lost_at is not None:
+            self._lost_at = None
+            self.wake()
+
+    def lost(self, now: float) -> None:
+        """There is no connection any more."""
+        if self._lost_at is None:
+            self._lost_at = now
+
+    def tick(self, now: float) -> None:
+        """Refuse what has waited too long for a connection."""
+        if self._lost_at is None or now - self._lost_at < self._patience:
+            return
+        while self._waiting:
+            error = UnavailableError(f"the upstream hub has not answered for {self._patience:g} s")
+            self._hub.refuse([self._take()], error, "upstream")
+
+    def _take(self) -> Submission:
+        was_congested = self.congested
+        submission = self._waiting.popleft()
+        self._size -= submission.batch.size
+        if was_congested and not self._hub.congested:
+            self._hub.relieved()
+        return submission

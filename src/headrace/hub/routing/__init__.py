@@ -1,0 +1,1 @@
+"""Content routing: subscriptions, the matchers that share them, dispatcher, connector and its clients."""

@@ -1,0 +1,390 @@
+"""The dispatcher: what matchers push goes to the connectors that have the clients.
+
+A push names clients and the connector of each. It is grouped by connector and goes, split where it is too long for one
+message, to the connector in this process, to a connector that this dispatcher has dialled, or to the dispatcher that
+says it has that connector. What another dispatcher passes on goes no further than to an own connector, so that nothing
+runs in circles. What has nowhere to go is counted with its sequence number.
+
+**Marks.** A push to nobody says how far its matcher is: all up to its MsgId has been pushed, and all behind the first
+such mark of a connection will be. Its MsgId has the matcher's node id. Marks go to connectors that said they rely on
+them. These have to know when the chain breaks, so a dispatcher that loses a matcher's connection, or has no room for a
+push, closes the connections that this concerns; on each new one, every matcher's place is told first, and that is never
+before anything that was already pushed. A matcher that marks by another connection than before has begun anew: whoever
+relied on the older one must know that, too.
+
+A mark goes the way that pushes would go, and no other: one that overtakes them would say that they have come. So a
+dispatcher that passes a connector's messages to a peer marks by that peer, and when their way changes it withdraws
+(:data:`NOTHING`): a mark behind that begins anew. And to connectors that rely on marks it passes only what is marked,
+for a push without that could not be told from those that another matcher's marks speak of.
+
+A place that the sequence cannot have reached does not count. If it did, new connections would be told it: connectors
+would wait for the sequence to come there, perhaps for ever, and meanwhile feed their clients from the log. Nor may what
+is there reach a connector that relies on marks, which would then be told a place before something that was pushed. So
+whoever says such a place is as good as lost for those connectors, until it marks again (a dispatcher whose copy of the
+log is far behind does this to everyone; when it has caught up, all begin anew).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from headrace.hub.counters import Counters
+from headrace.hub.routing.client_session import NOTHING, Source
+from headrace.wire.attribute.messages import (
+    CLIENT_ID_BYTES,
+    NODE_ID_BYTES,
+    ROUTE_BYTES,
+    DispatcherPush,
+    Heartbeat,
+    MatcherPush,
+    Push,
+    is_msg_id,
+    msg_id,
+    parse_msg_id,
+    seq_of,
+    serialize,
+)
+from headrace.wire.attribute.push_parts import MAX_CONNECTORS, split, split_heartbeat
+
+
+class Target(Protocol):
+    """A connection to a connector or to another dispatcher."""
+
+    def pass_on(self, data: bytes) -> bool:
+        """Send, or say that there is no room (and close)."""
+
+    def part(self, reason: str, detail: str) -> None:
+        """Close the connection."""
+
+
+class Local(Protocol):
+    """The connector in this process."""
+
+    id: bytes
+    relying: bool
+
+    def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: bytes) -> None:
+        """Push a message to clients."""
+
+    def marked(self, source: Source, msg_id: bytes) -> None:
+        """A matcher says how far it is."""
+
+    def lost(self, source: Source) -> None:
+        """A source is gone."""
+
+
+class Feeder:
+    """Who pushes: a matcher or a dispatcher, by one connection, or this process's own matcher."""
+
+    __slots__ = ("nodes", "passed", "source")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        """What it is to the connector in this process."""
+        self.nodes: set[int] = set()
+        """The matchers that push and mark by it, by node id: one, unless it is of another make."""
+        self.passed: dict[bytes, set[int]] = {}
+        """The matchers whose pushes and marks it passes on for an own connector, by the connector's id."""
+
+    def vouches_for(self, node: int, connector: bytes) -> bool:
+        """Whether a matcher marks by it for a connector."""
+        return node in self.nodes or node in self.passed.get(connector, ())
+
+
+class Told(NamedTuple):
+    """The connectors that another dispatcher has, and those of them that want marks."""
+
+    connectors: frozenset[bytes]
+    relying: frozenset[bytes]
+    marked: frozenset[bytes] = frozenset()
+    """Those that are marked by it."""
+
+
+class Dispatcher:
+    """Routes by connector id."""
+
+    def __init__(self, counters: Counters, local: Local | None) -> None:
+        self.local = local
+        self.connectors: dict[bytes, Target] = {}
+        """Own connectors, by the id each has told."""
+        self.relying: set[bytes] = set()
+        """Those of them that want marks."""
+        self.peers: dict[Target, Told | None] = {}
+        """Other dispatchers, and what each says it has; ``None`` until it says."""
+        self.feeders: dict[Feeder, None] = {}
+        """Those who have sent marks."""
+        self.reach: Callable[[], int] = lambda: NOTHING - 1
+        """The highest sequence number that may have been pushed by now."""
+        self._newest = 0
+        """The highest sequence number that was pushed or marked, by whomever."""
+        self._counters = counters
+        self._passed = counters.counter("dispatched")
+        self._unvouched = counters.counter("unvouched", door="dispatcher")
+
+    def push(self, feeder: Feeder, push: MatcherPush) -> None:
+        """Take a whole push of a matcher."""
+        if not push.clients:
+            if is_msg_id(push.msg_id):
+                self._mark(feeder, push.msg_id)
+            return
+        vouched = not is_msg_id(push.msg_id) or (self._reached(feeder, push.msg_id) and self._marks(feeder))
+        for connector, clients in _by_connector(push.clients):
+            if not self._to_own(feeder, connector, push.msg_id, push.payload, clients, vouched):
+                self._to_peers(connector, push.msg_id, push.payload, clients, vouched)
+
+    def forward(self, feeder: Feeder, push: DispatcherPush) -> None:
+        """Take a whole push of another dispatcher."""
+        if not push.clients:
+            if is_msg_id(push.msg_id):
+                self._pass_mark(feeder, push.connector, push.msg_id)
+            return
+        vouched = not is_msg_id(push.msg_id) or (
+            self._reached(feeder, push.msg_id) and bool(feeder.passed.get(push.connector))
+        )
+        if not self._to_own(feeder, push.connector, push.msg_id, push.payload, push.clients, vouched):
+            self._cannot(push.msg_id, push.connector, "its dispatcher has lost it")
+
+    def joined(self, connector: bytes, target: Target, *, relying: bool) -> None:
+        """A connector has said who it is. The newer of two with one id stays, and of two ids on one connection."""
+        self._forget(target, but=connector)
+        # One less than a heartbeat can name: the connector in this process is named, too.
+        if connector not in self.connectors and len(self.connectors) >= MAX_CONNECTORS - 1:
+            target.part("limit", f"a dispatcher has {MAX_CONNECTORS - 1} connectors at most")
+            return
+        older = self.connectors.get(connector)
+        self.connectors[connector] = target
+        if older is not None and older is not target:
+            older.part("replaced", f"connector {connector.decode()} has connected again")
+        if not relying:
+            self._mark_no_more(connector)
+        else:
+            self.relying.add(connector)
+            passed = (node for feeder in self.feeders for node in feeder.passed.get(connector, ()))
+            for node in dict.fromkeys((*self._nodes(), *passed)):
+                target.pass_on(serialize(Push(msg_id(self._newest, node))))
+        self._mark_by_peers()
+
+    def left(self, target: Target) -> None:
+        """A connection to a connector or dispatcher is closed."""
+        self._forget(target)
+        self.peers.pop(target, None)
+        self._mark_by_peers()
+
+    def told(self, peer: Target, connectors: bytes, relying: bytes) -> None:
+        """Another dispatcher says which connectors it has."""
+        before = self.peers.get(peer)
+        ids = frozenset(_ids(connectors))
+        # Others that rely on marks are behind it, but what is for them does not go that way.
+        told = Told(
+            ids, ids.intersection(_ids(relying)), before.marked if before is not None else frozenset()
+        )
+        self.peers[peer] = told
+        self._mark_by_peers()
+
+    def lost(self, feeder: Feeder) -> None:
+        """A feeder's connection is closed: whoever relied on it must know.
+
+        Those who never rely on marks are left in peace: what is pushed to them while they are away is lost.
+        """
+        if feeder not in self.feeders:
+            return  # It never sent a mark, or is replaced.
+        del self.feeders[feeder]
+        if self.local is not None:
+            self.local.lost(feeder.source)
+        relying = [self.connectors[connector] for connector in self.relying]
+        marked = [peer for peer, told in self.peers.items() if told is not None and told.marked]
+        for target in (*relying, *marked):
+            target.part("broken", "a matcher's connection is lost")
+
+    def heartbeat(self, timestamp: int) -> bytes:
+        """What tells others that we live, which connectors are here, and who relies on marks.
+
+        A matcher marks if anybody does: a connector of another dispatcher is named where none is here.
+        """
+        ids, relying = sorted(self.connectors), sorted(self.relying)
+        if self.local is not None:
+            ids = [self.local.id, *ids]
+            if self.local.relying:
+                relying = [self.local.id, *relying]
+        if not relying:
+            relying = sorted(one for told in self.peers.values() if told for one in told.relying)[:1]
+        return b"".join(
+            map(serialize, split_heartbeat(Heartbeat(timestamp, b"".join(ids), b"".join(relying))))
+        )
+
+    def _forget(self, target: Target, but: bytes | None = None) -> None:
+        """A connection is no connector's any more, or no other's."""
+        for connector in [name for name, one in self.connectors.items() if one is target and name != but]:
+            del self.connectors[connector]
+            self._mark_no_more(connector)
+
+    def _mark_no_more(self, connector: bytes) -> None:
+        self.relying.discard(connector)
+        for feeder in self.feeders:
+            feeder.passed.pop(connector, None)
+
+    def _nodes(self) -> list[int]:
+        """The matchers that push to us."""
+        return [node for feeder in self.feeders for node in feeder.nodes]
+
+    def _marks(self, feeder: Feeder) -> bool:
+        """Whether what comes by a feeder is marked, by itself or by another that is the same source."""
+        return bool(feeder.nodes) or any(
+            other.nodes for other in self.feeders if other.source is feeder.source
+        )
+
+    def _reached(self, feeder: Feeder, message: bytes) -> bool:
+        """Take note of a place in the sequence; one that cannot be breaks whatever its feeder vouched for."""
+        seq = seq_of(message)
+        if seq <= (most := self.reach()):
+            self._newest = max(self._newest, seq)
+            return True
+        detail = f"pushed, where the sequence can be at {most}"
+        self._counters.report("ahead", seq, seq, detail, at_will=True, door="dispatcher")
+        self.lost(feeder)
+        feeder.nodes.clear()
+        feeder.passed.clear()
+        return False
+
+    def _is_own(self, connector: bytes) -> bool:
+        return connector in self.connectors or (self.local is not None and connector == self.local.id)
+
+    def _mark_by_peers(self) -> None:
+        """Tell each peer from where on, or that no longer, matchers push by it to each of its connectors."""
+        for peer in tuple(self.peers):
+            told = self.peers.get(peer)
+            if told is None:
+                continue
+            wanted = frozenset(connector for connector in told.relying if not self._is_own(connector))
+            if wanted == told.marked:
+                continue
+            self.peers[peer] = told._replace(marked=wanted)
+            for place, connectors in ((NOTHING, told.marked - wanted), (self._newest, wanted - told.marked)):
+                for connector in connectors:
+                    for node in self._nodes():
+                        peer.pass_on(serialize(DispatcherPush(msg_id(place, node), connector)))
+
+    def _mark(self, feeder: Feeder, message: bytes) -> None:
+        seq, node = parse_msg_id(message)
+        # Who has not marked has nothing to withdraw.
+        if node not in feeder.nodes if seq == NOTHING else not self._reached(feeder, message):
+            return
+        if node not in feeder.nodes:
+            for older in tuple(self.feeders):
+                if node in older.nodes or any(node in nodes for nodes in older.passed.values()):
+                    self.lost(older)
+                    older.nodes.clear()
+                    older.passed.clear()
+            # What others pushed for the same matcher before is not pushed again.
+            message = msg_id(self._newest, node)
+            feeder.nodes.add(node)
+        self.feeders[feeder] = None
+        if self.local is not None:
+            self.local.marked(feeder.source, message)
+        for connector in tuple(self.relying):
+            self._mark_connector(feeder, connector, message)
+        for peer, told in tuple(self.peers.items()):
+            for connector in told.marked if told is not None else ():
+                peer.pass_on(serialize(DispatcherPush(message, connector)))
+
+    def _pass_mark(self, feeder: Feeder, connector: bytes, message: bytes) -> None:
+        """Pass on a matcher's mark for an own connector that relies on it."""
+        seq, node = parse_msg_id(message)
+        if (seq != NOTHING and not self._reached(feeder, message)) or not self._relies(connector):
+            return
+        self.feeders[feeder] = None
+        passed = feeder.passed.setdefault(connector, set())
+        if seq == NOTHING:
+            passed.discard(node)
+        elif node not in passed:
+            for other in self.feeders:
+                if other is not feeder and other.vouches_for(node, connector):
+                    # The matcher's messages came another way before.
+                    other.passed.get(connector, set()).discard(node)
+                    self._mark_connector(other, connector, msg_id(NOTHING, node))
+            passed.add(node)
+        self._mark_connector(feeder, connector, message)
+
+    def _relies(self, connector: bytes) -> bool:
+        if self.local is not None and connector == self.local.id:
+            return self.local.relying
+        return connector in self.relying
+
+    def _mark_connector(self, feeder: Feeder, connector: bytes, message: bytes) -> None:
+        if self.local is not None and connector == self.local.id:
+            self.local.marked(feeder.source, message)
+        elif connector in self.relying:
+            self.connectors[connector].pass_on(serialize(Push(message)))
+
+    def _to_own(
+        self,
+        feeder: Feeder,
+        connector: bytes,
+        message: bytes,
+        payload: bytes,
+        clients: bytes,
+        vouched: bool,
+    ) -> bool:
+        """Pass a message to an own connector; ``False`` if there is none with this id."""
+        if self.local is not None and connector == self.local.id:
+            self.local.pushed(feeder.source, message, payload, clients)
+            self._passed.value += 1
+            return True
+        target = self.connectors.get(connector)
+        if target is None:
+            return False
+        if not vouched and connector in self.relying:
+            self._unvouched.value += 1
+            return True
+        data = b"".join(map(serialize, split(Push(message, payload, clients))))
+        if target.pass_on(data):
+            self._passed.value += 1
+        else:
+            self._cannot(message, connector, "no room (dispatcher.queue_bytes)")
+        return True
+
+    def _to_peers(
+        self, connector: bytes, message: bytes, payload: bytes, clients: bytes, vouched: bool
+    ) -> None:
+        """Pass a message to the dispatcher that has its connector, or to all that have not said what they have."""
+        peers = [
+            peer for peer, told in self.peers.items() if told is not None and connector in told.connectors
+        ]
+        if not peers:
+            peers = [peer for peer, told in self.peers.items() if told is None]
+        if not peers:
+            self._cannot(message, connector, "nobody has it")
+            return
+        data = b"".join(map(serialize, split(DispatcherPush(message, connector, payload, clients))))
+        for peer in peers:
+            told = self.peers.get(peer)
+            if not vouched and told is not None and connector in told.relying:
+                self._unvouched.value += 1
+            elif peer.pass_on(data):
+                self._passed.value += 1
+            else:
+                self._cannot(message, connector, "no room (dispatcher.queue_bytes)")
+
+    def _cannot(self, message: bytes, connector: bytes, why: str) -> None:
+        seq = seq_of(message)
+        detail = f"for connector {connector.decode(errors='replace')}: {why}"
+        self._counters.report("undeliverable", seq, seq, detail, at_will=True, door="dispatcher")
+
+
+def _by_connector(routes: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """A matcher's client list as each connector and its clients."""
+    entries = np.frombuffer(routes, np.uint8).reshape(-1, ROUTE_BYTES)
+    ids = np.ascontiguousarray(entries[:, CLIENT_ID_BYTES:]).view(">u8").ravel()
+    clients = entries[:, :CLIENT_ID_BYTES]
+    if (ids == ids[0]).all():
+        yield ids[:1].tobytes(), clients.tobytes()
+        return
+    for connector in np.unique(ids):
+        yield int(connector).to_bytes(NODE_ID_BYTES), clients[ids == connector].tobytes()
+
+
+def _ids(ids: bytes) -> list[bytes]:
+    return [ids[at : at + NODE_ID_BYTES] for at in range(0, len(ids), NODE_ID_BYTES)]

@@ -1,0 +1,87 @@
+"""Connectors that are gone for good: their clients' subscriptions are given up, as those of clients are that went away.
+
+A connector gives up its own clients' subscriptions. One that never comes back cannot. So a connector that has
+subscriptions and is not in the hub that numbers messages says now and then, by an entry of the log, that it lives
+(``subscription/``: ``{"connector": ID}``); and the hub that numbers messages gives up what is at connectors it has not
+heard of, by that or by any other entry, for as long as subscriptions are kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import Final
+
+from headrace.hub.routing.subscriptions import Change, Subscriptions, alive, expire
+from headrace.hub.sequence import Hub
+
+SIGNS: Final = 3
+"""Signs of life within the time that subscriptions are kept."""
+
+LEAST_SECONDS: Final = 1.0
+"""However short that time is, the log is not filled with signs of life."""
+
+EXPIRED_A_TICK: Final = 1000
+
+
+class Retiring:
+    """When each connector elsewhere was last heard of; or, elsewhere, signs of life."""
+
+    def __init__(
+        self, hub: Hub, subscriptions: Subscriptions, own: bytes | None, keep_seconds: float
+    ) -> None:
+        self._hub = hub
+        self._subscriptions = subscriptions
+        self._own = own
+        self._keep_seconds = max(keep_seconds, SIGNS * LEAST_SECONDS)
+        self._now = 0.0
+        self._said = 0.0
+        self._counts = Counter(kept.connector for _, kept in subscriptions)
+        self._heard: dict[bytes, float] = {}
+        subscriptions.observers.append(self._follow)
+        subscriptions.signs.append(self._hear)
+
+    def tick(self, now: float) -> None:
+        """Give a sign of life where that is due, or look for those who have not."""
+        self._now = now
+        if self._hub.sequencer is None:
+            for connector in tuple(self._counts):
+                if (
+                    connector != self._own
+                    and now - self._heard.setdefault(connector, now) >= self._keep_seconds
+                ):
+                    self._retire(connector)
+        elif (
+            self._own is not None
+            and self._counts[self._own]
+            and now - self._said >= self._keep_seconds / SIGNS
+        ):
+            self._said = now
+            self._hub.submit(alive(self._own))
+
+    def _retire(self, connector: bytes) -> None:
+        kept = self._subscriptions
+        gone = [(client, one.seq) for client, one in kept if one.connector == connector]
+        for client, seq in islice(gone, EXPIRED_A_TICK):
+            self._hub.submit(expire(client, seq))
+        amount = min(len(gone), EXPIRED_A_TICK)
+        self._hub.counters.add("subscriptions_expired", amount)
+        name, seconds = connector.decode(), self._keep_seconds
+        detail = f"not heard of for {seconds:g} s: {amount} of its subscriptions are given up"
+        self._hub.counters.refuse("connector", "retired", name, detail)
+
+    def _follow(self, change: Change) -> None:
+        _, old, new = change
+        if old is not None:
+            self._counts[old.connector] -= 1
+            if self._counts[old.connector] <= 0:
+                del self._counts[old.connector]
+                self._heard.pop(old.connector, None)
+        if new is not None:
+            self._counts[new.connector] += 1
+            self._hear(new.connector)
+
+    def _hear(self, connector: bytes) -> None:
+        # Before the first tick nobody knows what time it is; with it, the time begins for everyone.
+        if connector in self._counts and self._now:
+            self._heard[connector] = self._now

@@ -1,0 +1,193 @@
+"""How the sessions of a connector are fed: live, as their path brings it, or from the log until they can be.
+
+What :mod:`headrace.hub.routing.client_session` says of one session is done here for all of them. A message is encoded
+once, whoever gets it. A session that is behind is read for by the owner's ``read``, one look through some of the log
+at a time, and only while its client has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import TypeAlias
+
+from headrace.errors import LimitError, StorageError, TrimmedError
+from headrace.hub.routing.client_session import Session, Source
+from headrace.hub.sequence import Hub
+from headrace.matching import Matches
+from headrace.message import Batch
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, is_msg_id, seq_of
+from headrace.wire.sdk import commands as sdk
+
+Found: TypeAlias = list[tuple[Batch, list[int]]]
+"""Batches of the log, and which of each one's messages are for a client, by place."""
+
+Then: TypeAlias = Callable[[Found | StorageError], None]
+Read: TypeAlias = Callable[[bytes, int, int, Then], None]
+"""Looks for a client through some of the log, from the first number on and not past the last, and tells ``Then``."""
+
+
+class Feeding:
+    """The sessions of a connector, by client, as those who have to be sent something."""
+
+    def __init__(self, hub: Hub, sessions: Mapping[bytes, Session], read: Read) -> None:
+        self._hub = hub
+        self._sessions = sessions
+        self._read = read
+        self._delivered = hub.counters.counter("delivered", door="sdk")
+        self._repeats = hub.counters.counter("repeats", door="sdk")
+        self._behind: dict[Session, None] = {}
+        self._encoded_batch: Batch | None = None
+        self._encoded: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        """How many are fed from the log."""
+        return len(self._behind)
+
+    def fell_behind(self, session: Session) -> None:
+        """A session has got a cursor: it is fed from the log when :meth:`advance` or :meth:`pump` says so."""
+        self._behind[session] = None
+
+    def forget(self, session: Session) -> None:
+        """A session wants nothing more."""
+        self._behind.pop(session, None)
+
+    def deliver(self, batch: Batch, matches: Matches | None) -> None:
+        """Push what this process's matcher found to those who are live."""
+        if matches is not None and len(matches.clients) and self._sessions:
+            for session, rows in self._concerned(matches).items():
+                session_rows = [row for row in rows if batch.first + row > session.last]
+                self._repeats.value += len(rows) - len(session_rows)
+                if session_rows:
+                    self._push(session, batch, session_rows)
+
+    def pushed(
+        self, source: Source, msg_id: bytes, payload: bytes, clients: Iterable[bytes], *, relying: bool
+    ) -> None:
+        """Push what a dispatcher brings to the clients it names.
+
+        Who has a subscription is fed by its own path alone, or by the log: what another brings may be ahead of that.
+        Who has none gets what is pushed, unless it is ``relying`` on matchers elsewhere: then it comes when the state
+        here has its subscription. A MsgId that is not of our form has no place in the sequence: it is nobody's repeat.
+        """
+        seq, placed = seq_of(msg_id), is_msg_id(msg_id)
+        if placed:
+            source.seen = max(source.seen, seq)
+        frame: bytes | None = None
+        for client in clients:
+            session = self._sessions.get(client)
+            if session is None:
+                self._hub.counters.add("absent", door="sdk")
+                continue
+            if placed and seq <= session.last:
+                self._repeats.value += 1
+                continue
+            fed = session.live and source.vouches_for(session.path)
+            if placed and (session.wants or relying) and not fed:
+                continue  # Its own path brings it, or the log has it, where the client wants it.
+            if frame is None:
+                frame = self._encode(seq if placed else sdk.UNPLACED, payload)
+                if frame is None:
+                    return
+            if placed:
+                self._sent(session, [seq], [frame])
+            elif session.outlet.room > 0:
+                session.outlet.send(frame)
+                self._delivered.value += 1
+            else:
+                self._hub.counters.report(
+                    "undeliverable", seq, seq, "a client is full", at_will=True, door="sdk"
+                )
+
+    def advance(self) -> None:
+        """The log has grown, or a path has come: feed those who are behind."""
+        for session in tuple(self._behind):
+            self.pump(session)
+
+    def pump(self, session: Session) -> None:
+        """Read on for a session that is behind, or let it be live."""
+        if session.cursor is None or session.reading:
+            return
+        if session.outlet.room <= 0:
+            session.outlet.later()
+            return
+        if session.catch_on():
+            self._behind.pop(session, None)
+            return
+        first, head = session.cursor, self._hub.log.head
+        if first <= head:
+            session.reading = True
+            self._read(session.client, first, head, lambda found: self._was_read(session, first, found))
+
+    def _concerned(self, matches: Matches) -> dict[Session, list[int]]:
+        """The messages of each live session, by place in the batch."""
+        sessions, found = self._sessions, dict[Session, list[int]]()
+        ids = matches.clients.tobytes()
+        for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
+            for at in range(begin, end, CLIENT_ID_BYTES):
+                session = sessions.get(ids[at : at + CLIENT_ID_BYTES])
+                if session is not None and session.live:
+                    found.setdefault(session, []).append(row)
+        return found
+
+    def _push(self, session: Session, batch: Batch, rows: list[int]) -> None:
+        frames = self._frames(batch, rows)
+        self._sent(session, [seq for seq, _ in frames], [frame for _, frame in frames])
+
+    def _sent(self, session: Session, seqs: list[int], frames: list[bytes]) -> None:
+        if not frames:
+            return
+        self._delivered.value += session.push(seqs, frames)
+        if session.cursor is not None:
+            self._behind[session] = None
+            session.outlet.later()
+
+    def _frames(self, batch: Batch, rows: Iterable[int]) -> list[tuple[int, bytes]]:
+        """Messages of a batch as pushes; each is encoded once while the same batch is worked on."""
+        if self._encoded_batch is not batch:
+            self._encoded_batch, self._encoded = batch, {}
+        frames = []
+        for row in rows:
+            frame = self._encoded.get(row)
+            if frame is None:
+                frame = self._encode(batch.first + row, batch.run[row])
+                if frame is None:
+                    continue
+                self._encoded[row] = frame
+            frames.append((batch.first + row, frame))
+        return frames
+
+    def _encode(self, seq: int, payload: bytes) -> bytes | None:
+        try:
+            return sdk.serialize(sdk.Push(seq, payload))
+        except LimitError as error:
+            self._hub.counters.report("undeliverable", seq, seq, str(error), door="sdk")
+            return None
+
+    def _was_read(self, session: Session, first: int, outcome: Found | StorageError) -> None:
+        session.reading = False
+        if session.cursor == first and self._sessions.get(session.client) is session:
+            if isinstance(outcome, StorageError):
+                self._cannot_read(session, first, outcome)
+                return
+            for batch, rows in outcome:
+                if not self._feed(session, batch, rows):
+                    return
+        self.pump(session)
+
+    def _feed(self, session: Session, batch: Batch, rows: list[int]) -> bool:
+        """Send a session what is for it of a batch from the log; ``False`` if there is no room for all of it."""
+        fresh = [row for row in rows if batch.first + row > session.last]
+        if fresh:
+            session.cursor = None
+            self._push(session, batch, fresh)
+            if not session.live:
+                return False
+        session.cursor = batch.last + 1
+        session.last = max(session.last, batch.last)
+        return True
+
+    def _cannot_read(self, session: Session, first: int, error: StorageError) -> None:
+        lost = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
+        self._hub.counters.report("undeliverable", first, lost, str(error), door="sdk")
+        session.outlet.part("lagging" if isinstance(error, TrimmedError) else "damaged", str(error))

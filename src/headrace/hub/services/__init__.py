@@ -1,0 +1,1 @@
+"""Services: live objects kept as part of the state, who subscribes to them, and how they change."""

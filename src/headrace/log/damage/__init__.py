@@ -1,0 +1,1 @@
+"""Damaged logs: inspect, verify, plan a repair, repair."""

@@ -1,0 +1,127 @@
+"""Whether every byte of a log is as it was written: each segment, index and snapshot, and how they fit together.
+
+For ``headrace log verify``: it changes nothing and takes no lock, so it may look at the log of a running hub. What
+the hub is just writing, sealing or trimming is not taken for damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace.log import snapshot
+from headrace.log.damage.inspection import (
+    Problem,
+    Surveyed,
+    log_uuids,
+    numbers,
+    survey,
+    survey_snapshot,
+    survey_tail,
+)
+from headrace.log.lock import is_at_work
+from headrace.log.recovery import REPAIRING
+
+_LOOKS: Final = 5
+"""How often the end of a tail that somebody may be writing to is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``path`` has been read; ``done`` of about ``total`` bytes, and messages up to ``last``."""
+
+    path: Path
+    done: int
+    total: int
+    last: int | None = None
+
+
+def verify(directory: Path) -> Iterator[Problem | Progress]:
+    """Read everything; yield how far we are after each file, and each problem.
+
+    Where files came and went meanwhile, a hub is sealing or trimming, and what seems wrong may only have moved: then
+    everything is read again, and only what is wrong each time is a problem.
+    """
+    suspected: list[Problem] | None = None
+    for _ in range(_LOOKS):
+        before, found = set(_files(directory)), []
+        for each in _look(directory):
+            if isinstance(each, Problem):
+                found.append(each)
+            elif suspected is None:
+                yield each
+        suspected = found if suspected is None else [problem for problem in suspected if problem in found]
+        if not suspected or set(_files(directory)) == before:
+            break
+    yield from suspected or []
+
+
+def _look(directory: Path) -> Iterator[Problem | Progress]:
+    if (directory / REPAIRING).exists():
+        yield Problem(directory / REPAIRING, 0, 1, None, "a repair was interrupted: run it again")
+    total = sum(_size(path) for path in _files(directory))
+    done = 0
+    uuids = log_uuids(directory)[:1]
+    # Snapshots come first: a running hub has every message of a snapshot before it writes it.
+    newest = 0
+    for path in snapshot.paths(directory):
+        done += _size(path)
+        found = survey_snapshot(path)
+        if isinstance(found, Problem):
+            yield found
+        elif found is not None and found.uuid not in uuids:
+            yield Problem(path, 0, found.seq, found.seq, f"it is of log {found.uuid}, not of this one")
+        elif found is not None:
+            newest = max(newest, found.seq)
+        yield Progress(path, done, max(total, done))
+    first = last = None
+    for surveyed in survey(directory, uuids):
+        first = surveyed.first if first is None else first
+        last = surveyed.last
+        yield from _problems(surveyed)
+        done += surveyed.size + _size(surveyed.path.with_suffix(".index"))
+        yield Progress(surveyed.path, done, max(total, done), last)
+    if last is not None and newest > last:
+        reason = f"the snapshot at {newest} is ahead of the log, which ends at {last}"
+        yield Problem(directory, 0, last + 1, newest, reason)
+    if first is not None and first > 1:
+        # Trimming had a snapshot behind it, which may be newer than those we have read.
+        by_now, _ = snapshot.newest(directory, uuids[0]) if uuids else (None, [])
+        covered = 0 if by_now is None else by_now.seq
+        if covered + 1 < first:
+            reason = "the snapshot that covers trimmed messages is missing"
+            yield Problem(directory, 0, covered + 1, first - 1, reason)
+
+
+def _problems(surveyed: Surveyed) -> list[Problem]:
+    """A segment's problems, without the append that a running hub has under way."""
+    for _ in range(_LOOKS):
+        if not any(problem.mends for problem in surveyed.problems):
+            break
+        try:
+            again = survey_tail(surveyed.path)
+        except FileNotFoundError:
+            return []
+        if again.size == surveyed.size and again.problems == surveyed.problems:
+            break
+        surveyed = again
+    if is_at_work(surveyed.path.with_name("lock")):
+        # It cut off a torn end when it opened the log. On a busy machine an append may be under way for any time.
+        return [problem for problem in surveyed.problems if not problem.mends]
+    return surveyed.problems
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for number in numbers(directory):
+        for suffix in (".open", ".arrow", ".index"):
+            yield directory / f"{number:016d}{suffix}"
+    yield from snapshot.paths(directory)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,80 @@
+"""Walking a batch through segments, a piece at a time, within bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.matching import kernels
+from headrace.matching.attribute_reading import Facts
+from headrace.matching.index.segment import Ints, Segment
+
+FIRST_ROOM = 1 << 12
+"""Rows that a segment has room for at first."""
+
+
+class Walk:
+    """One batch against the segments of one version."""
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        facts: Facts,
+        attributes: Sequence[Ints],
+        seed: np.uint64,
+        version: int,
+    ) -> None:
+        self._segments = segments
+        self._facts = facts
+        self._attributes = attributes
+        self._seed = seed
+        self._version = version
+        self._counts = np.empty((len(segments), len(facts.skipped)), np.int32)
+
+    def piece(self, begin: int, end: int, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Offsets and clients of messages from ``begin`` on, as many of them as have ``most`` clients together."""
+        found: list[Ints] = []
+        for index in range(len(self._segments)):
+            # A segment that has no room for more ends the piece for those before it as well.
+            end, rows = self._match(index, begin, end, most)
+            found.append(rows)
+        counts = self._counts[:, begin:end].sum(axis=0, dtype=np.int64)
+        offsets = np.zeros(end - begin + 1, np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        if offsets[-1] > most and end - begin > 1:
+            # Together they are too many; each alone was not.
+            end = begin + max(1, int(np.searchsorted(offsets, most, side="right")) - 1)
+            offsets = offsets[: end - begin + 1]
+        clients = np.empty((int(offsets[-1]), 3), np.uint32)
+        at = offsets[:-1].copy()
+        for segment, rows, each in zip(self._segments, found, self._counts, strict=True):
+            kernels.collect(segment.clients, rows, each, begin, end, at, clients)
+        return offsets, clients.view(np.uint8)
+
+    def _match(self, index: int, begin: int, end: int, most: int) -> tuple[int, Ints]:
+        segment = self._segments[index]
+        # A message may be for every row, so one message always has room.
+        enough = max(most, segment.rows)
+        room = min(enough, FIRST_ROOM + 256 * (end - begin))
+        rows = np.empty(room, np.int32)
+        used, at = 0, begin
+        while True:
+            at, more = kernels.match(
+                segment,
+                self._facts,
+                self._attributes[index],
+                self._seed,
+                self._version,
+                at,
+                end,
+                rows[used:],
+                self._counts[index],
+            )
+            used += more
+            if at == end or len(rows) == enough:
+                return at, rows[:used]
+            larger = np.empty(min(enough, 4 * len(rows)), np.int32)
+            larger[:used] = rows[:used]
+            rows = larger

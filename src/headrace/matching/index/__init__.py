@@ -1,0 +1,1 @@
+"""The index over subscriptions: how segments are planned, laid out, merged and kept."""

@@ -1,0 +1,239 @@
+"""Hash tables of words, clients and keys, as arrays; and how a function becomes a kernel.
+
+Here stands everything that hashes, so that whoever files and whoever looks up agree. Hashes begin with a matcher's own
+secret ``seed``: subscriptions and messages come from peers, who must not be able to choose strings, ids or values that
+all fall into one place. Tables are open addressing: slots, a power of two of them, at most half used.
+
+Each kernel without its decorator (``.py_func``) is its own reference: plain Python on the same arrays. Signatures are
+explicit, so nothing is compiled while the hub runs: importing a module compiles its kernels once, which takes seconds,
+and finds them in numba's cache from then on. The cache is renewed when a kernel's own file changes, and not when
+another does: whoever changes a function here that others call in their kernels touches their files too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numba.extending
+import numpy as np
+import numpy.typing as npt
+
+from headrace.matching.index.segment import Bytes, Clients, Ints, Wide
+
+F = TypeVar("F", bound=Callable[..., object])
+
+# Numba is typed in parts only; here it is all taken as untyped.
+types: Any = numba.types
+njit: Any = numba.njit
+extending: Any = numba.extending
+
+Hashes = npt.NDArray[np.uint64]
+
+PRIME: Final = np.uint64(0x100000001B3)
+_MIX_1: Final = np.uint64(0xFF51AFD7ED558CCD)
+_MIX_2: Final = np.uint64(0xC4CEB9FE1A85EC53)
+_SHIFT: Final = np.uint64(33)
+
+BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
+OFFSETS_IN = types.Array(types.int32, 1, "C", readonly=True, aligned=False)
+BYTES = types.uint8[::1]
+INTS = types.int32[::1]
+INTS_2 = types.int32[:, ::1]
+WIDE = types.int64[::1]
+FLOATS = types.float64[::1]
+FLOATS_2 = types.float64[:, ::1]
+SINGLES = types.float32[::1]
+NEAR = types.float32[:, ::1]
+HASHES = types.uint64[::1]
+CLIENTS = types.uint32[:, ::1]
+INDEX = types.intp
+SEED = types.uint64
+
+
+def kernel(signature: object) -> Callable[[F], F]:
+    """Compile a function for these types, once and for all."""
+
+    def compiled(function: F) -> F:
+        made: F
+        try:
+            made = njit(signature, nogil=True, cache=True)(function)
+        except RuntimeError:
+            # Numba found no directory to keep its cache in: then each start compiles, for some seconds.
+            made = njit(signature, nogil=True)(function)
+        return made
+
+    return compiled
+
+
+def inline(function: F) -> F:
+    """Let kernels call a function that plain Python can call too."""
+    shared: F = extending.register_jitable(function)
+    return shared
+
+
+@inline
+def mixed(state: np.uint64) -> np.uint64:
+    """A hash whose every bit depends on every bit of ``state``."""
+    state ^= state >> _SHIFT
+    state *= _MIX_1
+    state ^= state >> _SHIFT
+    state *= _MIX_2
+    return state ^ (state >> _SHIFT)
+
+
+@inline
+def hash_text(data: Bytes, begin: int, end: int, state: np.uint64) -> np.uint64:
+    """Take bytes into a hash. Byte by byte, so that the hashes of all beginnings of a string cost one pass."""
+    for at in range(begin, end):
+        state = (state ^ np.uint64(data[at])) * PRIME
+    return state
+
+
+@inline
+def find_word(
+    data: Bytes, begin: int, end: int, hashed: np.uint64, words: Bytes, begins: Wide, slots: Ints
+) -> int:
+    """The code of a string, or -1."""
+    mask = len(slots) - 1
+    slot = np.int64(hashed & np.uint64(mask))
+    size = end - begin
+    while slots[slot] != 0:
+        code = slots[slot] - 1
+        at = begins[code]
+        if begins[code + 1] - at == size:
+            same = True
+            for offset in range(size):
+                if words[at + offset] != data[begin + offset]:
+                    same = False
+                    break
+            if same:
+                return int(code)
+        slot = (slot + 1) & mask
+    return -1
+
+
+@inline
+def _hash_key(kind: int, value: int, seed: np.uint64) -> np.uint64:
+    return mixed(mixed(np.uint64(value) ^ seed) + np.uint64(kind))
+
+
+@inline
+def _hash_client(first: int, second: int, third: int, seed: np.uint64) -> np.uint64:
+    return mixed(mixed((np.uint64(first) << np.uint64(32) | np.uint64(second)) ^ seed) + np.uint64(third))
+
+
+@kernel(types.int32(BYTES_IN, INDEX, INDEX, BYTES, WIDE, INTS, INDEX, SEED))
+def intern(
+    data: Bytes, begin: int, end: int, words: Bytes, begins: Wide, slots: Ints, count: int, seed: np.uint64
+) -> int:
+    """The code of ``data[begin:end]`` in a table of ``count`` words with room for one more, put there if it is new."""
+    hashed = mixed(hash_text(data, begin, end, seed))
+    code = find_word(data, begin, end, hashed, words, begins, slots)
+    if code >= 0:
+        return code
+    at = begins[count]
+    for offset in range(end - begin):
+        words[at + offset] = data[begin + offset]
+    begins[count + 1] = at + end - begin
+    slot = np.int64(hashed & np.uint64(len(slots) - 1))
+    while slots[slot] != 0:
+        slot = (slot + 1) & (len(slots) - 1)
+    # Last, so that whoever looks it up meanwhile finds it whole or not at all.
+    slots[slot] = count + 1
+    return count
+
+
+@kernel(INDEX(BYTES, WIDE, BYTES, BYTES, WIDE, INTS, INDEX, SEED, INTS))
+def intern_used(
+    source: Bytes,
+    begins: Wide,
+    used: Bytes,
+    words: Bytes,
+    word_begins: Wide,
+    slots: Ints,
+    count: int,
+    seed: np.uint64,
+    codes: Ints,
+) -> int:
+    """Put the words of one table that are ``used`` into another; fill in their ``codes`` there; the new count."""
+    for code in range(len(begins) - 1):
+        codes[code] = -1
+        if used[code]:
+            found = intern(source, begins[code], begins[code + 1], words, word_begins, slots, count, seed)
+            codes[code] = found
+            if found == count:
+                count += 1
+    return count
+
+
+@kernel(types.void(BYTES, WIDE, BYTES, WIDE, INTS, SEED, INTS))
+def find_names(
+    data: Bytes, begins: Wide, names: Bytes, name_begins: Wide, slots: Ints, seed: np.uint64, found: Ints
+) -> None:
+    """Fill in the attributes of a segment that have these names, -1 where none has."""
+    for index in range(len(begins) - 1):
+        hashed = mixed(hash_text(data, begins[index], begins[index + 1], seed))
+        found[index] = find_word(data, begins[index], begins[index + 1], hashed, names, name_begins, slots)
+
+
+@kernel(types.void(CLIENTS, INTS, SEED))
+def file_clients(clients: Clients, slots: Ints, seed: np.uint64) -> None:
+    """Fill the slots of clients, of which no two are the same."""
+    mask = len(slots) - 1
+    for row in range(len(clients)):
+        hashed = _hash_client(clients[row, 0], clients[row, 1], clients[row, 2], seed)
+        slot = np.int64(hashed & np.uint64(mask))
+        while slots[slot] != 0:
+            slot = (slot + 1) & mask
+        slots[slot] = row + 1
+
+
+@kernel(INDEX(CLIENTS, INTS, INDEX, INDEX, INDEX, SEED))
+def find_client(clients: Clients, slots: Ints, first: int, second: int, third: int, seed: np.uint64) -> int:
+    """The row of a client, or -1."""
+    mask = len(slots) - 1
+    slot = np.int64(_hash_client(first, second, third, seed) & np.uint64(mask))
+    while slots[slot] != 0:
+        row = slots[slot] - 1
+        if clients[row, 0] == first and clients[row, 1] == second and clients[row, 2] == third:
+            return int(row)
+        slot = (slot + 1) & mask
+    return -1
+
+
+@kernel(INTS(INTS, WIDE, INTS, SEED, INTS))
+def file_keys(kinds: Ints, values: Wide, slots: Ints, seed: np.uint64, codes: Ints) -> Ints:
+    """Number distinct keys in the order in which they come; fill in the code of each; return the first of each."""
+    mask = len(slots) - 1
+    firsts = np.empty(len(kinds), np.int32)
+    count = 0
+    for index in range(len(kinds)):
+        slot = np.int64(_hash_key(kinds[index], values[index], seed) & np.uint64(mask))
+        code = -1
+        while slots[slot] != 0:
+            other = firsts[slots[slot] - 1]
+            if kinds[other] == kinds[index] and values[other] == values[index]:
+                code = slots[slot] - 1
+                break
+            slot = (slot + 1) & mask
+        if code < 0:
+            code = count
+            firsts[count] = index
+            count += 1
+            slots[slot] = count
+        codes[index] = code
+    return firsts[:count].copy()
+
+
+@inline
+def find_key(kinds: Ints, values: Wide, slots: Ints, kind: int, value: int, seed: np.uint64) -> int:
+    """A key, or -1."""
+    mask = len(slots) - 1
+    slot = np.int64(_hash_key(kind, value, seed) & np.uint64(mask))
+    while slots[slot] != 0:
+        key = slots[slot] - 1
+        if kinds[key] == kind and values[key] == value:
+            return int(key)
+        slot = (slot + 1) & mask
+    return -1

@@ -1,0 +1,201 @@
+"""Merging segments: what lives in some becomes the columns of one, with words and attributes numbered anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.matching.index import hashing
+from headrace.matching.index.hashing import BYTES, CLIENTS, FLOATS, INTS, WIDE, inline, kernel, types
+from headrace.matching.index.segment import ALIVE, Bytes, Clients, Floats, Ints, Segment, Wide, Words
+from headrace.matching.kernels import HEAD, IN, PREFIX, SEGMENT, TEXT
+
+
+class Columns:
+    """Subscriptions without an index."""
+
+    def __init__(self, segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) -> None:
+        used = [_used(segment, some) for segment, some in zip(segments, rows, strict=True)]
+        self.names, names = _interned(
+            [segment.names for segment in segments], [each[0] for each in used], seed
+        )
+        self.words, words = _interned(
+            [segment.words for segment in segments], [each[1] for each in used], seed
+        )
+        count = sum(len(some) for some in rows)
+        predicates = sum(each[2] for each in used)
+        pooled = sum(each[3] for each in used)
+        self.clients: Clients = np.empty((count, 3), np.uint32)
+        self.start: Ints = np.zeros(count + 1, np.int32)
+        self.dim: Ints = np.empty(predicates, np.int32)
+        self.lo: Floats = np.empty(predicates)
+        self.hi: Floats = np.empty(predicates)
+        self.pool: Wide = np.empty(pooled, np.int64)
+        row = at = 0
+        for segment, some, name, word in zip(segments, rows, names, words, strict=True):
+            at = append_rows(
+                segment,
+                some,
+                name,
+                word,
+                row,
+                at,
+                self.clients,
+                self.start,
+                self.dim,
+                self.lo,
+                self.hi,
+                self.pool,
+            )
+            row += len(some)
+
+
+def living(segment: Segment) -> Ints:
+    """The rows that have not died."""
+    return np.flatnonzero(segment.died == ALIVE).astype(np.int32)
+
+
+def _used(segment: Segment, rows: Ints) -> tuple[Bytes, Bytes, int, int]:
+    names = np.zeros(len(segment.name_begin) - 1, np.uint8)
+    words = np.zeros(len(segment.word_begin) - 1, np.uint8)
+    predicates, pooled = mark_used(segment, rows, names, words)
+    return names, words, predicates, pooled
+
+
+def _interned(tables: Sequence[Words], used: Sequence[Bytes], seed: np.uint64) -> tuple[Words, list[Ints]]:
+    """One table of the words used in several, and the new code of each."""
+    most = sum(int(each.sum()) for each in used)
+    size = sum(int(np.diff(table.begin)[each != 0].sum()) for table, each in zip(tables, used, strict=True))
+    data = np.empty(size, np.uint8)
+    begin = np.zeros(most + 1, np.int64)
+    slots = np.zeros(1 << (2 * most).bit_length(), np.int32)
+    count = 0
+    codes: list[npt.NDArray[np.int32]] = []
+    for table, each in zip(tables, used, strict=True):
+        found = np.empty(len(each), np.int32)
+        count = hashing.intern_used(table.data, table.begin, each, data, begin, slots, count, seed, found)
+        codes.append(found)
+    if count < most:
+        # Tables had words in common: their slots are more than enough, what they point to is cut to size.
+        begin = begin[: count + 1].copy()
+        data = data[: int(begin[-1])].copy()
+    return Words(data, begin, slots), codes
+
+
+@inline
+def _renumber(pool: Wide, begin: int, end: int, words: Ints) -> None:
+    """Give a program's words their new codes."""
+    at = begin + HEAD
+    while at < end:
+        operation = pool[at]
+        at += 1
+        if operation == IN:
+            count = pool[at]
+            for value in range(count):
+                if pool[at + 1 + 2 * value] == TEXT:
+                    pool[at + 2 + 2 * value] = words[pool[at + 2 + 2 * value]]
+            at += 1 + 2 * count
+        elif operation == PREFIX:
+            pool[at] = words[pool[at]]
+            at += 1
+
+
+@inline
+def _mark(pool: Wide, begin: int, end: int, words: Bytes) -> None:
+    at = begin + HEAD
+    while at < end:
+        operation = pool[at]
+        at += 1
+        if operation == IN:
+            count = pool[at]
+            for value in range(count):
+                if pool[at + 1 + 2 * value] == TEXT:
+                    words[pool[at + 2 + 2 * value]] = 1
+            at += 1 + 2 * count
+        elif operation == PREFIX:
+            words[pool[at]] = 1
+            at += 1
+
+
+@kernel(types.UniTuple(types.intp, 2)(SEGMENT, INTS, BYTES, BYTES))
+def mark_used(segment: Segment, rows: Ints, names: Bytes, words: Bytes) -> tuple[int, int]:
+    """Mark the attributes and words of some rows; return how many predicates, and words of programs, they have."""
+    predicates = pooled = 0
+    for row in rows:
+        for at in range(segment.start[row], segment.start[row + 1]):
+            predicates += 1
+            dimension = segment.dim[at]
+            if dimension < 0:
+                begin = int(segment.lo[at])
+                names[segment.pool[begin + 1]] = 1
+                _mark(segment.pool, begin, begin + segment.pool[begin], words)
+                pooled += segment.pool[begin]
+            else:
+                names[dimension >> 1] = 1
+                if dimension & 1 == 0:
+                    words[int(segment.lo[at])] = 1
+    return predicates, pooled
+
+
+@kernel(
+    types.intp(
+        SEGMENT,
+        INTS,
+        INTS,
+        INTS,
+        types.intp,
+        types.intp,
+        CLIENTS,
+        INTS,
+        INTS,
+        FLOATS,
+        FLOATS,
+        WIDE,
+    )
+)
+def append_rows(
+    segment: Segment,
+    rows: Ints,
+    names: Ints,
+    words: Ints,
+    row: int,
+    pooled: int,
+    clients: Clients,
+    start: Ints,
+    dim: Ints,
+    lo: Floats,
+    hi: Floats,
+    pool: Wide,
+) -> int:
+    """Copy rows behind the ``row`` that are there, with attributes and words renumbered; return how much of the pool
+    is used."""
+    to = start[row]
+    for source in rows:
+        clients[row, 0] = segment.clients[source, 0]
+        clients[row, 1] = segment.clients[source, 1]
+        clients[row, 2] = segment.clients[source, 2]
+        for at in range(segment.start[source], segment.start[source + 1]):
+            dimension = segment.dim[at]
+            if dimension < 0:
+                begin = int(segment.lo[at])
+                size = segment.pool[begin]
+                for offset in range(size):
+                    pool[pooled + offset] = segment.pool[begin + offset]
+                pool[pooled + 1] = names[segment.pool[begin + 1]]
+                _renumber(pool, pooled, pooled + size, words)
+                dim[to] = -1
+                lo[to] = hi[to] = pooled
+                pooled += size
+            elif dimension & 1 == 0:
+                dim[to] = names[dimension >> 1] * 2
+                lo[to] = hi[to] = words[int(segment.lo[at])]
+            else:
+                dim[to] = names[dimension >> 1] * 2 + 1
+                lo[to] = segment.lo[at]
+                hi[to] = segment.hi[at]
+            to += 1
+        row += 1
+        start[row] = to
+    return pooled

@@ -1,0 +1,287 @@
+"""Planning an index: what each subscription is filed under.
+
+A subscription's *key* is the ``Equals`` that it shares with the fewest others; without one, an ``In`` of few values (an
+entry for each), else a ``Prefix``, else that an attribute exists. Besides its key it may have two *dimensions*: the
+intervals (of ``Between``, or of a further ``Equals``) that leave the fewest messages.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.matching.group_lookup import PREFIX_KEY, PRESENT_KEY
+from headrace.matching.index import hashing
+from headrace.matching.index.hashing import FLOATS, FLOATS_2, INTS, INTS_2, WIDE, inline, kernel, types
+from headrace.matching.index.merging import Columns
+from headrace.matching.index.segment import Floats, Ints, Wide
+from headrace.matching.kernels import EXISTS, HEAD, IN, PREFIX, TEXT
+
+FEW_VALUES: Final = 16
+"""Values of an ``In`` that is a key although the subscription has intervals: each takes an entry of its own."""
+
+
+SAMPLES: Final = 1 << 20
+"""Middles of ranges that are looked at, of all dimensions together, and at most."""
+
+Matrix = npt.NDArray[np.float64]
+
+
+class Entries(NamedTuple):
+    """Where subscriptions are filed: a row of each column for each entry."""
+
+    row: Ints
+    kind: Ints
+    """The kind of its key, -1 for none."""
+    value: Wide
+    dims: Ints
+    """Two dimensions an entry, -1 for none."""
+    share: Floats
+    """Which part of the messages its first dimension leaves, about."""
+
+
+def plan(columns: Columns, seed: np.uint64) -> Entries:
+    """The entries of subscriptions, whose predicates are put in the order in which they are used."""
+    rows = len(columns.start) - 1
+    share = _shares(columns, seed)
+    kinds, first = np.empty(rows, np.int32), np.empty(rows + 1, np.int32)
+    dims = np.empty((rows, 2), np.int32)
+    most = choose(columns.start, columns.dim, columns.lo, columns.hi, columns.pool, share, kinds, first, dims)
+    entries = Entries(
+        np.empty(most, np.int32),
+        np.empty(most, np.int32),
+        np.empty(most, np.int64),
+        np.empty((most, 2), np.int32),
+        np.empty(most),
+    )
+    count = enter(columns.start, columns.dim, columns.lo, columns.pool, share, kinds, first, dims, *entries)
+    row, kind, value, both, left = entries
+    return Entries(row[:count], kind[:count], value[:count], both[:count], left[:count])
+
+
+def _shares(columns: Columns, seed: np.uint64) -> Floats:
+    """Which part of the messages each predicate leaves, about.
+
+    Messages are taken to be where subscriptions are: a word leaves the part of subscriptions that ask for it, a range
+    the part of ranges whose middle is in it. Programs leave all.
+    """
+    dim, lo, hi = columns.dim, columns.lo, columns.hi
+    result = np.ones(len(dim))
+    equal = np.flatnonzero((dim >= 0) & (dim & 1 == 0))
+    if len(equal):
+        codes = np.empty(len(equal), np.int32)
+        slots = np.zeros(1 << (2 * len(equal)).bit_length(), np.int32)
+        hashing.file_keys(2 * dim[equal], lo[equal].astype(np.int64), slots, seed, codes)
+        result[equal] = np.bincount(codes)[codes] / (len(columns.start) - 1)
+    ranged = dim[(dim >= 0) & (dim & 1 == 1)]
+    if len(ranged):
+        dims = 2 * (len(columns.names.begin) - 1)
+        counts = np.bincount(ranged, minlength=dims).astype(np.int32)
+        middles = np.empty((dims, min(max(SAMPLES // dims, 4), 512, int(counts.max()))))
+        sample(dim, lo, hi, counts, middles)
+        middles.sort(axis=1)
+        range_shares(dim, lo, hi, counts, middles, result)
+    return result
+
+
+@kernel(types.void(INTS, FLOATS, FLOATS, INTS, FLOATS_2))
+def sample(dim: Ints, lo: Floats, hi: Floats, counts: Ints, middles: Matrix) -> None:
+    """Fill rows, one a dimension, with the middles of some of its intervals; infinite where there are no more.
+
+    ``counts`` has how many intervals each dimension has, and is then how many were taken.
+    """
+    most = middles.shape[1]
+    steps = np.empty(len(counts), np.int32)
+    seen = np.zeros(len(counts), np.int32)
+    for each in range(len(counts)):
+        steps[each] = max(1, (counts[each] + most - 1) // most)
+        counts[each] = 0
+        middles[each, :] = np.inf
+    for at in range(len(dim)):
+        each = dim[at]
+        if each >= 0 and each & 1:
+            if seen[each] % steps[each] == 0:
+                middles[each, counts[each]] = lo[at] / 2 + hi[at] / 2
+                counts[each] += 1
+            seen[each] += 1
+
+
+@inline
+def _rank(sorted_values: Floats, count: int, value: float) -> int:
+    """How many of the first ``count`` values are below this one."""
+    begin, end = 0, count
+    while begin < end:
+        middle = (begin + end) // 2
+        if sorted_values[middle] < value:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@kernel(types.void(INTS, FLOATS, FLOATS, INTS, FLOATS_2, FLOATS))
+def range_shares(dim: Ints, lo: Floats, hi: Floats, counts: Ints, middles: Matrix, out: Floats) -> None:
+    """Fill in the shares of ranges: the part of the sorted ``middles`` that lies in each."""
+    for at in range(len(dim)):
+        each = dim[at]
+        if each >= 0 and each & 1:
+            count = counts[each]
+            inside = _rank(middles[each], count, np.nextafter(hi[at], np.inf)) - _rank(
+                middles[each], count, lo[at]
+            )
+            # Halves, since the whole of the doubles' range is more than a double holds.
+            span = middles[each, count - 1] / 2 - middles[each, 0] / 2
+            width = hi[at] / 2 - lo[at] / 2
+            # Those narrower than the sample is fine still differ.
+            part = min(1.0, width / span) if span > 0 else 0.5
+            out[at] = (inside + part) / (count + 1)
+
+
+@inline
+def _key_rank(pool: Wide, at: int, intervals: int) -> int:
+    """How well a program serves as key: 3 best, 0 not at all."""
+    operation = pool[at + HEAD]
+    if operation == IN and pool[at] == HEAD + 2 + 2 * pool[at + HEAD + 1]:
+        count = pool[at + HEAD + 1]
+        return 3 if count <= FEW_VALUES or intervals == 0 else 0
+    if operation == PREFIX and pool[at] == HEAD + 2:
+        return 2
+    if operation == EXISTS and pool[at] == HEAD + 1 and intervals == 0:
+        return 1
+    return 0
+
+
+@inline
+def _swap(dim: Ints, lo: Floats, hi: Floats, share: Floats, one: int, other: int) -> None:
+    dim[one], dim[other] = dim[other], dim[one]
+    lo[one], lo[other] = lo[other], lo[one]
+    hi[one], hi[other] = hi[other], hi[one]
+    share[one], share[other] = share[other], share[one]
+
+
+@kernel(types.intp(INTS, INTS, FLOATS, FLOATS, WIDE, FLOATS, INTS, INTS, INTS_2))
+def choose(
+    start: Ints,
+    dim: Ints,
+    lo: Floats,
+    hi: Floats,
+    pool: Wide,
+    share: Floats,
+    kind: Ints,
+    first: Ints,
+    dims: Ints,
+) -> int:
+    """Choose each subscription's key and dimensions, and put its predicates in that order. ``kind`` is its key's kind,
+    or -1; ``first`` the first of its entries; returns how many entries there are at most."""
+    entries = 0
+    for row in range(len(start) - 1):
+        begin, end = start[row], start[row + 1]
+        first[row] = entries
+        kind[row] = -1
+        dims[row, 0] = dims[row, 1] = -1
+        intervals = 0
+        key = -1
+        rank = 0
+        for at in range(begin, end):
+            if dim[at] >= 0:
+                intervals += 1
+                if dim[at] & 1 == 0 and (rank < 4 or share[at] < share[key]):
+                    key, rank = at, 4
+        if key < 0:
+            for at in range(begin, end):
+                if dim[at] < 0:
+                    better = _key_rank(pool, int(lo[at]), intervals)
+                    if better > rank:
+                        key, rank = at, better
+        wanted = 1
+        at = begin
+        if key >= 0:
+            _swap(dim, lo, hi, share, begin, key)
+            at += 1
+            if rank == 4:
+                kind[row] = 2 * dim[begin]
+            else:
+                program = int(lo[begin])
+                attribute = pool[program + 1]
+                if rank == 3:
+                    # The kind of each value is its own.
+                    kind[row] = 4 * attribute
+                    wanted = pool[program + HEAD + 1]
+                elif rank == 2:
+                    kind[row] = 4 * attribute + PREFIX_KEY
+                else:
+                    kind[row] = 4 * attribute + PRESENT_KEY
+        entries += wanted
+        # The two intervals that leave the least, in front.
+        chosen = 0
+        while chosen < 2 and at < end:
+            best = -1
+            for other in range(at, end):
+                if dim[other] >= 0 and (best < 0 or share[other] < share[best]):
+                    best = other
+            if best < 0 or (share[best] > 0.5 and (chosen > 0 or key >= 0)):
+                break
+            _swap(dim, lo, hi, share, at, best)
+            dims[row, chosen] = dim[at]
+            chosen += 1
+            at += 1
+        # Of two that are about as good the lower dimension is first, so that the same pairs come together.
+        if chosen == 2 and dims[row, 0] > dims[row, 1] and share[at - 1] <= 4 * share[at - 2]:
+            _swap(dim, lo, hi, share, at - 2, at - 1)
+            dims[row, 0], dims[row, 1] = dims[row, 1], dims[row, 0]
+    first[len(start) - 1] = entries
+    return entries
+
+
+@kernel(types.intp(INTS, INTS, FLOATS, WIDE, FLOATS, INTS, INTS, INTS_2, INTS, INTS, WIDE, INTS_2, FLOATS))
+def enter(
+    start: Ints,
+    dim: Ints,
+    lo: Floats,
+    pool: Wide,
+    share: Floats,
+    kinds: Ints,
+    first: Ints,
+    row_dims: Ints,
+    row: Ints,
+    kind: Ints,
+    value: Wide,
+    dims: Ints,
+    out_share: Floats,
+) -> int:
+    """Write the entries of subscriptions; return how many. An ``In`` that repeats a value has one entry for it."""
+    at = 0
+    for each in range(len(start) - 1):
+        begin = start[each]
+        mine = at
+        count = first[each + 1] - first[each]
+        keyed = kinds[each] >= 0
+        program = int(lo[begin]) if keyed and dim[begin] < 0 else -1
+        for index in range(count):
+            row[at] = each
+            kind[at] = kinds[each]
+            value[at] = 0
+            if keyed:
+                if program < 0:
+                    value[at] = int(lo[begin])
+                elif pool[program + HEAD] == IN:
+                    value[at] = pool[program + HEAD + 3 + 2 * index]
+                    if pool[program + HEAD + 2 + 2 * index] != TEXT:
+                        kind[at] += 1
+                elif pool[program + HEAD] == PREFIX:
+                    value[at] = pool[program + HEAD + 1]
+            repeated = False
+            for other in range(mine, at):
+                if kind[other] == kind[at] and value[other] == value[at]:
+                    repeated = True
+                    break
+            if repeated:
+                continue
+            dims[at, 0], dims[at, 1] = row_dims[each, 0], row_dims[each, 1]
+            out_share[at] = 1.0
+            if row_dims[each, 0] >= 0:
+                out_share[at] = share[begin + (1 if keyed else 0)]
+            at += 1
+    return at

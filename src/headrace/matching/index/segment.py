@@ -1,0 +1,140 @@
+"""A segment: subscriptions as columns, and the index over them. Once built it never changes, but for ``died``.
+
+**Attributes** that the segment's subscriptions name are numbered; attribute ``a`` has two *dimensions*: ``2a`` for its
+string (as the code of a word, see below) and ``2a + 1`` for its number. A message is a point there, NaN where it says
+nothing. ``Equals`` and ``Between`` are then the same thing, an interval ``lo <= x <= hi`` of a dimension, and a
+message that lacks the attribute, or has the other type, is NaN, which lies in no interval. Every other predicate is a
+*program* (:mod:`headrace.matching.extra_programs`): its ``dim`` is negative and ``lo`` is its place in ``pool``.
+
+**Words** are the strings that subscriptions name, each once; a word's code is its place. Attribute names are words of
+a table of their own. A segment shares nothing with others, so what no subscription names any more is gone when
+segments are merged.
+
+**The index** puts subscriptions into *groups*, and the entries of a group side by side:
+
+- a *key* is an attribute and one value it must have (``Equals``, or each value of ``In``), or a prefix it must have;
+  keys are found by hash, and have some groups;
+- subscriptions without key are in groups that a message visits when it has their first dimension, or always;
+- a group of no dimension is looked through from end to end; one of one or two dimensions is a packed tree of bounding
+  boxes over its entries' intervals there.
+
+Looking through entries is a matter of how much memory is read. So an entry has its intervals beside it in half the
+precision, never narrower than they are (``near``), and only an entry that passes those is checked in full. What the key
+has settled is not checked again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+ALIVE: Final = np.iinfo(np.int64).max
+"""``died`` of a subscription that has not."""
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int32]
+Wide = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Near = npt.NDArray[np.float32]
+Clients = npt.NDArray[np.uint32]
+
+
+class Words(NamedTuple):
+    """Strings, each once: word ``w`` is ``data[begin[w]:begin[w + 1]]``."""
+
+    data: Bytes
+    begin: Wide
+    slots: Ints
+    """Open addressing: a word's code plus 1, or 0; a power of two of them, at most half used."""
+
+
+class Segment(NamedTuple):
+    """The columns; subscription ``s`` is row ``s`` of the first three."""
+
+    clients: Clients
+    """The 12 bytes of the client's id, as three integers."""
+    died: Wide
+    """The version at which the subscription was withdrawn or replaced."""
+    start: Ints
+    """Where its predicates begin; they end where the next one's begin."""
+    client_slots: Ints
+    """Open addressing: a row plus 1, or 0."""
+
+    dim: Ints
+    lo: Floats
+    hi: Floats
+    """The predicates."""
+    pool: Wide
+    """Programs."""
+
+    entry: Ints
+    """Index entries, in groups: the subscription of each. One with ``In`` as its key has several."""
+    group_begin: Ints
+    group_dims: Ints
+    """Two dimensions a group, -1 for none."""
+    group_settled: Ints
+    """How many of a subscription's predicates, the first ones, the group's key settles: 0 or 1."""
+    group_second: Bytes
+    """Whether some of its entries have a second dimension that the group has not."""
+    group_node: Ints
+    """Where a group's boxes begin."""
+    near: Near
+    """Four rows, a column for each entry: lowest and highest of its first dimension, about, and of its second."""
+    near_dims: Ints
+    """Two rows: which dimensions those are, -1 for none. The entries of a group may share both, the first, or none."""
+    boxes: Near
+    """The same of a tree's nodes, leaves first: what holds all that is below them."""
+    dim_group: Ints
+    """The groups without key whose first dimension is ``d``: ``dim_group[d]`` up to ``dim_group[d + 1]``. Those before
+    ``dim_group[0]`` have no dimension and are always visited."""
+
+    key_kind: Ints
+    key_value: Wide
+    key_group: Ints
+    """Keys, and the groups of each."""
+    key_slots: Ints
+    attribute_keys: Bytes
+    """Which kinds of key there are for an attribute, a bit each."""
+    prefix_begin: Ints
+    prefix_length: Ints
+    """The lengths that an attribute's prefixes have, rising."""
+
+    name_data: Bytes
+    name_begin: Wide
+    name_slots: Ints
+    word_data: Bytes
+    word_begin: Wide
+    word_slots: Ints
+
+    @property
+    def rows(self) -> int:
+        """How many subscriptions, the dead included."""
+        return len(self.start) - 1
+
+    @property
+    def attributes(self) -> int:
+        """How many attributes they name."""
+        return len(self.name_begin) - 1
+
+    @property
+    def names(self) -> Words:
+        """The attributes' names."""
+        return Words(self.name_data, self.name_begin, self.name_slots)
+
+    @property
+    def words(self) -> Words:
+        """The strings in predicates."""
+        return Words(self.word_data, self.word_begin, self.word_slots)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all columns."""
+        return sum(column.nbytes for column in self)
+
+
+def word(words: Words, code: int) -> str:
+    """The word of a code."""
+    begin, end = words.begin[code : code + 2].tolist()
+    return words.data[begin:end].tobytes().decode()

@@ -1,0 +1,206 @@
+"""The tail: the newest subscriptions, not indexed yet, which every message is checked against one by one.
+
+It is a :class:`Segment` whose arrays have room to grow, with all its rows in one group. A subscription is written
+behind the others; those who match read only the rows that were there when they began. When the tail is full it is
+indexed and a new one begins, so it is small always: that bounds what the check costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+
+from headrace.matching.extra_programs import compiled
+from headrace.matching.index import hashing
+from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide, Words
+from headrace.wire.sdk.predicate import Between, Equals, Predicate
+
+ROWS: Final = 1024
+"""Subscriptions that a tail takes: checking one takes some nanoseconds a message."""
+
+A = TypeVar("A", Ints, Wide, Floats)
+
+_BEHIND: Final = 16
+"""Entries are looked at so many at a time (``kernels.LEAF``), the last ones too."""
+
+_NO_INTS = np.zeros(0, np.int32)
+_NO_WIDE = np.zeros(0, np.int64)
+_NO_BOXES = np.zeros((4, 0), np.float32)
+_NO_SLOTS = np.zeros(1, np.int32)
+
+
+class Tail:
+    """Subscriptions in the order in which they came, at most ``rows`` of them."""
+
+    def __init__(self, seed: np.uint64, rows: int = ROWS) -> None:
+        self._clients = np.empty((rows, 3), np.uint32)
+        self._died = np.full(rows, ALIVE, np.int64)
+        self._start = np.zeros(rows + 1, np.int32)
+        self._dim = np.empty(2 * rows, np.int32)
+        self._lo = np.empty(2 * rows)
+        self._hi = np.empty(2 * rows)
+        self._pool = np.empty(64, np.int64)
+        self._pooled = 0
+        self._entry = np.arange(rows, dtype=np.int32)
+        # The intervals are not put beside the entries: few rows, and each soon moves on.
+        self._near = np.full((4, rows + _BEHIND), -np.inf, np.float32)
+        self._near[1::2] = np.inf
+        self._near_dims = np.full((2, rows + _BEHIND), -1, np.int32)
+        self._names = _Interned(seed)
+        self._words = _Interned(seed)
+        self._rows: dict[bytes, int] = {}
+        self.count = 0
+
+    find_client = staticmethod(hashing.find_client)
+    """Where a client's row is in a segment: here, so that whoever has a tail need not import it again."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no further subscription fits."""
+        return self.count == len(self._clients)
+
+    def append(self, client: bytes, predicates: Mapping[str, Predicate]) -> int:
+        """Write a subscription behind the others; return its row. There must be room."""
+        row = self.count
+        at = int(self._start[row])
+        if at + len(predicates) > len(self._dim):
+            room = 2 * (at + len(predicates))
+            self._dim, self._lo, self._hi = (
+                _grown(self._dim, room),
+                _grown(self._lo, room),
+                _grown(self._hi, room),
+            )
+        dim, lo, hi = self._dim, self._lo, self._hi
+        for name, predicate in predicates.items():
+            attribute = self._names.code(name)
+            if type(predicate) is Equals:
+                dim[at] = 2 * attribute
+                lo[at] = hi[at] = self._words.code(predicate.value)
+            elif type(predicate) is Between:
+                dim[at] = 2 * attribute + 1
+                lo[at] = predicate.low
+                hi[at] = predicate.high
+            else:
+                dim[at] = -1
+                lo[at] = hi[at] = self._write(compiled(predicate, attribute, self._words.code))  # type: ignore[arg-type]
+            at += 1
+        self._clients[row] = np.frombuffer(client, np.uint32)
+        self._start[row + 1] = at
+        self._rows[client] = row
+        self.count = row + 1
+        return row
+
+    def find(self, client: bytes) -> int | None:
+        """The newest row of a client, dead or alive."""
+        return self._rows.get(client)
+
+    def alive(self, row: int) -> bool:
+        """Whether a row has not died."""
+        return bool(self._died[row] == ALIVE)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the arrays; the words' Python strings are a few hundred kilobytes at most."""
+        return self.segment(len(self._clients)).nbytes
+
+    def bury(self, row: int, version: int) -> None:
+        """The subscription is gone from this version on."""
+        self._died[row] = version
+
+    def segment(self, count: int | None = None) -> Segment:
+        """The first ``count`` rows as a segment; all of them by default. It shares memory with the tail."""
+        count = self.count if count is None else count
+        names, words = self._names.table, self._words.table
+        # As many as there is room for: names that come while somebody matches have a place.
+        attributes = len(names.begin) - 1
+        end = int(self._start[count])
+        return Segment(
+            clients=self._clients[:count],
+            died=self._died[:count],
+            start=self._start[: count + 1],
+            client_slots=_NO_SLOTS,
+            dim=self._dim[:end],
+            lo=self._lo[:end],
+            hi=self._hi[:end],
+            pool=self._pool,
+            entry=self._entry[:count],
+            group_begin=np.array((0, count), np.int32),
+            group_dims=np.full((1, 2), -1, np.int32),
+            group_settled=np.zeros(1, np.int32),
+            group_second=np.zeros(1, np.uint8),
+            group_node=np.zeros(1, np.int32),
+            near=self._near,
+            near_dims=self._near_dims,
+            boxes=_NO_BOXES,
+            # One group, which is visited always.
+            dim_group=np.ones(2 * attributes + 1, np.int32),
+            key_kind=_NO_INTS,
+            key_value=_NO_WIDE,
+            key_group=_NO_SLOTS,
+            key_slots=_NO_SLOTS,
+            attribute_keys=np.zeros(attributes, np.uint8),
+            prefix_begin=np.zeros(attributes + 1, np.int32),
+            prefix_length=_NO_INTS,
+            name_data=names.data,
+            name_begin=names.begin,
+            name_slots=names.slots,
+            word_data=words.data,
+            word_begin=words.begin,
+            word_slots=words.slots,
+        )
+
+    def _write(self, program: Sequence[int]) -> int:
+        at = self._pooled
+        if at + len(program) > len(self._pool):
+            self._pool = _grown(self._pool, 2 * (at + len(program)))
+        self._pool[at : at + len(program)] = program
+        self._pooled += len(program)
+        return at
+
+
+class _Interned:
+    """A table of words that grows.
+
+    Those who match hold ``table`` of some moment and read it without a lock. New words are written in place behind
+    those they know; a table without room is left as it is and replaced by a larger one, all three arrays at once.
+    """
+
+    def __init__(self, seed: np.uint64) -> None:
+        self._seed = seed
+        self._codes: dict[str, int] = {}
+        self.table = _roomy(16, 256)
+
+    def code(self, text: str) -> int:
+        """The code of a word, which is a new one if it has none."""
+        known = self._codes.get(text)
+        if known is not None:
+            return known
+        raw = np.frombuffer(text.encode(), np.uint8)
+        count = len(self._codes)
+        used = int(self.table.begin[count])
+        if count + 1 == len(self.table.begin) or used + len(raw) > len(self.table.data):
+            self._grow(count, used + len(raw))
+        code: int = hashing.intern(raw, 0, len(raw), *self.table, count, self._seed)
+        self._codes[text] = code
+        return code
+
+    def _grow(self, count: int, size: int) -> None:
+        larger = _roomy(2 * count, 2 * size)
+        used, codes = np.ones(count, np.uint8), np.empty(count, np.int32)
+        begin = self.table.begin[: count + 1]
+        hashing.intern_used(self.table.data, begin, used, *larger, 0, self._seed, codes)
+        self.table = larger
+
+
+def _roomy(words: int, size: int) -> Words:
+    """A table without words, with room for some."""
+    slots = np.zeros(1 << (2 * words).bit_length(), np.int32)
+    return Words(np.empty(size, np.uint8), np.zeros(words + 1, np.int64), slots)
+
+
+def _grown(array: A, size: int) -> A:
+    larger: A = np.empty(size, array.dtype)
+    larger[: len(array)] = array
+    return larger

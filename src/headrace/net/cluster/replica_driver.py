@@ -1,0 +1,400 @@
+"""One node's replica at work: what the rules in :mod:`headrace.cluster` want done, with a real log, disk and clock.
+
+Whatever happens (a parcel, time, an append of the hub's own, a sync) goes into the
+:class:`~headrace.cluster.Replica`. The effects that come back are carried out in their order, each before the next;
+those of an input that comes meanwhile wait.
+
+Who numbers. While this node is primary, a majority answers it, and all that earlier views left is committed, its hub
+numbers messages itself (``Hub.sequencer`` is ``None``). At all other times what doors take in goes to the primary, or
+waits for one (:mod:`~headrace.net.cluster.primary_requests`). What was appended and not committed keeps its place
+when the primary changes: it is committed in the next view, or cut off, and whoever waits for it is told.
+
+A disk that fails an append stops the replica before it says anything about it; it begins anew from what is on the
+disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from random import Random
+from typing import Final, Protocol
+from uuid import UUID
+
+from headrace.cluster import (
+    Advance,
+    Append,
+    Become,
+    Broadcast,
+    CutBack,
+    Effect,
+    FetchSnapshot,
+    Halt,
+    Install,
+    Kept,
+    Persist,
+    Replica,
+    Send,
+    Serve,
+    State,
+    Status,
+    Sync,
+)
+from headrace.errors import HeadraceError, StorageError
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Sequencer
+from headrace.log.replication_frames import unpack
+from headrace.message import Batch
+from headrace.net.cluster.log_transfer import between, numbered, served
+from headrace.net.cluster.node_disk import is_intact, remember
+from headrace.wire.parcel.body import NewState, Prepare, Replication
+
+logger = logging.getLogger("headrace")
+
+MAX_APPEND: Final = 48 << 20
+"""Payload bytes of one Prepare: with all else they fit a parcel's bulk."""
+
+_TICK_SECONDS: Final = 0.25
+_CLOSE_ENOUGH: Final = 0.02
+"""A timer that is set for about the right time stays: one is set for each batch."""
+_RESTART_SECONDS: Final = 1.0
+
+
+class Surroundings(Protocol):
+    """What a replica's driver has around it."""
+
+    def post(self, to: int, body: Replication, bulk: bytes) -> None:
+        """Send a parcel to a node, if there is a way."""
+
+    def takes(self, to: int) -> bool:
+        """Whether there is a way to a node, and room on it."""
+
+    def broadcast(self, body: Replication, bulk: bytes) -> None:
+        """Send a parcel to every other node, if there is a way."""
+
+    def fetch_snapshot(self, token: int, source: int, after: int) -> None:
+        """Fetch a snapshot in the background."""
+
+    def install(self) -> None:
+        """Have the hub begin anew behind the snapshot that was fetched."""
+
+    def is_now(self, status: Status, view: int, primary: int | None) -> None:
+        """The replica's part is another."""
+
+    def halted(self, reason: str) -> None:
+        """The node cannot go on."""
+
+    def numbers_here(self) -> None:
+        """This node numbers messages from now on."""
+
+    def settled(self) -> None:
+        """Something may have changed: see who numbers, if it is not this node."""
+
+
+class Driver:
+    """Runs one node's replica."""
+
+    def __init__(
+        self,
+        me: int,
+        size: int,
+        hub: Hub,
+        kept: Kept | None,
+        around: Surroundings,
+        passing: Sequencer,
+        disk: Executor,
+    ) -> None:
+        self._me = me
+        self._size = size
+        self._hub = hub
+        self.kept = kept
+        self._around = around
+        self._passing = passing
+        self._disk = disk
+        self._random = Random()
+        self._now = asyncio.get_running_loop().time
+        self.replica: Replica | None = None
+        self.trouble: str | None = None
+        """What it is trying to get over, if anything."""
+        self._queue: deque[tuple[Effect, Sequence[Batch], UUID | None]] = deque()
+        self._working = False
+        self._following = False
+        self._began = 0
+        """Where the log ended when this node became primary."""
+        self._sync_token: int | None = None
+        self._syncing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._when = 0.0
+        self._closed = False
+        self._ticked: Callable[[float], None] = lambda _: None
+        hub.append_bytes = MAX_APPEND
+        hub.commit_by(self._appended)
+
+    def start(self, ticked: Callable[[float], None]) -> None:
+        """Take part; ``ticked`` is called a few times a second."""
+        self._ticked = ticked
+        self._begin()
+        self._tick()
+
+    def close(self) -> None:
+        """Take no part any more."""
+        self._closed = True
+        self.replica = None
+        self._queue.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def primary(self) -> int | None:
+        """Who numbers messages now, as far as this node knows."""
+        replica = self.replica
+        return replica.primary if replica is not None and replica.status is Status.NORMAL else None
+
+    def receive(self, sender: int, body: Replication, bulk: bytes) -> None:
+        """A parcel of replication from a node of the cluster; what is wrong with it raises."""
+        replica = self.replica
+        if replica is None:
+            return
+        batches: Sequence[Batch] = ()
+        uuid = None
+        if isinstance(body, Prepare | NewState):
+            if body.last >= body.first:
+                uuid, batches = unpack(bulk, body.first, body.last)
+                # In normal order the logs are the same one. Otherwise what is here may be the beginning of one that
+                # nobody followed: it is cut off before anything is appended.
+                in_order = replica.status is Status.NORMAL and body.view == replica.view
+                if in_order and not self._is_ours(uuid):
+                    return
+            bulk = b""
+        self._run(partial(replica.receive, sender, body, bulk), batches, uuid)
+
+    def fetched(self, token: int, seq: int | None, uuid: UUID | None) -> None:
+        """A snapshot is here, or cannot be had."""
+        if self.replica is not None and (uuid is None or self._is_ours(uuid)):
+            self._run(partial(self.replica.fetched, token, seq))
+
+    def vouch(self) -> None:
+        """An operator's word: go on with what this node has, whatever it has lost."""
+        if self.replica is not None:
+            self._run(self.replica.vouch)
+
+    # Inputs
+
+    def _begin(self) -> None:
+        """Begin, or begin anew after trouble, from what is on the disk."""
+        log, kept = self._hub.log, self.kept
+        self.replica = Replica(
+            self._me,
+            self._size,
+            state=None if kept is None else kept.state,
+            commit=log.head,
+            tail=log.tail,
+            intact=is_intact(log, kept),
+            synced_only=log.fsync == "always",
+            random=self._random,
+        )
+        self._run(self.replica.start)
+
+    def _appended(self, tail: int) -> None:
+        """The hub has appended: numbered here, or followed."""
+        replica = self.replica
+        if not self._following and replica is not None:
+            self._run(partial(replica.appended, replica.tail + 1, tail))
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._closed:
+            return
+        if self.replica is not None:
+            self._run(self.replica.tick)
+        self._ticked(self._now())
+        self._settle()
+
+    def _run(
+        self,
+        ask: Callable[[float], Sequence[Effect]],
+        batches: Sequence[Batch] = (),
+        uuid: UUID | None = None,
+    ) -> None:
+        """Hand something to the replica, and do what it wants, in its order."""
+        if self._closed:
+            return
+        now = self._now()
+        self._queue.extend((effect, batches, uuid) for effect in ask(now))
+        if self._hub.sequencer is None and not self._accepting(now):
+            # Before anything else: what is cut off below is for the next primary to judge.
+            self._hub.give_way(self._passing)
+        if self._working:
+            return
+        self._working = True
+        try:
+            while self._queue:
+                self._do(*self._queue.popleft())
+        except HeadraceError as error:
+            self._break_off(error)
+        finally:
+            self._working = False
+        self._settle()
+
+    def _break_off(self, error: HeadraceError) -> None:
+        """The disk did not do what the replica believes: it says nothing more, and begins anew."""
+        logger.error("this node stops taking part for a moment: %s", error)
+        self._hub.counters.add("cluster_failures")
+        self._queue.clear()
+        self._sync_token = None
+        view = 0 if self.replica is None else self.replica.view
+        self.replica = None
+        self.trouble = f"the disk does not do its part: {error}"
+        # Nobody must take it for one that works.
+        self._around.is_now(Status.RECOVERING, view, None)
+
+        loop, log = asyncio.get_running_loop(), self._hub.log
+
+        def again() -> None:
+            if self._closed or log.failure is not None:
+                return
+            if log.fsync == "always" and log.dirty:
+                # A replica takes whatever it finds in the log to be on the disk, and vouches for it.
+                self._sync()
+                loop.call_later(_RESTART_SECONDS, again)
+                return
+            self.trouble = None
+            self._begin()
+
+        loop.call_later(_RESTART_SECONDS, again)
+
+    # Effects
+
+    def _do(self, effect: Effect, batches: Sequence[Batch], uuid: UUID | None) -> None:
+        hub, around = self._hub, self._around
+        match effect:
+            case Send(to, body, bulk):
+                around.post(to, body, bulk)
+            case Broadcast(body):
+                around.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
+            case Serve(to):
+                # Who asks and does not take what it is sent must not have the log read for nothing.
+                if around.takes(to):
+                    around.post(to, *served(hub.log, effect))
+            case Append(first, last):
+                self._append(first, last, batches, uuid)
+            case CutBack(last):
+                hub.counters.report("cut_back", last + 1, hub.log.tail, "the cluster went on without them")
+                hub.cut_back(last)
+            case Sync(token):
+                self._sync_token = token
+                self._sync()
+            case Persist(state):
+                self._save(state)
+            case Advance(commit):
+                hub.committed(commit)
+            case Become(status, view, primary):
+                if status is Status.NORMAL and primary == self._me:
+                    self._began = hub.log.tail
+                around.is_now(status, view, primary)
+            case Halt(reason):
+                self._give_up(reason)
+            case FetchSnapshot(token, source, after):
+                around.fetch_snapshot(token, source, after)
+            case Install():
+                # The doors must not be left with a state that jumps: the whole hub begins anew.
+                self._queue.clear()
+                self.replica = None
+                self.trouble = "this node begins anew behind a snapshot"
+                around.install()
+
+    def _append(self, first: int, last: int, batches: Sequence[Batch], uuid: UUID | None) -> None:
+        if uuid is not None and uuid != self._hub.log.uuid:
+            if not self._is_ours(uuid):
+                return
+            self._hub.log.adopt(uuid)
+            if self.kept is not None:
+                self._save(self.kept.state)
+        self._following = True
+        try:
+            self._hub.follow(list(between(batches, first, last)))
+        finally:
+            self._following = False
+
+    def _sync(self) -> None:
+        if self._syncing:
+            return
+        self._syncing = True
+        token, self._sync_token = self._sync_token, None
+        syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
+        syncing.add_done_callback(partial(self._synced, self.replica, token or 0))
+
+    def _synced(self, replica: Replica | None, token: int, done: asyncio.Future[int]) -> None:
+        self._syncing = False
+        if done.cancelled() or self._closed:
+            return
+        error = done.exception()
+        if error is not None:
+            # After a failed sync nobody knows what is on the disk: this node vouches for nothing more.
+            self._hub.counters.add("sync_failures")
+            self._give_up(f"the disk failed to sync, this node takes no part any more: {error}")
+            self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
+            return
+        # Tokens are counted anew by the next replica, which knows nothing of this one's.
+        if replica is not None and replica is self.replica:
+            self._run(partial(replica.synced, token, done.result()))
+        if self._sync_token is not None:
+            self._sync()
+
+    def _save(self, state: State) -> None:
+        self.kept = remember(self._hub.log, state)
+
+    def _give_up(self, reason: str) -> None:
+        self._queue.clear()
+        self.replica = None
+        if self._hub.sequencer is None:
+            self._hub.give_way(self._passing)
+        self._hub.counters.add("cluster_failures")
+        logger.critical("%s", reason)
+        self._around.halted(reason)
+
+    # Who numbers
+
+    def _accepting(self, now: float) -> bool:
+        return self.replica is not None and self.replica.accepting(now)
+
+    def _settle(self) -> None:
+        """See to it that the right one numbers messages, and set the clock."""
+        if self._closed:
+            return
+        hub, now = self._hub, self._now()
+        if not self._accepting(now):
+            if hub.sequencer is None:
+                hub.give_way(self._passing)
+        elif hub.sequencer is not None and hub.log.head >= self._began and not self._queue:
+            hub.sequencer = None
+            self._around.numbers_here()
+        self._around.settled()
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        timer = None if self.replica is None else self.replica.next_timer()
+        when = now + _TICK_SECONDS
+        if timer is not None:
+            when = min(when, max(timer, now))
+        if self._timer is not None:
+            if abs(self._when - when) < _CLOSE_ENOUGH:
+                return
+            self._timer.cancel()
+        self._when = when
+        self._timer = asyncio.get_running_loop().call_at(when, self._tick)
+
+    def _is_ours(self, uuid: UUID) -> bool:
+        """Whether messages are of this node's log; an empty log becomes theirs."""
+        log = self._hub.log
+        if uuid == log.uuid or not log.tail:
+            return True
+        self._give_up(
+            f"{log.directory} has the log {log.uuid}, the cluster the log {uuid}:"
+            " stop this node, and have `headrace cluster replace` set its log aside"
+        )
+        return False

@@ -1,0 +1,1 @@
+"""The fyrehose door: the backbone over TCP and UDP."""

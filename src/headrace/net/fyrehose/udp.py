@@ -1,0 +1,421 @@
+"""The backbone over UDP: datagrams in and out of one socket, as few system calls as the platform allows.
+
+What to send to whom is decided by :class:`~headrace.hub.backbone.rules.Backbone`; this driver reads datagrams, does the
+effects and keeps the timer. Messages are encoded once for all subscribers; those no longer at hand are read from the
+log in a thread. Linux takes and gives many datagrams of one size in one call (``UDP_SEGMENT``, ``UDP_GRO``); where it
+does not, they go one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.client.udp_offload import (
+    ETHERNET,
+    MAX_SEGMENTS,
+    UDP_SEGMENT,
+    enable_segments,
+    enlarge,
+    segment_size,
+)
+from headrace.config import Settings
+from headrace.errors import StorageError
+from headrace.hub.backbone.rules import (
+    Acknowledge,
+    Backbone,
+    Effect,
+    Lapsed,
+    Reason,
+    Refused,
+    SendForward,
+    Subscribed,
+    Unserved,
+)
+from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, Skipped
+from headrace.hub.conversion import backbone_run
+from headrace.hub.sequence import Hub
+from headrace.message import Batch
+from headrace.wire.fyrehose.stream import (
+    MAX_DATAGRAM,
+    BadDatagram,
+    Keepalive,
+    LoneDatagram,
+    PushDatagrams,
+    Request,
+    deliver_packets,
+    parse_datagrams,
+    serialize,
+)
+
+_NO_SEGMENTS: Final = frozenset(
+    {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
+)
+"""How a route says that it does not take several datagrams in one call, or not of that size."""
+
+_RECEIVE_BUFFER: Final = 8 << 20
+"""What the socket may hold while a turn is busy: a burst of some 40,000 small datagrams."""
+
+_READS_PER_TURN: Final = 128
+_STEPS_PER_TURN: Final = 256
+"""Reads from the socket, and things found in them, before everyone else gets a turn. A run of PUSHes is one thing, a
+KEEPALIVE another; and one read may bring 64 datagrams."""
+
+_RECENT_TURNS: Final = 256
+_RECENT_BYTES: Final = 8 << 20
+"""How much of the newest sequence is kept encoded, for subscribers that pacing holds back a little. Few enough turns
+that looking through them costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packets:
+    """Encoded DELIVERs of messages ``first`` to ``last``; packet ``i`` is ``data[edges[i]:edges[i + 1]]``."""
+
+    first: int
+    last: int
+    data: memoryview
+    edges: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Sending:
+    """A grant that is being sent: what is still to go, and what has gone."""
+
+    grant: SendRange
+    datagrams: deque[tuple[memoryview, int, int]]
+    """Bytes of one call, the size of each datagram in them, and the last message they carry."""
+    last: int
+    sent_datagrams: int = 0
+    sent_bytes: int = 0
+
+
+class FyrehoseUdp:
+    """The UDP half of the fyrehose door."""
+
+    def __init__(
+        self, hub: Hub, settings: Settings, backbone: Backbone, sock: socket.socket, readers: Executor
+    ) -> None:
+        self._hub = hub
+        self._settings = settings
+        self._backbone = backbone
+        self._sock = sock
+        self._readers = readers
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._recent: deque[Packets] = deque()
+        self._recent_bytes = 0
+        self._blocked: deque[Sending] = deque()
+        self._segments = enable_segments(sock)
+        enlarge(sock, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        enlarge(sock, socket.SO_SNDBUF, _RECEIVE_BUFFER)
+        self._buffer = bytearray(1 << 16)
+        self._loop.add_reader(sock, self._readable)
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many subscribers there are."""
+        return len(self._backbone)
+
+    def deliver(self, batches: Sequence[Batch]) -> None:
+        """Send newly committed batches to the subscribers whose pace allows it."""
+        if self._closed:
+            return
+        if not len(self._backbone):
+            if self._recent:
+                self._recent.clear()
+                self._recent_bytes = 0
+            return
+        self._keep(self._encode(batches))
+        self._do(self._backbone.due(self._loop.time()))
+        self._reschedule()
+
+    def close(self) -> None:
+        """Stop receiving and sending."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._sock.close()
+
+    def _readable(self) -> None:
+        # Datagrams side by side from one source make one batch.
+        source: Endpoint | None = None
+        datagrams: list[bytes] = []
+        steps = 0
+        for _ in range(_READS_PER_TURN):
+            try:
+                size, ancillary, _, address = self._sock.recvmsg_into([self._buffer], 64)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                # An ICMP answer to something we sent: it concerns one destination, not the door.
+                self._hub.counters.add(
+                    "socket_errors", door="fyrehose", error=errno.errorcode.get(error.errno or 0, "?")
+                )
+                continue
+            came_from = (address[0], address[1])
+            if source is not None and (came_from != source or len(datagrams) >= _STEPS_PER_TURN):
+                steps += self._received(datagrams, source)
+                datagrams = []
+            source = came_from
+            datagrams += _cut(self._buffer, size, ancillary)
+            if steps >= _STEPS_PER_TURN:
+                break
+        if source is not None:
+            self._received(datagrams, source)
+        self._reschedule()
+
+    def _received(self, datagrams: list[bytes], source: Endpoint) -> int:
+        """Do what datagrams ask for; return in how many steps."""
+        peer = f"{source[0]}:{source[1]}"
+        if not self._backbone.admits(source[0]):
+            for _ in datagrams:
+                self._hub.counters.refuse(
+                    "fyrehose", Reason.NOT_ALLOWED, peer, "fyrehose.allow does not list this address"
+                )
+            return len(datagrams)
+        now = self._loop.time()
+        arrivals = parse_datagrams(datagrams)
+        for arrival in arrivals:
+            match arrival:
+                case PushDatagrams(_, counts, run):
+                    if len(run) > len(counts):
+                        self._backbone.coalesced(source)
+                    if self._hub.congested:
+                        # UDP has no backpressure; rule 5 allows to lose a PUSH, and it is counted.
+                        self._hub.counters.add("dropped", len(run), door="fyrehose", reason="congested")
+                    else:
+                        self._hub.submit(Batch(run, origin="fyrehose", publisher=peer))
+                case LoneDatagram(_, Request() as frame):
+                    self._hub.counters.add("requests", door="fyrehose", transport="udp")
+                    self._do(self._backbone.request(frame, source, now))
+                case LoneDatagram(_, Keepalive() as frame):
+                    self._do(self._backbone.keepalive(frame, source, now))
+                case BadDatagram(_, error):
+                    self._hub.counters.refuse("fyrehose", error.reason, peer, error)
+        return len(arrivals)
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        counters = self._hub.counters
+        for effect in effects:
+            match effect:
+                case SendRange():
+                    self._send_range(effect)
+                case Acknowledge(to, frame):
+                    self._send_datagram(serialize(frame), to)
+                case SendForward(to, frame) if ":" in frame.address:
+                    # ADDR has room for IPv4 only: nobody can be told where this one listens.
+                    self._do([Unserved((frame.address, frame.port), frame.first, frame.last)])
+                case SendForward(to, frame):
+                    counters.add("forwards", door="fyrehose")
+                    self._send_datagram(serialize(frame), to)
+                case Skipped(to, first, last):
+                    behind = f"{to[0]}:{to[1]} is too far behind"
+                    counters.report("skipped", first, last, behind, at_will=True, door="fyrehose")
+                case Unserved(to, first, last):
+                    peer = f"{to[0]}:{to[1]}"
+                    counters.report(
+                        "unavailable", first, last, f"asked by {peer}", at_will=True, door="fyrehose"
+                    )
+                case Subscribed():
+                    counters.add("subscribed", door="fyrehose", transport="udp")
+                case Lapsed():
+                    counters.add("lapsed", door="fyrehose", transport="udp")
+                case Refused(reason, source):
+                    counters.refuse(
+                        "fyrehose", reason.value, f"{source[0]}:{source[1]}", "a rule of the backbone"
+                    )
+
+    def _send_range(self, grant: SendRange) -> None:
+        packets = self._find(grant.first)
+        if packets is not None:
+            self._send_packets(grant, packets)
+            return
+        reading = self._loop.run_in_executor(self._readers, self._read, grant.first, grant.last)
+        reading.add_done_callback(lambda done: self._was_read(grant, done))
+
+    def _read(self, first: int, last: int) -> Packets:
+        """Read some messages from the log; runs in a reader thread."""
+        return self._encode(self._hub.log.read(first, last, 1 << 18))
+
+    def _was_read(self, grant: SendRange, done: asyncio.Future[Packets]) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if self._closed:
+            return
+        if isinstance(error, StorageError):
+            self._hub.counters.report("undeliverable", grant.first, grant.last, str(error), door="fyrehose")
+            self._backbone.sent(grant, grant.last, 0, 0)
+        elif error is not None:
+            raise error
+        else:
+            self._send_packets(grant, done.result())
+        self._reschedule()
+
+    def _send_packets(self, grant: SendRange, packets: Packets) -> None:
+        begin = grant.first - packets.first
+        end = min(grant.last, packets.last) - packets.first + 1
+        local = grant.to[0].startswith("127.")
+        most = (MAX_DATAGRAM if local else ETHERNET) if grant.coalesce else 0
+        calls = deque(_calls(packets, begin, end, grant, most, segments=self._segments))
+        sending = Sending(grant, calls, grant.first - 1)
+        if self._blocked:
+            self._blocked.append(sending)
+        elif not self._continue(sending):
+            self._blocked.append(sending)
+            self._loop.add_writer(self._sock, self._writable)
+
+    def _continue(self, sending: Sending) -> bool:
+        """Send until all of a grant has gone or the socket is full; return whether all has gone."""
+        grant, calls = sending.grant, sending.datagrams
+        while calls:
+            data, size, last = calls[0]
+            if len(data) > size and not self._segments:
+                calls.popleft()
+                calls.extendleft(reversed(list(_singly(data, size, last))))
+                continue
+            try:
+                self._send(data, size, grant.to)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                code = errno.errorcode.get(error.errno or 0, "?")
+                if len(data) > size and error.errno in _NO_SEGMENTS:
+                    # This route or size does not take segments: from now on, one by one.
+                    self._segments = False
+                    self._hub.counters.add("segmentation_off", error=code)
+                    continue
+                self._hub.counters.add("socket_errors", door="fyrehose", error=code)
+            calls.popleft()
+            sending.last = last
+            sending.sent_datagrams += -(-len(data) // size) if size else 1
+            sending.sent_bytes += len(data)
+        count = sending.last - grant.first + 1
+        if count > 0:
+            self._hub.counters.add("delivered", count, door="fyrehose", transport="udp")
+            if not grant.live:
+                self._hub.counters.add("repaired", count, door="fyrehose")
+        self._backbone.sent(grant, sending.last, sending.sent_datagrams, sending.sent_bytes)
+        return True
+
+    def _send(self, data: memoryview, size: int, to: Endpoint) -> None:
+        if len(data) > size:
+            self._sock.sendmsg([data], [(socket.SOL_UDP, UDP_SEGMENT, struct.pack("=H", size))], 0, to)
+        else:
+            self._sock.sendto(data, to)
+
+    def _send_datagram(self, data: bytes, to: Endpoint) -> None:
+        # ACKs and FORWARDs are small and repeated by their protocol: what a full socket does not take is lost.
+        try:
+            self._sock.sendto(data, to)
+        except OSError as error:
+            self._hub.counters.add(
+                "socket_errors", door="fyrehose", error=errno.errorcode.get(error.errno or 0, "?")
+            )
+
+    def _writable(self) -> None:
+        while self._blocked and self._continue(self._blocked[0]):
+            self._blocked.popleft()
+        if not self._blocked:
+            self._loop.remove_writer(self._sock)
+        self._reschedule()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._do(self._backbone.due(self._loop.time()))
+        self._reschedule()
+
+    def _reschedule(self) -> None:
+        when = self._backbone.next_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if when is not None and not self._closed:
+            # A blocked socket wakes us itself; a millisecond is as fine as pacing needs.
+            soonest = self._loop.time() + 0.001
+            self._timer = self._loop.call_at(max(when, soonest), self._tick)
+
+    def _encode(self, batches: Sequence[Batch]) -> Packets:
+        """The packets of batches that follow one another, side by side."""
+        parts, edges, size = [], [np.zeros(1, np.int64)], 0
+        for batch in batches:
+            data, own, hollow = deliver_packets(backbone_run(batch), batch.first)
+            if hollow:
+                self._hub.counters.add("hollow", hollow, door="fyrehose", transport="udp")
+            parts.append(data)
+            edges.append(own[1:] + size)
+            size += len(data)
+        whole = parts[0] if len(parts) == 1 else b"".join(parts)
+        return Packets(batches[0].first, batches[-1].last, memoryview(whole), np.concatenate(edges))
+
+    def _keep(self, packets: Packets) -> None:
+        if self._recent and self._recent[-1].last + 1 != packets.first:
+            self._recent.clear()
+            self._recent_bytes = 0
+        self._recent.append(packets)
+        self._recent_bytes += len(packets.data)
+        while len(self._recent) > 1 and (
+            self._recent_bytes > _RECENT_BYTES or len(self._recent) > _RECENT_TURNS
+        ):
+            self._recent_bytes -= len(self._recent.popleft().data)
+
+    def _find(self, seq: int) -> Packets | None:
+        if not self._recent or seq < self._recent[0].first:
+            return None
+        for packets in reversed(self._recent):
+            if packets.first <= seq:
+                return packets if seq <= packets.last else None
+        return None
+
+
+def _calls(
+    packets: Packets, begin: int, end: int, grant: SendRange, most: int, *, segments: bool
+) -> Iterator[tuple[memoryview, int, int]]:
+    """Cut packets into system calls, within what a grant allows: bytes, size of each datagram, last message."""
+    edges = packets.edges
+    datagrams, budget, at = grant.datagrams, grant.size, begin
+    while at < end and datagrams > 0 and (budget > 0 or at == begin):
+        start = int(edges[at])
+        size = int(edges[at + 1]) - start
+        if most:
+            stop = max(at + 1, int(np.searchsorted(edges, start + most, side="right")) - 1)
+            stop = min(stop, end)
+            size, count = int(edges[stop]) - start, 1
+        elif segments:
+            most_here = min(MAX_SEGMENTS, datagrams, max(1, MAX_DATAGRAM // max(size, 1)), end - at)
+            alike = np.flatnonzero(np.diff(edges[at : at + most_here + 1]) != size)
+            count = int(alike[0]) if len(alike) else most_here
+            stop = at + count
+        else:
+            stop, count = at + 1, 1
+        data = packets.data[start : int(edges[stop])]
+        yield data, size, packets.first + stop - 1
+        datagrams -= count
+        budget -= len(data)
+        at = stop
+
+
+def _singly(data: memoryview, size: int, last: int) -> Iterator[tuple[memoryview, int, int]]:
+    """One call's datagrams as calls of their own."""
+    count = -(-len(data) // size)
+    for index in range(count):
+        yield data[index * size : (index + 1) * size], size, last - count + 1 + index
+
+
+def _cut(buffer: bytearray, size: int, ancillary: Sequence[tuple[int, int, bytes]]) -> list[bytes]:
+    """The datagrams that one read brought: one, or as many as the kernel joined."""
+    step = segment_size(size, ancillary) or 1
+    return [bytes(buffer[at : min(at + step, size)]) for at in range(0, size, step)] or [b""]

@@ -1,0 +1,51 @@
+"""Work for a request that would hold up everybody else: done aside, in a thread, and gone on with here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from headrace.errors import HeadraceError
+from headrace.net.link.connection import LinkConnection
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Threads that work for the requests of one hub's link."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Work in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def answer(
+        self,
+        connection: LinkConnection,
+        request_id: int,
+        then: Callable[[T], None],
+        function: Callable[..., T],
+        *arguments: Any,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Work in a thread, then go on here; whatever of ours goes wrong in either is the request's answer."""
+
+        def done(future: asyncio.Future[T]) -> None:
+            if future.cancelled():
+                return
+            try:
+                result = future.result()
+            except HeadraceError as error:
+                failed()
+                connection.fail(request_id, error)
+                return
+            try:
+                then(result)
+            except HeadraceError as error:
+                connection.fail(request_id, error)
+
+        self.run(function, *arguments).add_done_callback(done)

@@ -1,0 +1,336 @@
+"""One client of the link: its tube, its open requests and its streams, all of them bounded.
+
+A request is answered once; until then its id is open. Whatever a client can pile up at the hub has a bound here:
+open requests and streams are refused past theirs, and past the others (rows not yet committed, answers that the client
+does not take, a congested hub) the tube is not read until there is room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import (
+    ClosedError,
+    DamagedError,
+    HeadraceError,
+    LimitError,
+    MalformedError,
+    RefusedError,
+    StorageError,
+    TrimmedError,
+    UnavailableError,
+    UnexpectedError,
+    UsageError,
+    WireError,
+)
+from headrace.net.link.streams import Stream
+from headrace.tube import Received, Tube
+from headrace.wire.link.message import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_before
+from headrace.wire.link.requests import MAX_ID, Cancel, Hello, More, parse_request
+
+if TYPE_CHECKING:
+    from headrace.net.link.door import LinkDoor
+
+MAX_OPEN: Final = 1024
+MAX_STREAMS: Final = 64
+MAX_UNCOMMITTED: Final = 16 << 20
+"""Bytes of one client's rows on their way to the commit."""
+MAX_UNSENT: Final = 4 << 20
+"""Bytes of answers that a client has not taken."""
+
+
+class ExplainedError(RefusedError):
+    """A refusal with facts that a program can use, beside its code and its sentence."""
+
+    def __init__(self, code: str, reason: str, **facts: Any) -> None:
+        super().__init__(code, reason)
+        self.facts = facts
+
+
+class LinkConnection:
+    """What the hub knows of one client; the receiver of its tube."""
+
+    def __init__(self, door: LinkDoor, tube: Tube) -> None:
+        self.tube = tube
+        self.peer = str(tube.peer)
+        self.greeted = False
+        self.since = asyncio.get_running_loop().time()
+        self.finished = asyncio.Event()
+        """Nothing is left to be sent."""
+        self._door = door
+        self._open: set[int] = set()
+        self._streams: dict[int, Stream] = {}
+        self._uncommitted = 0
+        self._reading = True
+        self._ended = False
+        self._cut_off = False
+        """An event could not be sent: none may follow it, for its stream would have a hole."""
+
+    # What the tube tells
+
+    def on_message(self, message: Received) -> None:
+        """Take a request."""
+        try:
+            if len(message) > MAX_MESSAGE:
+                raise LimitError("link", "message", len(message), MAX_MESSAGE)
+            parsed = parse(message)
+            request_id = _id_of(parsed.head)
+        except WireError as error:
+            # Nobody can be answered whose request has no number.
+            self.refuse(error.reason, error)
+            self.hang_up()
+            return
+        try:
+            self._take(parsed, request_id)
+        except HeadraceError as error:
+            self.fail(request_id, error)
+        self.regulate()
+
+    def on_room(self) -> None:
+        """Go on sending."""
+        self.pump()
+        self.regulate()
+
+    def on_end(self, error: HeadraceError | None) -> None:
+        """Answer what is open, if there is still somebody to hear it, then finish."""
+        self._ended = True
+        if isinstance(error, WireError):
+            self.refuse(error.reason, error)
+        why = self._door.stopping
+        for stream in list(self._streams.values()):
+            # A client that was killed ends its tube just as one that went home: who leaves in good order cancels.
+            if why is None:
+                stream.lose()
+            else:
+                stream.close()
+            self._open.discard(stream.id)
+            if why is not None:
+                self.stream_over(stream.id, why)
+        self._streams.clear()
+        if error is not None:
+            self._open.clear()
+        self._finish_if_done()
+
+    # What operations and streams ask
+
+    @property
+    def full(self) -> bool:
+        """Whether streams should wait."""
+        return self.tube.paused or self.tube.closed or self._cut_off
+
+    def answer(self, request_id: int, body: Buffer | None = None, /, **members: Any) -> None:
+        """Say that a request is done."""
+        self._open.discard(request_id)
+        try:
+            self._send({"id": request_id, "ok": True, **members}, body)
+        except LimitError as error:
+            self._send(_refusal(request_id, error))
+        self._finish_if_done()
+
+    def fail(self, request_id: int, error: HeadraceError) -> None:
+        """Say that a request is refused, and count it."""
+        self._open.discard(request_id)
+        head = _refusal(request_id, error)
+        if head["error"] != "stopping":
+            self.refuse(head["error"], error)
+        self._send(head)
+        self._finish_if_done()
+
+    def event(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
+        """Send one event of a stream; if it is longer than a tube carries, say so and hang up."""
+        try:
+            self._send(head, body)
+        except LimitError as error:
+            self.fail(head["id"], error)
+            self._cut_off = True
+            # Not now: it is a stream that sends, and it would be closed under its feet.
+            asyncio.get_running_loop().call_soon(self.hang_up)
+
+    def stream(self, stream: Stream) -> None:
+        """Begin a stream."""
+        self._streams[stream.id] = stream
+        stream.pump()
+
+    def stream_over(self, stream_id: int, answer: Mapping[str, Any] | HeadraceError) -> None:
+        """Send a stream's last word."""
+        self._streams.pop(stream_id, None)
+        if isinstance(answer, HeadraceError):
+            self.fail(stream_id, answer)
+        else:
+            members = {name: value for name, value in answer.items() if name != "ok"}
+            self.answer(stream_id, None, **members)
+
+    def check_room_for_stream(self) -> None:
+        """Refuse one stream more than a tube may have, and any on a tube that has ended."""
+        if self._ended:
+            raise RefusedError("stopping", "the tube has ended")
+        if len(self._streams) >= MAX_STREAMS:
+            raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
+
+    def is_open(self, request_id: int) -> bool:
+        """Whether a request still waits for its answer."""
+        return request_id in self._open
+
+    def uncommitted(self, size: int) -> None:
+        """Note rows on their way to the commit (or, negative, that they have arrived)."""
+        self._uncommitted += size
+        if size < 0:
+            self.regulate()
+
+    def refuse(self, reason: str, detail: object) -> None:
+        """Count a refusal."""
+        self._door.counters.refuse("tube", reason, self.peer, detail)
+
+    def hang_up(self) -> None:
+        """Close after what was sent."""
+        self.drop()
+        self.tube.start_closing()
+        self.finished.set()
+
+    # What the door asks
+
+    def drop(self) -> None:
+        """Forget everything: the tube is done with."""
+        self._open.clear()
+        self._end_streams()
+
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        return len(self._streams)
+
+    def pump(self) -> None:
+        """Go on with every stream."""
+        if self._streams:
+            for stream in list(self._streams.values()):
+                stream.pump()
+
+    def tick(self, now: float, handshake_seconds: float) -> None:
+        """Judge what depends on time."""
+        if not self.greeted and now - self.since > handshake_seconds:
+            self.refuse("deadline", "no hello in time")
+            self.hang_up()
+            return
+        for stream in list(self._streams.values()):
+            stream.tick(now)
+
+    def regulate(self) -> None:
+        """Read from the client, or let it wait."""
+        busy = (
+            self._uncommitted > MAX_UNCOMMITTED
+            or self._door.congested
+            or (self.tube.paused and self.tube.unsent > MAX_UNSENT)
+        )
+        if busy == self._reading and not self._ended:
+            self._reading = not busy
+            if busy:
+                self.tube.pause_reading()
+            else:
+                self.tube.resume_reading()
+
+    def _take(self, message: LinkMessage, request_id: int) -> None:
+        try:
+            request = parse_request(message.head)
+        except UnexpectedError as error:
+            self._check_greeted()
+            raise RefusedError("unknown", str(error)) from None
+        match request:
+            case Hello():
+                if self.greeted:
+                    raise RefusedError("hello", "hello was said already")
+                try:
+                    members = self._door.greet(request)
+                except HeadraceError as error:
+                    self.fail(request_id, error)
+                    self.hang_up()
+                    return
+                self.greeted = True
+                self.answer(request_id, None, **members)
+                return
+            case More(bytes=size):
+                if (stream := self._streams.get(request_id)) is not None:
+                    stream.grant(size)
+                return
+            case Cancel():
+                if (stream := self._streams.get(request_id)) is not None:
+                    stream.close()
+                    self.stream_over(request_id, {"cancelled": True})
+                return
+        self._check_greeted()
+        if request_id in self._open:
+            self.refuse("conflict", f"request {request_id} is open already")
+            self.hang_up()
+            return
+        if len(self._open) >= MAX_OPEN:
+            raise ExplainedError("busy", f"{MAX_OPEN} requests are open on this tube", limit=MAX_OPEN)
+        if self._door.stopping is not None:
+            raise self._door.stopping
+        self._open.add(request_id)
+        self._door.operations.perform(self, request, message.body)
+
+    def _check_greeted(self) -> None:
+        if not self.greeted:
+            asyncio.get_running_loop().call_soon(self.hang_up)
+            raise RefusedError("hello", "hello must come first")
+
+    def _send(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
+        if self.tube.closed or self._cut_off:
+            return
+        data = serialize(head) if body is None else serialize_before(head, memoryview(body).nbytes)
+        try:
+            if body is None:
+                self.tube.write(data)
+            else:
+                self.tube.write_parts((data, body))
+        except HeadraceError as error:
+            # It may close between the look and the writing only by our own doing, and then nobody is left to hear.
+            if isinstance(error, LimitError) and not self.tube.closed:
+                raise
+
+    def _end_streams(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.lose()
+        self._streams.clear()
+
+    def _finish_if_done(self) -> None:
+        if self._ended and not self._open:
+            self.finished.set()
+
+
+def _id_of(head: Mapping[str, Any]) -> int:
+    request_id = head.get("id")
+    if type(request_id) is not int or not 0 <= request_id <= MAX_ID:
+        raise MalformedError("link", "id", request_id, f"a whole number from 0 to {MAX_ID}")
+    return request_id
+
+
+def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
+    """An error as a client gets it: a code, a sentence and its facts."""
+    head: dict[str, Any] = {"id": request_id, "error": "storage", "reason": str(error)[:_MAX_REASON]}
+    match error:
+        case RefusedError(code=code, reason=reason):
+            head |= {"error": code, "reason": reason[:_MAX_REASON]}
+            if isinstance(error, ExplainedError):
+                head |= error.facts
+        case LimitError(limit=limit):
+            head |= {"error": "limit", "limit": limit}
+        case WireError(field=field):
+            head |= {"error": "malformed", "field": field}
+        case TrimmedError():
+            head |= {"error": "trimmed", "first": error.first, "last": error.last, "oldest": error.oldest}
+        case DamagedError():
+            head |= {"error": "damaged", "first": error.first, "last": error.last}
+        case UnavailableError():
+            head["error"] = "unavailable"
+        case StorageError():
+            pass
+        case UsageError() if not isinstance(error, ClosedError):
+            head["error"] = "malformed"
+        case _:
+            head["error"] = "stopping"
+    return head
+
+
+_MAX_REASON: Final = 1000

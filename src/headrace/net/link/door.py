@@ -1,0 +1,196 @@
+"""The link's doors: tubes over TCP and over WebSocket, with the hub's operations behind them.
+
+:mod:`~headrace.net.link.connection` keeps one client within its bounds, and :mod:`~headrace.net.link.operations` knows
+who does what is asked: :mod:`~headrace.net.link.reading` begins streams, which :mod:`~headrace.net.link.streams` moves
+and for which :mod:`~headrace.net.link.row_bodies` makes bodies of the log; :mod:`~headrace.net.link.publishing` and
+:mod:`~headrace.net.link.staging` take rows in; :mod:`~headrace.net.link.consumers` shares messages among the members of
+durable consumers; :mod:`~headrace.net.link.services` shows, makes and removes services;
+:mod:`~headrace.net.link.lost_ranges` tells what readers lost. Here they are put together, and told what happens to
+all of them: commits, ticks, the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from time import time
+from typing import Final, Literal
+
+import msgspec
+
+from headrace import __version__
+from headrace.errors import MalformedError, RefusedError
+from headrace.hub.access.authentication import ADVICE
+from headrace.message import Batch
+from headrace.net.link.connection import ExplainedError, LinkConnection
+from headrace.net.link.consumers import LinkConsumers
+from headrace.net.link.operations import Operations
+from headrace.net.link.row_bodies import Live
+from headrace.net.server.door import House
+from headrace.net.server.program_reports import Reports
+from headrace.tube import Options, Server, Tube, serve
+from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
+from headrace.wire.link.requests import Hello
+from headrace.wire.sdk.auth import parse_auth
+
+Transport = Literal["tcp", "websocket"]
+
+_LOOPBACK: Final = r"(?:[a-z0-9-]+\.)*localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]"
+
+
+class LinkDoor:
+    """The link, open on any number of sockets."""
+
+    def __init__(self, house: House, status: Callable[[], dict[str, object]], reports: Reports) -> None:
+        self.stopping: RefusedError | None = None
+        """Why nothing more is begun."""
+        self.not_yet: Callable[[], str | None] = lambda: None
+        """Why clients had better ask another node for now, if so."""
+        self.counters = house.hub.counters
+        self._house = house
+        self._hub = house.hub
+        self._live = Live()
+        self.consumers = LinkConsumers(house.hub, house.parts.consumers, house.readers)
+        self.operations = Operations(house, self._live, self.consumers, status, reports)
+        self._connections: set[LinkConnection] = set()
+        self._servers: list[Server] = []
+
+    async def open(self, transport: Transport, sock: socket.socket) -> None:
+        """Accept tubes on a bound socket."""
+        limits = self._house.settings.limits
+        options = Options(
+            max_message=MAX_MESSAGE,
+            max_sent=MAX_ANSWER,
+            max_inflated=MAX_MESSAGE,
+            # Rows are packed where they lie; what is small is not worth the event loop's time.
+            compress=False,
+            # Half a message is kept no longer than any other door keeps half a packet.
+            message_seconds=limits.slow_seconds,
+            handshake_seconds=limits.handshake_seconds,
+            close_seconds=max(limits.drain_seconds / 2, 0.001),
+        )
+        origins = _origins(sock.getsockname()[0], self._house.settings.auth.origins)
+        server = await serve(
+            self._converse,
+            transport=transport,
+            sock=sock,
+            options=options,
+            admit=self._admit,
+            origins=origins,
+        )
+        self._servers.append(server)
+
+    # What the server asks
+
+    def deliver(self, batches: Sequence[Batch]) -> None:
+        """Let every stream that waited at the head go on."""
+        self._live.add(batches)
+        if self._live.followers:
+            for connection in self._connections:
+                connection.pump()
+        self.consumers.deliver()
+
+    def tick(self, now: float) -> None:
+        """Judge deadlines."""
+        for connection in tuple(self._connections):
+            connection.tick(now, self._house.settings.limits.handshake_seconds)
+        self.consumers.tick(now)
+        self.operations.tick(now)
+
+    def relieved(self) -> None:
+        """Read from publishers again."""
+        for connection in tuple(self._connections):
+            connection.regulate()
+
+    def facts(self) -> dict[str, int]:
+        """Who is here."""
+        return {
+            "tube": len(self._connections),
+            "tube_streams": sum(connection.streams for connection in self._connections),
+        }
+
+    def stop(self) -> None:
+        """Accept and read nothing more; streams end, what was asked before is answered yet."""
+        self.stopping = RefusedError("stopping", "the hub is going down: connect again, elsewhere or later")
+        self.consumers.stop()
+        for server in self._servers:
+            server.close()
+
+    async def close(self) -> None:
+        """Wait until all is answered and every tube closed."""
+        await asyncio.gather(*(server.wait_closed() for server in self._servers))
+
+    def abort(self) -> None:
+        """Close whatever is still open, now."""
+        for connection in tuple(self._connections):
+            connection.tube.abort()
+            connection.finished.set()
+
+    # What connections ask
+
+    @property
+    def congested(self) -> bool:
+        """Whether publishers must wait."""
+        return self._hub.congested
+
+    def greet(self, hello: Hello) -> dict[str, object]:
+        """Judge a hello; return the members of its answer."""
+        if (reason := self.not_yet()) is not None:
+            raise RefusedError("stopping", reason)
+        if hello.version < VERSIONS[0]:
+            spoken = ", ".join(map(str, VERSIONS))
+            reason = f"version {hello.version} of the link is not spoken here, but {spoken}"
+            raise ExplainedError("version", reason, versions=list(VERSIONS))
+        authentication = self._house.authentication
+        if authentication.required:
+            try:
+                auth = parse_auth(msgspec.json.encode(hello.auth))
+            except MalformedError as error:
+                raise RefusedError("auth", f"{error.field}: {error.limit}") from None
+            if (denied := authentication.judge(auth, time())) is not None:
+                raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
+        log = self._hub.log
+        return {
+            "version": min(hello.version, VERSION),
+            "log": str(log.uuid),
+            "node": self._hub.node,
+            "hub": __version__,
+            "max_message": MAX_MESSAGE,
+            "message_bytes": self._house.settings.limits.message_bytes,
+        }
+
+    def _admit(self, tube: Tube) -> bool:
+        address = tube.peer.host
+        refusal = self._house.connections.admit(address)
+        if refusal is not None:
+            self.counters.refuse("tube", "connections", str(tube.peer), refusal)
+            return False
+        tube.when_closed(lambda _: self._house.connections.release(address))
+        return True
+
+    async def _converse(self, tube: Tube) -> None:
+        connection = LinkConnection(self, tube)
+        self._connections.add(connection)
+        try:
+            tube.attach(connection)
+            await connection.finished.wait()
+        finally:
+            connection.drop()
+            self._connections.discard(connection)
+
+
+def _origins(host: str, others: Sequence[str]) -> list[str | re.Pattern[str] | None]:
+    """Whose web pages may use a tube that is open at ``host``: its own host's, and those that the settings name.
+
+    Browsers let every page on the web connect to anywhere, and say whose it is; who is no browser says nothing. The
+    host is known by its address, not by the name that the page itself gives it: such a name can lead anywhere.
+    """
+    address = ip_address(host.partition("%")[0])
+    if address.is_loopback or address.is_unspecified:
+        name = _LOOPBACK
+    else:
+        name = re.escape(f"[{address}]" if address.version == 6 else str(address))
+    return [None, re.compile(rf"https?://(?:{name})(?::[0-9]{{1,5}})?"), *others]

@@ -1,0 +1,65 @@
+"""What readers tell the link that they found gone, on its way into the log, and what is known of it.
+
+Every hub that follows the log knows it then. It is counted, once, by the hub that was told: only there somebody waits
+for the entry. What the state knows already needs no entry.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import RefusedError, StorageError
+from headrace.hub.lost_ranges import Losses, lose
+from headrace.hub.sequence import Hub
+from headrace.hub.sequence_ranges import Range
+from headrace.message import Batch
+from headrace.net.link.connection import LinkConnection
+from headrace.wire.link import requests as ask
+
+
+class LinkLosses:
+    """The losses of one hub's readers."""
+
+    def __init__(self, hub: Hub, losses: Losses) -> None:
+        self._hub = hub
+        self._losses = losses
+        losses.observer = self._entered
+        self._under_way = 0
+        self._fresh: dict[int, list[Range]] = {}
+        """While entries of this hub's are under way: what each entry that came told anew, by its place."""
+
+    def lost(self, connection: LinkConnection, request: ask.Lost, _body: memoryview) -> None:
+        """Tell what readers lost, once what one says of itself is in the log."""
+        reader, first, last = request.reader, request.first, request.last
+        if (first is None) != (last is None) or (first is not None and reader is None):
+            raise RefusedError("malformed", "a loss has a reader, first and last")
+        if reader is None or first is None or last is None:
+            connection.answer(request.id, None, lost=self._losses.facts(reader))
+            return
+        if first > last:
+            raise RefusedError("malformed", f"there are no messages {first} to {last}")
+        if not self._losses.unknown(reader, first, last):
+            connection.answer(request.id, None, lost=self._losses.facts(reader))
+            return
+
+        def done(result: Batch | StorageError) -> None:
+            self._under_way -= 1
+            if isinstance(result, StorageError):
+                connection.fail(request.id, result)
+            else:
+                for fresh in self._take(result.first):
+                    detail = f"gone before {reader!r} had read them"
+                    self._hub.counters.report("reader_lost", *fresh, detail, at_will=True)
+                connection.answer(request.id, None, lost=self._losses.facts(reader))
+
+        self._under_way += 1
+        self._hub.submit(lose(reader, first, last), done)
+
+    def _entered(self, seq: int, fresh: list[Range]) -> None:
+        if self._under_way:
+            self._fresh[seq] = fresh
+
+    def _take(self, seq: int) -> list[Range]:
+        """What the entry at a place told anew. Those before it are of other hubs, or were taken."""
+        taken = self._fresh.pop(seq, [])
+        while self._fresh and (oldest := next(iter(self._fresh))) < seq:
+            del self._fresh[oldest]
+        return taken

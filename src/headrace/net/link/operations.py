@@ -1,0 +1,127 @@
+"""What the link's operations do. Each takes a request and sees to it that its connection answers it, now or later.
+
+Here each finds whoever does it: :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.publishing`,
+:mod:`~headrace.net.link.staging`, :mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers`,
+:mod:`~headrace.net.link.lost_ranges`; what is answered in a line or two is done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
+from headrace.hub.holds import MAX_HOLDS, hold
+from headrace.hub.publishing.idempotent import Publishing
+from headrace.hub.publishing.staging import Commits, Staging
+from headrace.hub.services.publish import Changes
+from headrace.hub.state import entry
+from headrace.message import Batch
+from headrace.net.link.background_work import Aside
+from headrace.net.link.connection import LinkConnection
+from headrace.net.link.consumers import LinkConsumers
+from headrace.net.link.lost_ranges import LinkLosses
+from headrace.net.link.publishing import LinkPublishing
+from headrace.net.link.reading import LinkReading
+from headrace.net.link.request_rows import Bodies
+from headrace.net.link.row_bodies import Live
+from headrace.net.link.services import LinkServices
+from headrace.net.link.staging import LinkStages
+from headrace.net.server.door import House
+from headrace.net.server.program_reports import Reports
+from headrace.wire.link import requests as ask
+
+
+class Operations:
+    """The operations of one hub's link."""
+
+    def __init__(
+        self,
+        house: House,
+        live: Live,
+        consumers: LinkConsumers,
+        status: Callable[[], dict[str, object]],
+        reports: Reports,
+    ) -> None:
+        hub, parts = house.hub, house.parts
+        self._hub = hub
+        self._log = hub.log
+        self._status = status
+        self._reports = reports
+        self.publishing = Publishing(hub, parts.publishers)
+        """Judges what is published once; there is one in a hub."""
+        staging = Staging(house.settings.node.data / "stages")
+        staging.sweep()
+        self.commits = Commits(hub, parts.queries, staging)
+        changes = Changes(hub, parts.services)
+        bodies = Bodies(house.settings.limits.message_bytes)
+        aside = Aside(house.readers)
+        reading = LinkReading(hub, house.readers, live, aside, consumers, parts.subscriptions)
+        publishing = LinkPublishing(self.publishing, bodies)
+        self._stages = LinkStages(staging, self.commits, changes, bodies, aside, hub.counters)
+        self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
+            ask.Head: reading.head,
+            ask.Status: self._tell_status,
+            ask.Read: reading.read,
+            ask.Follow: reading.follow,
+            ask.Publish: publishing.publish,
+            ask.Pass: publishing.pass_on,
+            ask.Publisher: publishing.newest,
+            ask.Holds: self._holds,
+            ask.Stage: self._stages.stage,
+            ask.Commit: self._stages.commit,
+            ask.Abort: self._stages.abort,
+            ask.Snapshot: reading.snapshot,
+            ask.Report: self._report,
+            ask.Lost: LinkLosses(hub, parts.losses).lost,
+            ask.Subscriptions: reading.subscriptions,
+            ask.Ack: consumers.ack,
+            ask.Consumers: consumers.manage,
+            ask.Services: LinkServices(hub, parts.services).manage,
+        }
+
+    def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
+        """Do what a request asks; an error raised here is its answer."""
+        self._table[type(request)](connection, request, body)
+
+    def tick(self, now: float) -> None:
+        """Forget stages that nobody committed."""
+        self._stages.tick(now)
+
+    def _tell_status(self, connection: LinkConnection, request: ask.Status, _body: memoryview) -> None:
+        connection.answer(request.id, None, status=self._status())
+
+    def _report(self, connection: LinkConnection, request: ask.Report, _body: memoryview) -> None:
+        self._reports.take(request.name, request.facts, monotonic())
+        connection.answer(request.id, None)
+
+    def _holds(self, connection: LinkConnection, request: ask.Holds, _body: memoryview) -> None:
+        holds = self._hub.state.holds
+        name = request.name
+        if name is None:
+            if request.seq is not None or request.release:
+                raise RefusedError("malformed", "a hold has a name")
+            connection.answer(request.id, None, holds=dict(holds))
+            return
+        if request.release == (request.seq is not None):
+            raise RefusedError("malformed", "a hold is set with seq or let go with release")
+        if request.release and name not in holds:
+            raise RefusedError("missing", f"there is no hold {name!r}")
+        if not request.release and name not in holds and len(holds) >= MAX_HOLDS:
+            raise LimitError("link", "holds", len(holds) + 1, MAX_HOLDS)
+        if request.seq is not None and request.seq < self._log.first:
+            raise TrimmedError(request.seq, self._log.first - 1, self._log.first)
+
+        def done(result: Batch | StorageError) -> None:
+            if isinstance(result, StorageError):
+                connection.fail(request.id, result)
+            else:
+                held = holds.get(name)
+                if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
+                    # Others came first.
+                    connection.fail(request.id, LimitError("link", "holds", len(holds) + 1, MAX_HOLDS))
+                    return
+                connection.answer(request.id, None, holds={} if held is None else {name: held})
+
+        self._hub.submit(entry(holds.name, name, hold(request.seq)), done)

@@ -1,0 +1,201 @@
+"""The log as bodies of rows: what the link's streams send.
+
+Reading is done in threads: :func:`read_piece` takes a range's beginning and gives one body. A record batch that is
+sealed is sent as it lies on disk, after its checksum, without being unpacked; what is in an open tail, or must be
+filtered, is made into one record batch of about a MiB.
+
+What was committed last is kept for those who keep up (:class:`Live`): they get it without a thread and a disk
+between, and it is encoded once however many they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import LimitError, TrimmedError
+from headrace.hub.filters import Filter
+from headrace.log import Log
+from headrace.log.sealed import SealedSegment
+from headrace.message import Batch, merge
+from headrace.wire.link.message import MAX_ANSWER, MAX_HEAD, MAX_MESSAGE, ROWS_BYTES, Buffer, body_of
+from headrace.wire.link.plain_rows import batches_body
+
+MAX_BODY: Final = MAX_MESSAGE - MAX_HEAD
+"""The longest body of several rows."""
+MAX_LONE_BODY: Final = MAX_ANSWER - MAX_HEAD
+"""The longest body of one row, which has to pass whole."""
+
+_SCAN_BYTES: Final = 16 << 20
+"""How much a filter looks through before it says how far it has come."""
+
+_WORTH: Final = 8
+"""A sealed record batch is sent whole when at least one row in so many is wanted."""
+
+_MANY: Final = 4
+"""Rows take up to so many times :data:`ROWS_BYTES`: what they share is said once in a batch and in every row of a body,
+and of small messages it is the most."""
+
+_LIVE_CHUNKS: Final = 8
+"""Who is further behind is better served from the log, where many small batches become one body."""
+
+
+class Piece(NamedTuple):
+    """What there is of ``first`` to ``last``: a body, or ``None`` if no row of it passes the filter."""
+
+    first: int
+    last: int
+    body: Buffer | None
+    rows: int
+    """Rows that the reader gets."""
+
+
+def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
+    """One body of rows from ``first`` on, not past ``last``, which must be committed."""
+    if wanted is not None:
+        return _filtered(log, first, last, wanted)
+    if (piece := _as_it_lies(log, first, last)) is not None:
+        return piece
+    batches = beginning(log.read(first, last, ROWS_BYTES))
+    body = batches_body(batches, _MANY * ROWS_BYTES)
+    if body is None:
+        return _encoded(first, merge(batches))
+    return Piece(first, batches[-1].last, body, batches[-1].last - first + 1)
+
+
+def beginning(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """As many of some batches as can be merged and sent: one message at least, and of several a few MiB as rows."""
+    room = _MANY * ROWS_BYTES
+    for place, batch in enumerate(batches):
+        taken = batch.size + _spread(batch)
+        if taken > room:
+            return batches[:place] or [batch.slice(0, max(1, len(batch) * room // taken))]
+        room -= taken
+    return batches
+
+
+class Chunk:
+    """Batches committed together, as one body made when somebody first wants it."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.first = batches[0].first
+        self.last = batches[-1].last
+        self.size = sum(batch.size for batch in batches)
+        self.as_rows = self.size + sum(map(_spread, batches))
+        """The most that the body takes: what messages share, each row says anew."""
+        self._batches = batches
+
+    @cached_property
+    def rows(self) -> pa.RecordBatch:
+        """The messages in the envelope's schema."""
+        return merge(self._batches)
+
+    @cached_property
+    def body(self) -> Buffer:
+        """The messages as a body."""
+        return batches_body(self._batches, MAX_BODY) or body_of(self.rows)
+
+    def piece(self, first: int, wanted: Filter | None) -> Piece:
+        """The chunk for one reader, who stands at ``first``."""
+        if wanted is None:
+            return Piece(first, self.last, self.body, self.last - first + 1)
+        passing = {wanted.passes(batch) for batch in self._batches}
+        if passing == {False}:
+            return Piece(first, self.last, None, 0)
+        if passing == {True} and first == self.first:
+            return Piece(first, self.last, self.body, self.last - first + 1)
+        rows = wanted.apply(self.rows.slice(first - self.first))
+        body = body_of(rows) if rows.num_rows else None
+        return Piece(first, self.last, body, rows.num_rows)
+
+
+class Live:
+    """The chunks committed last, without a hole between them; none are kept while nobody follows."""
+
+    def __init__(self) -> None:
+        self.followers = 0
+        self._chunks: deque[Chunk] = deque(maxlen=_LIVE_CHUNKS)
+
+    def add(self, batches: Sequence[Batch]) -> None:
+        """Take newly committed batches."""
+        if not self.followers:
+            self._chunks.clear()
+            return
+        chunk = Chunk(batches)
+        if chunk.size > ROWS_BYTES or chunk.as_rows > _MANY * ROWS_BYTES:
+            # Work for a thread.
+            self._chunks.clear()
+        else:
+            self._chunks.append(chunk)
+
+    def find(self, seq: int) -> Chunk | None:
+        """The chunk that holds ``seq``, if it is still here."""
+        place = bisect_right(self._chunks, seq, key=lambda chunk: chunk.first) - 1
+        if place < 0 or seq > self._chunks[place].last:
+            return None
+        return self._chunks[place]
+
+
+def _spread(batch: Batch) -> int:
+    """Upper bound of what a batch takes as rows beside its payloads, as ``plain_rows.batches_body`` counts it."""
+    return len(batch) * (52 + 4 * (len(batch.origin) + len(batch.publisher) + len(batch.topic)))
+
+
+def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
+    """The sealed record batch that ``first`` is in, if it is sealed and worth being sent whole."""
+    segments = log.segments
+    place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
+    if place < 0:
+        raise TrimmedError(first, last, segments[0].first if segments else first)
+    segment = segments[place]
+    if not isinstance(segment, SealedSegment):
+        return None
+    entries = segment.index.entries
+    number = int(np.searchsorted(entries["first"], first, side="right")) - 1
+    begin, count = int(entries["first"][number]), int(entries["count"][number])
+    end = min(begin + count - 1, last)
+    if (end - first + 1) * _WORTH < count or entries["length"][number] > MAX_BODY:
+        return None
+    try:
+        return Piece(first, end, segment.message(number).data, end - first + 1)
+    except OSError:
+        # The log knows what it means that a file cannot be opened.
+        return None
+
+
+def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
+    at, scanned = first, 0
+    while at <= last and scanned < _SCAN_BYTES:
+        batches: Sequence[Batch] = log.read(at, last, ROWS_BYTES)
+        scanned += ROWS_BYTES
+        if all(wanted.passes(batch) is False for batch in batches):
+            at = batches[-1].last + 1
+            continue
+        batches = beginning(batches)
+        at = batches[-1].last + 1
+        rows = wanted.apply(merge(batches))
+        if rows.num_rows:
+            return _encoded(first, rows, at - 1)
+    return Piece(first, at - 1, None, 0)
+
+
+def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece:
+    """Rows as one body, as many of them as fit; ``last`` is how far the piece reaches if all do."""
+    count = rows.num_rows
+    if rows.nbytes > 2 * ROWS_BYTES:
+        count = max(1, count * ROWS_BYTES // rows.nbytes)
+    body = body_of(rows.slice(0, count))
+    while body.nbytes > MAX_BODY and count > 1:
+        count //= 2
+        body = body_of(rows.slice(0, count))
+    upto: int = rows.column("seq")[count - 1].as_py()
+    if body.nbytes > MAX_LONE_BODY:
+        raise LimitError("link", f"message {upto}", body.nbytes, MAX_LONE_BODY)
+    reach = upto if last is None or count < rows.num_rows else last
+    return Piece(first, reach, body, count)

@@ -1,0 +1,110 @@
+"""The link's ``services``: look at them, create one, remove one.
+
+Creating and removing are entries of the log, and are answered when it has them. Both may be asked again after a broken
+tube without doing harm: a service that is there as it was asked for, or an id that is removed, is left as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, StorageError, UsageError
+from headrace.hub.sequence import Hub
+from headrace.hub.services import objects as services
+from headrace.hub.services.objects import Kind, Service, Services
+from headrace.message import Batch
+from headrace.net.link.connection import LinkConnection
+from headrace.wire.link import requests as ask
+
+SERVICES_A_TIME: Final = 256
+
+
+class LinkServices:
+    """The services of one hub, as its link shows them."""
+
+    def __init__(self, hub: Hub, known: Services) -> None:
+        self._hub = hub
+        self._known = known
+
+    def manage(self, connection: LinkConnection, request: ask.Services, _body: memoryview) -> None:
+        """Do what a ``services`` request asks."""
+        name = request.service
+        if name is None:
+            if request.action != "list":
+                raise RefusedError("malformed", f"{request.action}: say which service")
+            found = self._known.after(request.after, SERVICES_A_TIME)
+            connection.answer(request.id, None, services=[_described(service) for service in found])
+        elif request.action == "list":
+            service = self._known.get(name)
+            if service is None:
+                raise _missing(name)
+            connection.answer(request.id, service.snapshot, services=[_described(service)])
+        elif request.action == "create":
+            self._create(connection, request.id, name, Kind(request.kind))
+        else:
+            self._remove(connection, request.id, name)
+
+    def _create(self, connection: LinkConnection, request_id: int, name: str, kind: Kind) -> None:
+        if (there := self._known.get(name)) is not None:
+            self._answer_created(connection, request_id, there, kind)
+            return
+        if len(self._known) >= self._known.policy.max:
+            raise self._too_many()
+        try:
+            creation = services.create(name, kind)
+        except UsageError as error:
+            # The id is the client's, not our caller's.
+            raise MalformedError("link", "service", name, str(error)) from None
+
+        def done(result: Batch | StorageError) -> None:
+            # Another creation may have been in the log before this one, of another kind or the last there was room for.
+            made = self._known.get(name)
+            try:
+                if isinstance(result, StorageError):
+                    raise result
+                if made is None:
+                    raise self._too_many()
+                self._answer_created(connection, request_id, made, kind)
+            except HeadraceError as error:
+                connection.fail(request_id, error)
+
+        self._hub.submit(creation, done)
+
+    def _answer_created(
+        self, connection: LinkConnection, request_id: int, service: Service, kind: Kind
+    ) -> None:
+        if service.kind is not kind:
+            raise RefusedError("conflict", f"service {service.id!r} is there, of kind {service.kind}")
+        connection.answer(request_id, None, services=[_described(service)])
+
+    def _remove(self, connection: LinkConnection, request_id: int, name: str) -> None:
+        if self._known.kind(name) is None:
+            raise _missing(name)
+        if self._known.get(name) is None:
+            connection.answer(request_id, None, removed=False)
+            return
+
+        def done(result: Batch | StorageError) -> None:
+            if isinstance(result, StorageError):
+                connection.fail(request_id, result)
+            else:
+                connection.answer(request_id, None, removed=True)
+
+        self._hub.submit(services.remove(name), done)
+
+    def _too_many(self) -> LimitError:
+        return LimitError("link", "services", len(self._known) + 1, self._known.policy.max)
+
+
+def _missing(name: str) -> RefusedError:
+    return RefusedError("missing", f"there is no service {name!r}")
+
+
+def _described(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.id,
+        "kind": str(service.kind),
+        "created": service.created,
+        "seq": service.seq,
+        "bytes": service.weight,
+    }

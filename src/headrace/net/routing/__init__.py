@@ -1,0 +1,1 @@
+"""The doors of content routing: publisher, sdk, router, dispatcher, status, and the roles behind them."""

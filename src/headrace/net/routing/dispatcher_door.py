@@ -1,0 +1,168 @@
+"""The ``dispatcher`` door, and the connections that a dispatcher makes: to its connectors and to other dispatchers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from time import time
+
+from headrace.config import Address
+from headrace.hub.routing.dispatcher import Dispatcher
+from headrace.net.routing.outgoing_connections import Dialled, Dialling
+from headrace.net.routing.push_stream import JoiningStream
+from headrace.net.routing.roles import Routing
+from headrace.net.server.connection import StreamDoor
+from headrace.net.server.door import House
+from headrace.wire.attribute.messages import (
+    ConnectorDecoder,
+    ConnectorMessage,
+    DispatcherDecoder,
+    DispatcherMessage,
+    DispatcherPush,
+    Handshake,
+    Heartbeat,
+    MatcherPush,
+    serialize,
+)
+from headrace.wire.attribute.push_parts import HeartbeatJoiner
+
+
+class DispatcherDoor(StreamDoor["DispatcherStream"]):
+    """The door, open on a TCP socket."""
+
+    def __init__(
+        self, house: House, routing: Routing, dispatcher: Dispatcher, listening: socket.socket
+    ) -> None:
+        super().__init__(house, "dispatcher", listening)
+        self.routing = routing
+        self.dispatcher = dispatcher
+
+    def connection(self) -> DispatcherStream:
+        """The protocol of a new connection."""
+        return DispatcherStream(self)
+
+
+class DispatcherStream(JoiningStream[DispatcherDoor]):
+    """One matcher, or another dispatcher."""
+
+    def __init__(self, door: DispatcherDoor) -> None:
+        super().__init__(door, DispatcherDecoder())
+        self._feeder = door.routing.feeder()
+
+    def take(self, frame: DispatcherMessage) -> None:
+        """Pass on what is pushed."""
+        match frame:
+            case MatcherPush():
+                matched = self.join(frame)
+                if matched is not None:
+                    self.door.dispatcher.push(self._feeder, matched)
+            case DispatcherPush():
+                passed = self.join(frame)
+                if passed is not None:
+                    self.door.dispatcher.forward(self._feeder, passed)
+            case Heartbeat() if frame.ends:
+                self.send(self.door.dispatcher.heartbeat(int(time())))
+
+    def closed(self) -> None:
+        """Whoever relied on this matcher must know."""
+        self.door.dispatcher.lost(self._feeder)
+
+
+class _Target(Dialled["Targets"]):
+    """A connection that pushes go out by."""
+
+    def __init__(self, door: Targets) -> None:
+        super().__init__(door, ConnectorDecoder())
+
+    def pass_on(self, data: bytes) -> bool:
+        """Send, unless too much waits already."""
+        if not self.admitted:
+            return False
+        most = self.door.settings.dispatcher.queue_bytes
+        if self.buffered and self.buffered + len(data) > most:
+            self.refuse("full", f"{self.buffered} bytes wait for it (dispatcher.queue_bytes is {most})")
+            return False
+        self.send(data)
+        return True
+
+    def part(self, reason: str, detail: str) -> None:
+        """Close the connection."""
+        self.counters.refuse(self.door.name, reason, self.name, detail)
+        self.close()
+
+    def closed(self) -> None:
+        """Nothing goes this way any more."""
+        self.door.dispatcher.left(self)
+
+
+class ConnectorLink(_Target):
+    """A connection to a connector's router door."""
+
+    def opened(self) -> None:
+        """Say who we are."""
+        self.send(serialize(Handshake(self.door.node)))
+
+    def heartbeat(self) -> bytes:
+        """What tells the connector that we live."""
+        return serialize(Heartbeat(int(time())))
+
+    def take(self, frame: ConnectorMessage) -> None:
+        """Take the connector's answers."""
+        self.useful = True
+        if isinstance(frame, Handshake):
+            self.is_called(frame.node.decode())
+            self.door.dispatcher.joined(frame.node, self, relying=frame.relying)
+
+
+class DispatcherLink(_Target):
+    """A connection to another dispatcher's door."""
+
+    def __init__(self, door: Targets) -> None:
+        super().__init__(door)
+        self._heartbeats = HeartbeatJoiner()
+
+    def opened(self) -> None:
+        """Ask what it has: dispatchers do not handshake each other, but answer heartbeats."""
+        self.door.dispatcher.peers[self] = None
+        self.send(self.heartbeat())
+
+    def heartbeat(self) -> bytes:
+        """What tells the dispatcher that we live, and what we have."""
+        return self.door.dispatcher.heartbeat(int(time()))
+
+    def take(self, frame: ConnectorMessage) -> None:
+        """Learn which connectors it has."""
+        self.useful = True
+        if isinstance(frame, Heartbeat) and (whole := self._heartbeats.join(frame)) is not None:
+            self.door.dispatcher.told(self, whole.connectors, whole.relying)
+
+
+class Targets(Dialling[_Target]):
+    """The connectors, or the other dispatchers, that a dispatcher passes messages to."""
+
+    def __init__(
+        self,
+        house: House,
+        dispatcher: Dispatcher,
+        node: bytes,
+        name: str,
+        addresses: Sequence[Address],
+        link: type[_Target],
+    ) -> None:
+        super().__init__(house, name, addresses)
+        self.dispatcher = dispatcher
+        self.node = node
+        self._link = link
+
+    @classmethod
+    def all_of(cls, house: House, dispatcher: Dispatcher, node: bytes) -> list[Targets]:
+        """Those that the settings name."""
+        settings = house.settings.dispatcher
+        return [
+            cls(house, dispatcher, node, "to_connectors", settings.connectors, ConnectorLink),
+            cls(house, dispatcher, node, "to_dispatchers", settings.peers, DispatcherLink),
+        ]
+
+    def connection(self) -> _Target:
+        """The protocol of a new connection."""
+        return self._link(self)

@@ -1,0 +1,100 @@
+"""A matcher's connection to a dispatcher: what it pushes for clients elsewhere.
+
+The first of ``matching.dispatchers`` that answers is used. A matcher does not queue: while the connection has no room,
+matching waits (it reads the log later), and while there is none, what is matched is counted and not pushed. Where
+connectors rely on it, a new connection is told how far matching is, so that they know what they have to find in the
+log themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import time
+
+from headrace.hub.routing.matcher_pushes import mark
+from headrace.net.routing.outgoing_connections import Dialled, Dialling
+from headrace.net.server.door import House
+from headrace.wire.attribute.messages import (
+    ConnectorDecoder,
+    ConnectorMessage,
+    Heartbeat,
+    MatcherPush,
+    seq_of,
+    serialize,
+)
+from headrace.wire.attribute.push_parts import split
+
+
+class ToDispatcher(Dialling["MatcherLink"]):
+    """The connection to the dispatcher in use, if there is one."""
+
+    def __init__(self, house: House, node: int, place: Callable[[], int], go_on: Callable[[], None]) -> None:
+        super().__init__(house, "to_dispatcher", house.settings.matching.dispatchers, every=False)
+        self.node = node
+        self.place = place
+        """Tells up to where everything has been matched."""
+        self.go_on = go_on
+
+    def connection(self) -> MatcherLink:
+        """The protocol of a new connection."""
+        return MatcherLink(self)
+
+    @property
+    def full(self) -> bool:
+        """Whether matching has to wait."""
+        return any(stream.room <= 0 for stream in self.streams if stream.admitted)
+
+    def push(self, pushes: Iterable[MatcherPush], upto: int) -> None:
+        """Push what was matched; ``upto`` is the last message of the batch."""
+        links = [stream for stream in self.streams if stream.admitted]
+        if not links:
+            for push in pushes:
+                seq = seq_of(push.msg_id)
+                self.counters.report(
+                    "undeliverable", seq, seq, "no dispatcher is connected", at_will=True, door=self.name
+                )
+            return
+        data = b"".join(serialize(part) for push in pushes for part in split(push))
+        for link in links:
+            link.push(data, upto)
+
+
+class MatcherLink(Dialled[ToDispatcher]):
+    """The connection itself."""
+
+    def __init__(self, door: ToDispatcher) -> None:
+        super().__init__(door, ConnectorDecoder())
+        self._told: int | None = None
+        """How far matching is, as the dispatcher was told; ``None`` while nobody relies on that."""
+
+    def opened(self) -> None:
+        """Ask whether connectors rely on being told how far matching is."""
+        self.send(self.heartbeat())
+
+    def push(self, data: bytes, upto: int) -> None:
+        """Push what was matched and, to those who rely on it, how far that is."""
+        if self._told is not None:
+            self._told = upto
+            data += serialize(mark(upto, self.door.node))
+        if data:
+            self.send(data)
+
+    def heartbeat(self) -> bytes:
+        """What tells the dispatcher that we live."""
+        return serialize(Heartbeat(int(time())))
+
+    def take(self, frame: ConnectorMessage) -> None:
+        """The dispatcher lives, and says who relies on it."""
+        self.useful = True
+        if isinstance(frame, Heartbeat) and frame.relying and self._told is None:
+            # What is behind this will be pushed.
+            self._told = self.door.place()
+            self.send(serialize(mark(self._told, self.door.node)))
+
+    def drained(self) -> None:
+        """There is room again."""
+        self.door.go_on()
+
+    def closed(self) -> None:
+        """Matching goes on, whoever is there to hear."""
+        self.loop.call_soon(self.door.go_on)

@@ -1,0 +1,84 @@
+"""The ``publisher`` door: messages that say what they are about, over TCP.
+
+There is no answer at this door: who publishes hears nothing but the end of the connection. So a publisher is not read
+while the hub is congested, a message past the protocol's 2000 bytes ends the connection with the reason counted, and
+what came before it is taken.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headrace.message import SCHEMA, Batch
+from headrace.net.server.connection import Stream, StreamDoor
+from headrace.net.server.door import House
+from headrace.wire.attribute.publish import Attributes, PublisherDecoder, Publishes
+
+ORIGIN = "attribute"
+
+
+class PublisherDoor(StreamDoor["PublisherStream"]):
+    """The door, open on a TCP socket."""
+
+    def __init__(self, house: House, listening: socket.socket) -> None:
+        super().__init__(house, "publisher", listening)
+
+    def connection(self) -> PublisherStream:
+        """The protocol of a new connection."""
+        return PublisherStream(self)
+
+    def facts(self) -> dict[str, int]:
+        """Publishers subscribe nothing."""
+        return {}
+
+
+class PublisherStream(Stream[PublisherDoor]):
+    """One publisher."""
+
+    def __init__(self, door: PublisherDoor) -> None:
+        super().__init__(door, PublisherDecoder())
+
+    def take(self, frame: Publishes) -> None:
+        """Submit a run of messages."""
+        columns = columns_of(frame.attributes)
+        batch = Batch(frame.payloads, origin=ORIGIN, publisher=self.name, columns=columns)
+        self.door.hub.submit(batch, self.settled)
+        if self.door.hub.full:
+            self.door.hub.take_turn()
+
+
+def columns_of(attributes: Sequence[Attributes]) -> pa.RecordBatch | None:
+    """What messages say about themselves as the envelope's two columns; ``None`` where they say nothing.
+
+    >>> rows = columns_of([{"city": "Oslo", "degrees": -3.0}, {}])
+    >>> rows.to_pylist()
+    [{'attributes': [('city', 'Oslo')], 'numbers': [('degrees', -3.0)]}, {'attributes': [], 'numbers': []}]
+    """
+    if not any(attributes):
+        return None
+    texts: tuple[list[str], list[str], list[int]] = [], [], [0]
+    numbers: tuple[list[str], list[float], list[int]] = [], [], [0]
+    for each in attributes:
+        for name, value in each.items():
+            if isinstance(value, str):
+                texts[0].append(name)
+                texts[1].append(value)
+            else:
+                numbers[0].append(name)
+                numbers[1].append(value)
+        texts[2].append(len(texts[0]))
+        numbers[2].append(len(numbers[0]))
+    fields = [SCHEMA.field("attributes"), SCHEMA.field("numbers")]
+    columns = [
+        pa.MapArray.from_arrays(
+            pa.array(ends, pa.int32()),
+            pa.array(names, pa.string()),
+            pa.array(values, field.type.item_type),
+            type=field.type,
+        )
+        for field, (names, values, ends) in zip(fields, (texts, numbers), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -1,0 +1,33 @@
+"""Connections by which pushes come in: their parts are joined, and who is silent for too long is cut off."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from headrace.net.server.connection import Stream, Streams
+from headrace.wire.attribute.messages import AnyPush
+from headrace.wire.attribute.push_parts import Joiner
+from headrace.wire.receive_buffer import Decoder
+
+D = TypeVar("D", bound=Streams[Any])
+P = TypeVar("P", bound=AnyPush)
+
+
+class JoiningStream(Stream[D]):
+    """A connection of a matcher or a dispatcher."""
+
+    def __init__(self, door: D, decoder: Decoder[Any]) -> None:
+        super().__init__(door, decoder)
+        self._joiner = Joiner()
+
+    def join(self, push: P) -> P | None:
+        """Take a push or a part of one; return the whole push if this completes it."""
+        return self._joiner.join(push, self.loop.time())
+
+    def judge(self, now: float) -> None:
+        """Forget what was never finished; cut off who has not been heard of for too long."""
+        for msg_id in self._joiner.expire(now):
+            self.counters.refuse(
+                self.door.name, "unfinished", self.name, f"the Tail of {msg_id.hex()} never came"
+            )
+        self.judge_silence(now)

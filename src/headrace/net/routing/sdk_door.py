@@ -1,0 +1,131 @@
+"""The ``sdk`` door: the connector's side toward its clients.
+
+A connection is dull: it decodes commands, lets :mod:`headrace.wire.sdk.commands`'s table say which may come now, and
+hands subscriptions to the :class:`~headrace.hub.routing.connector.Connector`, which gives it pushes to write. "After
+`-command error` close": whatever is wrong with a command, that is the answer, and the reason is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from time import time
+from typing import Final
+
+from headrace.hub.routing.client_session import Session
+from headrace.hub.routing.connector import Connector
+from headrace.net.server.connection import Stream, StreamDoor
+from headrace.net.server.door import House
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES
+from headrace.wire.sdk.auth import Auth, client_id_text
+from headrace.wire.sdk.commands import (
+    AuthSuccess,
+    Command,
+    CommandError,
+    Event,
+    Heartbeat,
+    HeartbeatReply,
+    ServerDecoder,
+    State,
+    Subscribe,
+    event_of,
+    new_session,
+    serialize,
+)
+
+RETRY_SECONDS: Final = 0.001
+
+
+class SdkDoor(StreamDoor["SdkStream"]):
+    """The door, open on a TCP socket."""
+
+    def __init__(self, house: House, connector: Connector, listening: socket.socket) -> None:
+        super().__init__(house, "sdk", listening)
+        self.connector = connector
+
+    def connection(self) -> SdkStream:
+        """The protocol of a new connection."""
+        return SdkStream(self)
+
+
+class SdkStream(Stream[SdkDoor]):
+    """One client."""
+
+    def __init__(self, door: SdkDoor) -> None:
+        super().__init__(door, ServerDecoder())
+        self._machine = new_session(auth_required=door.house.authentication.required)
+        self._session: Session | None = None
+        self._retrying = False
+
+    def take(self, frame: Command) -> None:
+        """Do what a client commands."""
+        if isinstance(frame, Auth) and self._machine.allows(Event.AUTH):
+            denied = self.door.house.authentication.judge(frame, time())
+            if denied is not None:
+                self.refuse(denied, f"client {client_id_text(frame.client_id)}")
+                return
+        self._machine.step(event_of(frame))
+        match frame:
+            case Auth():
+                self.name = client_id_text(frame.client_id)
+                # The reply precedes the first push.
+                self.send(serialize(AuthSuccess()))
+                self._session = self.door.connector.join(frame.client_id, self, after=frame.after)
+            case Heartbeat():
+                self.send(serialize(HeartbeatReply()))
+            case Subscribe(predicates):
+                if self._session is None:
+                    guest = os.urandom(CLIENT_ID_BYTES)
+                    self.is_called(guest.hex())
+                    self._session = self.door.connector.join(guest, self, guest=True)
+                self.door.connector.subscribe(self._session, predicates)
+
+    def drained(self) -> None:
+        """The client has room again."""
+        if self._session is not None:
+            self.door.connector.resume(self._session)
+
+    def judge(self, now: float) -> None:
+        """Cut off a client that does not say who it is, or has not been heard of for too long."""
+        locked = self._machine.state is State.LOCKED
+        if locked and now - self.since >= self.limits.handshake_seconds:
+            self.refuse("handshake", f"no auth within {self.limits.handshake_seconds:g} s")
+        else:
+            self.judge_silence(now)
+
+    def later(self) -> None:
+        """Go on as soon as there is room: when the transport says so or, if it never was full to it, in a moment."""
+        if not (self._full or self._retrying):
+            self._retrying = True
+            self.loop.call_later(RETRY_SECONDS, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = False
+        if self._session is not None and not self._full:
+            self.door.connector.resume(self._session)
+
+    def part(self, reason: str, detail: str) -> None:
+        """Close the connection for a reason of the connector's."""
+        if reason == "storage":
+            self.refuse(reason, detail)
+        else:
+            self.counters.refuse(self.door.name, reason, self.name, detail)
+            self.close()
+
+    def refuse(self, reason: str, detail: object) -> None:
+        """ "-command error", and nothing follows; who takes no answer gets none."""
+        self.counters.refuse(self.door.name, reason, self.name, detail)
+        if not self.admitted or reason in _NO_ANSWER:
+            self.abort()
+            return
+        self.send(serialize(CommandError()))
+        self.close()
+
+    def closed(self) -> None:
+        """The client has gone."""
+        if self._session is not None:
+            self.door.connector.leave(self._session)
+            self._session = None
+
+
+_NO_ANSWER = frozenset({"slow", "stalled", "idle", "handshake", "connections"})

@@ -1,0 +1,129 @@
+"""The ``status`` door: where a matcher is on the ring, told to other matchers and to anyone who connects.
+
+Whoever connects is told this matcher's node and vnode information at once, and again in answer to each node information
+of its own. Matchers dial one another (``matching.peers``); one that has not been heard of for ``limits.idle_seconds``
+is taken off the ring by those who still are there (:mod:`headrace.hub.routing.silent_matchers`), and joins again when
+it is back.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from headrace.errors import StorageError
+from headrace.hub.routing.matcher_ring import Matchers, leave
+from headrace.hub.routing.silent_matchers import Silence
+from headrace.matching import Ring
+from headrace.message import Batch
+from headrace.net.routing.outgoing_connections import Dialled, Dialling
+from headrace.net.routing.roles import role_name
+from headrace.net.server.connection import Stream, StreamDoor
+from headrace.net.server.door import House
+from headrace.wire.attribute.messages import NodeInfo, StatusDecoder, StatusMessage, VnodeInfo, serialize
+
+
+class Place:
+    """What this matcher tells of itself."""
+
+    def __init__(self, house: House, doors: Callable[[], dict[str, str]]) -> None:
+        self.name = role_name(house.settings)
+        alone = Ring(self.name)
+        self._start = alone.starts[self.name]
+        self._vnodes = b"".join(alone.vnodes(self.name))
+        self._doors = doors
+
+    def told(self) -> bytes:
+        """The node and vnode information."""
+        return self.node() + serialize(VnodeInfo(platform.node(), self.name, self._vnodes))
+
+    def node(self) -> bytes:
+        """The node information alone."""
+        doors = self._doors()
+        bound, asked = doors.get("status", ""), doors.get("tube_tcp", "")
+        return serialize(NodeInfo(platform.node(), bound, asked, self._start, self.name))
+
+
+class StatusDoor(StreamDoor["StatusStream"]):
+    """The door, open on a TCP socket."""
+
+    def __init__(self, house: House, place: Place, listening: socket.socket) -> None:
+        super().__init__(house, "status", listening)
+        self.place = place
+
+    def connection(self) -> StatusStream:
+        """The protocol of a new connection."""
+        return StatusStream(self)
+
+
+class StatusStream(Stream[StatusDoor]):
+    """Another matcher, or whoever wants to know."""
+
+    def __init__(self, door: StatusDoor) -> None:
+        super().__init__(door, StatusDecoder())
+
+    def opened(self) -> None:
+        """Tell where we are."""
+        self.send(self.door.place.told())
+
+    def take(self, frame: StatusMessage) -> None:
+        """Another matcher says where it is; it is told that we live."""
+        if isinstance(frame, NodeInfo):
+            self.send(self.door.place.node())
+
+    def judge(self, now: float) -> None:
+        """Who only listens need not stay."""
+        self.judge_silence(now)
+
+
+class ToMatchers(Dialling["MatcherPeer"]):
+    """The other matchers, and which of them are heard."""
+
+    def __init__(self, house: House, place: Place, matchers: Matchers) -> None:
+        super().__init__(house, "to_matchers", house.settings.matching.peers)
+        self.place = place
+        self.silence = Silence(place.name, house.settings.limits.idle_seconds)
+        self._matchers = matchers
+
+    def connection(self) -> MatcherPeer:
+        """The protocol of a new connection."""
+        return MatcherPeer(self)
+
+    def tick(self, now: float) -> None:
+        """Take those off the ring who are gone."""
+        super().tick(now)
+        names = {stream.node for stream in self.streams if stream.node is not None}
+        all_here = len(names) >= len(self.settings.matching.peers)
+        for name in self.silence.gone(self._matchers.ring.matchers, now, all_here=all_here):
+            self.counters.refuse(self.name, "gone", name, "not heard of: its share goes to the others")
+            self.hub.submit(leave(name), partial(self._left, name))
+
+    def _left(self, name: str, outcome: Batch | StorageError) -> None:
+        if isinstance(outcome, StorageError):
+            self.silence.stayed(name)
+
+
+class MatcherPeer(Dialled[ToMatchers]):
+    """A connection to another matcher's status door."""
+
+    def __init__(self, door: ToMatchers) -> None:
+        super().__init__(door, StatusDecoder())
+        self.node: str | None = None
+        """Who it is, once it has said so."""
+
+    def opened(self) -> None:
+        """Tell where we are."""
+        self.send(self.door.place.told())
+
+    def heartbeat(self) -> bytes:
+        """What tells the other that we live."""
+        return self.door.place.node()
+
+    def take(self, frame: StatusMessage) -> None:
+        """The other says that it lives."""
+        self.useful = True
+        if isinstance(frame, NodeInfo):
+            self.node = frame.node
+            self.door.silence.heard(frame.node, self.loop.time())

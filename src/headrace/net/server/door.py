@@ -1,0 +1,60 @@
+"""What a door is to the server that runs it, and what the server gives to each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.config import Settings
+from headrace.hub.access.authentication import Authentication
+from headrace.hub.sequence import Hub
+from headrace.hub.state_parts import Parts
+from headrace.net.server.admission import Connections
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What all doors of a hub share."""
+
+    hub: Hub
+    settings: Settings
+    connections: Connections
+    readers: Executor
+    """Threads that read the log for consumers."""
+    parts: Parts
+    authentication: Authentication
+
+
+class Door(Protocol):
+    """An open door. One that is also a :class:`headrace.hub.sequence.Door` is handed what is committed."""
+
+    def tick(self, now: float) -> None:
+        """Some time has passed: judge deadlines; called a few times a second."""
+
+    def relieved(self) -> None:
+        """The hub is no longer congested: read from publishers again."""
+
+    def facts(self) -> dict[str, int]:
+        """Numbers for the status: subscribers and the like."""
+
+    def stop(self) -> None:
+        """Accept nothing and read nothing more."""
+
+    async def close(self) -> None:
+        """Send what is buffered and close every connection; the caller sets the deadline."""
+
+    def abort(self) -> None:
+        """Close whatever is still open, now."""
+
+
+async def close_all(doors: Sequence[Door], seconds: float) -> None:
+    """Close doors side by side; what is still open after ``seconds`` is cut off."""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*(door.close() for door in doors))
+    except TimeoutError:
+        for door in doors:
+            door.abort()

@@ -1,0 +1,239 @@
+"""What the log needs done in the background: syncs, sealing, snapshots, retention.
+
+Each is a small loop; the disk's work is done in threads, the decisions on the event loop. Nothing here may fail
+silently: an error of the disk is counted, logged and tried again, and a failed sync stops the hub from acknowledging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from time import time_ns
+from typing import Final, ParamSpec, TypeVar
+
+from headrace.config import Settings
+from headrace.errors import StorageError
+from headrace.hub.sequence import Hub
+from headrace.log.store import remove_files
+from headrace.log.tail import TailFile
+
+logger = logging.getLogger("headrace")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PAUSE: Final = 1.0
+"""Seconds between looks at what there is to seal or trim."""
+
+_BUSY: Final = 32 << 20
+"""Bytes a second that come in while the hub is busy enough to leave sealing for later."""
+
+_CALM: Final = 5.0
+"""Seconds that must have passed since then: what comes in bursts, as a query's batches do, is one long effort."""
+
+_MAX_BACKLOG: Final = 1 << 30
+"""Bytes that may wait to be sealed while the hub is busy."""
+
+_UNLIMITED: Final = 1 << 62
+
+
+class GroupCommit:
+    """The commit rule under ``fsync=always``: one sync at a time, each for all that was appended before it."""
+
+    def __init__(self, hub: Hub, disk: Executor) -> None:
+        self._hub = hub
+        self._disk = disk
+        self._syncing = False
+
+    def __call__(self, _tail: int) -> None:
+        """Sync soon, unless a sync is under way: the next one will cover this append too."""
+        if not self._syncing and self._hub.log.failure is None:
+            try:
+                syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
+            except RuntimeError:
+                return  # The hub has stopped without its disk's last answer: this is as safe as after a crash.
+            self._syncing = True
+            syncing.add_done_callback(self._synced)
+
+    def _synced(self, done: asyncio.Future[int]) -> None:
+        self._syncing = False
+        if done.cancelled():
+            return
+        error = done.exception()
+        if not self._hub.log.segments:
+            return  # The log was closed meanwhile, which synced it or said why not.
+        if error is not None:
+            # After a failed sync nobody knows what is on the disk: acknowledge nothing more.
+            logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
+            self._hub.counters.add("sync_failures")
+            self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
+            return
+        self._hub.committed(done.result())
+        if self._hub.log.tail > self._hub.log.head:
+            self(self._hub.log.tail)
+
+
+class Upkeep:
+    """The background loops of one hub's log."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: Settings,
+        disk: Executor,
+        *,
+        holds: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._hub = hub
+        self._log = hub.log
+        self._holds = holds
+        """What must be kept besides the state's own holds: durable consumers' messages."""
+        self._settings = settings.log
+        self._disk = disk
+        self._aging: tuple[int, float] | None = None
+        """The open tail's first sequence number, and when it was first seen not to be empty."""
+        self._looked = (hub.log.size, 0.0)
+        """How large the log was when this was last looked at, and when that was."""
+        self._busy_at = -_CALM
+        """When the hub was last busy."""
+        self._broken: set[tuple[str, int]] = set()
+        """The holds that were broken when this was last looked at, and said to be."""
+        self._sealing = asyncio.Lock()
+        self._keeping = asyncio.Lock()
+
+    def loops(self) -> list[Callable[[], Awaitable[None]]]:
+        """The loops to run for as long as the hub does."""
+        loops: list[Callable[[], Awaitable[None]]] = [self._keep_sealed, self._keep_snapshots]
+        if self._settings.fsync == "interval":
+            loops.append(self._keep_synced)
+        return loops
+
+    async def seal(self) -> int:
+        """Seal everything committed now; return how many segments that made."""
+        self._log.rotate()
+        count = 0
+        while await self._seal_next():
+            count += 1
+        return count
+
+    async def snapshot(self) -> None:
+        """Keep the state as it is now, if it is not kept yet."""
+        # One at a time: of two, the older could be finished last.
+        async with self._keeping:
+            state, kept = self._hub.state, self._log.snapshot
+            if state.seq > (0 if kept is None else kept.seq):
+                await self._in_thread(self._log.write_snapshot, state.seq, state.sections())
+
+    async def _keep_synced(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.fsync_interval)
+            if self._log.dirty:
+                try:
+                    await self._in_thread(self._log.sync)
+                except StorageError as error:
+                    # A log that has failed to sync once fails for good.
+                    self._hub.counters.add("sync_failures")
+                    logger.critical("the disk failed to sync, a power cut may lose messages: %s", error)
+                    return
+
+    async def _keep_sealed(self) -> None:
+        while True:
+            await asyncio.sleep(min(_PAUSE, self._settings.segment_seconds))
+            try:
+                self._rotate_by_age()
+                while not self._too_busy_to_seal() and await self._seal_next():
+                    # Between segments too: where messages come faster than they are sealed there is no end to them.
+                    await self._trim()
+            except StorageError as error:
+                self._failed("the log's upkeep failed", error)
+            try:
+                # Whatever failed before: a full disk lets nothing be sealed, and gets room by this alone.
+                await self._trim()
+            except StorageError as error:
+                self._failed("the log could not be trimmed", error)
+
+    async def _keep_snapshots(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.snapshot_seconds)
+            await self._try_snapshot()
+
+    async def _try_snapshot(self) -> None:
+        try:
+            await self.snapshot()
+        except StorageError as error:
+            self._failed("the snapshot could not be written", error)
+
+    def _failed(self, what: str, error: StorageError) -> None:
+        self._hub.counters.add("upkeep_failures")
+        logger.error("%s, trying again: %s", what, error)
+
+    def _too_busy_to_seal(self) -> bool:
+        """Whether sealing had better wait: it takes a core for a second or so, and nobody is waiting for it.
+
+        It does not wait for ever: not when much is waiting already, nor when retention needs sealed segments to
+        remove. What waits is in the log as safely as what is sealed.
+        """
+        size, now = self._log.size, asyncio.get_running_loop().time()
+        (size_before, before), self._looked = self._looked, (size, now)
+        backlog = sum(segment.size for segment in self._log.segments[:-1] if isinstance(segment, TailFile))
+        over = self._settings.retain_bytes is not None and size > self._settings.retain_bytes
+        if backlog > _MAX_BACKLOG or over:
+            return False
+        if size - size_before > _BUSY * max(now - before, 0.001):
+            self._busy_at = now
+        return now - self._busy_at < _CALM
+
+    def _rotate_by_age(self) -> None:
+        tail = self._log.segments[-1]
+        now = asyncio.get_running_loop().time()
+        if tail.last < tail.first:
+            return
+        # Another one may have taken its place since: a tail ends by its bytes, too.
+        if self._aging is None or self._aging[0] != tail.first:
+            self._aging = tail.first, now
+        elif now - self._aging[1] >= self._settings.segment_seconds:
+            self._log.rotate()
+
+    async def _seal_next(self) -> bool:
+        async with self._sealing:
+            segment = await self._in_thread(self._log.seal_next)
+        if segment is None:
+            return False
+        self._hub.counters.add("segments_sealed")
+        logger.info("sealed messages %d to %d in %s", segment.first, segment.last, segment.path.name)
+        return True
+
+    async def _trim(self) -> None:
+        before = self._log.first
+        retain = self._settings
+        limited = retain.retain_bytes is not None or retain.retain_seconds is not None
+        if not limited or len(self._log.segments) < 2:
+            return
+        # A snapshot precedes any trimming: what is removed can then never be needed again. Where there is no room for
+        # a new one, what the last one covers is removed all the same.
+        if retain.retain_bytes is not None and self._log.size > retain.retain_bytes:
+            await self._try_snapshot()
+        holds = {**self._hub.state.holds, **self._holds()}
+        # Decided here, not in a thread: whoever is told meanwhile that a message is held must find it so.
+        verdict, gone = self._log.let_go(
+            time_ns() // 1000,
+            retain_bytes=_UNLIMITED if retain.retain_bytes is None else retain.retain_bytes,
+            retain_us=None if retain.retain_seconds is None else int(retain.retain_seconds * 1e6),
+            holds=holds,
+        )
+        await self._in_thread(remove_files, gone)
+        if self._log.first > before:
+            self._hub.counters.add("trimmed", self._log.first - before)
+            logger.info("trimmed messages %d to %d", before, self._log.first - 1)
+        for name in verdict.broken:
+            if (name, holds[name]) not in self._broken:
+                self._hub.counters.report("holds_broken", holds[name], self._log.first - 1, f"held by {name}")
+        self._broken = {(name, seq) for name, seq in holds.items() if seq < self._log.first}
+
+    async def _in_thread(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._disk, partial(function, *arguments, **keywords)
+        )

@@ -1,0 +1,410 @@
+"""One hub process: open the log, open the doors, serve, drain.
+
+Start order: log, hub, doors, ready file. Stop order: stop accepting, take the last turn, let the last sync commit it,
+send what is buffered and close, keep a snapshot, close the log; all within ``limits.drain_seconds``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from time import time, time_ns
+from typing import Final, Protocol
+
+import msgspec
+
+from headrace.config import Address, Settings
+from headrace.errors import ConfigError, StorageError, UsageError
+from headrace.hub.access.authentication import Authentication
+from headrace.hub.sequence import Door as Recipient
+from headrace.hub.sequence import Hub
+from headrace.hub.services.objects import Policy, obey
+from headrace.hub.state_parts import Parts
+from headrace.log import Log
+from headrace.log.copy_start import check_original
+from headrace.message import node_id
+from headrace.net.cluster.node import Cluster
+from headrace.net.cluster.node_disk import STATE_FILE
+from headrace.net.routing.roles import Routing
+from headrace.net.server.admission import Connections, room_for
+from headrace.net.server.binding import Listening
+from headrace.net.server.door import Door, House, close_all
+from headrace.net.server.doors import Opening
+from headrace.net.server.log_maintenance import GroupCommit, Upkeep
+from headrace.net.server.program_reports import Reports
+from headrace.net.server.status_report import facts_of
+from headrace.net.upstream.frontend import Facts, Upstream, upstream_of
+from headrace.wire.fyrehose import kernels
+
+logger = logging.getLogger("headrace")
+
+MAX_UNCOMMITTED: Final = 64 << 20
+"""Bytes that may wait for a sync or a majority before publishers are made to wait."""
+
+_DISK_THREADS: Final = 4
+"""A sync, sealing or trimming, a snapshot and a seal that somebody asked for: none waits for another, least a sync."""
+
+_TICK: Final = 0.25
+_LOOK_SECONDS: Final = 0.01
+_FOR_THE_DISK: Final = 0.4
+"""The part of the time for draining that is kept for the last sync and the snapshot."""
+_FOR_THE_UPSTREAM: Final = 0.2
+"""The part of that during which the upstream hub may still answer."""
+_FOR_THE_LOG: Final = 0.1
+"""The part that is kept for closing the log."""
+
+
+class HttpDoor(Protocol):
+    """What the web room gives for the ``http`` door."""
+
+    async def close(self) -> None:
+        """Stop serving."""
+
+
+StartHttp = Callable[["Server", socket.socket], Awaitable[HttpDoor]]
+
+
+class Server:
+    """A running hub; :meth:`start` it, end it with :meth:`drain`."""
+
+    def __init__(
+        self, settings: Settings, *, http: StartHttp | None = None, take_free_ports: bool = False
+    ) -> None:
+        self.settings = settings
+        self.listening = Listening(settings, take_free_ports=take_free_ports)
+        self.started = time()
+        self.ready = False
+        self.hub: Hub
+        self.parts = Parts()
+        self.services = self.parts.services
+        self.consumers = self.parts.consumers
+        self.subscriptions = self.parts.subscriptions
+        self.routing: Routing
+        self.upkeep: Upkeep
+        self._upstream: Upstream | None = None
+        self._cluster: Cluster | None = None
+        self._parcel: socket.socket | None = None
+        self._peers: tuple[Address, ...] = ()
+        self._following: asyncio.Task[None] | None = None
+        self._start_http = http
+        self._http: HttpDoor | None = None
+        self._doors: list[Door] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, "headrace-disk")
+        self._readers = ThreadPoolExecutor(2, "headrace-read")
+        limits = settings.limits
+        self._connections = Connections(
+            per_address=limits.connections_per_address, total=room_for(limits.connections)
+        )
+        self._turn_due = False
+        self.reports = Reports()
+
+    @property
+    def doors(self) -> dict[str, str]:
+        """Where each open door listens, by name."""
+        return self.listening.doors
+
+    @property
+    def moved(self) -> dict[str, tuple[str, str]]:
+        """Doors whose address was taken, and where they went instead (with ``take_free_ports``)."""
+        return self.listening.moved
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    @property
+    def readers(self) -> Executor:
+        """Threads that read the log for whoever wants to see it."""
+        return self._readers
+
+    async def start(self) -> None:
+        """Open everything; when this returns, every door accepts."""
+        settings = self.settings
+        _check_roles(settings)
+        kernels.warm()
+        directory = settings.node.data / "log"
+        self._upstream = upstream_of(settings)
+        if settings.cluster.peers:
+            self._cluster = Cluster(settings, self._disk)
+            log = self._cluster.open_log(directory)
+        elif self._upstream is not None:
+            try:
+                log = await self._upstream.open_log(directory)
+            except BaseException:
+                await self._upstream.close()
+                raise
+        else:
+            check_original(directory)
+            if (directory / STATE_FILE).exists():
+                raise UsageError(
+                    f"{directory} is a node's of a cluster: start it with --peers, or begin in an empty directory"
+                )
+            log = Log.open(directory, fsync=settings.log.fsync, segment_bytes=settings.log.segment_bytes)
+        try:
+            self._open_hub(log)
+            await self._open_doors()
+        except BaseException:
+            for door in self._doors:
+                door.stop()
+            await self._close_doors(0)
+            if self._upstream is not None:
+                await self._upstream.close()
+            if self._parcel is not None:
+                self._parcel.close()
+            log.close()
+            self._readers.shutdown()
+            self._disk.shutdown()
+            raise
+        if log.lock is not None:
+            log.lock.tell(doors=self.doors)
+        for loop in [*self.upkeep.loops(), self._tick]:
+            task = asyncio.ensure_future(loop())
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
+        if self._upstream is not None:
+            # Not among the tasks: it goes on while the doors close, so that what they took in is still answered.
+            self._following = asyncio.ensure_future(self._upstream.run())
+            self._following.add_done_callback(self._ended)
+        if self._cluster is not None:
+            self._cluster.start()
+        self.ready = True
+
+    async def drain(self) -> None:
+        """Stop accepting, finish what was begun, and close."""
+        self.ready = False
+        logger.info("stopping")
+        loop = asyncio.get_running_loop()
+        seconds = self.settings.limits.drain_seconds
+        deadline = loop.time() + seconds
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for door in self._doors:
+            door.stop()
+        self._turn()
+        log = self.hub.log
+        try:
+            async with asyncio.timeout(seconds * _FOR_THE_DISK):
+                await self._flush_upstream(seconds * _FOR_THE_UPSTREAM)
+                await self._all_committed()
+                await self.upkeep.snapshot()
+        except TimeoutError:
+            what = "the disk is slow" if self._cluster is None or self.problem is None else self.problem
+            logger.warning("%s: stopping without its last answer", what)
+        except StorageError as error:
+            # Closing the log says whether anything is lost; the doors are closed first, whatever it says.
+            logger.error("the disk fails while stopping: %s", error)
+        await self._close_doors(max(deadline - loop.time() - _FOR_THE_LOG * seconds, 0))
+        if self._cluster is not None:
+            self._cluster.close()
+        if self._upstream is not None and self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            await self._upstream.close()
+        closing = loop.run_in_executor(self._disk, log.close)
+        try:
+            async with asyncio.timeout_at(max(deadline, loop.time() + _FOR_THE_LOG * seconds)):
+                await asyncio.shield(closing)
+        except TimeoutError:
+            logger.error("the disk is too slow to wait for: what was not synced is as safe as after a crash")
+        finally:
+            self._readers.shutdown(wait=False)
+            self._disk.shutdown(wait=False)
+
+    @property
+    def beginning_anew(self) -> asyncio.Event | None:
+        """Set when this hub has to be drained, and another one started in its place (:meth:`successor`)."""
+        return None if self._cluster is None else self._cluster.beginning_anew
+
+    def successor(self) -> Server:
+        """The hub that goes on in the place of this one, which is drained: behind a snapshot, at the same addresses."""
+        if self._cluster is None:
+            raise UsageError("only a node of a cluster begins anew")
+        self._cluster.begin_anew(self.settings.node.data / "log")
+        same = {f"listen.{door}": where for door, where in self.doors.items()}
+        settings = self.settings.override(same, source="where the node was before")
+        return Server(settings, http=self._start_http)
+
+    def vouch(self) -> None:
+        """An operator's word: let this node of a cluster go on with what it has."""
+        if self._cluster is None:
+            raise UsageError("this hub is in no cluster")
+        self._cluster.vouch()
+
+    def status(self) -> dict[str, object]:
+        """The facts of ``/api/status``."""
+        return facts_of(self)
+
+    @property
+    def subscribers(self) -> dict[str, int]:
+        """Who is at the doors, in numbers."""
+        found: dict[str, int] = {}
+        for door in self._doors:
+            found |= door.facts()
+        return found
+
+    @property
+    def mode(self) -> str:
+        """What this hub is: one that numbers messages itself, one that another numbers for, or its mode as a node."""
+        if self._cluster is not None:
+            return self._cluster.mode.value
+        return "WRK" if self._upstream is None else "FRONTEND"
+
+    @property
+    def cluster(self) -> dict[str, object] | None:
+        """What is known of the cluster that this hub is a node of, if it is one."""
+        return None if self._cluster is None else self._cluster.facts()
+
+    @property
+    def upstream(self) -> Facts | None:
+        """What is known of the hub above this one, if there is one."""
+        return None if self._upstream is None else self._upstream.facts()
+
+    @property
+    def problem(self) -> str | None:
+        """Why this hub cannot do all that it should, if so: its disk, its cluster, or the hub above it."""
+        above = self._upstream if self._cluster is None else self._cluster
+        return self.hub.log.failure or (None if above is None else above.problem)
+
+    def write_ready_file(self, path: Path) -> None:
+        """Say, whole or not at all, that every door accepts and where."""
+        content = msgspec.json.encode({"pid": os.getpid(), **self.doors})
+        making = path.with_name(path.name + ".making")
+        making.write_bytes(content + b"\n")
+        making.replace(path)
+
+    def _open_hub(self, log: Log) -> None:
+        settings = self.settings
+        hub = Hub(log, node_id(settings.node.name), max_uncommitted=MAX_UNCOMMITTED, state=self.parts.state())
+        if log.torn is not None:
+            hub.counters.add("torn_tails")
+            where = log.segments[-1].path.name
+            logger.warning(
+                "cut %d bytes of an unfinished write off %s: %s", log.torn.size, where, log.torn.reason
+            )
+        for damaged in log.damaged_snapshots:
+            hub.counters.add("damaged_snapshots")
+            logger.warning("passed over a damaged snapshot: %s", damaged)
+        if settings.log.fsync == "always" and self._cluster is None:
+            hub.commit_by(GroupCommit(hub, self._disk))
+        hub.wake = self._wake
+        hub.take_turn = self._turn
+        hub.relieved = self._relieved
+        self.hub = hub
+        self.upkeep = Upkeep(hub, settings, self._disk, holds=self.consumers.holds)
+        if self._upstream is not None:
+            # What holds is what the upstream hub has put into the log.
+            self._upstream.attach(hub)
+            return
+        if self._cluster is not None:
+            wanted = settings.listen.parcel
+            if wanted is not None:
+                self._parcel = self.listening.stream("parcel", wanted)
+                wanted = Address.parse(self.doors["parcel"])
+            self._peers = self._cluster.attach(hub, wanted)
+            self._cluster.became_primary = self._obey_policy
+            return
+        self._obey_policy()
+        self._turn()
+
+    def _obey_policy(self) -> None:
+        """Put the settings' word on services into the log, if it is not there."""
+        policy = Policy(self.settings.services.auto, self.settings.services.max)
+        # A cluster's first message tells every node which log it is: it must not wait for somebody to publish.
+        if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail):
+            self.hub.submit(obey(policy))
+
+    async def _open_doors(self) -> None:
+        auth, cluster = self.settings.auth, self._cluster
+        authentication = Authentication(auth.clients, required=auth.required, allow_sha1=auth.sha1)
+        house = House(self.hub, self.settings, self._connections, self._readers, self.parts, authentication)
+        opening = Opening(house, self.listening, self._add)
+        await opening.backbone()
+        await opening.services()
+        self.routing = await opening.routing()
+        if cluster is not None and self._parcel is not None:
+            await opening.nodes(cluster, self._parcel, self._peers)
+        else:
+            await opening.lone_node()
+        await opening.link(self.status, self.reports, cluster)
+        http = self.settings.listen.http
+        if http is not None and self._start_http is not None:
+            self._http = await self._start_http(self, self.listening.stream("http", http))
+
+    def _add(self, door: Door) -> None:
+        self._doors.append(door)
+        if isinstance(door, Recipient):
+            self.hub.doors.append(door)
+
+    async def _close_doors(self, seconds: float) -> None:
+        closing = [close_all(self._doors, seconds)]
+        if self._http is not None:
+            closing.append(self._http.close())
+        await asyncio.gather(*closing)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A background loop is over: by our own will, or by a fault that must not go unseen."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.ready = False
+            self.hub.counters.add("background_failures")
+            logger.critical("a background task failed; restart the hub", exc_info=error)
+
+    def _wake(self) -> None:
+        # After every socket that is readable now has been read: their messages make one batch.
+        if not self._turn_due:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        self.hub.turn(time_ns() // 1000)
+
+    def _relieved(self) -> None:
+        for door in self._doors:
+            door.relieved()
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK)
+            for door in self._doors:
+                door.tick(loop.time())
+            if self._upstream is not None:
+                self._upstream.tick(loop.time())
+
+    async def _flush_upstream(self, seconds: float) -> None:
+        above = self._upstream if self._cluster is None else self._cluster
+        if above is not None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await above.flush()
+            except TimeoutError:
+                logger.warning("stopping without the last answers to what was passed on: %s", above.problem)
+
+    async def _all_committed(self) -> None:
+        """Wait for the sync that commits what was appended last (``fsync=always``)."""
+        log = self.hub.log
+        while self._cluster is not None and log.tail > log.head:  # noqa: ASYNC110 -- at the end of a hub's life
+            await asyncio.sleep(_LOOK_SECONDS)
+        while log.tail > log.head:
+            await asyncio.get_running_loop().run_in_executor(self._disk, log.sync)
+
+
+def _check_roles(settings: Settings) -> None:
+    """Refuse to be a hub of its own where that was not asked for: its messages would reach nobody else."""
+    node = settings.node
+    if "sequence" in node.roles or node.upstream or settings.cluster.peers:
+        return
+    raise ConfigError(
+        "node.roles",
+        ",".join(node.roles),
+        source=settings.source("node.roles"),
+        expected="sequence among them, to number messages here, or --upstream URL (node.upstream), the hub that does",
+    )

@@ -1,0 +1,119 @@
+"""Reports: what programs beside the hub say of themselves, for its status.
+
+They are not messages: they have no number, are in no log and move nothing. A report is replaced by the next of the same
+name, and forgotten with the process. That is what keeps a pipeline that reports each second from being its own traffic.
+
+Several processes may report under one name, if each says its ``pid``: a pipeline beside the one of ``headrace up``.
+They are shown as one that has the ``jobs`` of all, until only one is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headrace.errors import LimitError, MalformedError
+from headrace.wire.link.message import parse, serialize
+
+MAX_REPORTS: Final = 16
+MAX_BYTES: Final = 64 << 10
+"""Of all reports together: the status that they are in must fit the head of an answer."""
+STALE_SECONDS: Final = 60.0
+"""A report that was not renewed for so long gives way to one that there is no room for."""
+BESIDE_SECONDS: Final = 10.0
+"""Of several processes, one that was silent for so long is forgotten; they report each second."""
+
+_ENDED: Final = ("stopped", "failed")
+
+Key = tuple[str, int | None]
+"""A report's name, and the process it is from."""
+
+
+class Report(NamedTuple):
+    """What somebody said, when, and the bytes that it takes in a status."""
+
+    time: float
+    facts: Mapping[str, Any]
+    size: int
+
+
+class Reports:
+    """The newest report of each name, or of each process that reports under it."""
+
+    def __init__(self) -> None:
+        self._newest: dict[Key, Report] = {}
+        """In the order in which they began to report."""
+
+    def take(self, name: str, facts: Mapping[str, Any], now: float) -> None:
+        """Keep a report that came at ``now``."""
+        try:
+            content = msgspec.json.encode(facts)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            raise MalformedError("link", "facts", facts, "a map that JSON can say") from None
+        if len(content) > MAX_BYTES:
+            raise LimitError("link", "facts", len(content), MAX_BYTES)
+        report = _report(name, msgspec.json.decode(content), now)
+        key = name, _process(report.facts)
+        before = {
+            other: kept
+            for other, kept in self._newest.items()
+            if other == key or other[0] != name or (key[1] is not None and _goes_on(kept, now))
+        }
+        others = _without(before, key)
+        if not _fits(others, report):
+            before = {other: kept for other, kept in before.items() if now - kept.time < STALE_SECONDS}
+            others = _without(before, key)
+        if len(others) >= MAX_REPORTS:
+            raise LimitError("link", "reports", len(others) + 1, MAX_REPORTS)
+        if not _fits(others, report):
+            raise LimitError("link", "facts of all reports", _size(others) + report.size, MAX_BYTES)
+        # One that is there already keeps its place.
+        self._newest = {**before, key: report}
+
+    def facts(self, now: float) -> dict[str, object]:
+        """Every report, each with its ``age`` in seconds: that of who began last, with the jobs of all."""
+        told: dict[str, Any] = {}
+        for (name, _), report in self._newest.items():
+            facts = {**report.facts, "age": round(now - report.time, 3)}
+            earlier, jobs = told.get(name, {}).get("jobs"), facts.get("jobs")
+            if isinstance(earlier, dict) and isinstance(jobs, dict):
+                facts["jobs"] = {**earlier, **jobs}
+            told[name] = facts
+        return told
+
+
+def _process(facts: Mapping[str, Any]) -> int | None:
+    """The process that a report is from, where it says so."""
+    pid = facts.get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def _goes_on(report: Report, now: float) -> bool:
+    """Whether a process that reports under the same name as another is there beside it, and not before it."""
+    return now - report.time < BESIDE_SECONDS and report.facts.get("state") not in _ENDED
+
+
+def _without(reports: Mapping[Key, Report], key: Key) -> dict[Key, Report]:
+    return {other: kept for other, kept in reports.items() if other != key}
+
+
+def _report(name: str, facts: Mapping[str, Any], now: float) -> Report:
+    """A report as it is kept, once it is sure that a status with it can be sent and read."""
+    said = serialize({"status": {name: facts}})
+    try:
+        parse(said)
+    except MalformedError:
+        raise MalformedError(
+            "link", "facts", facts, "a map that is not nested deeper than a status is read"
+        ) from None
+    return Report(now, facts, len(said))
+
+
+def _fits(others: Mapping[Key, Report], report: Report) -> bool:
+    return len(others) < MAX_REPORTS and _size(others) + report.size <= MAX_BYTES
+
+
+def _size(reports: Mapping[Key, Report]) -> int:
+    return sum(report.size for report in reports.values())

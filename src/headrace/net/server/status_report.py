@@ -1,0 +1,92 @@
+"""What a hub tells of itself: the facts of ``/api/status``, which the link's ``status`` gives as well.
+
+It must stay a small answer, however much the hub has in it.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final
+
+from headrace import __version__
+from headrace.errors import WireError
+from headrace.hub.services.objects import Service, Services
+from headrace.wire.link.message import parse, serialize
+
+if TYPE_CHECKING:
+    from headrace.net.server.process import Server
+
+CONSUMERS_SHOWN: Final = 64
+"""How many durable consumers are named, those furthest behind first."""
+
+MEASURED: Final = ("second", "minute", "hour")
+"""The services ``measure/…`` that are shown."""
+
+MEASURED_BYTES: Final = 16 << 10
+"""The most that one of them may take: the job's own are a tenth of it."""
+
+
+def facts_of(server: Server) -> dict[str, object]:
+    """Everything, as it is now."""
+    hub, log, parts, settings = server.hub, server.hub.log, server.parts, server.settings
+    furthest_behind = nsmallest(CONSUMERS_SHOWN, parts.consumers, key=lambda consumer: consumer.floor)
+    return {
+        # First, so that none can stand for a fact of the hub's own.
+        **server.reports.facts(monotonic()),
+        "version": __version__,
+        "log": str(log.uuid),
+        "first": log.first,
+        "head": log.head,
+        "tail": log.tail,
+        "node": {"name": settings.node.name, "id": hub.node},
+        "mode": server.mode,
+        "upstream": server.upstream,
+        "cluster": server.cluster,
+        "doors": server.doors,
+        "counters": hub.counters.as_dict(),
+        "uptime": round(time() - server.started, 3),
+        "fsync": log.fsync,
+        "disk": {"bytes": log.size, "segments": len(log.segments), "last_time": log.last_time},
+        "holds": {
+            **hub.state.holds,
+            **{f"consumer/{consumer.name}": consumer.floor + 1 for consumer in furthest_behind},
+        },
+        "consumers": {
+            consumer.name: {"floor": consumer.floor, "dead": consumer.dead, "lost": consumer.lost}
+            for consumer in furthest_behind
+        },
+        "lost": parts.losses.facts(),
+        "subscribers": server.subscribers,
+        "matching": {
+            "engine": settings.matching.engine,
+            "subscriptions": len(parts.subscriptions),
+            "matchers": list(parts.matchers.ring.matchers),
+        },
+        "connections": server.connections,
+        "measure": measured(parts.services),
+    }
+
+
+def measured(services: Services) -> dict[str, object]:
+    """What the pipeline's job ``measure`` publishes, by the length of its windows.
+
+    Whoever may publish to services may publish something else there: what a status has no room or words for is left
+    out.
+    """
+    found = {span: services.get(f"measure/{span}") for span in MEASURED}
+    return {
+        span: service.value
+        for span, service in found.items()
+        if service is not None and not isinstance(service.value, bytes) and _can_be_said(service)
+    }
+
+
+def _can_be_said(service: Service) -> bool:
+    if service.weight > MEASURED_BYTES:
+        return False
+    try:
+        parse(serialize({"status": {"measure": service.value}}))
+    except (WireError, OverflowError):
+        return False
+    return True

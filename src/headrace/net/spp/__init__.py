@@ -1,0 +1,1 @@
+"""The SPP door: services over TCP."""

@@ -1,0 +1,1 @@
+"""A frontend's connection to the hub that numbers its messages."""

@@ -1,0 +1,418 @@
+"""An upstream hub over the link.
+
+One tube at a time. On each new one the two logs are compared where they meet
+(:mod:`~headrace.net.upstream.log_alignment`); then this hub follows from its own tail on, log entries included, and
+sends what is due of :class:`~headrace.hub.publishing.publish_relay.Passing`. What comes is appended as it is. The
+decisions are there and in the hub; here bytes go and come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from headrace.client.identity import signer
+from headrace.client.link.connection import Connection, Sign
+from headrace.client.link.requests import Inbox, LostTubeError, Session, check
+from headrace.client.link.rows import received_rows
+from headrace.config import Address, Settings
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    LimitError,
+    PeerError,
+    RefusedError,
+    StorageError,
+    TrimmedError,
+    UnavailableError,
+    UnexpectedError,
+    UnreachableError,
+    UsageError,
+)
+from headrace.hub.compact_batches import compact
+from headrace.hub.publishing.publish_relay import Passing, Request
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Published, Told, ToldNewest
+from headrace.log import Log
+from headrace.log.copy_start import begin, begin_anew, is_log, note_copy
+from headrace.message import Batch, merge
+from headrace.net.upstream.frontend import Facts, wait_for_hub
+from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet
+from headrace.wire.link import requests as ask
+from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PASSED, PUBLISHED, LinkMessage, body_of
+
+logger = logging.getLogger("headrace")
+
+MAX_WAITING: Final = 64 << 20
+"""Bytes that may be under way before publishers are made to wait."""
+
+_START_SECONDS: Final = 10.0
+"""How long a frontend without a log waits for the hub it is to be a copy of."""
+_ATTEMPT_SECONDS: Final = 5.0
+_RETRY_SECONDS: Final = 0.05
+_RETRY_MOST_SECONDS: Final = 1.0
+_DISK_SECONDS: Final = 0.25
+"""How long until this hub tries again to append what its disk did not take."""
+_CROWDED_SECONDS: Final = 0.005
+_LOOK_SECONDS: Final = 1.0
+"""How often the upstream hub is asked how far it is."""
+_STAGE_BYTES: Final = 4 << 20
+
+
+class TubeUpstream:
+    """A hub that numbers this one's messages, at the other end of a tube."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.problem: str | None = "the upstream hub was not reached yet"
+        self._settings = settings
+        self._urls = settings.node.upstream
+        self._random = Random()
+        self._hub: Hub
+        self._passing: Passing
+        self._session: Session | None = None
+        """The tube that requests go over: the logs were compared on it."""
+        self._spare: Session | None = None
+        """The tube of the start, until the first round takes it."""
+        self._connected = asyncio.Event()
+        self._head = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What the server asks
+
+    async def open_log(self, directory: Path) -> Log:
+        """Open this hub's log; where there is none, or too old a one, begin it behind the upstream's snapshot."""
+        if not is_log(directory):
+            self._spare = await wait_for_hub(self._connect, _START_SECONDS)
+            await self._begin(directory, begin)
+            return self._open(directory)
+        log = self._open(directory)
+        try:
+            self._spare = await self._connect()
+            goes_on = await meet(self._spare, log)
+        except (UnreachableError, LostTubeError) as error:
+            logger.warning("starting with what is here, up to message %d: %s", log.tail, error or "lost")
+            self._spare = None
+            return log
+        except BaseException:
+            log.close()
+            raise
+        if goes_on:
+            return log
+        tail = log.tail
+        log.close()
+        await self._begin(directory, begin_anew)
+        logger.warning("the upstream hub no longer keeps what follows message %d", tail)
+        return self._open(directory)
+
+    def attach(self, hub: Hub) -> None:
+        """Become the hub's sequencer."""
+        self._hub = hub
+        self._passing = Passing(
+            hub,
+            name=lambda: uuid4().hex,
+            patience=self._settings.node.upstream_seconds,
+            most=MAX_WAITING,
+            now=asyncio.get_running_loop().time(),
+        )
+        self._passing.wake = self._send_due
+        self._passing.committing = self._commit
+        self._passing.asking = self._ask_newest
+        hub.sequencer = self._passing
+
+    async def run(self) -> None:
+        """Follow, on one tube after the other."""
+        delay = 0.0
+        try:
+            while True:
+                try:
+                    await self._round()
+                    delay = 0.0
+                except (PeerError, StorageError) as error:
+                    if isinstance(error, TrimmedError):
+                        raise UsageError(
+                            f"the upstream hub no longer keeps what follows message {self._hub.log.tail}:"
+                            " restart this hub, and it begins anew behind a snapshot"
+                        ) from None
+                    self._lose(str(error))
+                delay = min(_RETRY_MOST_SECONDS, max(_RETRY_SECONDS, 2 * delay))
+                await asyncio.sleep(delay * self._random.uniform(0.5, 1.5))
+        except UsageError as error:
+            self._lose(str(error))
+            self._passing.fail(str(error))
+            raise
+
+    def tick(self, now: float) -> None:
+        """Judge deadlines."""
+        self._passing.tick(now)
+
+    async def flush(self) -> None:
+        """Wait until nothing is under way."""
+        while self._passing.size or self._tasks:  # noqa: ASYNC110 -- at the end of a hub's life
+            await asyncio.sleep(_CROWDED_SECONDS)
+
+    async def close(self) -> None:
+        """End the connection."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        for session in (self._session, self._spare):
+            if session is not None:
+                await session.tube.close()
+
+    def facts(self) -> Facts:
+        """What the status tells."""
+        head = self._hub.log.head
+        return {
+            "url": ",".join(self._urls),
+            "connected": self._session is not None,
+            "peer": None if self._session is None else str(self._session.tube.peer),
+            "head": max(self._head, head),
+            "lag": max(0, self._head - head),
+            "waiting_bytes": self._passing.size,
+            "problem": self.problem,
+        }
+
+    # Following
+
+    async def _round(self) -> None:
+        """Follow on one tube, until it is lost."""
+        session, self._spare = self._spare, None
+        if session is None or session.lost:
+            session = await self._connect()
+        try:
+            log = self._hub.log
+            if not await meet(session, log):
+                raise TrimmedError(log.tail + 1, log.tail + 1, log.tail + 2)
+            # Only now that the two were compared: an original that was started with the wrong option must stay one.
+            note_copy(log.directory, self._describe(log.uuid))
+            tail = log.tail
+            inbox = session.stream(lambda n: ask.Follow(id=n, from_seq=tail + 1, credit=CREDIT), CREDIT)
+            self._session, self.problem = session, None
+            longest = session.hub.get("message_bytes")
+            self._passing.longest = longest if type(longest) is int else None
+            self._connected.set()
+            logger.info("following %s from message %d", session.tube.peer, tail + 1)
+            self._passing.connected()
+            looking = asyncio.ensure_future(self._look(session))
+            try:
+                await self._follow(inbox)
+            finally:
+                looking.cancel()
+        except LostTubeError:
+            self._lose(f"the connection to {session.tube.peer} is lost")
+        finally:
+            session.tube.abort()
+
+    async def _follow(self, inbox: Inbox) -> None:
+        hub = self._hub
+        while True:
+            message = await inbox.get()
+            if message is None:
+                raise UnexpectedError("link", "follow", "its end", "a follow has none")
+            if message.head.get("event") != "rows":
+                continue
+            rows = received_rows(message, entries=True)
+            if not rows.num_rows or message.head.get("first") != hub.log.tail + 1:
+                raise UnexpectedError("link", "first", message.head.get("first"), f"{hub.log.tail + 1}")
+            batches = compact(rows)
+            while not self._append(batches):  # noqa: ASYNC110 -- a disk tells nobody when it has room
+                await asyncio.sleep(_DISK_SECONDS)
+            while hub.crowded:  # noqa: ASYNC110 -- the commit rule knows no one to tell; this is rare
+                await asyncio.sleep(_CROWDED_SECONDS)
+
+    def _append(self, batches: Sequence[Batch]) -> bool:
+        try:
+            self._hub.follow(batches)
+        except StorageError as error:
+            self.problem = f"the disk does not take what comes from the upstream hub: {error}"
+            self._hub.counters.refuse("upstream", "storage", "", error)
+            return False
+        except UsageError as error:
+            raise UnexpectedError("link", "rows", str(error), "rows that follow the tail") from error
+        self.problem = None
+        self._head = max(self._head, self._hub.log.tail)
+        return True
+
+    async def _look(self, session: Session) -> None:
+        """Know how far the upstream hub is."""
+        while True:
+            try:
+                head = (await call(session, lambda n: ask.Head(id=n))).head.get("head")
+            except (LostTubeError, HeadraceError):
+                return
+            self._head = head if type(head) is int else self._head
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _lose(self, why: str) -> None:
+        if self._session is not None or self.problem is None:
+            logger.warning("the upstream hub is lost: %s", why)
+        self._session = None
+        self._connected.clear()
+        self.problem = f"the upstream hub is lost: {why}"
+        self._passing.lost(asyncio.get_running_loop().time())
+
+    async def _connect(self) -> Session:
+        hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
+        name = f"frontend {self._settings.node.name}"
+        connection = Connection(hosts, name, self._sign(), 0.0, self._random)
+        await connection.open(_ATTEMPT_SECONDS)
+        return await connection.session()
+
+    def _sign(self) -> Sign | None:
+        client_id = self._settings.node.upstream_client
+        if not client_id:
+            return None
+        key = self._settings.auth.clients.get(client_id.lower())
+        if key is None:
+            raise ConfigError(
+                "node.upstream_client",
+                client_id,
+                source=self._settings.source("node.upstream_client"),
+                expected="one of auth.clients",
+            )
+        return signer(client_id, key.reveal())
+
+    async def _begin(self, directory: Path, how: Any) -> None:
+        if self._spare is None:
+            raise UnreachableError(",".join(self._urls), "the connection was lost at once")
+        try:
+            snapshot = await fetch_snapshot(self._spare)
+        except LostTubeError:
+            raise UnreachableError(",".join(self._urls), "the connection was lost at once") from None
+        how(directory, snapshot, sync=self._settings.log.fsync != "never")
+        note_copy(directory, self._describe(snapshot.uuid))
+        logger.info("a new copy of log %s begins behind message %d", snapshot.uuid, snapshot.seq)
+
+    def _open(self, directory: Path) -> Log:
+        options = self._settings.log
+        return Log.open(directory, fsync=options.fsync, segment_bytes=options.segment_bytes)
+
+    def _describe(self, uuid: UUID) -> str:
+        return f"log {uuid} of {','.join(self._urls)}"
+
+    # Passing on
+
+    def _send_due(self) -> None:
+        session = self._session
+        if session is None or session.lost:
+            return
+        for request in self._passing.due():
+            try:
+                body = _body(request)
+            except LimitError as error:
+                self._passing.unfit(request, error)
+                continue
+            answer = session.call(partial(_asked, request), body)
+            answer.add_done_callback(partial(self._answered, session, request))
+
+    def _answered(self, session: Session, request: Request, done: asyncio.Future[LinkMessage]) -> None:
+        if done.cancelled() or done.exception() is not None or session is not self._session:
+            return  # Lost with its tube: it is sent again over the next one.
+        try:
+            check(done.result())
+            result: Published | HeadraceError = _published(done.result())
+        except LostTubeError:
+            # It is going down: this tube ends, and what is not answered goes to the next.
+            session.tube.abort()
+            return
+        except HeadraceError as error:
+            result = error
+        self._passing.answered(request, result)
+
+    def _commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+        async def work(session: Session) -> Published:
+            stages: list[str] = []
+            origin = rows[0].origin if rows else "spark"
+            for each in rows:
+                table = each.to_arrow().select(PUBLISHED.names)
+                at, step = 0, max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
+                while at < table.num_rows:
+                    body = body_of(table.slice(at, step))
+                    answer = await call(
+                        session, lambda n: ask.Stage(id=n, query=query, batch=batch, part=0), body
+                    )
+                    stages.append(str(answer.head["stage"]))
+                    at += step
+            answer = await call(
+                session,
+                lambda n: ask.Commit(id=n, query=query, batch=batch, stages=stages, origin=origin),
+            )
+            return _published(answer)
+
+        self._attempt(work, told)
+
+    def _ask_newest(self, publisher: str, told: ToldNewest) -> None:
+        async def work(session: Session) -> int | None:
+            answer = await call(session, lambda n: ask.Publisher(id=n, publisher=publisher))
+            newest: int | None = answer.head.get("newest")
+            return newest
+
+        self._attempt(work, told)
+
+    def _attempt(self, work: Any, told: Any) -> None:
+        """Try something that may be tried again on one tube after the other; tell what came out."""
+
+        async def trying() -> Any:
+            deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline if self._session is None else None):
+                        await self._connected.wait()
+                    if self._session is not None:
+                        return await work(self._session)
+                except TimeoutError:
+                    return UnavailableError(f"{self.problem}: try again later")
+                except LostTubeError:
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
+                except RefusedError as error:
+                    if error.code != "missing":
+                        return error
+                    # The stages did not outlive the hub that had them: bring them again.
+                    await asyncio.sleep(_RETRY_SECONDS)
+                except HeadraceError as error:
+                    return error
+
+        self._start(trying(), told)
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any], told: Any) -> None:
+        async def work() -> None:
+            told(await coroutine)
+
+        task = asyncio.ensure_future(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _asked(request: Request, request_id: int) -> ask.Pass | ask.Publish:
+    if request.passed:
+        return ask.Pass(id=request_id, frontend=request.publisher, number=request.number)
+    return ask.Publish(
+        id=request_id,
+        publisher=request.publisher,
+        number=request.number,
+        follows=request.follows,
+        origin=request.rows[0].origin,
+    )
+
+
+def _body(request: Request) -> memoryview:
+    schema = PASSED if request.passed else PUBLISHED
+    body = body_of(merge(request.rows).select(schema.names))
+    if len(body) > MAX_MESSAGE - MAX_HEAD:
+        raise LimitError("link", "rows passed on", len(body), MAX_MESSAGE - MAX_HEAD)
+    return body
+
+
+def _published(message: LinkMessage) -> Published:
+    head = message.head
+    first, last, repeated = head.get("first"), head.get("last"), head.get("repeated")
+    for name, place in (("first", first), ("last", last)):
+        if place is not None and type(place) is not int:
+            raise UnexpectedError("link", name, place, "a whole number or nothing")
+    return Published(first, last, int(repeated or 0))

@@ -1,0 +1,178 @@
+"""``archive``: the sequence as a table, by day and hour, each sequence number once.
+
+The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parquet`), or one of a format with
+transactions (:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. Whichever it is, it is always the sequence
+up to some number, ``through``, which the table itself knows, and what comes up to there again is passed over.
+
+Everything that has a number is archived, entries of origin ``log`` too: an archive without a hole can be seen to be
+without a hole. Retention waits for the archive, by a hold that follows it.
+
+Tasks are given ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's
+files as Arrow has it, in one process.
+
+A micro-batch is due when there are ``size`` bytes of new messages, and each ``interval`` if there are fewer. It has at
+most :data:`MOST_BYTES`.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
+
+from headrace.errors import UsageError
+from headrace.spark.datasource import register_kind
+from headrace.spark.hub_connections import link
+from headrace.spark.jobs.archive.files import Added
+from headrace.spark.jobs.archive.parquet import ParquetArchive, log_of
+from headrace.spark.jobs.archive.table import Ledger, TableArchive
+from headrace.spark.jobs.folder import Folder, is_s3
+from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
+from headrace.spark.options import Reading
+from headrace.spark.source.range_source import NAME, RangesDataSource
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    from pyspark.sql import DataFrame
+
+ABOUT: Final = "the sequence to Parquet, Delta or Iceberg, by day and hour"
+FORMATS: Final = ("parquet", "delta", "iceberg")
+TABLE_PARAMETERS: Final = {
+    "catalog": Parameter("iceberg: a catalog of pyiceberg's configuration; else a SQLite file in path"),
+    "table": Parameter("iceberg: the table's name in the catalog", "headrace.archive"),
+}
+PARAMETERS: Final = {
+    **COMMON,
+    "interval": Parameter("seconds from micro-batch to micro-batch, at most", "60", at_least(0.01)),
+    "size": Parameter(
+        "bytes of new messages for which a micro-batch does not wait", str(64 << 20), at_least(1)
+    ),
+    "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="true"),
+    "hold": Parameter("the hold by which retention waits for the archive", "archive"),
+    "table_format": Parameter("what the archive is: parquet, delta or iceberg", "parquet", one_of(*FORMATS)),
+    **TABLE_PARAMETERS,
+}
+
+MOST_BYTES: Final = 1 << 30
+"""Of the log's files, in a micro-batch: however much there is to catch up with, the hold moves now and then, and what
+retention takes meanwhile, where a hold cannot keep it, costs no more than one micro-batch."""
+
+LOOK_SECONDS: Final = 1.0
+"""How often the source is asked whether enough has come."""
+
+
+class Archive(Protocol):
+    """What a micro-batch is added to."""
+
+    @property
+    def through(self) -> int:
+        """The last sequence number that is archived; 0 when none is."""
+
+    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+
+
+def start(run: Run) -> Started:
+    """Archive the sequence, from where the archive ends on."""
+    with link(run.access) as client:
+        archive = open_archive(run, client.log)
+        head = client.head().head
+    starting = run.param("starting")
+    if starting == "earliest" and archive.through:
+        # A query whose checkpoint is lost is a new one: what follows the archive and is gone is lost all the same.
+        starting = str(min(archive.through, head) + 1)
+
+    reading = Reading(
+        run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True, reader=run.name
+    )
+    done: dict[str, object] = {}
+
+    name = run.param("hold")
+
+    def add(ranges: DataFrame, _batch: int) -> None:
+        begin = monotonic()
+        with link(run.access) as client:
+            extent = client.head()
+            if extent.message > archive.through and name not in client.holds():
+                # The first time: what is to be read now must not go while it is.
+                client.hold(name, max(archive.through + 1, extent.first))
+        added = archive.add(ranges, reading)
+        done["rows"] = added.messages
+        done["rows_per_second"] = round(added.messages / (monotonic() - begin), 1)
+        if added.through:
+            with link(run.access) as client:
+                keep_from = added.through + 1
+                if client.holds().get(name) != keep_from:
+                    client.hold(name, max(keep_from, client.head().first))
+
+    def facts() -> dict[str, object]:
+        return {**done, "path": run.path, "through": archive.through}
+
+    interval = run.number("interval")
+    register_kind(run.spark, RangesDataSource)
+    ranges = run.stream(
+        source=NAME,
+        startingOffsets=starting,
+        entries=True,
+        minBytesPerTrigger=int(run.number("size")),
+        maxBytesPerTrigger=MOST_BYTES,
+        maxTriggerDelay=interval,
+    )
+    return Started(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)
+
+
+def open_archive(run: Run, log: str) -> Archive:
+    """The archive that a run is told to write; made, if it is not there."""
+    wanted = run.param("table_format").lower()
+    found = format_of(run.folder)
+    if found is not None and found != wanted:
+        raise UsageError(
+            f"{run.path} has an archive in {found}, and {wanted} is asked for: choose another path"
+        )
+    if wanted == "parquet":
+        return ParquetArchive(run.folder, log)
+    return TableArchive(run.folder, ledger(wanted, run, log), log)
+
+
+def ledger(kind: str, run: Run, log: str | None) -> Ledger:
+    """The account that a table of a format with transactions has."""
+    if kind == "delta":
+        from headrace.spark.jobs.archive.delta import DeltaLedger
+
+        return DeltaLedger(run.path, log)
+    from headrace.spark.jobs.archive.iceberg import IcebergLedger
+
+    return IcebergLedger(run.path, log, catalog=run.param("catalog"), table=run.param("table"))
+
+
+def format_of(folder: Folder) -> str | None:
+    """What an archive is; ``None`` where there is none."""
+    names = folder.names()
+    if "_delta_log" in names:
+        return "delta"
+    if "metadata" in names:
+        return "iceberg"
+    return "parquet" if any(name.startswith("day=") for name in names) else None
+
+
+def archived(run: Run, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
+    """The log that an archive is of, and all that it has, or at least what is ``wanted`` of it."""
+    found = format_of(run.folder)
+    if found is None:
+        raise UsageError(f"{run.path}: there is no archive")
+    if found == "parquet":
+        log = log_of(run.folder)
+        if log is None:
+            raise UsageError(f"{run.path}: there is no archive")
+        if is_s3(run.path):
+            from headrace.spark.jobs.archive.reading import archived_rows
+
+            return log, archived_rows(run.spark, run.folder, wanted)
+        return log, run.spark.read.parquet(run.path)
+    from headrace.spark.source.reader import SPARK_SCHEMA
+
+    known = ledger(found, run, None)
+    # Hadoop calls its S3 client s3a.
+    files = [name.replace("s3://", "s3a://", 1) for name in known.live()]
+    if not files:
+        raise UsageError(f"{run.path}: there is nothing in the archive yet")
+    return known.log, run.spark.read.schema(SPARK_SCHEMA).parquet(*files)

@@ -1,0 +1,142 @@
+"""An archive that is a folder of Parquet files and nothing else.
+
+A folder has no transactions, and readers other than Spark know nothing of Spark's. Three rules make what they see right
+at every moment, whatever is killed:
+
+- **Whole files.** Tasks write to a folder that readers pass over; a file is moved to its place when it is whole.
+- **In order.** The driver moves the files of a micro-batch in the order of the sequence. So the archive is always the
+  sequence up to some number, ``through``, which its newest file tells. Whatever a micro-batch brings up to there, in a
+  second try or after a checkpoint was lost, is there already and is passed over.
+- **Grown, not compacted.** A file is named after its first sequence number. While the newest one is small, what follows
+  is appended to a copy of it, which then takes its place in one move. So there are no small files to put together
+  later, which could not be done without showing a message twice or not at all for a moment. A copy costs as much as
+  what is copied, so a file is small only up to a quarter of what is large enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.spark.jobs.archive.files import (
+    FILE_BYTES,
+    Added,
+    Staged,
+    another_log,
+    folder_of,
+    in_order,
+    join,
+    parse_hour,
+    stage,
+    told,
+)
+from headrace.spark.jobs.folder import MAKING, Folder, blaming
+from headrace.spark.options import Reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of the archive: the hour (since 1970) its messages are of, the first and the last of them, its size."""
+
+    hour: int
+    first: int
+    last: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """What it is called in its hour's folder."""
+        return f"{self.first:015d}.parquet"
+
+
+class ParquetArchive:
+    """An archive in a folder, written by one process at a time."""
+
+    def __init__(self, folder: Folder, log: str, *, file_bytes: int = FILE_BYTES) -> None:
+        self._folder = folder
+        self._log = log
+        self._file_bytes = file_bytes
+        self._making = folder.sub(MAKING)
+        with blaming(folder.path):
+            self._making.remove_all()
+            self.newest = self._find_newest()
+
+    @property
+    def through(self) -> int:
+        """The last sequence number that is archived; 0 when none is."""
+        return 0 if self.newest is None else self.newest.last
+
+    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+        made = stage(rows, self._making, self.through, self._log, reading)
+        in_order(made, self.through, 0 if self.newest is None else self.newest.hour)
+        with blaming(self._folder.path):
+            for group in self._groups(made):
+                self._place(group)
+            self._making.remove_all()
+        return Added(self.through, sum(file.messages for file in made))
+
+    def _find_newest(self) -> File | None:
+        found = _newest_file(self._folder)
+        if found is None:
+            return None
+        place, name, hour = found
+        log, last = told(place, name)
+        if log != self._log:
+            raise another_log(self._folder.path, log, self._log)
+        return File(hour, int(name.removesuffix(".parquet")), last, place.size(name))
+
+    def _groups(self, files: Iterable[Staged]) -> Iterator[list[tuple[str | None, File]]]:
+        """Which files become one: those of the same hour, until it is large enough. No name: it has its place."""
+        group: list[tuple[str | None, File]] = [] if self.newest is None else [(None, self.newest)]
+        for each in files:
+            file = File(each.hour, each.first, each.last, each.bytes)
+            size = sum(known.size for _, known in group)
+            grown = size >= self._file_bytes // 4 or size + file.size > self._file_bytes
+            if group and (grown or file.hour != group[0][1].hour):
+                yield group
+                group = []
+            group.append((each.name, file))
+        yield group
+
+    def _place(self, group: Sequence[tuple[str | None, File]]) -> None:
+        if all(name is None for name, _ in group):
+            return
+        first, last = group[0][1], group[-1][1]
+        folder = self._folder.sub(folder_of(first.hour))
+        name = group[0][0]
+        if name is None or len(group) > 1:
+            parts = [
+                (folder, part.name) if staged_name is None else (self._making, staged_name)
+                for staged_name, part in group
+            ]
+            name = join(parts, self._making, self._log, last.last)
+        file = File(first.hour, first.first, last.last, self._making.size(name))
+        self._making.move(name, folder, file.name)
+        self.newest = file
+
+
+def log_of(folder: Folder) -> str | None:
+    """The log that an archive is of; ``None`` where there is no archive."""
+    with blaming(folder.path):
+        found = _newest_file(folder)
+        return None if found is None else told(*found[:2])[0]
+
+
+def _newest_file(folder: Folder) -> tuple[Folder, str, int] | None:
+    """Where the newest file of an archive is, its name and its hour."""
+    for day in reversed(_named(folder.names(), "day=")):
+        for hour in reversed(_named(folder.sub(day).names(), "hour=")):
+            place = folder.sub(day).sub(hour)
+            names = [name for name in place.names() if name.endswith(".parquet")]
+            if names:
+                return place, names[-1], parse_hour(day, hour)
+    return None
+
+
+def _named(names: Iterable[str], beginning: str) -> list[str]:
+    return [name for name in names if name.startswith(beginning)]

@@ -1,0 +1,168 @@
+"""An archive that is a table of a format with transactions: files, and a ledger that says which of them count.
+
+The ledger keeps, in the same transaction as the files, ``through``: the last sequence number that the table has. It is
+what a micro-batch is known by. Spark's number of it would do as long as there is one checkpoint; a sequence number does
+for ever: whatever a micro-batch brings up to ``through``, in a second try, in another split or after the checkpoint was
+lost, is there already and is passed over. A second process that writes the same table finds that the ledger has gone
+on, and fails.
+
+- **Adding.** Tasks write files to a folder that nobody looks into. The driver moves them to their place, which their
+  messages determine, and then has the ledger take them all in at once. Killed in between, the files do not count.
+- **Folding.** Small files of one hour that follow one another become one, in a transaction of its own, when together
+  they are large enough or the hour is over. So every byte is written twice at most.
+- **Tidying.** Once an hour, what no kept version of the table needs any more is removed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from headrace.errors import UsageError
+from headrace.spark.jobs.archive.files import (
+    FILE_BYTES,
+    Added,
+    folder_of,
+    in_order,
+    join,
+    parse_hour,
+    stage,
+)
+from headrace.spark.jobs.folder import MAKING, Folder, blaming
+from headrace.spark.options import Reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class TableFile(NamedTuple):
+    """A file of a table: its hour (since 1970), the first and the last of its messages, and how large it is."""
+
+    hour: int
+    first: int
+    last: int
+    rows: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """What it is called in its hour's folder: files with one name have the same messages."""
+        return f"{self.first:015d}-{self.last:015d}.parquet"
+
+    @property
+    def path(self) -> str:
+        """Where it is in the table's folder.
+
+        >>> TableFile(491_557, 1, 250, 250, 4096).path
+        'day=2026-01-28/hour=13/000000000000001-000000000000250.parquet'
+        """
+        return f"{folder_of(self.hour)}/{self.name}"
+
+    @classmethod
+    def parse(cls, path: str, rows: int, size: int) -> TableFile:
+        """The file that is at a path.
+
+        >>> TableFile.parse("/a/day=2026-01-28/hour=13/000000000000001-000000000000250.parquet", 250, 9).last
+        250
+        """
+        try:
+            day, hour, name = path.split("/")[-3:]
+            first, last = name.removesuffix(".parquet").split("-")
+            return cls(parse_hour(day, hour), int(first), int(last), rows, size)
+        except ValueError:
+            raise UsageError(f"{path} is no file of an archive: choose another path") from None
+
+
+def in_newest_hour(files: Sequence[TableFile]) -> list[TableFile]:
+    """Those of the newest hour."""
+    newest = max((file.hour for file in files), default=0)
+    return [file for file in files if file.hour == newest]
+
+
+class Ledger(Protocol):
+    """What says which files count."""
+
+    log: str
+    """The log that the table is of."""
+    files: Folder
+    """Where they are."""
+
+    def through(self) -> int:
+        """The last sequence number that the table has; 0 when it has none."""
+
+    def newest_hour(self) -> list[TableFile]:
+        """The files of the newest hour."""
+
+    def append(self, added: Sequence[TableFile], before: int) -> None:
+        """Take in files that are in their place, if the table still ends with ``before``; else raise."""
+
+    def replace(self, parts: Sequence[TableFile], whole: TableFile) -> None:
+        """Take in a file in place of others that have the same messages."""
+
+    def tidy(self) -> None:
+        """Remove what is old and not needed."""
+
+    def live(self) -> list[str]:
+        """All files that count, as Spark can read them."""
+
+
+class TableArchive:
+    """An archive in a table, written by one process at a time."""
+
+    def __init__(self, folder: Folder, ledger: Ledger, log: str, *, file_bytes: int = FILE_BYTES) -> None:
+        self._making = folder.sub(MAKING)
+        self._ledger = ledger
+        self._log = log
+        self._file_bytes = file_bytes
+        with blaming(folder.path):
+            self._making.remove_all()
+        self.through = ledger.through()
+        self._open = sorted(ledger.newest_hour())
+
+    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+        made = stage(rows, self._making, self.through, self._log, reading)
+        in_order(made, self.through, self._open[-1].hour if self._open else 0)
+        files = [TableFile(each.hour, each.first, each.last, each.rows, each.bytes) for each in made]
+        with blaming(self._ledger.files.path):
+            for each, file in zip(made, files, strict=True):
+                self._place(each.name, file)
+        if files:
+            self._ledger.append(files, self.through)
+            self.through = files[-1].last
+            self._open += files
+            with blaming(self._ledger.files.path):
+                self._fold()
+                self._making.remove_all()
+        return Added(self.through, sum(each.messages for each in made))
+
+    def _place(self, name: str, file: TableFile) -> None:
+        self._making.move(name, self._ledger.files.sub(folder_of(file.hour)), file.name)
+
+    def _fold(self) -> None:
+        groups = list(_groups(self._open, self._file_bytes))
+        for group in groups[:-1]:
+            if len(group) > 1:
+                first, last = group[0], group[-1]
+                place = self._ledger.files.sub(folder_of(first.hour))
+                name = join([(place, part.name) for part in group], self._making, self._log, last.last)
+                rows = sum(part.rows for part in group)
+                whole = TableFile(first.hour, first.first, last.last, rows, self._making.size(name))
+                self._place(name, whole)
+                self._ledger.replace(group, whole)
+        self._open = groups[-1]
+        if groups[0][0].hour != groups[-1][0].hour:
+            self._ledger.tidy()
+
+
+def _groups(files: Sequence[TableFile], most: int) -> Iterator[list[TableFile]]:
+    """Which files become one: those of one hour that follow one another, up to a size; the last group is open."""
+    for _, of_hour in itertools.groupby(files, lambda file: file.hour):
+        group: list[TableFile] = []
+        for file in of_hour:
+            if group and sum(part.size for part in group) + file.size > most:
+                yield group
+                group = []
+            group.append(file)
+        yield group

@@ -1,0 +1,210 @@
+"""``match``: the matcher fleet. What clients subscribed to by content is found here, and pushed to the dispatcher.
+
+It is the hub's own matcher on as many cores and machines as Spark has, for ``matching.engine = "spark"``. A micro-batch
+is matched by several tasks, each for its share of the clients (:mod:`~headrace.spark.jobs.match.source`); when all have
+pushed what they found and the dispatcher has taken it, the driver marks how far the fleet is
+(:mod:`~headrace.spark.jobs.match.push`).
+
+The fleet keeps no place of its own between runs. While it is away, connectors feed their clients from the log; a run
+begins with the subscriptions as they are then, says from where on it pushes, and clients are pushed to again as soon as
+they are there. So there is nothing that a run could have to make up for, and its checkpoint is for Spark alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.config import Address
+from headrace.errors import UsageError
+from headrace.matching import Matcher
+from headrace.message import SCHEMA
+from headrace.spark.hub_connections import link
+from headrace.spark.jobs.archive.files import enveloped
+from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
+from headrace.spark.jobs.match.push import Lifeline
+from headrace.spark.jobs.match.tables import EVERY, Tables, matcher_table
+from headrace.spark.options import Reading
+from headrace.spark.source.range_source import rows_of
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+DISPATCHER_PORT: Final = 6000
+
+_FOUND: Final = "seq long, clients array<binary>"
+
+ABOUT: Final = (
+    "the matcher fleet: what clients subscribed to, pushed to the dispatcher (matching.engine = spark)"
+)
+PARAMETERS: Final = {
+    "path": Parameter("where a run keeps what its tasks share: a folder that every executor sees"),
+    "dispatchers": Parameter(
+        "dispatcher doors, with commas between; the first that answers is used",
+        f"127.0.0.1:{DISPATCHER_PORT}",
+    ),
+    "interval": COMMON["interval"]._replace(default="0.1"),
+    "shares": Parameter(
+        "into how many shares clients are divided, each a task of every micro-batch", "the cores", at_least(1)
+    ),
+    "most": Parameter("how many sequence numbers a micro-batch has at most", "500000", at_least(1)),
+    "json_attributes": Parameter(
+        "whether JSON payloads count as attributes: what the hub's matching.json_attributes is",
+        "false",
+        one_of("true", "false"),
+    ),
+}
+
+
+def check(params: Mapping[str, str], available_now: bool) -> None:
+    """See that there is something to begin with."""
+    if available_now:
+        raise UsageError("match has no end: what is in the log already, connectors find there")
+    parse_dispatchers(params.get("dispatchers") or PARAMETERS["dispatchers"].default)
+
+
+def parse_dispatchers(text: str) -> list[Address]:
+    """Addresses with commas between."""
+    return [Address.parse(each.strip(), DISPATCHER_PORT) for each in text.split(",")]
+
+
+def start(run: Run) -> Started:
+    """Match what comes from now on."""
+    from headrace.spark.jobs.match.source import NAME, FleetDataSource
+
+    check(run.params, run.available_now)
+    dispatchers = parse_dispatchers(run.param("dispatchers"))
+    most, json_attributes = int(run.number("most")), run.truth("json_attributes")
+    shares = run.params.get("shares") and int(run.number("shares"))
+    fleet = Driver(run)
+    try:
+        options = {
+            "dispatcher": fleet.lifeline.open(dispatchers),
+            "tables": fleet.tables_path,
+            "shares": shares or run.spark.sparkContext.defaultParallelism,
+            "jsonAttributes": json_attributes,
+            "startingOffsets": fleet.lifeline.place + 1,
+            "maxOffsetsPerTrigger": most,
+        }
+        run.spark.dataSource.register(FleetDataSource)
+        query = run.query(run.source(NAME, **options), fleet.push)
+    except BaseException:
+        fleet.close()
+        raise
+    fleet.lifeline.watch(lambda: query.isActive, fleet.close)
+    return Started(query, fleet.facts)
+
+
+class Driver:
+    """What the driver does: begin with the subscriptions, and mark how far the fleet is."""
+
+    def __init__(self, run: Run) -> None:
+        self._access = run.access
+        runs = f"{run.path.rstrip('/')}/runs"
+        # What an earlier run left is of no use to this one.
+        Folder.at(runs).remove_all()
+        self._path = f"{runs}/{uuid4().hex}"
+        self.tables_path = f"{self._path}/subscriptions"
+        run.params = {**run.params, "checkpoint": f"{self._path}/checkpoint"}
+        self._tables = Tables(Folder.at(self.tables_path))
+        self._newest_table = self._take_table()
+        self.lifeline = Lifeline(self._newest_table, run.access.patience)
+        self._done: dict[str, int | float] = {}
+
+    def push(self, batch: DataFrame, _number: int) -> None:
+        """Have the tasks of a micro-batch push."""
+        self.lifeline.begin()
+        begin = monotonic()
+        try:
+            done = batch.collect()
+        except BaseException:
+            # Not all of it was pushed: nobody must rely on that.
+            self.lifeline.close()
+            raise
+        if not done:
+            return
+        self.lifeline.done(done[0]["last"])
+        messages = done[0]["messages"]
+        self._done = {
+            "rows": messages,
+            "rows_per_second": round(messages / (monotonic() - begin), 1),
+            "subscriptions": sum(each["subscriptions"] for each in done),
+            "matched": self._done.get("matched", 0) + sum(each["matched"] for each in done),
+            "pushed": self._done.get("pushed", 0) + sum(each["pushed"] for each in done),
+        }
+        if self.lifeline.place - self._newest_table >= EVERY:
+            self._newest_table = self._take_table()
+        self._tables.drop_before(self.lifeline.place)
+
+    def facts(self) -> dict[str, object]:
+        """What Spark does not know: messages of the last micro-batch, subscriptions, and what was found so far."""
+        return {**self._done, "through": self.lifeline.place, "dispatcher": str(self.lifeline.address)}
+
+    def close(self) -> None:
+        """The run is over: its folder goes."""
+        self.lifeline.close()
+        Folder.at(self._path).remove_all()
+
+    def _take_table(self) -> int:
+        with link(self._access) as client:
+            return self._tables.add(client.subscriptions())
+
+
+def match(
+    rows: DataFrame,
+    subscriptions: pa.Table,
+    *,
+    json_attributes: bool = False,
+    reading: Reading | None = None,
+) -> DataFrame:
+    """The clients of each message that is for anybody: ``seq``, ``clients`` (the 12 bytes of each).
+
+    ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``). With
+    ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.source.range_source.frame`), which
+    tasks read themselves: several times as quick.
+    """
+    shared = rows.sparkSession.sparkContext.broadcast((uuid4().hex, subscriptions))
+    work = partial(_match, shared, json_attributes)
+    if reading is not None:
+        return rows.mapInArrow(partial(_match_ranges, reading, work), _FOUND)
+    return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
+
+
+_matcher: tuple[str, Matcher] | None = None
+
+
+def _match_ranges(
+    reading: Reading,
+    work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    ranges: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """A task: the messages of ranges."""
+    return work(rows_of(reading, ranges))
+
+
+def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task: the same worker may have had the same subscriptions before."""
+    global _matcher
+    name, table = shared.value
+    if _matcher is None or _matcher[0] != name:
+        made = Matcher(max_subscriptions=max(table.num_rows, 1), json_attributes=json_attributes)
+        made.load(matcher_table(table))
+        made.rebuild(everything=True)
+        _matcher = name, made
+    for rows in batches:
+        matches = _matcher[1].match_rows(enveloped(rows))
+        kept = np.diff(matches.offsets) > 0
+        ids = pa.Array.from_buffers(
+            pa.binary(CLIENT_ID_BYTES), len(matches.clients), [None, pa.py_buffer(matches.clients)]
+        )
+        offsets = np.concatenate([matches.offsets[:1], matches.offsets[1:][kept]])
+        clients = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), ids.cast(pa.binary()))
+        yield pa.record_batch({"seq": rows.column("seq").filter(pa.array(kept)), "clients": clients})

@@ -1,0 +1,210 @@
+"""The fleet's connections to the dispatcher: what it pushes, and how far it says it is.
+
+To a dispatcher the fleet is one matcher. Its tasks push, each by a connection of its own; the driver marks, by one that
+lasts as long as the job does, the :class:`Lifeline`. A mark says: all up to here has been pushed, and all behind the
+first mark of this connection will be. So while the lifeline stands, clients rely on pushes, and when it breaks,
+whatever the reason, connectors feed them from the log until there is another.
+
+**What was taken.** The protocol acknowledges no push, but a dispatcher answers a heartbeat, and takes what comes by one
+connection in order. So the answer to a heartbeat behind pushes says that all of them were taken: a task ends with one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic, time
+from typing import Final
+
+from headrace.config import Address
+from headrace.errors import UnreachableError, WireError
+from headrace.hub.routing.matcher_pushes import mark
+from headrace.hub.routing.matcher_ring import FLEET
+from headrace.message import node_id
+from headrace.wire.attribute.messages import ConnectorDecoder, Heartbeat, serialize
+
+NODE: Final = node_id(FLEET)
+
+HEARTBEAT_SECONDS: Final = 2.0
+"""How often a connection that is not used otherwise says that it lives."""
+
+LOOK_SECONDS: Final = 0.25
+"""How often the lifeline looks whether its job still runs."""
+
+logger = logging.getLogger("headrace.spark")
+
+
+class Connection:
+    """One connection to a dispatcher; whatever is wrong with it is an :class:`~headrace.errors.UnreachableError`."""
+
+    def __init__(self, address: Address, patience: float) -> None:
+        self.address = address
+        self._patience = patience
+        self._decoder = ConnectorDecoder()
+        self._unanswered = 0
+        try:
+            self._socket = socket.create_connection((address.host, address.port), max(patience, 1.0))
+        except OSError as error:
+            raise UnreachableError(str(address), f"no dispatcher answers there ({error})") from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sent_at = monotonic()
+
+    def send(self, data: bytes) -> None:
+        """Send pushes, as fast as the dispatcher takes them."""
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._lost(error) from None
+        self._sent_at = monotonic()
+
+    def keep(self) -> None:
+        """Say that we live, if nothing was sent for some time."""
+        if monotonic() - self._sent_at >= HEARTBEAT_SECONDS:
+            self._heartbeat()
+
+    def settle(self) -> None:
+        """Return when the dispatcher has taken all that was sent."""
+        self._heartbeat()
+        while self._unanswered:
+            try:
+                data = self._socket.recv(4096)
+                frames = list(self._decoder.feed(data))
+            except (OSError, WireError) as error:
+                raise self._lost(error) from None
+            if not data:
+                raise self._lost("it closed the connection")
+            self._unanswered -= sum(isinstance(frame, Heartbeat) and frame.ends for frame in frames)
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def _heartbeat(self) -> None:
+        self._unanswered += 1
+        self.send(serialize(Heartbeat(int(time()))))
+
+    def _lost(self, why: object) -> UnreachableError:
+        if isinstance(why, TimeoutError):
+            why = f"it took nothing for {max(self._patience, 1.0):g} s"
+        return UnreachableError(str(self.address), f"the dispatcher is lost ({why})")
+
+
+class Lifeline:
+    """The connection that the fleet marks by: kept up by a thread while ``alive`` says so.
+
+    It is replaced only between micro-batches: during one, somebody's pushes may have been lost with the old one, and
+    not all behind the last mark would be pushed again.
+    """
+
+    def __init__(self, place: int, patience: float) -> None:
+        self.address = Address("", 0)
+        """The dispatcher that is used."""
+        self._place = place
+        self._patience = patience
+        self._connection: Connection | None = None
+        self._busy = False
+        self._using = threading.Lock()
+        self._ended = threading.Event()
+
+    @property
+    def place(self) -> int:
+        """Up to where all has been pushed."""
+        return self._place
+
+    def open(self, dispatchers: Sequence[Address]) -> Address:
+        """Dial the first dispatcher that answers."""
+        failures = []
+        for address in dispatchers:
+            self.address = address
+            try:
+                self._dial()
+            except UnreachableError as error:
+                failures.append(error)
+            else:
+                return address
+        last = failures[-1]
+        raise UnreachableError(
+            last.address, f"{last.reason}; say where one is: --param dispatchers=HOST:PORT"
+        )
+
+    def watch(self, alive: Callable[[], bool], over: Callable[[], None]) -> None:
+        """Keep it up until the job is over, and say then that it is."""
+        watching = threading.Thread(
+            target=self._watch, args=(alive, over), name="headrace-lifeline", daemon=True
+        )
+        watching.start()
+
+    def begin(self) -> None:
+        """A micro-batch begins: whoever relies on the fleet must know from where on."""
+        deadline = monotonic() + self._patience
+        while True:
+            with self._using:
+                try:
+                    self._beat()
+                except UnreachableError:
+                    if monotonic() >= deadline:
+                        raise
+                else:
+                    self._busy = True
+                    return
+            self._ended.wait(0.1)
+
+    def done(self, place: int) -> None:
+        """A micro-batch is done: all up to ``place`` has been pushed."""
+        with self._using:
+            self._busy = False
+            self._place = place
+            self._use(lambda connection: connection.send(serialize(mark(place, NODE))))
+
+    def close(self) -> None:
+        """Let go: clients are fed from the log now."""
+        self._ended.set()
+        with self._using:
+            self._drop()
+
+    def _watch(self, alive: Callable[[], bool], over: Callable[[], None]) -> None:
+        beaten = monotonic()
+        while not self._ended.wait(LOOK_SECONDS):
+            try:
+                if not alive():
+                    break
+            except Exception:  # noqa: BLE001
+                break  # There is no Spark any more to ask.
+            if monotonic() - beaten >= HEARTBEAT_SECONDS:
+                with self._using, contextlib.suppress(UnreachableError):
+                    self._beat()
+                beaten = monotonic()
+        over()
+
+    def _beat(self) -> None:
+        """See that the dispatcher lives; find it again if that may be."""
+        self._use(Connection.settle)
+        if self._connection is None and not self._busy and not self._ended.is_set():
+            self._dial()
+
+    def _dial(self) -> None:
+        connection = Connection(self.address, self._patience)
+        try:
+            connection.send(serialize(mark(self._place, NODE)))
+            connection.settle()
+        except UnreachableError:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _use(self, act: Callable[[Connection], None]) -> None:
+        """Do something with the connection, or be without one."""
+        if self._connection is not None:
+            try:
+                act(self._connection)
+            except UnreachableError as error:
+                logger.warning("%s; clients are fed from the log until it is back", error)
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,224 @@
+"""The fleet as a Spark source: a task is a whole micro-batch and one share of the clients.
+
+Offsets are the source's own (:mod:`headrace.spark.source.reader`). But a range is not cut by messages: every task
+reads all of it and matches it for its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order,
+pushing as it goes. So what is for one client is pushed by one task, in the order of the sequence and without a hole,
+and a task that is run again pushes the same again from the micro-batch's beginning: connectors drop what they have
+had. What comes out as rows is what each task did.
+
+A Python worker serves many tasks, and remembers the shares it had: one that is asked for again needs only the
+subscriptions that changed since.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from headrace.config import Address
+from headrace.errors import LostRangeError, UnreachableError
+from headrace.message import NOT_A_MESSAGE
+from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.match.push import Connection
+from headrace.spark.jobs.match.share import ENTRIES, Share
+from headrace.spark.jobs.match.tables import Tables
+from headrace.spark.options import Reading, reading
+from headrace.spark.runtime.python_workers import settle
+from headrace.spark.source.range_rows import Span, read_span
+from headrace.spark.source.reader import Offset, SequencePartition, SequenceStreamReader, cores
+from headrace.wire.attribute.messages import MatcherPush, serialize
+from headrace.wire.attribute.push_parts import split
+
+NAME: Final = "headrace-fleet"
+DDL: Final = "share int, first long, last long, subscriptions long, messages long, matched long, pushed long"
+_DONE: Final = pa.schema(
+    [
+        pa.field("share", pa.int32()),
+        *(
+            pa.field(name, pa.int64())
+            for name in ("first", "last", "subscriptions", "messages", "matched", "pushed")
+        ),
+    ]
+)
+
+SEND_BYTES: Final = 256 << 10
+"""Pushes are sent in pieces of about this size."""
+
+MAX_KEPT: Final = 64
+"""Shares that a process remembers."""
+
+AGAIN_SECONDS: Final = 0.2
+
+_kept: dict[tuple[str, str, int, int], Share] = {}
+_keeping = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What every task is told."""
+
+    options: Reading
+    dispatcher: Address
+    tables: str
+    """The folder with the run's tables."""
+    shares: int
+    json_attributes: bool = False
+
+
+class FleetPartition(InputPartition):
+    """A range of the sequence, and a share of the clients."""
+
+    def __init__(self, span: Span, share: int) -> None:
+        self.span = span
+        self.share = share
+
+
+class FleetDataSource(DataSource):
+    """``spark.readStream.format("headrace-fleet")``, for the job ``match``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return NAME
+
+    def schema(self) -> str:
+        """What each task did."""
+        return DDL
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """The fleet."""
+        given = {name.lower(): value for name, value in self.options.items()}
+        own = {name: given.pop(name) for name in ("dispatcher", "tables", "shares", "jsonattributes")}
+        fleet = Fleet(
+            reading(given, stream=True),
+            Address.parse(own["dispatcher"]),
+            own["tables"],
+            int(own["shares"]),
+            json_attributes=own["jsonattributes"] == "true",
+        )
+        return FleetReader(fleet)
+
+
+class FleetReader(SequenceStreamReader):
+    """Plans micro-batches as the source does, and gives each share a task."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet.options, cores())
+        self._fleet = fleet
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """A task for each share."""
+        ranges = [each for each in super().partitions(start, end) if isinstance(each, SequencePartition)]
+        if not ranges:
+            return []
+        span = Span(ranges[0].log, ranges[0].path, ranges[0].first, ranges[-1].last)
+        return [FleetPartition(span, share) for share in range(self._fleet.shares)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Do one task; runs in an executor."""
+        if not isinstance(partition, FleetPartition):
+            return
+        done = push_share(self._fleet, partition.span, partition.share)
+        columns = [pa.array([done[field.name]], field.type) for field in _DONE]
+        yield pa.RecordBatch.from_arrays(columns, schema=_DONE)
+        settle("match")
+
+
+def push_share(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
+    """Match a part of the sequence for one share and push it, from its beginning again if the dispatcher gets lost."""
+    deadline = None
+    while True:
+        try:
+            return _push_once(fleet, span, number)
+        except UnreachableError:
+            now = monotonic()
+            deadline = now + fleet.options.access.patience if deadline is None else deadline
+            if now >= deadline:
+                raise
+            threading.Event().wait(AGAIN_SECONDS)
+
+
+def _push_once(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
+    key = (span.log, fleet.tables, fleet.shares, number)
+    share = _share_at(fleet, span, number, key)
+    share.matched = share.found = pushed = 0
+    connection = None
+    try:
+        following = span.first
+        for rows in read_span(replace(fleet.options, entries=True), span):
+            seqs = rows.column("seq")
+            if seqs[0].as_py() != following or seqs[-1].as_py() != following + rows.num_rows - 1:
+                raise LostRangeError(following, seqs[-1].as_py(), "the hub did not send all of it")
+            following += rows.num_rows
+            for data, count in _serialized(share.pushes(rows)):
+                if connection is None:
+                    connection = Connection(fleet.dispatcher, fleet.options.access.patience)
+                connection.send(data)
+                pushed += count
+            if connection is not None:
+                connection.keep()
+        if following <= span.last:
+            raise LostRangeError(following, span.last, "the hub did not send all of it")
+        if connection is not None:
+            connection.settle()
+    finally:
+        if connection is not None:
+            connection.close()
+    facts = {
+        "share": number,
+        "first": span.first,
+        "last": span.last,
+        "subscriptions": len(share),
+        "messages": span.last - span.first + 1,
+        "matched": share.found,
+        "pushed": pushed,
+    }
+    _keep(key, share)
+    return facts
+
+
+def _share_at(fleet: Fleet, span: Span, number: int, key: tuple[str, str, int, int]) -> Share:
+    """The share as it is before a span: remembered, or made of a table; nobody else has it meanwhile."""
+    place = span.first - 1
+    with _keeping:
+        share = _kept.pop(key, None)
+    if share is None or share.changed > place:
+        table = Tables(Folder.at(fleet.tables)).find(place)
+        share = Share(table, number, fleet.shares, json_attributes=fleet.json_attributes)
+    if share.place < place:
+        between = replace(fleet.options, topic=ENTRIES, origins=(NOT_A_MESSAGE,))
+        for entries in read_span(between, span._replace(first=share.place + 1, last=place)):
+            share.follow(entries)
+    share.place = place
+    return share
+
+
+def _keep(key: tuple[str, str, int, int], share: Share) -> None:
+    with _keeping:
+        _kept[key] = share
+        for old in [each for each in _kept if each[:3] != key[:3]]:
+            del _kept[old]  # Another run's.
+        while len(_kept) > MAX_KEPT:
+            del _kept[next(iter(_kept))]
+
+
+def _serialized(pushes: Iterator[MatcherPush]) -> Iterator[tuple[bytes, int]]:
+    """Pushes as bytes, many at a time; and how many they are."""
+    parts: list[bytes] = []
+    size = count = 0
+    for push in pushes:
+        parts += map(serialize, split(push))
+        count += 1
+        size += len(push.payload) + len(push.clients)
+        if size >= SEND_BYTES:
+            yield b"".join(parts), count
+            parts, size, count = [], 0, 0
+    if parts:
+        yield b"".join(parts), count

@@ -1,0 +1,270 @@
+"""``verify`` as it runs: each micro-batch of one hub's log, or as much as that of each of several.
+
+A micro-batch of a lone hub is judged as it comes. Of several hubs, whichever answers says how far there is something to
+look at; each of them is then read by itself, up to there or as far as it has come, judged, and compared with the
+others. One that does not answer holds up nobody: what it missed is looked at when it is back.
+
+Logs are compared in pairs, each with that of the hub that has been compared the furthest. Those that have come as far
+as each other are the same so far, whoever was compared with whom; so if all that have come the furthest are away, the
+others wait for one of them with the comparison, not with the rest.
+
+Findings are rows of Parquet files, one file for each micro-batch that has any, and a short account of them is the
+service ``verify``, which changes only when they do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from io import BytesIO
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import msgspec
+import pyarrow.parquet as pq
+
+from headrace.client.link.client import Extent
+from headrace.errors import ClosedError, UnreachableError, UsageError
+from headrace.spark.hub_connections import link
+from headrace.spark.jobs.folder import Folder, blaming
+from headrace.spark.jobs.job import Run
+from headrace.spark.jobs.publishing import publish_services
+from headrace.spark.jobs.verify import BLOCK, differing_blocks, disagreements, segments
+from headrace.spark.jobs.verify.findings import DISAGREEMENT, FINDINGS, HOLE, Finding, Judge, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger("headrace")
+
+SERVICE: Final = "verify"
+
+MAX_DISAGREEMENTS: Final = 10_000
+"""Messages of one comparison that are looked at one by one; beyond, their blocks are named."""
+
+ANSWER_SECONDS: Final = 5.0
+"""How long one of several hubs may be lost before it is left for later."""
+
+_POLL_SECONDS: Final = 0.2
+
+
+class Known(msgspec.Struct):
+    """What is kept from micro-batch to micro-batch."""
+
+    id: str
+    """Whose micro-batches these are, for the hub to know one that comes again."""
+    judges: dict[str, Judge]
+    findings: dict[str, int]
+    """How many there are of each kind."""
+    told: bool = False
+    begin: int = 0
+    """Where the run began; 0 before it has."""
+    compared: dict[str, int] = {}
+    """How far each of several hubs has been compared."""
+
+
+class Verifier:
+    """A run of ``verify``."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._folder: Folder = run.folder
+        self._kept = run.kept()
+        self._servers = [server.strip() for server in run.access.servers.split(",")]
+        patience = run.access.patience
+        if len(self._servers) > 1:
+            patience = min(patience, ANSWER_SECONDS)
+        self._access = {
+            server: replace(run.access, servers=server, patience=patience) for server in self._servers
+        }
+        self.through = 0
+        self.away: Sequence[str] = ()
+        """Hubs that did not answer the last time."""
+        self.findings: Mapping[str, int] = {}
+        with blaming(self._folder.path):
+            if not any(name.endswith(".parquet") for name in self._folder.names()):
+                # So that whoever reads the folder finds rows, if only none of them.
+                self._folder.write("findings.parquet", _parquet([]))
+
+    def verify(self, rows: DataFrame, batch: int) -> None:
+        """Look at one micro-batch."""
+        content = self._kept.before(batch)
+        known = Known(uuid4().hex, {}, {}) if content is None else msgspec.json.decode(content, type=Known)
+        for server in self._servers:
+            known.judges.setdefault(server, Judge())
+        if len(self._servers) == 1:
+            (server,) = self._servers
+            found = list(self._judge(known.judges[server], server, rows))
+        else:
+            found = self._look_at_all(known, rows)
+        known.findings = dict(Counter(known.findings) + Counter(finding.kind for finding in found))
+        if found or not known.told:
+            self._tell(known, found, batch)
+        known.told = True
+        self._kept.after(batch, msgspec.json.encode(known))
+        self.through = max(known.judges[server].last for server in self._servers)
+        self.findings = known.findings
+
+    def _judge(self, judge: Judge, server: str, rows: DataFrame) -> Iterator[Finding]:
+        found = judge.judge(segments(rows).toArrow())
+        with link(self._access[server]) as client:
+            oldest = client.head().first
+        for finding in found:
+            # Retention removed them before they were looked at: nobody can tell, and nothing is wrong.
+            if finding.kind != HOLE or finding.last >= oldest:
+                yield _of(finding, server)
+
+    # Several hubs
+
+    def _look_at_all(self, known: Known, rows: DataFrame) -> list[Finding]:
+        from pyspark.sql import functions as F
+
+        (span,) = rows.agg(F.min("seq").alias("first"), F.max("seq").alias("last")).collect()
+        if span.last is None:
+            return []
+        known.begin = known.begin or int(span.first)
+        for server in self._servers:
+            known.compared.setdefault(server, known.begin - 1)
+        present = self._present(int(span.last))
+        found: list[Finding] = []
+        for server, extent in tuple(present.items()):
+            judge = deepcopy(known.judges[server])
+            first, last = max(judge.last + 1, known.begin, extent.first), min(extent.head, int(span.last))
+            if first <= last:
+                with self._unless_gone(present, server):
+                    wrong = list(self._judge(judge, server, self._range(server, first, last)))
+                    found += wrong
+                    known.judges[server] = judge
+        furthest = max(known.compared[server] for server in self._servers)
+        leader = next((server for server in present if known.compared[server] == furthest), None)
+        for server in tuple(present):
+            if leader in present and server != leader:
+                with self._unless_gone(present, server, leader):
+                    found += self._compare_with(server, leader, present, known)
+        self._note_away([server for server in self._servers if server not in present])
+        return found
+
+    def _present(self, last: int) -> dict[str, Extent]:
+        """How far each hub is that answers, once one of them is as far as ``last``, if one comes that far."""
+        deadline = monotonic() + self._run.access.patience
+        while True:
+            present, lost = {}, None
+            for server, access in self._access.items():
+                try:
+                    with link(access, at_once=True) as client:
+                        present[server] = client.head()
+                except (UnreachableError, ClosedError) as error:
+                    lost = error
+            if any(extent.head >= last for extent in present.values()) or monotonic() >= deadline:
+                break
+            sleep(_POLL_SECONDS)
+        if not present and lost is not None:
+            raise lost
+        one, *others = present
+        for other in others:
+            if present[other].log != present[one].log:
+                raise UsageError(
+                    f"{other} has log {present[other].log} and {one} has log {present[one].log}: "
+                    "they are not of one sequence"
+                )
+        return present
+
+    @contextmanager
+    def _unless_gone(self, present: dict[str, Extent], *servers: str) -> Iterator[None]:
+        """Leave what concerns a hub for later if it fails because the hub is gone."""
+        try:
+            yield
+        except Exception:
+            gone = [server for server in servers if not self._answers(server)]
+            if not gone:
+                raise
+            for server in gone:
+                present.pop(server, None)
+
+    def _answers(self, server: str) -> bool:
+        try:
+            with link(self._access[server], at_once=True) as client:
+                client.head()
+        except (UnreachableError, ClosedError):
+            return False
+        return True
+
+    def _note_away(self, away: Sequence[str]) -> None:
+        for server in away:
+            if server not in self.away:
+                logger.warning("verify: %s does not answer: it is looked at when it does", server)
+        self.away = away
+
+    def _range(self, server: str, first: int, last: int) -> DataFrame:
+        """Messages of one hub's log."""
+        return self._run.rows(
+            server,
+            startingOffsets=first,
+            endingOffsets=last,
+            entries=True,
+            patience=self._access[server].patience,
+            failOnDataLoss=self._run.param("fail_on_data_loss"),
+        )
+
+    def _compare_with(
+        self, server: str, leader: str, present: Mapping[str, Extent], known: Known
+    ) -> list[Finding]:
+        """Compare a log with the leader's, as far as both have come."""
+        theirs, ours = present[server], present[leader]
+        last = min(known.judges[server].last, known.judges[leader].last)
+        first = max(known.compared[server] + 1, theirs.first, ours.first)
+        found: list[Finding] = []
+        if first <= last:
+            here, there = self._range(leader, first, last), self._range(server, first, last)
+            blocks = [row.block for row in differing_blocks(here, there).collect()]
+            if blocks:
+                found = list(self._compare(server, leader, here, there, blocks))
+        known.compared[server] = max(known.compared[server], last)
+        known.compared[leader] = max(known.compared[leader], last)
+        return found
+
+    def _compare(
+        self, server: str, leader: str, here: DataFrame, there: DataFrame, blocks: list[int]
+    ) -> Iterator[Finding]:
+        from pyspark.sql import functions as F
+
+        chosen = F.expr(f"seq div {BLOCK}").isin(blocks)
+        rows = disagreements(here.where(chosen), there.where(chosen)).limit(MAX_DISAGREEMENTS + 1)
+        found = sorted(rows.collect(), key=lambda row: int(row.seq))
+        for row in found[:MAX_DISAGREEMENTS]:
+            yield Finding(
+                DISAGREEMENT, row.seq, row.seq, f"{row.evidence}: {leader} and {server}", "", server
+            )
+        if len(found) > MAX_DISAGREEMENTS:
+            for block in blocks:
+                evidence = f"not looked at one by one: {leader} and {server} differ in too many"
+                yield Finding(DISAGREEMENT, block * BLOCK, block * BLOCK + BLOCK - 1, evidence, "", server)
+
+    def _tell(self, known: Known, found: list[Finding], batch: int) -> None:
+        if found:
+            with blaming(self._folder.path):
+                self._folder.write(f"findings-{batch:012d}.parquet", _parquet(found))
+            for finding in found[:10]:
+                logger.warning(
+                    "verify: %s, messages %d to %d of %s: %s",
+                    finding.kind, finding.first, finding.last, finding.server, finding.evidence,
+                )  # fmt: skip
+        account = {"findings": sum(known.findings.values()), "kinds": known.findings}
+        if found:
+            account["newest"] = msgspec.to_builtins(found[-1])
+        publish_services(self._run.access, f"{SERVICE}-{known.id}", batch, {SERVICE: account})
+
+
+def _of(finding: Finding, server: str) -> Finding:
+    return msgspec.structs.replace(finding, server=server)
+
+
+def _parquet(findings: list[Finding]) -> bytes:
+    made = BytesIO()
+    pq.write_table(table(findings).cast(FINDINGS), made)
+    return made.getvalue()

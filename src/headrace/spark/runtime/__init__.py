@@ -1,0 +1,1 @@
+"""What Spark runs on: sessions, Java, standalone clusters, Python workers."""

@@ -1,0 +1,233 @@
+"""A Spark session with the settings that suit Headrace.
+
+    from headrace.spark import session
+    spark = session("local[2]")
+    spark.readStream.format("headrace").option("servers", "127.0.0.1:8081").load()
+
+Nothing here is needed to use the source and the sink: any session will do, with :func:`headrace.spark.register` where
+they are not found by themselves. What this one adds: it finds a Java, stays on the loopback interface when Spark runs
+on this machine, prints no more than what somebody must read, and has the settings that make a micro-batch quick.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import UsageError
+from headrace.spark.options import as_text
+from headrace.spark.runtime.java import java_home
+from headrace.spark.source.planner_strategies import read_in_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_PYSPARK: Final = "there is no PySpark: pip install 'headrace[spark]' brings it along"
+
+LOG4J: Final = Path(__file__).with_name("log4j2.properties")
+
+QUICK: Final = {
+    # One rename fewer per checkpoint file; the write is atomic all the same.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    # Over TCP what a task is to do comes in two packets, and the second waits 40 ms for the first to be acknowledged.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "headrace.spark.runtime.daemon",
+}
+"""What makes a micro-batch quicker without a price."""
+
+HIDDEN: Final = {"spark.redaction.regex": "(?i)secret|password|token|access[.]?key|credential|headrace_key"}
+"""Spark shows settings in its pages and its event log, ``spark.executorEnv.HEADRACE_KEY`` too. What has such a name is
+shown as stars; all but the last are Spark's own choice."""
+
+STATELESS: Final = {
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+}
+"""Checkpoints on local disks without checksum files, which is quicker again. RocksDB's state store cannot work so."""
+
+ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Java options by which Arrow does not check every single access to memory that it has already checked as a whole: a
+quarter of what a row from Python costs in the JVM."""
+
+DEEP: Final = "-Xss16m"
+"""A Java option. When a query is stopped while Python works on a micro-batch, Spark looks for a pattern in the long
+message that this makes, and runs out of stack with the default of 1 MB."""
+
+SKETCHES: Final = "org.apache.datasketches.memory.internal.ResourceImpl"
+RESTRICTED: Final = "Warning: Java versions > Java 11 can only operate in restricted mode"
+
+_JAVA_VARIABLES: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
+"""Who names a collector has one: a JVM that is told of two does not start."""
+
+_LOOPBACK: Final = re.compile(r"^spark://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|,|$)")
+
+
+def session(
+    master: str = "local[*]",
+    app: str = "headrace",
+    *,
+    memory: str = "1g",
+    ui: bool | int = False,
+    stateless: bool = False,
+    **conf: Any,
+) -> SparkSession:
+    """A Spark session on ``master``; the one that runs already, if one does.
+
+    ``memory``
+        The driver's, which in ``local`` mode is all that there is.
+    ``ui``
+        Whether Spark's web pages are served: on a port of Spark's choice, or on the one named (0: a free one).
+    ``stateless``
+        Whether no query keeps state: checkpoints on local disks are then quicker by :data:`STATELESS`.
+    ``conf``
+        Spark settings, which win over the ones here: ``session(**{"spark.sql.shuffle.partitions": 8})``.
+
+    >>> from headrace.testing import Hub
+    >>> spark = session("local[2]")
+    >>> with Hub() as hub, hub.connect_sync("tube") as link:
+    ...     link.publish([b"one", b"two"], topic="orders").last
+    ...     messages = spark.read.format("headrace").option("servers", hub.doors["tube_tcp"]).load()
+    ...     [(row.seq, bytes(row.payload)) for row in messages.orderBy("seq").collect()]
+    2
+    [(1, b'one'), (2, b'two')]
+    """
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise UsageError(NO_PYSPARK) from None
+    settings = settings_for(master, memory=memory, ui=ui, stateless=stateless)
+    for key, value in conf.items():
+        settings[key] = as_text(value)
+    builder = SparkSession.builder.master(master).appName(app)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    running = SparkContext._gateway is not None
+    with _environment(_surroundings(master, running=running)):
+        made = builder.getOrCreate()
+    if not running:
+        _load_sketches(made.sparkContext._jvm)
+    read_in_columns(made)
+    _hush(getattr(made.sparkContext, "_accumulatorServer", None))
+    return made
+
+
+def settings_for(
+    master: str, *, memory: str = "1g", ui: bool | int = False, stateless: bool = False
+) -> dict[str, str]:
+    """The settings of :func:`session`, for those who start Spark in another way."""
+    settings = QUICK | HIDDEN
+    if stateless:
+        settings |= STATELESS
+    settings |= {
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()} {ARROW} {DEEP}",
+        "spark.ui.enabled": "false" if ui is False else "true",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if type(ui) is int:
+        settings["spark.ui.port"] = str(ui)
+    if master.startswith("local"):
+        # 200 tasks a shuffle, Spark's default, is meant for clusters. Queries keep what they began with.
+        settings["spark.sql.shuffle.partitions"] = str(cores(master))
+        # A heap this small is collected soonest by whom all cores help; the default is made for large ones.
+        if not _COLLECTOR.search(" ".join(os.environ.get(name, "") for name in _JAVA_VARIABLES)):
+            settings["spark.driver.extraJavaOptions"] += " -XX:+UseParallelGC"
+    if is_here(master):
+        # Elsewhere, executors may need options that the site has set.
+        settings["spark.executor.extraJavaOptions"] = ARROW
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return settings
+
+
+def is_here(master: str) -> bool:
+    """Whether a master is on this machine and spoken to over the loopback interface.
+
+    >>> is_here("local[2]"), is_here("spark://127.0.0.1:7077"), is_here("spark://10.0.0.1:7077")
+    (True, True, False)
+    """
+    return master.startswith("local") or _LOOPBACK.match(master) is not None
+
+
+def cores(master: str) -> int:
+    """How many tasks a ``local`` master runs at a time.
+
+    >>> cores("local"), cores("local[3]"), cores("local[3,2]")
+    (1, 3, 3)
+    """
+    named = re.match(r"^local\[\s*(\d+|\*)", master)
+    if named is None:
+        return 1
+    return (len(os.sched_getaffinity(0)) or 1) if named[1] == "*" else int(named[1])
+
+
+def _hush(server: Any) -> None:
+    """Keep PySpark from printing a trace when a query that is stopped takes its connection with it.
+
+    The JVM tells this process what accumulators count over a connection that it makes again when it is gone.
+    """
+    if server is None or getattr(server, "hushed", False):
+        return
+    tell = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], EOFError):
+            tell(request, client_address)
+
+    server.handle_error = handle_error
+    server.hushed = True
+
+
+def _load_sketches(jvm: Any) -> None:
+    """Load what Spark's sketches are made with, without the warning that it prints when it is.
+
+    It says that nothing is put outside of the heap on a Java beyond 11, where Spark puts nothing, and is on every Java
+    that Spark 4 runs on. It is all that is kept from the terminal: whatever else is said meanwhile is said after.
+    """
+    with suppress(Exception):  # Another release of Spark may have no such class, and nothing to say.
+        system, kept = jvm.java.lang.System, jvm.java.io.ByteArrayOutputStream()
+        before = system.err
+        system.setErr(jvm.java.io.PrintStream(kept, True))
+        try:
+            jvm.java.lang.Class.forName(SKETCHES)
+        finally:
+            system.setErr(before)
+            rest = [line for line in kept.toString().splitlines() if not line.startswith(RESTRICTED)]
+            for line in rest:
+                before.println(line)
+
+
+def _surroundings(master: str, *, running: bool) -> dict[str, str]:
+    """The environment that the JVM and its Python workers start in, where ours does not say."""
+    added = {}
+    if is_here(master):
+        # Executors are on this machine, so that our interpreter is theirs.
+        added = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    added = {name: value for name, value in added.items() if name not in os.environ}
+    if not running:
+        added["JAVA_HOME"] = str(java_home())
+    return added
+
+
+@contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,68 @@
+"""A master or a worker of a standalone Spark cluster, from the pip package alone.
+
+    python -m headrace.spark.runtime.standalone master --host 10.0.0.1
+    python -m headrace.spark.runtime.standalone worker --host 10.0.0.2 --cores 8 --memory 16g spark://10.0.0.1:7077
+
+The pip package of PySpark has what a cluster needs, but no scripts that start it, and needs to be told of a Java. Here
+both are found, and this process becomes Spark's own: arguments are Spark's, signals reach it, and it ends with it. A
+worker keeps what executors write down in the folder ``spark-work`` of where it is started, unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import HeadraceError, UsageError
+from headrace.spark.runtime.java import java_home
+from headrace.spark.runtime.session import NO_PYSPARK
+
+CLASSES: Final = {
+    "master": "org.apache.spark.deploy.master.Master",
+    "worker": "org.apache.spark.deploy.worker.Worker",
+}
+
+USAGE: Final = (
+    "python -m headrace.spark.runtime.standalone master|worker [Spark's own arguments: --host, --port, --webui-port; "
+    "for a worker --cores, --memory, --work-dir and the master's URL]"
+)
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    """The command line of Spark's own that ``arguments`` ask for."""
+    try:
+        import pyspark
+    except ImportError:
+        raise UsageError(NO_PYSPARK) from None
+    if not arguments or arguments[0] not in CLASSES:
+        raise UsageError(f"which is it to be? {USAGE}")
+    role, *rest = arguments
+    if role == "worker" and not any(each.startswith("spark://") for each in rest):
+        raise UsageError("a worker is told its master: spark://HOST:7077")
+    if role == "worker" and not {"-d", "--work-dir"} & set(rest):
+        # Spark's own choice is a folder in the package, which need not be ours to write.
+        rest = ["--work-dir", str(Path("spark-work").absolute()), *rest]
+    script = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    return [str(script), CLASSES[role], *rest]
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What Spark's processes are told: a Java, and the Python that executors are to use, where nothing else is said."""
+    return {"PYSPARK_PYTHON": sys.executable, **environ, "JAVA_HOME": str(java_home())}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Become a master or a worker."""
+    try:
+        line = command(sys.argv[1:] if arguments is None else arguments)
+        os.execve(line[0], line, environment())  # noqa: S606 - no shell is wanted
+    except HeadraceError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

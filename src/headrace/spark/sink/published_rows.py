@@ -1,0 +1,73 @@
+"""Rows of a DataFrame as rows to be published, and as the bodies that they are staged in.
+
+Rows that have a payload and nothing else go to the network from where Arrow has put them, several of Spark's batches
+in one body (:class:`~headrace.client.link.stager.Gathered`). Others are put together by Arrow, batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.client.link.rows import check_text, published_rows
+from headrace.client.link.stager import Gathered, pieces
+from headrace.errors import UsageError
+from headrace.message import Run
+from headrace.wire.link.message import PUBLISHED, Buffer, body_of
+
+
+def bodies(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[list[Buffer]]:
+    """Rows as the sink gets them, as bodies of rows to be published, in parts; refuses what :func:`published` does."""
+    check_text("a topic", topic)
+    gathered = Gathered(topic)
+    for rows in batches:
+        if not rows.num_rows:
+            continue
+        if rows.schema.names == ["payload"]:
+            column = _whole(rows.column(0), "payload").cast(PUBLISHED.field("payload").type)
+            yield from gathered.add(Run.from_arrow(column))
+        else:
+            for piece in pieces(published(rows, topic)):
+                yield [body_of(piece)]
+    yield from gathered.rest()
+
+
+def published(rows: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+    """Rows as the sink gets them, in the schema of rows to be published.
+
+    ``topic`` is for rows that have none. A payload, a service or a map's value that is null is an error: what it
+    should be is not for us to guess.
+    """
+    columns: dict[str, Any] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        match name:
+            case "service":
+                columns["topic"] = _whole(column, name)
+            case "topic":
+                columns["topic"] = pc.fill_null(column, topic) if column.null_count else column
+            case "payload":
+                columns[name] = _whole(column, name)
+            case _:
+                columns[name] = _maps(column, name)
+    return published_rows(pa.RecordBatch.from_pydict(columns), topic)
+
+
+def _whole(column: pa.Array, name: str) -> pa.Array:
+    if column.null_count:
+        raise UsageError(f"column {name} is null in {column.null_count} rows: leave them out with where()")
+    return column
+
+
+def _maps(column: pa.Array, name: str) -> pa.Array:
+    kind = PUBLISHED.field(name).type
+    column = column.cast(kind)
+    if column.null_count:
+        # The entries between the offsets are the rows' own, whether or not a row is null; null ones have none.
+        column = pc.if_else(pc.is_valid(column), column, pa.scalar([], kind))
+    begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    if column.items.slice(begin, end - begin).null_count:
+        raise UsageError(f"column {name} has null values: leave them out with map_filter()")
+    return column

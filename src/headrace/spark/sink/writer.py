@@ -1,0 +1,216 @@
+"""The sink: rows to messages or to service changes, exactly once.
+
+Every task stages its rows at the hub, which nobody sees. When all tasks of a micro-batch are done, the driver commits
+the stages of those that succeeded: one append, in which the hub notes the query and the batch too. Whatever is killed
+at whichever point, the batch is then in the log whole, once, or not at all:
+
+- A task or an executor that fails is run again, and stages anew; what it staged before is forgotten.
+- A driver that fails runs the batch again from its checkpoint. If it was committed, the hub says so, and that is all.
+- A hub that fails before the commit has lost the stages: the commit is refused, the query fails and is started again.
+- A hub that fails while it commits has either done so, or not; the driver asks again and is told.
+
+The query's id is the one that its checkpoint keeps. A batch ``df.write`` has no such id: it is all or nothing, but a
+second try by whoever wrote it is a second write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, DoubleType, MapType, StringType, StructType
+
+from headrace.errors import HeadraceError, RefusedError, UsageError
+from headrace.spark.options import Writing
+from headrace.spark.runtime.python_workers import settle
+from headrace.wire.link.requests import MAX_STAGES, WRITE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.client.sync import Begun
+
+_TOO_LARGE: Final = re.compile("a commit of|payload of a commit")
+"""Of what a hub has limits for, that which smaller batches keep."""
+
+COLUMNS: Final = ("payload", "topic", "service", "attributes", "numbers")
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one task brought to the hub."""
+
+    query: str
+    batch: int
+    part: int
+    log: str
+    stages: list[str]
+    rows: int
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """``df.writeStream.format("headrace")``."""
+
+    def __init__(self, options: Writing, schema: StructType) -> None:
+        self._options = options
+        self._services = check_columns(schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage one task's rows; runs in an executor."""
+        context = TaskContext.get()
+        query = context and context.getLocalProperty("sql.streaming.queryId")
+        batch = context and context.getLocalProperty("streaming.sql.batchId")
+        if context is None or not query or not batch:
+            raise UsageError("Spark does not say which query and batch this is: the sink needs PySpark 4.3")
+        return stage(self._options, query, int(batch), context.partitionId(), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Append what all tasks staged."""
+        if others := {each.batch for each in _staged(messages)} - {batchId}:
+            raise UsageError(f"Spark commits batch {batchId}, but tasks have written batch {others.pop()}")
+        commit(self._options, messages, services=self._services)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Forget what was staged."""
+        abort(self._options, messages)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """``df.write.format("headrace")``."""
+
+    def __init__(self, options: Writing, schema: StructType) -> None:
+        self._options = options
+        self._services = check_columns(schema)
+        self._query = f"{WRITE}{uuid4()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage one task's rows; runs in an executor."""
+        context = TaskContext.get()
+        return stage(self._options, self._query, 0, context.partitionId() if context else 0, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Append what all tasks staged."""
+        commit(self._options, messages, services=self._services)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Forget what was staged."""
+        abort(self._options, messages)
+
+
+def check_columns(schema: StructType) -> bool:
+    """See that rows can be messages, or say what is wrong; return whether they are service changes."""
+    kinds = {field.name: field.dataType for field in schema.fields}
+    if unknown := [name for name in kinds if name not in COLUMNS]:
+        raise UsageError(
+            f"rows to be written have the columns {', '.join(COLUMNS)}, not {', '.join(unknown)}: select() what "
+            "is to be written, or put it into payload with to_json()"
+        )
+    if "payload" not in kinds:
+        raise UsageError("rows to be written need a column payload (binary or string)")
+    if "service" in kinds and "topic" in kinds:
+        raise UsageError("a service's id is the topic of its changes: leave one of service and topic out")
+    texts, numbers = MapType(StringType(), StringType()), MapType(StringType(), DoubleType())
+    for name, allowed in (
+        ("payload", (BinaryType(), StringType())),
+        ("topic", (StringType(),)),
+        ("service", (StringType(),)),
+        ("attributes", (texts, MapType(StringType(), StringType(), False))),
+        ("numbers", (numbers, MapType(StringType(), DoubleType(), False))),
+    ):
+        if name in kinds and kinds[name] not in allowed:
+            expected = " or ".join(kind.simpleString() for kind in allowed[: 2 if name == "payload" else 1])
+            raise UsageError(f"column {name} is {kinds[name].simpleString()}: expected {expected}")
+    return "service" in kinds
+
+
+def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator[pa.RecordBatch]) -> Staged:
+    """Bring rows to the hub, where they wait for their commit."""
+    from headrace.client.link.stager import Stager
+    from headrace.spark.hub_connections import link
+    from headrace.spark.sink.published_rows import bodies
+
+    first = next((rows for rows in batches if rows.num_rows), None)
+    if first is None:
+        return Staged(query, batch, part, "", [], 0)
+    count = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for rows in chain([first], batches):
+            count += rows.num_rows
+            yield rows
+
+    with link(options.access) as client:
+        stager = Stager(client.client, query, batch, part)
+        sending: Begun[None] | None = None
+        try:
+            for body in bodies(counted(), options.topic):
+                # Some are sent while Spark is asked for the next.
+                if sending is not None:
+                    sending.wait()
+                sending = client.begin(stager.send(body))
+            if sending is not None:
+                sending.wait()
+            stages = client.wait(stager.finish())
+        except BaseException:
+            if sending is not None:
+                sending.cancel()
+            with suppress(HeadraceError):
+                client.wait(stager.give_up())
+            raise
+        settle("write")
+        return Staged(query, batch, part, client.log, stages, count)
+
+
+def commit(options: Writing, messages: Sequence[WriterCommitMessage | None], *, services: bool) -> None:
+    """Append the rows of all tasks at once, unless they are in the log."""
+    from headrace.spark.hub_connections import link
+
+    staged = sorted(_staged(messages), key=lambda each: each.part)
+    if not staged:
+        return
+    one = staged[0]
+    names = [name for each in staged for name in each.stages]
+    if len(names) > MAX_STAGES:
+        raise UsageError(
+            f"a batch of {len(staged)} partitions in {len(names)} pieces: the hub takes {MAX_STAGES} at once. Write "
+            "fewer partitions (coalesce())"
+        )
+    with link(options.access) as client:
+        if others := {each.log for each in staged} - {client.log}:
+            raise UsageError(f"rows were staged at log {others.pop()}, but the hub has log {client.log}")
+        try:
+            client.commit(one.query, one.batch, names, services=services)
+        except RefusedError as refused:
+            if refused.code == "missing":
+                lost = "the hub was restarted, or took longer than ten minutes"
+                reason = f"{refused.reason}. What was staged is gone ({lost}): run the batch again"
+                raise RefusedError("missing", reason) from refused
+            if refused.code == "limit" and _TOO_LARGE.search(refused.reason):
+                smaller = "make batches smaller (maxOffsetsPerTrigger, maxBytesPerTrigger)"
+                raise RefusedError("limit", f"{refused.reason}; {smaller}") from refused
+            raise
+    settle("commit")
+
+
+def abort(options: Writing, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Forget what was staged; a hub that cannot be told forgets it by itself."""
+    from headrace.spark.hub_connections import link
+
+    names = [name for each in _staged(messages) for name in each.stages]
+    if not names:
+        return
+    with suppress(HeadraceError), link(options.access, at_once=True) as client:
+        for begin in range(0, len(names), MAX_STAGES):
+            client.abort(names[begin : begin + MAX_STAGES])
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [message for message in messages if isinstance(message, Staged) and message.stages]

@@ -1,0 +1,1 @@
+"""The source: the sequence as rows of Spark."""

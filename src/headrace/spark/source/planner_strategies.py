@@ -1,0 +1,127 @@
+"""How Spark reads the source, in columns as Python gives them, and how it copies it to Parquet.
+
+Spark makes rows of the Arrow batches that a source in Python gives, before anything looks at them. Sources in Java may
+give it columns. ``ColumnsAsTheyAre.java`` is a strategy for Spark's planner that has ours do the same: a query is then
+compiled together with what takes its values out of the columns, and rows are made where rows are wanted, once.
+``ParquetByPython.java`` is another, for queries that do nothing but copy the source to Parquet files: Python writes
+them, where it reads, and no rows are made at all (:mod:`headrace.spark.source.parquet_files`).
+
+They are compiled where they are used, by the compiler that Spark brings along for the code it makes of queries: there
+is no jar to keep in step with a release of Spark. Executors get the classes from the driver, as a jar of the
+application's. Where any of that fails, as it may with a release of Spark whose planner is another, all is as Spark
+would have it, and slower.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from zipfile import ZipFile
+
+from headrace.spark.source.parquet_files import GIVES, pieces
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE: Final = "headrace"
+"""What ``format`` takes."""
+
+JAVA: Final = Path(__file__).parent
+PACKAGE: Final = "headrace.spark"
+COLUMNS: Final = "ColumnsAsTheyAre"
+PARQUET: Final = "ParquetByPython"
+JAR: Final = "headrace-columns.jar"
+
+logger = logging.getLogger("headrace.spark")
+
+
+def read_in_columns(spark: SparkSession) -> None:
+    """Have a session plan so; one that does already goes on as it is."""
+    try:
+        methods = spark._jsparkSession.experimental()
+        if COLUMNS in methods.extraStrategies().toString():
+            return
+        compiled = _Compiled(spark)
+        planner = compiled.jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Strategy
+        columns = compiled.strategy(COLUMNS, planner(spark._jsparkSession), SOURCE)
+        strategies = [columns]
+        try:
+            strategies.insert(0, compiled.strategy(PARQUET, spark._jsparkSession, columns, _function()))
+        except Exception as error:  # noqa: BLE001 - see below.
+            logger.info("Parquet files are written by Spark: %s", error)
+        _give_executors(spark, compiled.classes)
+        before = methods.extraStrategies()
+        for strategy in strategies:
+            # Of those that plan something, Spark takes the first.
+            before = before.appended(strategy)
+        getattr(methods, "extraStrategies_$eq")(before)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it costs speed alone.
+        logger.info("the source is read in rows: %s", error)
+
+
+def for_threads(spark: SparkSession, source: str) -> None:
+    """Let several queries of a session use a source at once.
+
+    Spark has one map of environment variables for all of them. The thread of each query puts some into it when it
+    starts, while others put or read theirs; a map that is not made for this may be left in a state in which no task of
+    any query can be sent any more.
+    """
+    try:
+        context: Any = spark.sparkContext
+        jvm = context._jvm
+        function = (
+            spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(source).dataSourceCls()
+        )
+        field = function.getClass().getDeclaredField("envVars")
+        field.setAccessible(True)
+        field.set(function, jvm.java.util.concurrent.ConcurrentHashMap(function.envVars()))
+    except Exception as error:  # noqa: BLE001 - as in any other session then.
+        logger.info("the source's environment is as Spark made it: %s", error)
+
+
+class _Compiled:
+    """What was compiled for a session; each class may use those before it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        context: Any = spark.sparkContext
+        self._gateway = context._gateway
+        self.jvm = self._gateway.jvm
+        self.classes: dict[str, bytes] = {}
+        self._loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
+
+    def strategy(self, name: str, *arguments: object) -> Any:
+        """One more, made with these arguments."""
+        compiler = self.jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(self._loader)
+        compiler.cook((JAVA / f"{name}.java").read_text())
+        given = self._gateway.new_array(self.jvm.java.lang.Object, len(arguments))
+        for position, argument in enumerate(arguments):
+            given[position] = argument
+        made = (
+            compiler.getClassLoader().loadClass(f"{PACKAGE}.{name}").getConstructors()[0].newInstance(given)
+        )
+        self._loader = compiler.getClassLoader()
+        self.classes.update(compiler.getBytecodes())
+        return made
+
+
+def _function() -> bytes:
+    """The function that gives pieces of files, in the form in which Spark hands functions to Python."""
+    from pyspark.cloudpickle import dumps
+    from pyspark.sql.types import _parse_datatype_string
+
+    pickled: bytes = dumps((pieces, _parse_datatype_string(GIVES)))  # type: ignore[no-untyped-call]
+    return pickled
+
+
+def _give_executors(spark: SparkSession, classes: dict[str, bytes]) -> None:
+    """Have executors find the classes: once for all sessions of an application, which compile the same ones."""
+    context: Any = spark.sparkContext
+    jar = Path(context._temp_dir, JAR)
+    if jar.exists():
+        return
+    with ZipFile(jar, "x") as file:
+        for name in sorted(classes):
+            file.writestr(f"{name.replace('.', '/')}.class", classes[name])
+    context._jsc.sc().addJar(str(jar))

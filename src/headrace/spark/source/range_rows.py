@@ -1,0 +1,201 @@
+"""A range of the sequence as Arrow record batches, in an executor: from files where they can be seen, else by the link.
+
+A sealed segment is never changed, so an executor that sees the hub's files (on the same machine, or on a file system
+that both mount) reads them itself, and the hub has no work. Which files are the log's own is told by their index: it
+has the log's uuid, the range and a checksum of every record batch. What is not sealed yet, or cannot be read so for
+whatever reason, comes over the link.
+
+Batches are of a size that makes Spark quick: small ones are put together.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import HeadraceError, LostRangeError, TrimmedError, UsageError
+from headrace.hub.filters import Filter
+from headrace.log.sealed import SealedSegment
+from headrace.message import NOT_A_MESSAGE
+from headrace.spark.hub_connections import link, reach
+from headrace.spark.options import Reading
+from headrace.wire.link.requests import parse_where
+
+ROWS: Final = 10_000
+BYTES: Final = 8 << 20
+"""Rows are handed to Spark in batches of at least so many rows or bytes, but for the last."""
+
+TRIMMED: Final = "retention removed them before they were read"
+GO_ON: Final = "; with failOnDataLoss=false a query goes on behind them"
+"""What there is to be done about it."""
+REWOUND: Final = "the log ends before them, and did not before"
+
+logger = logging.getLogger("headrace.spark")
+
+
+class Span(NamedTuple):
+    """What one task reads: messages ``first`` to ``last`` of a log whose files are at ``path`` on the hub's machine."""
+
+    log: str
+    path: str
+    first: int
+    last: int
+
+
+def read_span(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
+    """The rows of a span that the options choose, in the columns that they name."""
+    rows = _read(options, span)
+    if options.columns is not None:
+        columns = list(options.columns)
+        rows = (batch.select(columns) for batch in rows)
+    return gathered(rows)
+
+
+def _read(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
+    cursor = span.first
+    wanted = Chosen(options)
+    segments = sealed_segments(span) if options.files else iter(())
+    for segment in segments:
+        if segment.first > cursor:
+            break
+        last = min(segment.last, span.last)
+        try:
+            for rows in segment_rows(segment, cursor, last):
+                yield wanted.of(rows)
+                cursor += rows.num_rows
+        except (OSError, HeadraceError) as error:
+            # The hub knows what it means: removed by retention, or damaged.
+            logger.info("%s cannot be read here (%s): asking the hub", segment.path, error)
+            break
+    if cursor <= span.last:
+        yield from _by_link(options, span._replace(first=cursor))
+
+
+class Chosen:
+    """Cuts rows down to what the options choose."""
+
+    def __init__(self, options: Reading) -> None:
+        self._entries = options.entries
+        self._filter: Filter | None = None
+        if options.topic is not None or options.origins is not None or options.where is not None:
+            self._filter = Filter(options.topic, options.origins, parse_where(options.predicates or {}))
+
+    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are chosen."""
+        if self._filter is not None:
+            return self._filter.apply(rows)
+        if self._entries:
+            return rows
+        kept = pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
+        return rows if pc.all(kept).as_py() else rows.filter(kept)
+
+
+def sealed_segments(span: Span) -> Iterator[SealedSegment]:
+    """The sealed segments from the one that ``span`` begins in, as far as they are seen from here."""
+    try:
+        paths = sorted(Path(span.path).glob("*.arrow"))
+        firsts = [int(path.stem) for path in paths]
+    except (OSError, ValueError):
+        return
+    begin = max(bisect_right(firsts, span.first) - 1, 0)
+    expected = None
+    for path in paths[begin : bisect_right(firsts, span.last)]:
+        try:
+            segment = SealedSegment.open(path)
+        except (OSError, HeadraceError):
+            return
+        if str(segment.uuid) != span.log or segment.last < span.first:
+            return
+        if expected is not None and segment.first != expected:
+            return
+        expected = segment.last + 1
+        yield segment
+
+
+def segment_rows(segment: SealedSegment, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    """Messages ``first`` to ``last`` of a segment, by its own record batches."""
+    entries = segment.index.entries
+    for number, entry in enumerate(entries):
+        begin, count = int(entry["first"]), int(entry["count"])
+        if begin + count <= first:
+            continue
+        if begin > last:
+            return
+        rows = segment.rows(number)
+        skip = max(first - begin, 0)
+        yield rows.slice(skip, min(last - begin + 1, count) - skip)
+
+
+def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
+    first = span.first
+    with link(options.access) as client:
+        if client.log != span.log:
+            raise UsageError(another_log(span.log, client.log))
+        while first <= span.last:
+            stream = client.read(
+                first,
+                span.last,
+                topic=options.topic,
+                origin=None if options.origins is None else list(options.origins),
+                where=options.predicates,
+                entries=options.entries,
+            )
+            try:
+                yield from stream
+            except TrimmedError as trimmed:
+                first = max(first, stream.cursor or first)
+                lost = min(trimmed.oldest - 1, span.last)
+                report_loss(options, first, lost)
+                first = lost + 1
+                continue
+            first = stream.cursor
+            if first <= span.last and reach(client, span.last, options.access).head < span.last:
+                # It was there when the batch was planned.
+                report_loss(options, first, span.last, REWOUND)
+                return
+
+
+def report_loss(options: Reading, first: int, last: int, why: str = TRIMMED) -> None:
+    """Say that messages are gone: as an error, or where the user wants to go on, in the log and to the hub."""
+    if options.fail_on_data_loss:
+        raise LostRangeError(first, last, f"{why}{GO_ON}")
+    logger.warning("%s; going on behind them", LostRangeError(first, last, why))
+    # This process's log may be read by nobody. A hub that cannot be told now is no reason to stop.
+    with suppress(HeadraceError), link(options.access, at_once=True) as client:
+        client.report_lost(options.reader, first, last)
+
+
+def another_log(before: str, now: str) -> str:
+    """What to say when a hub's log is not the one that offsets belong to."""
+    return (
+        f"the checkpoint belongs to log {before}, but the hub has log {now}: sequence numbers of one mean nothing in "
+        "the other. Connect to the hub it was made with, or begin with a new checkpoint"
+    )
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are worth their overhead."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= ROWS or size >= BYTES:
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

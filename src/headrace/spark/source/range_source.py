@@ -1,0 +1,160 @@
+"""The sequence as ranges: for those whose tasks want Arrow batches, and no rows of Spark's.
+
+Offsets, limits and holds are the source's own (:mod:`headrace.spark.source.reader`), and a partition is a range of the
+sequence as it is there. But what comes out of it is one row that names the range: whoever takes it reads the range
+itself (:func:`rows_of`), in the same Python process. So messages do not pass through the JVM, which would make rows of
+them, and columns again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from headrace.spark.datasource import HeadraceDataSource, register_kind
+from headrace.spark.options import Reading, as_text, reading
+from headrace.spark.runtime.python_workers import settle
+from headrace.spark.source.range_rows import Span, read_span
+from headrace.spark.source.reader import (
+    SequencePartition,
+    SequenceReader,
+    SequenceStreamReader,
+    cores,
+    split,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.client.link.client import Extent
+
+NAME: Final = "headrace-ranges"
+SPARK_RANGES: Final = StructType(
+    [
+        StructField("log", StringType()),
+        StructField("path", StringType()),
+        StructField("first", LongType()),
+        StructField("last", LongType()),
+    ]
+)
+_RANGES: Final = pa.schema(
+    [
+        pa.field("log", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("first", pa.int64()),
+        pa.field("last", pa.int64()),
+    ]
+)
+
+
+class RangesDataSource(HeadraceDataSource):
+    """``spark.readStream.format("headrace-ranges")``, with the options of ``headrace``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """A range."""
+        return SPARK_RANGES
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        """The ranges of a batch."""
+        return RangesReader(reading(self.options, stream=False), self.parallelism or cores())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """The ranges of each micro-batch."""
+        return RangesStreamReader(reading(self.options, stream=True), self.parallelism or cores())
+
+
+class RangesReader(SequenceReader):
+    """Plans a batch as the source does, and reads nothing."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The partition itself, as a row."""
+        return _as_row(partition)
+
+
+class RangesStreamReader(SequenceStreamReader):
+    """Plans micro-batches as the source does, and reads nothing."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The partition itself, as a row."""
+        return _as_row(partition)
+
+
+def _as_row(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, SequencePartition) and partition.first <= partition.last:
+        span = Span(partition.log, partition.path, partition.first, partition.last)
+        yield pa.RecordBatch.from_pylist([span._asdict()], _RANGES)
+
+
+Function = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+
+def map_in_arrow(
+    spark: SparkSession,
+    function: Function,
+    schema: StructType | str,
+    *,
+    stream: bool = True,
+    **options: str | float | bool,
+) -> DataFrame:
+    """What a function makes of messages: ``mapInArrow`` of the source, without rows in between.
+
+    The function is called in each task with an iterator of the messages of its range, as record batches, and gives back
+    an iterator of record batches in ``schema``. What it is given never was in the JVM; what it gives back is a
+    DataFrame as any other. The options are those of ``format("headrace")``.
+
+    ``stream``
+        Whether it is a stream, as with ``readStream``, or a batch, as with ``read``.
+
+    >>> import pyarrow as pa
+    >>> import pyarrow.compute as pc
+    >>> from headrace.spark import session
+    >>> from headrace.testing import Hub
+    >>> def sizes(batches):
+    ...     for batch in batches:
+    ...         sizes = pc.binary_length(batch["payload"]).cast("int64")
+    ...         yield pa.RecordBatch.from_arrays([batch["topic"], sizes], ["topic", "size"])
+    >>> spark = session("local[2]")
+    >>> with Hub() as hub, hub.connect_sync("tube") as link:
+    ...     _ = link.publish([b"one", b"three"], topic="orders")
+    ...     servers = hub.doors["tube_tcp"]
+    ...     made = map_in_arrow(spark, sizes, "topic string, size long", stream=False, servers=servers)
+    ...     made.groupBy("topic").sum("size").collect()
+    [Row(topic='orders', sum(size)=8)]
+    """
+    register_kind(spark, RangesDataSource)
+    texts = {name: as_text(value) for name, value in options.items()}
+    chosen = reading(texts, stream=stream)
+    source = spark.readStream if stream else spark.read
+    ranges = source.format(NAME).options(**texts).load()
+    return ranges.mapInArrow(partial(_mapped, function, chosen), schema)
+
+
+def _mapped(
+    function: Function, chosen: Reading, ranges: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    return iter(function(rows_of(chosen, ranges)))
+
+
+def rows_of(options: Reading, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The messages of ranges, as the options choose them; for a task of ``mapInArrow``."""
+    for batch in ranges:
+        for each in batch.to_pylist():
+            yield from read_span(options, Span(**each))
+    settle("ranges")
+
+
+def frame(spark: SparkSession, extent: Extent) -> DataFrame:
+    """All that a log has now, as ranges; each is for a task of its own, as many as can run at a time."""
+    parts = split(extent.first, extent.head, 1, spark.sparkContext.defaultParallelism)
+    rows = [{"log": extent.log, "path": extent.path, "first": first, "last": last} for first, last in parts]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, _RANGES))

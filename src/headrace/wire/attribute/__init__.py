@@ -1,0 +1,1 @@
+"""The binary messages of the attribute family: publisher, dispatcher, router and status doors."""

@@ -1,0 +1,1 @@
+"""fyrehose: packets, streams of them, datagrams."""

@@ -1,0 +1,1 @@
+"""The link: its messages, its requests and its rows."""

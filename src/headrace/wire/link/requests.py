@@ -1,0 +1,266 @@
+"""What a client of the link can ask: one frozen type per operation, and the head that says it.
+
+A request's head is a map with ``op`` and ``id``; the other members are the operation's own. Here a head becomes a
+value whose members have the right types and lie within their bounds, or an error that names the member. Members that
+an operation does not have are passed over, so that an older hub understands a newer client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Meta
+
+from headrace.errors import LimitError, MalformedError, UnexpectedError
+from headrace.message import MAX_SEQUENCE
+from headrace.wire.sdk.predicate import Predicate, parse_field
+
+MAX_ID: Final = (1 << 53) - 1
+"""Whole numbers up to here are the same in every language, JavaScript included."""
+MAX_NUMBER: Final = (1 << 62) - 1
+"""A publisher's own numbers are 64-bit and signed in the log; the rest is room to count on."""
+MAX_NAME: Final = 255
+MAX_STAGES: Final = 4096
+"""Stages that one commit may name."""
+MAX_ATTRIBUTES: Final = 64
+DEFAULT_CREDIT: Final = 4 << 20
+MAX_CREDIT: Final = 64 << 20
+
+WRITE: Final = "write-"
+"""What a query's name begins with that is no stream's: its only batch is tried again soon or never."""
+
+Id: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ID)]
+Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+Credit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CREDIT)]
+Pattern: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Origins: TypeAlias = Annotated[list[Name], Meta(min_length=1, max_length=16)]
+Where: TypeAlias = Annotated[dict[str, Any], Meta(max_length=MAX_ATTRIBUTES)]
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op", tag=str.lower):
+    id: Id
+
+
+class Hello(_Request, frozen=True, kw_only=True):
+    """Open the link."""
+
+    version: Annotated[int, Meta(ge=0)]
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    auth: dict[str, Any] | None = None
+
+
+class Head(_Request, frozen=True, kw_only=True):
+    """How far the log reaches; from ``first`` on, how far within so many ``bytes``."""
+
+    first: Seq | None = None
+    bytes: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
+
+
+class Status(_Request, frozen=True, kw_only=True):
+    """What the hub knows about itself."""
+
+
+class _Stream(_Request, frozen=True, kw_only=True):
+    topic: Pattern | None = None
+    origin: Name | Origins | None = None
+    where: Where | None = None
+    credit: Credit = DEFAULT_CREDIT
+
+
+class Read(_Stream, frozen=True, kw_only=True):
+    """A range of the sequence."""
+
+    first: Seq
+    last: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] | None = None
+
+
+class Follow(_Stream, frozen=True, kw_only=True, rename={"from_seq": "from"}):
+    """The sequence from some place on, without end."""
+
+    from_seq: Seq | None = None
+    time: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | None = None
+    consumer: Name | None = None
+    ack_seconds: Annotated[float, Meta(gt=0)] | None = None
+    max_tries: Number | None = None
+    dead_letter: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+
+
+class More(_Request, frozen=True, kw_only=True):
+    """Grant a stream more bytes."""
+
+    bytes: Credit
+
+
+class Cancel(_Request, frozen=True, kw_only=True):
+    """End a stream."""
+
+
+class Publish(_Request, frozen=True, kw_only=True):
+    """Append rows, once."""
+
+    publisher: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    number: Number | None = None
+    follows: bool = False
+    origin: Name = "tube"
+
+
+class Pass(_Request, frozen=True, kw_only=True):
+    """Append rows that another hub took in, once."""
+
+    frontend: Name
+    number: Number
+
+
+class Publisher(_Request, frozen=True, kw_only=True):
+    """How far a publisher has come."""
+
+    publisher: Name
+
+
+class Stage(_Request, frozen=True, kw_only=True):
+    """Bring rows of a query's batch, which nobody sees before the commit."""
+
+    query: Name
+    batch: Number
+    part: Number = 0
+
+
+class Commit(_Request, frozen=True, kw_only=True):
+    """Append what was staged, all or none, once per query and batch."""
+
+    query: Name
+    batch: Number
+    stages: Annotated[list[Name], Meta(max_length=MAX_STAGES)]
+    origin: Name = "spark"
+    services: bool = False
+
+
+class Abort(_Request, frozen=True, kw_only=True):
+    """Forget what was staged."""
+
+    stages: Annotated[list[Name], Meta(max_length=MAX_STAGES)]
+
+
+class Holds(_Request, frozen=True, kw_only=True):
+    """The holds there are; set one, or let it go."""
+
+    name: Name | None = None
+    seq: Seq | None = None
+    release: bool = False
+
+
+class Snapshot(_Request, frozen=True, kw_only=True):
+    """The hub's state, as a snapshot file has it."""
+
+    credit: Credit = DEFAULT_CREDIT
+
+
+class Services(_Request, frozen=True, kw_only=True):
+    """The services there are, or one with its value; create one, or remove it."""
+
+    service: str | None = None
+    after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    action: Literal["list", "create", "remove"] = "list"
+    kind: Literal["json", "last"] = "json"
+
+
+class Subscriptions(_Request, frozen=True, kw_only=True):
+    """The matcher's table."""
+
+    credit: Credit = DEFAULT_CREDIT
+
+
+class Consumers(_Request, frozen=True, kw_only=True):
+    """Durable consumers: look at them, move or remove one."""
+
+    consumer: Name | None = None
+    action: Literal["list", "show", "reset", "remove"] = "list"
+    to: Seq | None = None
+    after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+
+
+class Ack(_Request, frozen=True, kw_only=True):
+    """Rows of a durable consumer are done with."""
+
+    consumer: Name
+    seqs: list[tuple[Seq, Seq]]
+    nack: bool = False
+
+
+class Report(_Request, frozen=True, kw_only=True):
+    """Say what a program beside the hub is doing, for its status."""
+
+    name: Name
+    facts: dict[str, Any]
+
+
+class Lost(_Request, frozen=True, kw_only=True):
+    """What readers found gone and passed over; say that one did."""
+
+    reader: Name | None = None
+    first: Seq | None = None
+    last: Seq | None = None
+
+
+Request: TypeAlias = (
+    Hello | Head | Status | Read | Follow | More | Cancel | Publish | Pass | Publisher | Stage | Commit | Abort | Holds
+    | Snapshot | Services | Subscriptions | Consumers | Ack | Report | Lost
+)  # fmt: skip
+
+OPERATIONS: Final[dict[str, type[Request]]] = {kind.__name__.lower(): kind for kind in get_args(Request)}
+
+
+def parse_request(head: Mapping[str, Any]) -> Request:
+    """The request that a head says.
+
+    >>> parse_request({"op": "read", "id": 7, "first": 1, "last": 100})
+    Read(id=7, topic=None, origin=None, where=None, credit=4194304, first=1, last=100)
+    """
+    op = head.get("op")
+    kind = OPERATIONS.get(op) if isinstance(op, str) else None
+    if kind is None:
+        raise UnexpectedError("link", "op", op, f"one of {', '.join(OPERATIONS)}")
+    try:
+        request: Request = msgspec.convert(head, kind)
+    except msgspec.ValidationError as error:
+        # "Expected `int` - at `$.first`": the path's end is the member.
+        what, _, path = str(error).partition(" - at `$")
+        name = path.strip("`.") or _missing(what)
+        raise MalformedError("link", name, head.get(name), what) from None
+    return request
+
+
+def serialize_request(request: Request) -> dict[str, Any]:
+    """A request as its head.
+
+    >>> serialize_request(Follow(id=3, from_seq=8, topic="a/*"))
+    {'op': 'follow', 'id': 3, 'topic': 'a/*', 'from': 8}
+    """
+    head: dict[str, Any] = msgspec.to_builtins(request)
+    return head
+
+
+def parse_where(where: Mapping[str, Any]) -> dict[str, Predicate]:
+    """The predicates of a ``where``, by attribute; each is an SDK field as a map."""
+    predicates = {}
+    for name, field in where.items():
+        try:
+            text = msgspec.json.encode(field)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            raise MalformedError("link", f"where.{name}", field, "an attribute field as a map") from None
+        try:
+            predicates[name] = parse_field(text)
+        except (MalformedError, LimitError) as error:
+            raise MalformedError(
+                "link", f"where.{name}", error.value, f"{error.field}: {error.limit}"
+            ) from None
+    return predicates
+
+
+def _missing(what: str) -> str:
+    """The member that is not there, from ``Object missing required field `first```."""
+    return what.split("`")[1] if "required field" in what else "head"

@@ -1,0 +1,1 @@
+"""Parcels: what the nodes of a cluster say to one another."""

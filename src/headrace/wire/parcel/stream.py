@@ -1,0 +1,360 @@
+"""Parcels: how the nodes of a cluster speak to each other.
+
+On the stream a parcel is one length byte *n*, *n* bytes of CBOR, and then its bulk: as many application bytes
+as its body announces (a batch of messages, an authentication tag). The CBOR is the map of ``is_response``,
+``parcel_type``, ``id`` (the sender's), ``size`` (of the encoded body) and ``body``; what bodies hold is in
+:mod:`headrace.wire.parcel.body`.
+
+Strategy: *n* bounds what a parcel costs, so it is read whole. One pass over its CBOR heads refuses whatever
+parcels never hold (tags, indefinite lengths, lengths past the end, a second item), so that cbor2 neither acts
+on a tag nor takes memory on a peer's word; the values are then checked field by field. Bulk is bounded by a
+limit before a byte of it is kept, and handed over whole, with its parcel.
+
+Invariants:
+
+- ``parcel_type`` settles ``is_response`` and the kind of body; a parcel that contradicts itself is refused.
+- What we write is exact: keys in declaration order, definite lengths, the shortest integers, ``size`` true.
+- What we read may have its keys in any order, keys we do not know, and any ``size``.
+- Discovery is strictly request and response on one stream, and only the node that opened a stream asks on it,
+  so two requests never cross: :data:`DIALLER` and its mirror image :data:`LISTENER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, NoReturn
+
+import cbor2
+
+from headrace.errors import LimitError, MalformedError, WireError
+from headrace.wire.parcel.body import (
+    Body,
+    DscReq,
+    DscRes,
+    Fault,
+    NodeInfo,
+    ProtoError,
+    SeqReq,
+    SeqRes,
+    pack_body,
+    unpack_body,
+)
+from headrace.wire.parcel.serde import (
+    U16,
+    U64,
+    Bool,
+    Text,
+    anything,
+    fields_of,
+    struct,
+    unpack_struct,
+    unsigned,
+)
+from headrace.wire.receive_buffer import Decoder
+from headrace.wire.state_machine import Machine
+
+MAX_PARCEL = 255
+"""What the length byte can say."""
+
+MAX_BULK = 64 * 1024 * 1024
+"""The longest bulk of a parcel that carries a batch."""
+
+MAX_TAG = 64
+"""The longest bulk of all other parcels: an authentication tag."""
+
+MAX_REASON = 96
+"""How much of a reason a ProtoError repeats, in bytes, so that it always fits."""
+
+MAX_DEPTH = 8
+"""How deep CBOR may nest; a DscRes takes 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One parcel: the sender's ``id``, what it says, and the bytes that follow it on the stream."""
+
+    id: int
+    body: Body
+    bulk: bytes = b""
+
+    @property
+    def parcel_type(self) -> str:
+        """The type's name on the wire."""
+        return type(self.body).__name__
+
+    @property
+    def is_response(self) -> bool:
+        """Whether parcels of this type answer another."""
+        return self.body.is_response
+
+
+class State(Enum):
+    """Where a stream stands; the same for both its ends."""
+
+    IDLE = "idle"
+    DISCOVERY = "discovery"
+    RECOVERY = "sequence recovery"
+    CLOSED = "closed"
+
+
+class Event(Enum):
+    """A parcel sent or received, as far as the order of parcels is concerned."""
+
+    SEND_DSC_REQ = "send DscReq"
+    SEND_DSC_RES = "send DscRes"
+    SEND_SEQ_REQ = "send SeqReq"
+    SEND_SEQ_RES = "send SeqRes"
+    SEND_PROTO_ERROR = "send ProtoError"
+    SEND_OTHER = "send other"
+    RECEIVE_DSC_REQ = "receive DscReq"
+    RECEIVE_DSC_RES = "receive DscRes"
+    RECEIVE_SEQ_REQ = "receive SeqReq"
+    RECEIVE_SEQ_RES = "receive SeqRes"
+    RECEIVE_PROTO_ERROR = "receive ProtoError"
+    RECEIVE_OTHER = "receive other"
+
+    @property
+    def mirrored(self) -> Event:
+        """The same parcel as the other end of the stream sees it."""
+        verb, _, what = self.value.partition(" ")
+        return Event(f"{'receive' if verb == 'send' else 'send'} {what}")
+
+
+DIALLER: Mapping[tuple[State, Event], State] = {
+    # "Strict Request/Response on same TCP stream": nothing comes between DscReq and DscRes.
+    (State.IDLE, Event.SEND_DSC_REQ): State.DISCOVERY,
+    (State.DISCOVERY, Event.RECEIVE_DSC_RES): State.IDLE,
+    # SeqReq is not called strict: heartbeats and replication go on meanwhile.
+    (State.IDLE, Event.SEND_SEQ_REQ): State.RECOVERY,
+    (State.RECOVERY, Event.RECEIVE_SEQ_RES): State.IDLE,
+    (State.IDLE, Event.SEND_OTHER): State.IDLE,
+    (State.IDLE, Event.RECEIVE_OTHER): State.IDLE,
+    (State.RECOVERY, Event.SEND_OTHER): State.RECOVERY,
+    (State.RECOVERY, Event.RECEIVE_OTHER): State.RECOVERY,
+    # Whoever refuses says so and closes.
+    (State.IDLE, Event.SEND_PROTO_ERROR): State.CLOSED,
+    (State.IDLE, Event.RECEIVE_PROTO_ERROR): State.CLOSED,
+    (State.DISCOVERY, Event.SEND_PROTO_ERROR): State.CLOSED,
+    (State.DISCOVERY, Event.RECEIVE_PROTO_ERROR): State.CLOSED,
+    (State.RECOVERY, Event.SEND_PROTO_ERROR): State.CLOSED,
+    (State.RECOVERY, Event.RECEIVE_PROTO_ERROR): State.CLOSED,
+}
+"""The end that opened the stream."""
+
+LISTENER: Mapping[tuple[State, Event], State] = {
+    (state, event.mirrored): after for (state, event), after in DIALLER.items()
+}
+"""The end that accepted the stream."""
+
+
+class Exchange:
+    """Which parcels may pass on one stream now; whoever owns the stream reports each before it acts on it."""
+
+    __slots__ = ("_machine",)
+
+    def __init__(self, table: Mapping[tuple[State, Event], State]) -> None:
+        self._machine = Machine("parcel", table, State.IDLE)
+
+    @property
+    def state(self) -> State:
+        """Where the stream stands."""
+        return self._machine.state
+
+    def sent(self, body: Body) -> State:
+        """Move by a parcel we send; one that may not pass now raises."""
+        return self._machine.step(_event("send", type(body).__name__))
+
+    def received(self, body: Body) -> State:
+        """Move by a parcel that came; one that may not pass now raises."""
+        return self._machine.step(_event("receive", type(body).__name__))
+
+
+def serialize(parcel: Parcel) -> bytes:
+    """One parcel, bulk included, as it goes on the stream."""
+    return b"".join(serialize_parts(parcel))
+
+
+def serialize_parts(parcel: Parcel) -> tuple[bytes, bytes]:
+    """One parcel as its own bytes and its bulk, which is not copied."""
+    return serialize_head(parcel.id, parcel.body, len(parcel.bulk)), parcel.bulk
+
+
+def serialize_head(node: int, body: Body, bulk: int) -> bytes:
+    """A parcel's own bytes, which ``bulk`` others follow."""
+    limit = MAX_BULK if body.carries_batch else MAX_TAG
+    if bulk > limit:
+        raise LimitError("parcel", "bulk", bulk, limit)
+    said = cbor2.dumps(pack_body(body, bulk))
+    sender = cbor2.dumps(_ID.pack("ProtoParcel.id", node))
+    kind = type(body).__name__
+    beginning = _beginning(kind, body.is_response)
+    encoded = b"".join((beginning, sender, _SIZE, cbor2.dumps(len(said)), _BODY, said))
+    if len(encoded) > MAX_PARCEL:
+        raise LimitError("parcel", kind, len(encoded), MAX_PARCEL)
+    return bytes((len(encoded),)) + encoded
+
+
+@cache
+def _beginning(kind: str, is_response: bool) -> bytes:
+    """What a type's parcels begin with, up to the sender's id: a map of five, and the first two of them."""
+    facts = (_KEYS[0], is_response, _KEYS[1], kind, _KEYS[2])
+    return b"".join((b"\xa5", *map(cbor2.dumps, facts)))
+
+
+def parse_parcel(encoded: bytes) -> tuple[Parcel, int]:
+    """A parcel from the CBOR behind its length byte, and how many bytes of bulk follow it."""
+    envelope = unpack_struct(_ProtoParcel, "ProtoParcel", _load(encoded))
+    body, bulk = unpack_body(envelope.parcel_type, envelope.body)
+    if envelope.is_response != body.is_response:
+        raise MalformedError(
+            "parcel", "is_response", envelope.is_response, f"not so for a {envelope.parcel_type}"
+        )
+    return Parcel(envelope.id, body), bulk
+
+
+def discovered(responder: NodeInfo, neighbours: Iterable[NodeInfo], *, tag: int = 0) -> Parcel:
+    """The answer to a DscReq: the responder, then as many of its neighbours as fit, freshest first.
+
+    ``neighbours`` leaves out the requester. ``tag`` is the length of the authentication tag that the caller
+    is going to add as bulk, so that there is room to announce it. A neighbour too long for what is left does
+    not keep out the shorter ones behind it; whoever is left out is learnt by asking the others in turn.
+    """
+    alone = Parcel(responder.id, DscRes((responder,)), bytes(tag))
+    room = MAX_PARCEL + 1 - len(serialize_parts(alone)[0])
+    listed = [responder]
+    for node in neighbours:
+        size = len(cbor2.dumps(_NODE.pack("neighbours", node)))
+        if size <= room:
+            listed.append(node)
+            room -= size
+        if room < _SMALLEST_NODE:
+            break
+    return Parcel(responder.id, DscRes(tuple(listed)))
+
+
+def refusal(node: int, fault: Fault, reason: str) -> Parcel:
+    """A ProtoError whose reason is cut to what fits."""
+    cut = reason.encode(errors="replace")[:MAX_REASON].decode(errors="ignore")
+    return Parcel(node, ProtoError(fault, cut))
+
+
+class ParcelDecoder(Decoder[Parcel]):
+    """Reads parcels, each with its bulk; both ends of a stream read the same.
+
+    ``max_bulk`` bounds the bulk of parcels that carry a batch. It may be changed between parcels, so that a
+    session can take little from a stranger and more from a peer it knows.
+    """
+
+    def __init__(self, *, max_bulk: int = MAX_BULK) -> None:
+        super().__init__()
+        self.max_bulk = max_bulk
+        self._begin = 0
+        self._waiting: tuple[Parcel, int] | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of a parcel and its bulk have come that is not complete."""
+        return self.inbox.position - self._begin + len(self.inbox)
+
+    def _next(self) -> Parcel | None:
+        if self._waiting is None:
+            self._waiting = self._read_parcel()
+            if self._waiting is None:
+                return None
+        parcel, bulk = self._waiting
+        if len(self.inbox) < bulk:
+            return None
+        if bulk:
+            parcel = Parcel(parcel.id, parcel.body, self.inbox.take(bulk))
+        self._waiting = None
+        self._begin = self.inbox.position
+        return parcel
+
+    def _read_parcel(self) -> tuple[Parcel, int] | None:
+        if not self.inbox:
+            return None
+        length = self.inbox.peek(1)[0]
+        if len(self.inbox) < 1 + length:
+            return None
+        try:
+            parcel, bulk = parse_parcel(self.inbox.peek(length, 1))
+            limit = self.max_bulk if parcel.body.carries_batch else MAX_TAG
+            if bulk > limit:
+                raise LimitError("parcel", "bulk", bulk, limit)
+        except WireError as error:
+            raise type(error)(
+                error.protocol, error.field, error.value, error.limit, offset=self._begin
+            ) from None
+        self.inbox.skip(1 + length)
+        return parcel, bulk
+
+
+@dataclass(frozen=True, slots=True)
+class _ProtoParcel:
+    """The envelope; its fields are the keys in their order on the wire."""
+
+    is_response: Bool
+    parcel_type: Text
+    id: U16
+    size: U64  # a u16 when we write it; any value is accepted
+    body: Annotated[Any, anything()]
+
+
+_KEYS = [field.name for field in fields_of(_ProtoParcel)]
+_SIZE, _BODY = (cbor2.dumps(key) for key in _KEYS[3:])
+_ID = unsigned(16)
+
+
+@cache
+def _event(verb: str, kind: str) -> Event:
+    return Event(f"{verb} {kind if kind in _ORDERED else 'other'}")
+
+
+_ORDERED = frozenset(each.__name__ for each in (DscReq, DscRes, SeqReq, SeqRes, ProtoError))
+
+
+_BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
+"""CBOR's major types, as far as they change what follows."""
+
+
+def _load(encoded: bytes) -> Any:
+    """The one CBOR item that ``encoded`` is, made of definite lengths and no tags."""
+    at, end, items = 0, len(encoded), 1
+    while items:
+        if items > end - at:  # each item takes at least its head's byte
+            _refuse(encoded, "it ends before its last item")
+        major, information = encoded[at] >> 5, encoded[at] & 0x1F
+        at += 1
+        if information > 27:
+            _refuse(encoded, "lengths must be definite")
+        argument = information
+        if information > 23:
+            width = 1 << (information - 24)
+            argument = int.from_bytes(encoded[at : at + width])
+            at += width
+        items -= 1
+        if major == _TAG:
+            _refuse(encoded, "parcels have no tags")
+        elif major in (_BYTES, _TEXT):
+            at += argument
+        elif major == _ARRAY:
+            items += argument
+        elif major == _MAP:
+            items += 2 * argument
+    if at != end:
+        _refuse(encoded, "it must be exactly one item")
+    try:
+        return cbor2.loads(encoded, max_depth=MAX_DEPTH, allow_duplicate_keys=False)
+    except cbor2.CBORDecodeError as error:
+        _refuse(encoded, str(error))
+
+
+def _refuse(encoded: bytes, rule: str) -> NoReturn:
+    raise MalformedError("parcel", "CBOR", encoded, rule) from None
+
+
+_NODE = struct(NodeInfo)
+_SMALLEST_NODE = len(cbor2.dumps({"id": 0, "mode": "DSC", "name": "", "host": "a"}))

@@ -1,0 +1,1 @@
+"""The SDK's text protocol: its commands, its auth and its predicates."""

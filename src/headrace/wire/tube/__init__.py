@@ -1,0 +1,1 @@
+"""The tube: varints, frames, reassembly, and the conversation of two peers."""

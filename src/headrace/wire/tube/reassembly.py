@@ -1,0 +1,318 @@
+"""Receiving a tube: whole messages out of fragments, over TCP and over WebSocket.
+
+Strategy: both decoders share one :class:`Reassembly` of the message under way and differ only in where a
+fragment ends. Received bytes do not go through :class:`~headrace.wire.receive_buffer.Inbox`: a fragment may be
+longer than any read, so keeping an unfinished one there and taking it out again would copy a bulk payload
+three times. Here a read is looked at where it lies, and a fragment's bytes are appended to their message at
+once: copied exactly once, however they are chunked. What a decoder keeps between reads is the message under
+way and at most five bytes of a header or length cut in two.
+
+Invariants
+    - The message under way grows by bytes that arrived, never by bytes that were announced.
+    - A fragment counts toward ``max_message`` as at least one byte, from the moment the header announces it:
+      a huge count is refused at the header and costs nothing, a message in one-byte fragments is fine.
+    - Inflation stops at ``max_inflated``, one message at a time, when the caller asks for the next frame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from headrace.errors import LimitError, MalformedError
+from headrace.wire.receive_buffer import Buffer, Decoder
+from headrace.wire.state_machine import Machine
+from headrace.wire.tube.frames import (
+    DEFLATE,
+    MAX_FRAGMENT_SIZE,
+    RAW,
+    Control,
+    Discarded,
+    FragmentSize,
+    Frame,
+    Header,
+    Message,
+    inflate,
+    parse_header,
+)
+from headrace.wire.tube.varint import parse_varint
+
+DEFAULT_FRAGMENT_SIZE = 1 << 18
+"""Large enough that cutting costs nothing, small enough for one read."""
+
+MAX_MESSAGE = 1 << 23
+"""Nothing else, not even a Ping, gets through while a message is under way: so messages stay short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a receiver takes.
+
+    ``fragment_size`` is the longest fragment, which it tells its peer; ``max_message`` bounds a message as
+    it travels, ``max_inflated`` what a compressed one may become.
+    """
+
+    fragment_size: int = DEFAULT_FRAGMENT_SIZE
+    max_message: int = MAX_MESSAGE
+    max_inflated: int = MAX_MESSAGE
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fragment_size <= MAX_FRAGMENT_SIZE:
+            raise LimitError("tube", "fragment size", self.fragment_size, f"1 to {MAX_FRAGMENT_SIZE}")
+        if self.max_message < 1:
+            raise LimitError("tube", "max_message", self.max_message, "1 or more")
+        if self.max_inflated < 1:
+            raise LimitError("tube", "max_inflated", self.max_inflated, "1 or more")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class State(Enum):
+    """What a receiver is in the middle of."""
+
+    OPENING = "opening"
+    IDLE = "idle"
+    IN_MESSAGE = "in message"
+    DISCARDING = "discarding"
+
+
+class Arrival(Enum):
+    """What can arrive."""
+
+    FRAGMENT_SIZE = "fragment size"
+    CONTROL = "control code"
+    EMPTY = "header of no fragments"
+    HEADER = "header"
+    UNSUPPORTED = "header with unsupported compression"
+    FRAGMENT = "fragment"
+    LAST_FRAGMENT = "last fragment"
+
+
+TRANSITIONS = {
+    (State.OPENING, Arrival.FRAGMENT_SIZE): State.IDLE,
+    (State.IDLE, Arrival.CONTROL): State.IDLE,
+    (State.IDLE, Arrival.EMPTY): State.IDLE,
+    (State.IDLE, Arrival.HEADER): State.IN_MESSAGE,
+    (State.IDLE, Arrival.UNSUPPORTED): State.DISCARDING,
+    (State.IN_MESSAGE, Arrival.FRAGMENT): State.IN_MESSAGE,
+    (State.IN_MESSAGE, Arrival.LAST_FRAGMENT): State.IDLE,
+    (State.DISCARDING, Arrival.FRAGMENT): State.DISCARDING,
+    (State.DISCARDING, Arrival.LAST_FRAGMENT): State.IDLE,
+}
+"""One direction of a tube. Once a message has started, only its fragments follow: whatever comes then is read
+as one. A fragment before the last stays where it is, so a decoder counts it and steps at the last."""
+
+
+class Reassembly(Decoder[Frame]):
+    """What both transports share: the machine, and the message under way within its limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+        self.machine = Machine("tube", TRANSITIONS, State.OPENING)
+        self._received = 0
+        """Bytes of the connection so far."""
+        self._boundary = 0
+        """Bytes of the connection up to the end of the last whole frame."""
+        self._compression = RAW
+        self._message = bytearray()
+        self._length = 0
+        """Of the message under way, all fragments admitted so far."""
+        self._fragments = 0
+        """Of the message under way, those still to come whole."""
+        self._spare = 0
+        """How much the message under way may have beyond one byte in each fragment."""
+
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of an incomplete frame wait; not 0 at a stream's end means it was cut."""
+        return self._received - self._boundary
+
+    def _open(self, size: int, offset: int) -> Frame:
+        if size < 1:
+            raise MalformedError("tube", "fragment size", size, "1 or more", offset=offset)
+        self.machine.step(Arrival.FRAGMENT_SIZE)
+        return FragmentSize(size)
+
+    def _begin(self, head: Header | Control, offset: int) -> Frame | None:
+        """Take a control code or header; return a frame if that was all of it."""
+        if not isinstance(head, Header):
+            self.machine.step(Arrival.CONTROL)
+            return head
+        if head.fragments > self.limits.max_message:
+            raise LimitError("tube", "fragment count", head.fragments, self.limits.max_message, offset=offset)
+        self._compression = head.compression
+        self._fragments = head.fragments
+        self._length = 0
+        self._spare = self.limits.max_message - head.fragments
+        if not head.fragments:
+            self.machine.step(Arrival.EMPTY)
+            return self._whole()
+        self.machine.step(Arrival.HEADER if head.compression <= DEFLATE else Arrival.UNSUPPORTED)
+        return None
+
+    def _admit(self, length: int, offset: int) -> None:
+        """Refuse a fragment that must not come, before any of it is taken."""
+        if length < 0:
+            raise MalformedError("tube", "fragment length", length, "0 or more", offset=offset)
+        if length > self.limits.fragment_size:
+            raise LimitError("tube", "fragment length", length, self.limits.fragment_size, offset=offset)
+        if length > 1:
+            self._spare -= length - 1
+            if self._spare < 0:
+                total = self.limits.max_message - self._spare
+                raise LimitError("tube", "message length", total, self.limits.max_message, offset=offset)
+        self._length += length
+
+    def _end_message(self) -> Frame:
+        self.machine.step(Arrival.LAST_FRAGMENT)
+        return self._whole()
+
+    def _whole(self) -> Frame:
+        if self._compression > DEFLATE:
+            return Discarded(self._compression, self._length)
+        message, self._message = self._message, bytearray()
+        if self._compression == DEFLATE:
+            return Message(inflate(message, self.limits.max_inflated, offset=self._boundary), DEFLATE)
+        return Message(message)
+
+
+class StreamDecoder(Reassembly):
+    """Frames out of a TCP stream's bytes.
+
+    What is fed is read where it lies until the iterator is exhausted; its memory may be reused after that.
+    """
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        super().__init__(limits)
+        self._chunk = memoryview(b"")
+        """What came last, with what was left of the read before it in front."""
+        self._at = 0
+        self._missing = 0
+        """Bytes still to come of the fragment under way; 0 between fragments."""
+
+    def feed(self, data: Buffer) -> Iterator[Frame]:
+        """Take bytes and yield the frames they complete."""
+        if self._refused is None:
+            left = self._chunk[self._at :]
+            self._chunk = memoryview(b"".join((left, data)) if left else data).cast("B")
+            self._at = 0
+            self._received += len(self._chunk) - len(left)
+        return self._frames()
+
+    @property
+    def _position(self) -> int:
+        return self._received - len(self._chunk) + self._at
+
+    def _next(self) -> Frame | None:
+        frame = self._read()
+        if frame is not None:
+            self._boundary = self._position
+            return frame
+        self._chunk = memoryview(bytes(self._chunk[self._at :]))
+        self._at = 0
+        return None
+
+    def _read(self) -> Frame | None:
+        offset = self._position
+        if self.machine.state is State.OPENING:
+            opened = parse_varint(self._chunk, self._at, field="fragment size", offset=offset)
+            if opened is None:
+                return None
+            size, self._at = opened
+            return self._open(size, offset)
+        if self.machine.state is State.IDLE:
+            begun = parse_header(self._chunk, self._at, offset=offset)
+            if begun is None:
+                return None
+            head, self._at = begun
+            frame = self._begin(head, offset)
+            if frame is not None:
+                return frame
+        return self._read_fragments()
+
+    def _read_fragments(self) -> Frame | None:
+        """Append fragments to the message under way until it is whole or the bytes run out."""
+        chunk, at, missing, left = self._chunk, self._at, self._missing, self._fragments
+        before = self._received - len(chunk)
+        keep = self.machine.state is State.IN_MESSAGE
+        while left:
+            if not missing:
+                measured = parse_varint(chunk, at, field="fragment length", offset=before + at)
+                if measured is None:
+                    break
+                self._admit(measured[0], before + at)
+                missing, at = measured
+            part = chunk[at : at + missing]
+            if keep:
+                self._message += part
+            at += len(part)
+            missing -= len(part)
+            if missing:
+                break
+            left -= 1
+        self._at, self._missing, self._fragments = at, missing, left
+        return None if left else self._end_message()
+
+
+class WebSocketDecoder(Reassembly):
+    """Frames out of WebSocket binary messages, each fed whole."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        super().__init__(limits)
+        self._waiting: deque[memoryview] = deque()
+
+    def feed(self, data: Buffer) -> Iterator[Frame]:
+        """Take one WebSocket message and yield the frame it completes, if it does."""
+        if self._refused is None:
+            self._waiting.append(memoryview(data).cast("B"))
+        return self._frames()
+
+    def _next(self) -> Frame | None:
+        while self._waiting:
+            payload = self._waiting.popleft()
+            offset = self._received
+            self._received += len(payload)
+            frame = self._read(payload, offset)
+            if frame is not None:
+                self._boundary = self._received
+                return frame
+        return None
+
+    def _read(self, payload: memoryview, offset: int) -> Frame | None:
+        if self.machine.state is State.OPENING:
+            opened = parse_varint(payload, field="fragment size", offset=offset)
+            if opened is None:
+                raise MalformedError("tube", "fragment size", bytes(payload), "a whole number", offset=offset)
+            size, end = opened
+            _nothing_after(payload, end, "fragment size", offset)
+            return self._open(size, offset)
+        if self.machine.state is State.IDLE:
+            begun = parse_header(payload, offset=offset)
+            if begun is None:
+                raise MalformedError("tube", "header", bytes(payload), "a whole header", offset=offset)
+            head, end = begun
+            frame = self._begin(head, offset)
+            if frame is not None:
+                _nothing_after(payload, end, "control code or empty message", offset)
+                return frame
+            if end == len(payload):
+                # A lone header is never fragment 1, not even an empty one.
+                return None
+            # The header's bytes do not count toward the fragment size.
+            payload = payload[end:]
+            offset += end
+        self._admit(len(payload), offset)
+        if self.machine.state is State.IN_MESSAGE:
+            self._message += payload
+        self._fragments -= 1
+        return None if self._fragments else self._end_message()
+
+
+def _nothing_after(payload: memoryview, end: int, field: str, offset: int) -> None:
+    if end < len(payload):
+        rest = bytes(payload[end : end + 16])
+        raise MalformedError("tube", f"after {field}", rest, "nothing", offset=offset + end)

@@ -1,0 +1,297 @@
+"""What the log's state keeps of durable consumers."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import LimitError, MalformedError, RefusedError
+from headrace.hub.consumers import cursors as module
+from headrace.hub.consumers.cursors import (
+    DEAD,
+    MAX_ACK_SECONDS,
+    MAX_CONSUMERS,
+    MAX_NAME,
+    MAX_RANGES,
+    Consumer,
+    Consumers,
+    Created,
+    Event,
+    Forgotten,
+    Removed,
+    Reset,
+    Settled,
+    Terms,
+    bury,
+    create,
+    remove,
+    reset,
+    settle,
+)
+from headrace.hub.state import State
+from headrace.message import SCHEMA, Batch, Message, Run
+
+
+class Hub:
+    """A log of batches and the state that follows from it."""
+
+    def __init__(self) -> None:
+        self.consumers = Consumers()
+        self.state = State(self.consumers)
+        self.batches: list[Batch] = []
+
+    def submit(self, batch: Batch) -> Batch:
+        numbered = batch.numbered(self.state.seq + 1, 0, 1)
+        self.batches.append(numbered)
+        self.state.apply(numbered)
+        return numbered
+
+    def replayed(self) -> bytes:
+        consumers = Consumers()
+        state = State(consumers)
+        for batch in self.batches:
+            state.apply(batch)
+        return consumers.dump()
+
+    def one(self) -> Consumer:
+        (consumer,) = self.consumers
+        return consumer
+
+
+def hub_with(start: int = 1, terms: Terms | None = None) -> Hub:
+    hub = Hub()
+    hub.submit(create("c", terms or Terms(), start))
+    return hub
+
+
+def done(hub: Hub, *ranges: tuple[int, int]) -> Batch:
+    return settle("c", Settled(ranges, hub.one().since))
+
+
+def numbers(ranges: list[tuple[int, int]]) -> set[int]:
+    return {seq for first, last in ranges for seq in range(first, last + 1)}
+
+
+def test_a_consumer_begins_where_it_is_told_to() -> None:
+    hub = hub_with(start=100, terms=Terms(topic="a/*", where={"x": {"value": "y"}}, max_tries=3))
+    consumer = hub.one()
+    assert (consumer.name, consumer.floor, consumer.done, consumer.created) == ("c", 99, [], 1)
+    assert consumer.terms == Terms(topic="a/*", where={"x": {"value": "y"}}, max_tries=3)
+    assert hub.consumers.holds() == {"consumer/c": 100}
+
+
+def test_names_may_have_slashes() -> None:
+    hub = Hub()
+    hub.submit(create("team/jobs", Terms(), 1))
+    assert hub.one().name == "team/jobs"
+    assert hub.one().dead_letter == "dead/team/jobs"
+
+
+def test_the_floor_rises_over_what_adjoins_it() -> None:
+    hub = hub_with()
+    hub.submit(done(hub, (3, 4), (7, 7)))
+    assert (hub.one().floor, hub.one().done) == (0, [(3, 4), (7, 7)])
+    hub.submit(done(hub, (1, 2)))
+    assert (hub.one().floor, hub.one().done) == (4, [(7, 7)])
+    hub.submit(done(hub, (2, 6)))
+    assert (hub.one().floor, hub.one().done) == (7, [])
+    assert hub.consumers.holds() == {"consumer/c": 8}
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(1, 60), st.integers(0, 9)).map(lambda p: (p[0], p[0] + p[1])), max_size=4
+        )
+    ),
+    st.data(),
+)
+def test_the_cursor_is_a_set_of_numbers(entries: list[list[tuple[int, int]]], data: st.DataObject) -> None:
+    hub, model = hub_with(), set[int]()
+    cut = data.draw(st.integers(0, len(entries)))
+    restored = Consumers()
+    restored.load(hub.consumers.dump())
+    for index, ranges in enumerate(entries):
+        batch = hub.submit(done(hub, *ranges))
+        model |= numbers(ranges)
+        consumer = hub.one()
+        assert set(range(1, consumer.floor + 1)) | numbers(consumer.done) == model
+        assert consumer.floor + 1 not in model
+        if index == cut:
+            restored.load(hub.consumers.dump())
+        else:
+            (message,) = batch
+            restored.apply("c", message.payload, message.seq)
+    assert hub.consumers.dump() == hub.replayed() == restored.dump()
+
+
+def test_what_was_done_before_a_reset_does_not_count_after_it() -> None:
+    hub = hub_with()
+    late = done(hub, (1, 50))
+    hub.submit(done(hub, (1, 9), (20, 30)))
+    hub.submit(reset("c", 5))
+    hub.submit(late)
+    assert (hub.one().floor, hub.one().done, hub.one().since) == (4, [], 3)
+    hub.submit(done(hub, (5, 5)))
+    assert hub.one().floor == 5
+
+
+def test_what_one_consumer_did_does_not_count_for_another_of_its_name() -> None:
+    hub = hub_with()
+    late = done(hub, (1, 50))
+    hub.submit(remove("c"))
+    assert len(hub.consumers) == 0
+    assert hub.consumers.holds() == {}
+    hub.submit(late)
+    hub.submit(create("c", Terms(), 1))
+    hub.submit(late)
+    assert hub.one().floor == 0
+
+
+def test_a_creation_that_comes_second_changes_nothing() -> None:
+    hub = hub_with(start=10)
+    hub.submit(create("c", Terms(max_tries=1), 20))
+    assert (hub.one().floor, hub.one().terms) == (9, Terms())
+
+
+def test_orders_for_nobody_are_passed_over() -> None:
+    hub = Hub()
+    for batch in (reset("c", 1), remove("c"), settle("c", Settled(((1, 2),), 0))):
+        hub.submit(batch)
+    assert len(hub.consumers) == 0
+
+
+def test_creation_tells_what_is_missing_or_in_the_way() -> None:
+    hub = Hub()
+    wanted = hub.consumers.creation("c", Terms(topic="a"), 7)
+    assert wanted is not None
+    hub.submit(wanted)
+    assert hub.one().floor == 6
+    assert hub.consumers.creation("c", Terms(topic="a"), 9) is None
+    with pytest.raises(RefusedError, match="another topic, max_tries") as raised:
+        hub.consumers.creation("c", Terms(topic="b", max_tries=1), 9)
+    assert raised.value.code == "conflict"
+
+
+def test_there_is_a_most_of_consumers() -> None:
+    hub = Hub()
+    for index in range(MAX_CONSUMERS):
+        payload = b'{"create":{}}'
+        hub.consumers.apply(str(index), payload, index + 1)
+    hub.consumers.apply("one more", b'{"create":{}}', MAX_CONSUMERS + 1)
+    assert len(hub.consumers) == MAX_CONSUMERS
+    with pytest.raises(RefusedError) as raised:
+        hub.consumers.creation("one more", Terms(), 1)
+    assert raised.value.code == "limit"
+
+
+def test_ranges_that_find_no_room_are_forgotten_and_said_so() -> None:
+    hub = hub_with()
+    events: list[Event] = []
+    hub.consumers.observer = events.append
+    every_second = tuple((seq, seq) for seq in range(3, 3 + 2 * MAX_RANGES + 4, 2))
+    hub.submit(done(hub, *every_second))
+    assert len(hub.one().done) == MAX_RANGES
+    assert events == [Forgotten(hub.one(), Settled(every_second[MAX_RANGES:], hub.one().since))]
+    # However full it is, what adjoins the floor finds room.
+    hub.submit(done(hub, (1, 2)))
+    assert hub.one().floor == 3
+    assert hub.replayed() == hub.consumers.dump()
+
+
+def test_an_observer_is_told_what_happens() -> None:
+    hub = Hub()
+    events: list[Event] = []
+    hub.consumers.observer = events.append
+    hub.submit(create("c", Terms(), 1))
+    consumer = hub.one()
+    hub.submit(reset("c", 1))
+    hub.submit(remove("c"))
+    assert events == [Created(consumer), Reset(consumer), Removed(consumer)]
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "field", "error"),
+    [
+        ("", Terms(), "consumer", MalformedError),
+        ("\ud800", Terms(), "consumer", MalformedError),
+        ("ä" * MAX_NAME, Terms(), "consumer", LimitError),
+        ("c", Terms(ack_seconds=0), "ack_seconds", MalformedError),
+        ("c", Terms(ack_seconds=float("nan")), "ack_seconds", MalformedError),
+        ("c", Terms(ack_seconds=MAX_ACK_SECONDS + 1), "ack_seconds", MalformedError),
+        ("c", Terms(max_tries=-1), "max_tries", MalformedError),
+        ("c", Terms(origin=("tube", "log")), "origin", MalformedError),
+        ("c", Terms(where={"x": object()}), "where", MalformedError),
+        ("c", Terms(where={"x": -(1 << 64)}), "where", MalformedError),
+        ("c", Terms(where={"x": "y" * module.MAX_TERMS}), "where", LimitError),
+    ],
+)
+def test_names_and_terms_that_cannot_be(
+    name: str, terms: Terms, field: str, error: type[MalformedError | LimitError]
+) -> None:
+    with pytest.raises(error) as raised:
+        create(name, terms, 1)
+    assert raised.value.field == field
+
+
+def given_up(hub: Hub, *ranges: tuple[int, int], tries: int = 3) -> list[Message]:
+    rows = next(
+        batch for batch in hub.batches if batch.topic == "jobs" or batch.columns is not None
+    ).to_arrow()
+    return list(hub.submit(bury(hub.one(), Settled(ranges, hub.one().since), rows, tries)))
+
+
+def test_a_dead_letter_is_a_copy_that_says_what_it_was() -> None:
+    hub = hub_with()
+    hub.submit(Batch(Run.of([b"a", b"b", b"c"]), origin="tube", publisher="p", number=5, topic="jobs"))
+    dead, entry = given_up(hub, (1, 1), (3, 3))
+    assert (dead.payload, dead.topic, dead.origin, dead.publisher, dead.number) == (
+        b"b",
+        "dead/c",
+        DEAD,
+        "c",
+        None,
+    )
+    assert dead.attributes == {
+        "dead.consumer": "c", "dead.seq": "3", "dead.topic": "jobs", "dead.origin": "tube", "dead.tries": "3",
+    }  # fmt: skip
+    assert (entry.origin, entry.topic) == ("log", "consumer/c")
+    assert (hub.one().floor, hub.one().done, hub.one().dead) == (1, [(3, 3)], 1)
+    assert hub.replayed() == hub.consumers.dump()
+
+
+def test_attributes_and_numbers_go_with_a_dead_letter() -> None:
+    hub = hub_with(terms=Terms(dead_letter="graves"))
+    row = {"attributes": [("k", "v")], "numbers": [("n", 1.5)], "topic": "jobs", "origin": "tube"}
+    plain = Batch(Run.of([b"a"]), first=2, publisher="p", topic="jobs").to_arrow().to_pylist()[0]
+    rows = pa.RecordBatch.from_pylist([plain | row], schema=SCHEMA)
+    hub.submit(Batch.over(rows))
+    dead, _ = given_up(hub, (2, 2))
+    assert dead.topic == "graves"
+    assert dead.attributes["k"] == "v"
+    assert dead.numbers == {"n": 1.5}
+
+
+def test_a_dead_letter_is_not_copied_again() -> None:
+    hub = hub_with()
+    hub.submit(Batch(Run.of([b"a"]), origin=DEAD, topic="jobs"))
+    (entry,) = given_up(hub, (2, 2))
+    assert entry.origin == "log"
+    assert (hub.one().dead, hub.one().done) == (1, [(2, 2)])
+
+
+def test_what_retention_took_is_counted() -> None:
+    hub = hub_with()
+    hub.submit(settle("c", Settled(((1, 7),), hub.one().since, lost=7)))
+    assert (hub.one().floor, hub.one().lost) == (7, 7)
+    assert hub.replayed() == hub.consumers.dump()
+
+
+def test_entries_are_json_that_a_person_can_read() -> None:
+    (entry,) = settle("c", Settled(((1, 2),), 9)).numbered(1, 0, 1)
+    assert msgspec.json.decode(entry.payload) == {"done": [[1, 2]], "since": 9}
+    (entry,) = create("c", Terms(topic="a"), 5).numbered(1, 0, 1)
+    assert msgspec.json.decode(entry.payload) == {"create": {"topic": "a"}, "from": 5}

@@ -1,0 +1,503 @@
+"""Passing on without a socket: a hub that numbers, one that follows it, and a wire that breaks whenever it may."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UnavailableError
+from headrace.hub.compact_batches import compact
+from headrace.hub.holds import hold
+from headrace.hub.publishing.idempotent import Publishing, mark
+from headrace.hub.publishing.publish_relay import MAX_REQUESTS, Passing, Request
+from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Published
+from headrace.hub.state import State, entry
+from headrace.log import Log
+from headrace.log.copy_start import begin
+from headrace.log.snapshot import Snapshot
+from headrace.message import Batch, Run, merge
+from headrace.wire.link.message import PASSED
+
+
+class Root:
+    """The hub that numbers, and what its link does with requests."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.open()
+
+    def open(self) -> None:
+        self.log = Log.open(self.directory, fsync="never")
+        publishers = Publishers()
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers))
+        self.publishing = Publishing(self.hub, publishers)
+        self.failing = False
+
+    def restart(self) -> None:
+        self.log.close()
+        self.open()
+
+    def take(self, request: Request) -> list[Published | HeadraceError]:
+        """Do what the link does with a request; the answer is in the list after the turn."""
+        answers: list[Published | HeadraceError] = []
+        if not request.passed:
+            self.publishing.publish(request.rows[0], answers.append, follows=request.follows)
+            return answers
+        rows = Batch.from_arrow(merge(request.rows).select(PASSED.names))
+
+        def told(result: Published | HeadraceError) -> None:
+            if isinstance(result, Published) and result.last is not None:
+                last = result.last - 1
+                result = Published(last - len(rows) + 1, last, result.repeated)
+            answers.append(result)
+
+        made = mark(request.publisher, request.number)
+        self.publishing.publish(made, told, follows=request.number > 0, behind=rows)
+        return answers
+
+    def turn(self, now: int) -> None:
+        if not self.failing:
+            self.hub.turn(now)
+            return
+        real, self.log.append = self.log.append, self._full  # type: ignore[method-assign]
+        try:
+            self.hub.turn(now)
+        finally:
+            self.log.append = real  # type: ignore[method-assign]
+
+    def _full(self, _batches: object) -> None:
+        raise FullError("log", "no space")
+
+
+class Front:
+    """The hub that follows, with a wire in the test's hands."""
+
+    def __init__(self, directory: Path, root: Root, most: int = 1 << 20) -> None:
+        begin(directory, Snapshot(root.log.uuid, 0, {}), sync=False)
+        self.root = root
+        self.log = Log.open(directory, fsync="never")
+        publishers = Publishers()
+        self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=State(publishers))
+        names = count()
+        self.passing = Passing(
+            self.hub, name=lambda: f"front{next(names)}", patience=10.0, most=most, now=0.0
+        )
+        self.hub.sequencer = self.passing
+        self.publishing = Publishing(self.hub, publishers)
+        self.told: dict[str, Batch | StorageError | Published | HeadraceError] = {}
+
+    def submit(self, *payloads: str) -> None:
+        """Messages of a door, all in one batch; the first is the name it is told under."""
+        name = payloads[0]
+        batch = Batch(
+            Run.of([p.encode() for p in payloads]), origin="spp", publisher="door", topic=f"t/{name}"
+        )
+        self.hub.submit(batch, lambda result: self.told.update({name: result}))
+
+    def follow(self) -> None:
+        """Take over what the root has committed."""
+        if self.root.log.head > self.log.tail:
+            rows = merge(list(self.root.log.scan(self.log.tail + 1)))
+            self.hub.follow(compact(rows))
+
+    def round(self, now: int = 0) -> None:
+        """Everything that is due goes there, is done and answered, and comes back."""
+        self.hub.turn(now)
+        sent = [(request, self.root.take(request)) for request in self.passing.due()]
+        self.root.turn(now)
+        while not all(answers for _, answers in sent):
+            # A repeat of what is under way is judged when that is done.
+            self.root.turn(now)
+        for request, answers in sent:
+            self.passing.answered(request, answers[0])
+        self.follow()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "root")
+
+
+@pytest.fixture
+def front(tmp_path: Path, root: Root) -> Front:
+    made = Front(tmp_path / "front", root)
+    made.passing.connected()
+    return made
+
+
+def payloads(log: Log) -> list[bytes]:
+    return [m.payload for batch in log.scan(1) for m in batch if m.origin != "log"]
+
+
+def test_what_doors_submit_comes_back_numbered_with_its_envelope(root: Root, front: Front) -> None:
+    front.submit("a", "b")
+    front.submit("c")
+    front.round(77)
+    kept = [m for batch in root.log.scan(1) for m in batch]
+    assert [(m.seq, m.payload, m.origin, m.publisher, m.topic) for m in kept] == [
+        (1, b"a", "spp", "door", "t/a"),
+        (2, b"b", "spp", "door", "t/a"),
+        (3, b"c", "spp", "door", "t/c"),
+        (4, b"", "log", "front0", "frontend/front0"),
+    ]
+    assert kept == [m for batch in front.log.scan(1) for m in batch]
+    assert {m.node for m in kept} == {1}
+    first, second = front.told["a"], front.told["c"]
+    assert isinstance(first, Batch)
+    assert isinstance(second, Batch)
+    assert (first.first, first.last, second.first) == (1, 2, 3)
+    assert front.hub.counters.as_dict()["received"] == {"spp": 3}
+
+
+def test_nobody_is_told_before_it_is_committed_here(root: Root, front: Front) -> None:
+    front.submit("a")
+    front.hub.turn(0)
+    (request,) = front.passing.due()
+    answers = root.take(request)
+    root.turn(0)
+    front.passing.answered(request, answers[0])
+    assert front.told == {}
+    front.follow()
+    assert "a" in front.told
+    # And in the other order: the rows are here before the answer is.
+    front.submit("b")
+    front.hub.turn(0)
+    (request,) = front.passing.due()
+    answers = root.take(request)
+    root.turn(0)
+    front.follow()
+    assert "b" not in front.told
+    front.passing.answered(request, answers[0])
+    assert "b" in front.told
+
+
+def test_entries_of_the_state_go_up_and_come_back(root: Root, front: Front) -> None:
+    front.hub.submit(entry("hold", "h", hold(1)))
+    front.round()
+    assert (root.hub.state.holds, front.hub.state.holds) == ({"h": 1}, {"h": 1})
+
+
+def test_a_lost_answer_does_not_double(root: Root, front: Front) -> None:
+    front.submit("a")
+    front.hub.turn(0)
+    for request in front.passing.due():
+        root.take(request)
+    root.turn(0)
+    root.restart()
+    front.passing.lost(0.0)
+    front.passing.connected()
+    front.round()
+    assert payloads(root.log) == [b"a"]
+    told = front.told["a"]
+    assert isinstance(told, Batch)
+    assert told.first == 1
+
+
+def test_a_repeat_at_another_frontend_does_not_double(tmp_path: Path, root: Root, front: Front) -> None:
+    """A client's own numbers count at the hub that numbers, however far a frontend has followed."""
+    other = Front(tmp_path / "other", root)
+    other.passing.connected()
+    batch = Batch(Run.of([b"x", b"y"]), origin="tube", publisher="me", number=7)
+    told: list[Published | HeadraceError] = []
+    front.publishing.publish(batch, told.append)
+    other.publishing.publish(batch, told.append)
+    front.round()
+    assert other.log.tail == 0
+    other.round()
+    assert payloads(root.log) == [b"x", b"y"]
+    assert told == [Published(1, 2, 0), Published(1, 2, 2)]
+
+
+def test_a_frontend_of_a_frontend_keeps_its_mark(tmp_path: Path, root: Root, front: Front) -> None:
+    """Sent again through another hub in the middle, it is the same request still."""
+    middle = Front(tmp_path / "middle", root)
+    middle.passing.connected()
+    rows = Batch(Run.of([b"x"]), origin="spp")
+    told: list[Published | HeadraceError] = []
+    for hub in (front, middle):
+        hub.publishing.publish(mark("below", 0), told.append, follows=False, behind=rows)
+        hub.round()
+    assert payloads(root.log) == [b"x"]
+    assert told == [Published(2, 2, 0), Published(2, 2, 1)]
+
+
+def test_a_refused_request_takes_what_is_under_way_with_it_and_nothing_later(
+    root: Root, front: Front
+) -> None:
+    front.submit("a")
+    front.hub.turn(0)
+    (first,) = front.passing.due()
+    failed = root.take(first)
+    root.failing = True
+    root.turn(0)
+    root.failing = False
+    front.submit("b")
+    front.hub.turn(0)
+    (second,) = front.passing.due()
+    behind = root.take(second)
+    root.turn(0)
+    front.passing.answered(first, failed[0])
+    front.submit("c")
+    front.passing.answered(second, behind[0])
+    front.round()
+    assert payloads(root.log) == [b"c"]
+    assert isinstance(front.told["a"], FullError)
+    assert isinstance(front.told["b"], UnavailableError)
+    assert front.hub.counters.as_dict()["refused_messages"] == {"spp/upstream": 2}
+
+
+def test_publishers_wait_for_a_lost_hub_and_then_are_refused(root: Root, front: Front) -> None:
+    front.submit("a")
+    front.round()
+    front.passing.lost(100.0)
+    front.submit("b")
+    front.hub.turn(0)
+    assert list(front.passing.due()) == []
+    front.passing.tick(109.9)
+    assert "b" not in front.told
+    front.passing.tick(110.0)
+    error = front.told["b"]
+    assert isinstance(error, UnavailableError)
+    assert "not answered for 10 s" in str(error)
+    assert str(error).endswith("what is published here is refused")
+    front.submit("c")
+    front.hub.turn(0)
+    front.passing.tick(110.1)
+    assert isinstance(front.told["c"], UnavailableError)
+    front.submit("d")
+    front.passing.connected()
+    front.round()
+    assert payloads(root.log) == [b"a", b"d"]
+
+
+def test_one_that_comes_and_goes_and_never_answers_is_not_waited_for_anew(root: Root, front: Front) -> None:
+    front.submit("a")
+    front.hub.turn(0)
+    for now in (1.0, 4.0, 7.0):
+        assert len(list(front.passing.due())) == 1
+        front.passing.lost(now)
+        front.passing.tick(now)
+        assert front.told == {}
+        front.passing.connected()
+    front.passing.lost(11.0)
+    front.passing.tick(11.0)
+    assert isinstance(front.told["a"], UnavailableError)
+    # It was sent: nobody can say that it was not taken.
+    assert str(front.told["a"]).endswith("whether this was taken is not known")
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["an answer", "nobody waits"])
+def test_it_is_waited_for_anew_after(root: Root, front: Front, asks: bool) -> None:
+    front.passing.lost(1.0)
+    if asks:
+        front.submit("a")
+    front.passing.connected()
+    front.round()
+    front.passing.lost(100.0)
+    front.submit("b")
+    front.hub.turn(0)
+    front.passing.tick(109.0)
+    assert "b" not in front.told
+    front.passing.tick(110.0)
+    assert isinstance(front.told["b"], UnavailableError)
+
+
+def test_a_failed_upstream_refuses_for_good(front: Front) -> None:
+    front.submit("a")
+    front.hub.turn(0)
+    front.passing.fail("another log")
+    assert "another log" in str(front.told["a"])
+    front.submit("b")
+    front.hub.turn(0)
+    front.passing.tick(0.0)
+    assert "another log" in str(front.told["b"])
+
+
+def test_too_much_under_way_makes_publishers_wait(tmp_path: Path, root: Root) -> None:
+    front = Front(tmp_path / "front", root, most=2000)
+    relieved: list[bool] = []
+    front.hub.relieved = lambda: relieved.append(True)
+    front.submit("x" * 500)
+    front.hub.turn(0)
+    assert not front.hub.congested
+    front.submit("y" * 500)
+    front.hub.turn(0)
+    assert front.hub.congested
+    assert relieved == []
+    front.passing.connected()
+    front.round()
+    assert not front.hub.congested
+    assert relieved == [True]
+    assert front.passing.size == 0
+
+
+def test_the_window_is_bounded(root: Root, front: Front) -> None:
+    for number in range(100):
+        front.submit(str(number))
+        front.hub.turn(0)
+    assert len(list(front.passing.due())) == MAX_REQUESTS
+    assert list(front.passing.due()) == []
+
+
+def test_what_is_too_long_for_a_message_goes_in_pieces(root: Root, front: Front) -> None:
+    long = [bytes([65 + n]) * (1 << 20) for n in range(10)]
+    result: list[Batch | StorageError] = []
+    front.hub.submit(Batch(Run.of(long), origin="spp"), result.append)
+    told: list[Published | HeadraceError] = []
+    front.publishing.publish(Batch(Run.of(long), origin="tube", publisher="me", number=0), told.append)
+    front.hub.turn(0)
+    while front.passing.size:
+        front.round()
+    assert payloads(root.log) == [*long, *long]
+    (done,) = result
+    assert isinstance(done, Batch)
+    (published,) = told
+    assert isinstance(published, Published)
+    assert published.repeated == 0
+
+
+def test_pieces_behind_a_refused_one_are_not_taken(root: Root, front: Front) -> None:
+    long = [b"%d" % n + bytes(1 << 20) for n in range(40)]
+    result: list[Batch | StorageError] = []
+    front.hub.submit(Batch(Run.of(long), origin="spp"), result.append)
+    front.hub.turn(0)
+    root.failing = True
+    front.round()
+    root.failing = False
+    while front.passing.size:
+        front.round()
+    assert payloads(root.log) == []
+    (error,) = result
+    assert isinstance(error, StorageError)
+
+
+def test_what_cannot_be_sent_leaves_no_gap(root: Root, front: Front) -> None:
+    front.submit("a")
+    front.hub.turn(0)
+    front.submit("b")
+    front.hub.turn(0)
+    due = front.passing.due()
+    front.passing.unfit(next(due), LimitError("link", "rows passed on", 9, 8))
+    (request,) = due
+    answers = root.take(request)
+    root.turn(0)
+    front.passing.answered(request, answers[0])
+    front.follow()
+    assert payloads(root.log) == [b"b"]
+    assert isinstance(front.told["a"], UnavailableError)
+    assert isinstance(front.told["b"], Batch)
+
+
+def test_who_numbered_itself_until_now_has_waited_for_nobody(front: Front) -> None:
+    front.passing.lost(0.0)
+    front.passing.connected(here=True)
+    front.submit("a")
+    front.hub.turn(0)
+    assert len(list(front.passing.due(here=True))) == 1
+    front.passing.lost(100.0)
+    front.passing.tick(109.9)
+    assert front.told == {}
+    front.passing.tick(110.0)
+    assert isinstance(front.told["a"], UnavailableError)
+
+
+def test_what_is_behind_a_piece_that_cannot_be_sent_is_not_sent_either(root: Root, front: Front) -> None:
+    """What is in pieces is whole or ends early: it never has a hole."""
+    front.submit("long", "x" * (5 << 20), "end")
+    front.submit("other")
+    front.hub.turn(0)
+    due = front.passing.due()
+    first, second = next(due), next(due)
+    front.passing.unfit(second, LimitError("link", "rows passed on", 9, 8))
+    sent = [(request, root.take(request)) for request in (first, *due)]
+    root.turn(0)
+    for request, answers in sent:
+        front.passing.answered(request, answers[0])
+    front.follow()
+    assert payloads(root.log) == [b"long", b"other"]
+    assert isinstance(front.told["long"], UnavailableError)
+    assert isinstance(front.told["other"], Batch)
+    assert front.passing.size == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_whatever_breaks_nothing_acknowledged_is_lost_and_nothing_doubled(seed: int) -> None:
+    """Two frontends, a client that roams between them, tubes that break and a hub that restarts, by chance."""
+    random = Random(seed)
+    with tempfile.TemporaryDirectory() as directory:
+        root = Root(Path(directory) / "root")
+        fronts = [Front(Path(directory) / f"front{n}", root) for n in range(2)]
+        names = [count(), count()]
+        for number, front in enumerate(fronts):
+            front.passing._make_name = lambda number=number: f"f{number}/{next(names[number])}"  # type: ignore[misc]
+            front.passing._name = front.passing._make_name()
+        under_way: list[list[tuple[Request, list[Published | HeadraceError]]]] = [[], []]
+        acknowledged: dict[bytes, int] = {}
+        own, roaming = count(), 0
+        waiting: list[bytes] = []
+        told: list[Published | HeadraceError] = []
+        for now in range(120):
+            which = random.randrange(2)
+            front = fronts[which]
+            match random.randrange(8):
+                case 0 | 1:
+                    front.submit(*(f"d{next(own)}" for _ in range(random.randint(1, 3))))
+                    front.hub.turn(now)
+                case 2:
+                    # The client repeats what it was not told of, at whichever hub it comes to.
+                    if told and isinstance(told[-1], Published):
+                        roaming += len(waiting)
+                        waiting, told = [], []
+                    waiting = waiting or [f"r{roaming + n}".encode() for n in range(2)]
+                    batch = Batch(Run.of(waiting), origin="tube", publisher="roaming", number=roaming)
+                    front.publishing.publish(batch, told.append)
+                case 3 | 4:
+                    under_way[which] += [(request, root.take(request)) for request in front.passing.due()]
+                case 5:
+                    root.turn(now)
+                case 6:
+                    left = []
+                    for request, answers in under_way[which]:
+                        if answers and random.random() < 0.8:
+                            front.passing.answered(request, answers[0])
+                        else:
+                            left.append((request, answers))
+                    under_way[which] = left
+                    front.follow()
+                case 7:
+                    broken = random.choice((0, 1, None))
+                    if broken is None:
+                        root.restart()
+                    for number in (0, 1) if broken is None else (broken,):
+                        under_way[number] = []
+                        fronts[number].passing.lost(0.0)
+                        fronts[number].passing.connected()
+        for number, front in enumerate(fronts):
+            under_way[number] = []
+            front.passing.lost(0.0)
+            front.passing.connected()
+            while front.passing.size:
+                front.round(200)
+        for front in fronts:
+            front.follow()
+            assert [m for b in front.log.scan(1) for m in b] == [m for b in root.log.scan(1) for m in b]
+            for name, result in front.told.items():
+                assert isinstance(result, Batch)
+                acknowledged[name.encode()] = result.first
+        kept = {m.payload: m.seq for b in root.log.scan(1) for m in b if m.origin != "log"}
+        assert [payload for payload, times in Counter(payloads(root.log)).items() if times > 1] == []
+        assert {name: kept.get(name) for name in acknowledged} == acknowledged
+        assert set(kept) >= {b"d%d" % n for n in range(next(own))}
+        root.log.close()
+        for front in fronts:
+            front.log.close()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.hub.routing.subscriptions import (
+    MAX_ROWS,
+    MAX_TABLE_BYTES,
+    Change,
+    Subscription,
+    Subscriptions,
+    expire,
+    move,
+    parse_fields,
+    serialize_fields,
+    subscribe,
+    tables,
+)
+from headrace.hub.sequence import Hub
+from headrace.hub.state import State, entry
+from headrace.log import Log
+from headrace.message import Batch
+from headrace.wire.link.message import SUBSCRIPTIONS
+from headrace.wire.sdk.predicate import Between, Equals, Exists, Not, Prefix
+
+ALICE, BOB = bytes([0xA]) * 12, bytes([0xB]) * 12
+EAST, WEST = b"east0001", b"west0001"
+FIELDS = serialize_fields({"x": Between(0, 1), "city": Equals("Oslo")})
+
+
+class Following:
+    """A part of the state that follows entries as they would be in the log."""
+
+    def __init__(self) -> None:
+        self.part = Subscriptions()
+        self.seq = 0
+        self.changes: list[Change] = []
+        self.part.observers.append(self.changes.append)
+
+    def take(self, batch: Batch) -> int:
+        (message,) = batch
+        kind, _, name = message.topic.partition("/")
+        assert (kind, message.origin) == ("subscription", "log")
+        self.seq += 1
+        self.part.apply(name, message.payload, self.seq)
+        return self.seq
+
+
+@pytest.fixture
+def following() -> Following:
+    return Following()
+
+
+def test_a_subscription_is_kept_with_its_place_and_entry(following: Following) -> None:
+    seq = following.take(subscribe(ALICE, EAST, FIELDS))
+    kept = following.part.get(ALICE)
+    assert kept is not None
+    assert (kept.connector, kept.seq, kept.fields) == (EAST, seq, FIELDS)
+    assert kept.predicates == {"x": Between(0, 1), "city": Equals("Oslo")}
+    assert following.changes == [Change(ALICE, None, kept)]
+    assert ALICE in following.part
+    assert list(following.part) == [(ALICE, kept)]
+
+
+def test_a_second_one_replaces_and_one_without_fields_withdraws(following: Following) -> None:
+    following.take(subscribe(ALICE, EAST, FIELDS))
+    following.take(subscribe(ALICE, EAST, serialize_fields({"y": Prefix("a")})))
+    assert following.part.get(ALICE).predicates == {"y": Prefix("a")}  # type: ignore[union-attr]
+    following.take(subscribe(ALICE, EAST, {}))
+    assert len(following.part) == 0
+    assert following.changes[-1].new is None
+    assert not following.changes[-1].same_fields
+
+
+def test_moving_keeps_what_is_wanted(following: Following) -> None:
+    following.take(move(ALICE, WEST))
+    assert ALICE not in following.part
+    following.take(subscribe(ALICE, EAST, FIELDS))
+    seq = following.take(move(ALICE, WEST))
+    kept = following.part.get(ALICE)
+    assert kept is not None
+    assert (kept.connector, kept.seq, kept.fields) == (WEST, seq, FIELDS)
+    assert following.changes[-1].same_fields
+
+
+def test_an_expiry_counts_only_if_nothing_has_changed_since(following: Following) -> None:
+    seq = following.take(subscribe(ALICE, EAST, FIELDS))
+    later = following.take(move(ALICE, WEST))
+    following.take(expire(ALICE, seq))
+    assert ALICE in following.part
+    following.take(expire(ALICE, later))
+    assert ALICE not in following.part
+    following.take(expire(ALICE, later))
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        ("xyz", b"{}"),
+        (ALICE.hex(), b"nonsense"),
+        (ALICE.hex(), b'{"connector": "east0001", "fields": {"x": "{}"}}'),
+        (ALICE.hex(), '{"connector": "ž", "fields": {}}'.encode()),
+        (ALICE.hex(), b'{"fields": 7}'),
+        (ALICE.hex(), b'{"connector": "short", "fields": {}}'),
+        ("", b'{"connector": "short"}'),
+    ],
+)
+def test_an_entry_that_says_nothing_is_passed_over(following: Following, name: str, payload: bytes) -> None:
+    following.take(subscribe(ALICE, EAST, FIELDS))
+    following.part.apply(name, payload, 2)
+    assert following.part.get(ALICE).fields == FIELDS  # type: ignore[union-attr]
+
+
+@given(st.dictionaries(st.binary(min_size=12, max_size=12), st.sampled_from([EAST, WEST]), max_size=20))
+def test_a_snapshot_brings_all_back(clients: dict[bytes, bytes]) -> None:
+    one, other = Following(), Following()
+    for client, connector in clients.items():
+        one.take(subscribe(client, connector, FIELDS))
+    other.take(subscribe(BOB, EAST, FIELDS))
+    other.part.load(one.part.dump())
+    assert dict(other.part) == dict(one.part)
+    if BOB not in clients:
+        assert any(change.client == BOB and change.new is None for change in other.changes)
+
+
+def test_the_log_brings_all_back(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, fsync="never")
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(Subscriptions()))
+    hub.submit(subscribe(ALICE, EAST, FIELDS))
+    hub.submit(subscribe(BOB, WEST, FIELDS))
+    hub.submit(entry("subscription", ALICE.hex(), b'{"connector": "west0001"}'))
+    hub.turn(1)
+    again = Subscriptions()
+    Hub(log, 1, max_uncommitted=1 << 20, state=State(again))
+    assert {client: kept.connector for client, kept in again} == {ALICE: WEST, BOB: WEST}
+    log.close()
+
+
+def test_fields_say_what_predicates_say() -> None:
+    predicates = {"a": Not(Exists(True)), "b": Equals("ž")}
+    assert parse_fields(serialize_fields(predicates)) == predicates
+
+
+def test_the_table_comes_in_pieces_bounded_in_rows_and_bytes() -> None:
+    kept = [(n.to_bytes(12), Subscription(EAST, n, b'{"x":"{}"}')) for n in range(MAX_ROWS + 1)]
+    pieces = list(tables(kept))
+    assert [piece.num_rows for piece in pieces] == [MAX_ROWS, 1]
+    assert all(piece.schema == SUBSCRIPTIONS for piece in pieces)
+    long = b'{"x":"%b"}' % (b"y" * (MAX_TABLE_BYTES // 2))
+    assert [p.num_rows for p in tables([(ALICE, Subscription(EAST, 1, long))] * 5)] == [2, 2, 1]
+    assert list(tables([])) == []

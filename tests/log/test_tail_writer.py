@@ -1,0 +1,54 @@
+"""What is written at once: never more than a system call is to be given, and every byte in its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.log import tail_writer
+from headrace.log.tail import HEADER_BYTES, TailFile
+from headrace.log.tail_writer import Writing
+
+PIECES = st.lists(st.binary(max_size=40).flatmap(lambda data: st.sampled_from([data, memoryview(data)])))
+
+
+@given(PIECES, st.integers(1, 50), st.integers(1, 6))
+def test_portions_are_the_same_bytes_in_bounds(
+    pieces: list[bytes | memoryview], most_bytes: int, most_pieces: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_writer, "_MAX_BYTES", most_bytes)
+        patch.setattr(tail_writer, "_MAX_PIECES", most_pieces)
+        portions = list(tail_writer._portions(pieces))
+    assert b"".join(map(b"".join, portions)) == b"".join(pieces)
+    for portion in portions:
+        assert 0 < len(portion) <= most_pieces
+        assert sum(map(len, portion)) <= most_bytes
+
+
+@pytest.mark.parametrize("most", [None, 100_001])
+def test_a_long_write_is_made_of_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    written: list[int] = []
+    original = os.pwritev
+
+    def counted(fd: int, pieces: list[bytes | memoryview], offset: int) -> int:
+        assert len(pieces) <= 1000
+        # A disk may also take less than it is given.
+        count = original(fd, pieces if most is None else [b"".join(pieces)[:most]], offset)
+        written.append(count)
+        return count
+
+    monkeypatch.setattr(os, "pwritev", counted)
+    file = TailFile.create(tmp_path / "1.tail", UUID(int=1), 1, sync=False)
+    pieces = [bytes([number % 251]) * (number * 37) for number in range(500)] + [os.urandom(3 << 20)]
+    Writing().write(file, list(pieces))
+    assert (tmp_path / "1.tail").read_bytes()[HEADER_BYTES:] == b"".join(pieces)
+    assert max(written) <= 1 << 19
+    assert len(written) >= sum(map(len, pieces)) >> 19

@@ -1,0 +1,298 @@
+"""Three nodes in one process, over real sockets: founding, passing on, keys, certificates, beginning anew."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from tests.hubprocess import lasting_port
+from tests.net.conftest import Start
+from tests.net.raw import LOOPBACK
+
+import headrace
+from headrace.client.link.client import LinkClient
+from headrace.cluster.durable_state import MAX_NODES
+from headrace.cluster.membership import SILENCE_SECONDS
+from headrace.config import DOORS, load
+from headrace.errors import ConfigError, HeadraceError, StorageError, UnreachableError, UsageError
+from headrace.message import Message, messages
+from headrace.net.server.process import Server
+from headrace.wire.parcel.body import Mode
+
+SECONDS = 40.0
+CERTIFICATES = Path(__file__).parent / "certificates"
+
+
+async def until(what: str, holds: Callable[[], object]) -> None:
+    """Wait for something to become true."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not holds():  # noqa: ASYNC110 -- the hubs have no event for each of their facts
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"waited in vain: {what}")
+
+
+class Nodes:
+    """Nodes of one cluster in this process."""
+
+    def __init__(self, directory: Path, *sets: str) -> None:
+        self._directory = directory
+        self._sets = sets
+        self._addresses = [_free_address() for _ in range(3)]
+        self.servers: dict[int, Server] = {}
+
+    async def start(self, number: int, *sets: str) -> Server:
+        """Start one."""
+        free = [f"listen.{door}={LOOPBACK}:0" for door in DOORS]
+        settings = load(
+            environ={},
+            sets=[
+                *free,
+                f"node.data={self.data(number)}",
+                f"node.name=node{number}",
+                f"listen.parcel={self._addresses[number]}",
+                f"cluster.peers={','.join(self._addresses)}",
+                *self._sets,
+                *sets,
+            ],
+        )
+        server = self.servers[number] = Server(settings)
+        await server.start()
+        return server
+
+    async def stop(self, number: int) -> None:
+        """Stop one in good order."""
+        await self.servers.pop(number).drain()
+
+    def data(self, number: int) -> Path:
+        """A node's data directory."""
+        return self._directory / f"node{number}"
+
+    async def work(self) -> Server:
+        """Wait until all that were started work, and agree; return the primary."""
+
+        def working() -> bool:
+            facts = [server.status() for server in self.servers.values()]
+            primaries = {fact["cluster"]["primary"] for fact in facts}  # type: ignore[index]
+            same = len({fact["head"] for fact in facts}) == 1 and len(primaries) == 1
+            return (
+                same and primaries != {None} and all(fact["mode"] == "WRK" and fact["head"] for fact in facts)
+            )
+
+        await until("all nodes work", working)
+        name = next(iter(self.servers.values())).status()["cluster"]["primary"]  # type: ignore[index]
+        return next(each for each in self.servers.values() if each.settings.node.name == name)
+
+
+def _free_address() -> str:
+    return f"{LOOPBACK}:{lasting_port()}"
+
+
+Make = Callable[..., Awaitable[Nodes]]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    """Start three nodes; they are drained when the test is over."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(*sets: str) -> Nodes:
+            nodes = Nodes(tmp_path, "limits.drain_seconds=2", *sets)
+
+            async def end() -> None:
+                await asyncio.gather(*(server.drain() for server in nodes.servers.values()))
+
+            stack.push_async_callback(end)
+            for number in range(3):
+                await nodes.start(number)
+            return nodes
+
+        yield begin
+
+
+def link_of(server: Server) -> LinkClient:
+    link: LinkClient = headrace.connect(f"tube://{server.doors['tube_tcp']}")
+    return link
+
+
+async def kept(server: Server) -> list[Message]:
+    async with link_of(server) as link:
+        return [
+            each async for batch in link.read(server.hub.log.first, entries=True) for each in messages(batch)
+        ]
+
+
+@pytest.mark.parametrize("fsync", ["interval", "always"])
+async def test_any_node_takes_publishes_and_a_repeat_is_there_once(make: Make, fsync: str) -> None:
+    nodes = await make(f"log.fsync={fsync}")
+    await nodes.work()
+    places = set()
+    for server in nodes.servers.values():
+        async with link_of(server) as link:
+            publisher = link.publisher("one")
+            publisher._number = 0  # as if it had not heard of the acknowledgement
+            acknowledged = await (await publisher.publish([b"a", b"b"]))
+            places.add(acknowledged)
+            await link.publish(server.settings.node.name.encode())
+    await nodes.work()
+    assert len(places) == 1
+    logs = [await kept(server) for server in nodes.servers.values()]
+    assert logs[0] == logs[1] == logs[2]
+    payloads = [message.payload for message in logs[0] if message.origin != "log"]
+    assert sorted(payloads) == [b"a", b"b", b"node0", b"node1", b"node2"]
+    assert len({str(server.hub.log.uuid) for server in nodes.servers.values()}) == 1
+
+
+async def test_a_commit_of_stages_is_there_once_whichever_node_is_asked(make: Make) -> None:
+    nodes = await make()
+    await nodes.work()
+    spans = set()
+    for server in nodes.servers.values():
+        async with link_of(server) as link:
+            stage = await link.stage("query", 1, [b"x", b"y", b"z"])
+            spans.add(tuple(await link.commit("query", 1, [stage])))
+    await nodes.work()
+    assert len(spans) == 1
+    for server in nodes.servers.values():
+        payloads = [message.payload for message in await kept(server) if message.origin != "log"]
+        assert payloads == [b"x", b"y", b"z"]
+
+
+async def test_what_a_reader_lost_is_known_to_every_node_and_counted_by_one(make: Make) -> None:
+    nodes = await make()
+    primary = await nodes.work()
+    told = next(server for server in nodes.servers.values() if server is not primary)
+    each = {"a": {"messages": 9, "ranges": [[1, 9]]}}
+    async with link_of(told) as link:
+        await link.report_lost("a", 1, 9)
+        assert await link.lost() == each
+    for server in nodes.servers.values():
+        await until("it is known", lambda server=server: server.status()["lost"] == each)  # type: ignore[misc]
+    counted = [server.hub.counters.get("reader_lost") for server in nodes.servers.values()]
+    assert sorted(counted) == [0, 0, 9]
+    assert told.hub.counters.get("reader_lost") == 9
+
+
+async def test_with_a_key_and_certificates(make: Make) -> None:
+    nodes = await make(
+        "cluster.key=secret",
+        f"cluster.tls_cert={CERTIFICATES / 'node.pem'}",
+        f"cluster.tls_key={CERTIFICATES / 'node.key'}",
+        f"cluster.tls_ca={CERTIFICATES / 'node.pem'}",
+    )
+    primary = await nodes.work()
+    async with link_of(primary) as link:
+        await link.publish(b"hidden")
+    await nodes.work()
+    number = next(number for number, server in nodes.servers.items() if server is not primary)
+    await nodes.stop(number)
+    # Without the certificate it is not even heard; with it and another key it is refused.
+    intruder = await nodes.start(number, "cluster.key=other")
+    await until("it is refused", lambda: "refused" in str(intruder.hub.counters.as_dict()))
+    await until("it sees no majority", lambda: intruder.status()["mode"] == "ERR")
+    assert [message.payload for message in await kept(primary)][-1] == b"hidden"
+
+
+@pytest.mark.parametrize("other", ["cluster.name=another", "cluster.key=secret", "node.name=node0"])
+async def test_who_is_kept_out(make: Make, other: str) -> None:
+    nodes = await make()
+    primary = await nodes.work()
+    outcast = 1 if primary is not nodes.servers[1] else 2
+    await nodes.stop(outcast)
+    intruder = await nodes.start(outcast, other, "cluster.publish_seconds=0.5")
+    await until("it is refused", lambda: "refused" in str(intruder.hub.counters.as_dict()))
+    with pytest.raises(HeadraceError, match=r"no majority|no primary"):
+        async with link_of(intruder) as link:
+            await link.publish(b"no")
+    assert intruder.status()["mode"] != "WRK"
+    assert intruder.problem is not None
+    async with link_of(primary) as link:
+        await link.publish(b"yes")
+
+
+async def test_a_node_begins_anew_behind_a_snapshot(make: Make) -> None:
+    nodes = await make("log.segment_bytes=4KiB", "log.retain_bytes=8KiB", "log.segment_seconds=0.1")
+    primary = await nodes.work()
+    lost = next(number for number, server in nodes.servers.items() if server is not primary)
+    await nodes.stop(lost)
+    shutil.rmtree(nodes.data(lost))
+    async with link_of(primary) as link:
+        publisher = link.publisher("one")
+        for count in range(40):
+            await (await publisher.publish([b"%d" % count + bytes(500)] * 4))
+        await until(
+            "all others have trimmed", lambda: all(each.hub.log.first > 1 for each in nodes.servers.values())
+        )
+        server = await nodes.start(lost)
+        again = server.beginning_anew
+        assert again is not None
+        async with asyncio.timeout(SECONDS):
+            await again.wait()
+        await server.drain()
+        server = nodes.servers[lost] = server.successor()
+        await server.start()
+        await nodes.work()
+        assert server.hub.log.first > 1
+        assert server.parts.publishers.newest("one") == 159
+        await (await publisher.publish(b"after"))
+    await nodes.work()
+    assert (await kept(server))[-1].payload == b"after"
+
+
+async def test_a_nodes_log_is_not_for_a_lone_hub(make: Make) -> None:
+    nodes = await make()
+    await nodes.work()
+    await nodes.stop(0)
+    free = [f"listen.{door}={LOOPBACK}:0" for door in DOORS]
+    with pytest.raises(UsageError, match="--peers"):
+        await Server(load(environ={}, sets=[*free, f"node.data={nodes.data(0)}"])).start()
+    with pytest.raises(ConfigError, match="3 nodes"):
+        await nodes.start(0, f"cluster.peers={nodes._addresses[1]}")
+    del nodes.servers[0]
+
+
+@pytest.mark.parametrize("listen", [LOOPBACK, "0.0.0.0"])
+async def test_a_node_finds_itself_in_the_list_whatever_it_is_called_there(start: Start, listen: str) -> None:
+    port = lasting_port()
+    server = await start(
+        "node.name=a", f"listen.parcel={listen}:{port}", f"cluster.peers=localhost:{port},{LOOPBACK}:1"
+    )
+    facts = server.status()["cluster"]
+    assert [(node["name"], node["host"]) for node in facts["nodes"]] == [  # type: ignore[index]
+        ("a", f"localhost:{port}"),
+        (f"{LOOPBACK}:1", f"{LOOPBACK}:1"),
+    ]
+    # It has nothing to serve yet, and says why.
+    with pytest.raises(UnreachableError, match=f"without {LOOPBACK}:1"):
+        await link_of(server).open()
+
+
+async def test_a_cluster_has_a_most_of_nodes(start: Start) -> None:
+    peers = ",".join(f"{LOOPBACK}:{port}" for port in range(1, MAX_NODES + 1))
+    with pytest.raises(ConfigError, match=f"at most {MAX_NODES} nodes"):
+        await start(f"cluster.peers={peers}")
+
+
+async def test_a_node_that_is_gone_keeps_its_name_and_one_whose_disk_fails_does_not_work(make: Make) -> None:
+    nodes = await make()
+    primary = await nodes.work()
+    lost, other = (number for number, server in nodes.servers.items() if server is not primary)
+    cluster = nodes.servers[other]._cluster
+    assert cluster is not None
+    cluster._driver._break_off(StorageError("no space"))
+    assert cluster.mode is not Mode.WRK
+    assert "no space" in str(cluster.problem)
+    await until("it is back", lambda: cluster.mode is Mode.WRK)
+    await nodes.stop(lost)
+
+    def gone() -> bool:
+        facts = primary.status()["cluster"]["nodes"]  # type: ignore[index]
+        [fact] = [fact for fact in facts if fact["name"] == f"node{lost}"]
+        return fact["mode"] == "ERR" and fact["age"] >= SILENCE_SECONDS
+
+    await until("it has fallen silent", gone)

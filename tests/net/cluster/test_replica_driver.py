@@ -1,0 +1,191 @@
+"""A replica's driver by itself: a real log and hub, and a disk and neighbours that are played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.net.test_cluster import until
+
+from headrace.cluster import History, Kept, State, Status
+from headrace.cluster.durable_state import tell
+from headrace.errors import StorageError
+from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.sequence import Hub
+from headrace.hub.state import State as HubState
+from headrace.log import Log
+from headrace.log.replication_frames import pack
+from headrace.message import Batch, Run
+from headrace.net.cluster import replica_driver
+from headrace.net.cluster.node_disk import remember
+from headrace.net.cluster.primary_requests import Primary, ToPrimary
+from headrace.net.cluster.replica_driver import Driver
+from headrace.wire.parcel.body import GetState, NewState, Prepare, PrepareOk, Replication, StartView
+
+NODES = (10, 20, 30)
+"""View 1 has primary 20, view 2 has 30, view 3 has 10."""
+
+
+class Around:
+    """What is around a node: nobody answers, and all that it says is kept."""
+
+    def __init__(self) -> None:
+        self.posted: list[Replication] = []
+        self.given_up: list[str] = []
+        self.full = False
+
+    def takes(self, _to: int) -> bool:
+        return not self.full
+
+    def post(self, _to: int, body: Replication, _bulk: bytes) -> None:
+        self.posted.append(body)
+
+    def broadcast(self, body: Replication, _bulk: bytes) -> None:
+        self.posted.append(body)
+
+    def halted(self, reason: str) -> None:
+        self.given_up.append(reason)
+
+    def fetch_snapshot(self, token: int, source: int, after: int) -> None: ...
+    def install(self) -> None: ...
+    def is_now(self, status: Status, view: int, primary: int | None) -> None: ...
+    def numbers_here(self) -> None: ...
+    def settled(self) -> None: ...
+
+
+class Slow(Executor):
+    """A disk that has done nothing until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[Future[Any], Callable[..., Any]]] = []
+
+    def submit(self, work: Callable[..., Any], /, *_: Any, **__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._work.append((future, work))
+        return future
+
+    def go_on(self) -> None:
+        work, self._work = self._work, []
+        for future, each in work:
+            future.set_result(each())
+
+
+class Node:
+    """One of three, as it is when it starts again."""
+
+    def __init__(self, me: int, log: Log, state: State) -> None:
+        self.log = log
+        self.hub = Hub(log, me, max_uncommitted=1 << 20, state=HubState(Publishers()))
+        self.disk = Slow()
+        self.around = Around()
+        passing = ToPrimary(self.hub, Primary(self.hub), patience=5, name=lambda: "name").passing
+        self.hub.sequencer = passing
+        kept: Kept = remember(log, state)
+        self.driver = Driver(me, 3, self.hub, kept, self.around, passing, self.disk)
+        self.driver.start(lambda _: None)
+
+    def hears(self, sender: int, body: Replication, bulk: bytes) -> None:
+        self.driver.receive(sender, body, bulk)
+
+    @property
+    def confirmed(self) -> int:
+        """How far it has said that it has come."""
+        return max((body.last for body in self.around.posted if isinstance(body, PrepareOk)), default=0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with_always = Log.open(tmp_path, fsync="always", committed=0)
+    yield with_always
+    with_always.close()
+
+
+@pytest.fixture
+async def start(log: Log) -> Any:
+    nodes: list[Node] = []
+
+    def begin(me: int, **state: Any) -> Node:
+        known = {"view": 1, "last_normal": 1, "voter": True, "nodes": NODES, "history": History([(1, 1)])}
+        nodes.append(Node(me, log, State(**{**known, **state})))
+        return nodes[-1]
+
+    yield begin
+    for node in nodes:
+        node.driver.close()
+
+
+Begin = Callable[..., Node]
+
+
+def batch(first: int, *payloads: bytes) -> Batch:
+    return Batch(Run.of(payloads), first=first, time=first, origin="tube")
+
+
+async def test_what_nobody_else_got_is_cut_off_also_if_it_was_the_first_of_all(
+    log: Log, start: Begin
+) -> None:
+    """It was of a log that this node began; the others have begun another one since, and numbers arrive at once."""
+    log.append([batch(1, b"nobody got this")])
+    node, theirs = start(20), uuid4()
+    bulk = pack(theirs, [batch(1, b"this one was taken")])
+    node.hears(30, Prepare(2, 1, 1, 0), bulk)
+    assert node.around.given_up == []
+    node.hears(30, StartView(2, 0, 0), tell(State(voter=True, nodes=NODES), History([(2, 1)])))
+    node.hears(30, Prepare(2, 1, 1, 0), bulk)
+    assert payloads(log) == [b"this one was taken"]
+    assert log.uuid == theirs
+    assert node.around.given_up == []
+
+
+async def test_a_node_in_order_is_never_sent_another_log(log: Log, start: Begin) -> None:
+    log.append([batch(1, b"mine")])
+    node = start(10)
+    node.hears(20, Prepare(1, 1, 1, 0), pack(uuid4(), [batch(1, b"theirs")]))
+    assert "headrace cluster replace" in node.around.given_up[0]
+    assert payloads(log) == [b"mine"]
+
+
+async def test_nor_is_one_that_catches_up(log: Log, start: Begin) -> None:
+    log.append([batch(1, b"mine")])
+    node = start(10, last_normal=1)
+    node.hears(30, StartView(2, 2, 0), tell(State(voter=True, nodes=NODES), History([(1, 1), (2, 3)])))
+    node.hears(30, NewState(2, 2, 2, 0), pack(uuid4(), [batch(2, b"theirs")]))
+    assert "headrace cluster replace" in node.around.given_up[0]
+    assert payloads(log) == [b"mine"]
+
+
+async def test_one_that_begins_anew_vouches_for_nothing_that_is_not_on_the_disk(
+    log: Log, start: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_driver, "_RESTART_SECONDS", 0.0)
+    node = start(10)
+    node.hears(20, Prepare(1, 1, 1, 0), pack(log.uuid, [batch(1, b"under way to the disk")]))
+    node.driver._break_off(StorageError("no space"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert node.confirmed == 0
+    node.disk.go_on()
+    await until("it takes part again", lambda: node.confirmed == 1)
+
+
+async def test_the_log_is_not_read_for_one_that_does_not_take_what_it_is_sent(
+    log: Log, start: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append([batch(1, b"one", b"two")])
+    node = start(10)
+    node.hears(20, GetState(1, 0), b"")
+    assert [(body.first, body.last) for body in node.around.posted if isinstance(body, NewState)] == [(1, 2)]
+    node.around.full = True
+    monkeypatch.setattr(Log, "read", lambda *_, **__: pytest.fail("it was read"))
+    for _ in range(10):
+        node.hears(20, GetState(1, 0), b"")
+    assert sum(isinstance(body, NewState) for body in node.around.posted) == 1
+
+
+def payloads(log: Log) -> list[bytes]:
+    return [message.payload for each in log.read(1, uncommitted=True) for message in each]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from headrace.net.server.admission import Connections, room_for
+
+
+def test_so_many_of_one_address() -> None:
+    connections = Connections(per_address=2, total=10)
+    assert [connections.admit("a"), connections.admit("a")] == [None, None]
+    assert connections.admit("a") == "2 connections from a are open (limits.connections_per_address)"
+    assert connections.admit("b") is None
+    assert len(connections) == 3
+
+
+def test_so_many_in_all() -> None:
+    connections = Connections(per_address=2, total=3)
+    for address in "abc":
+        assert connections.admit(address) is None
+    assert connections.admit("d") == "3 connections are open (limits.connections)"
+
+
+def test_who_goes_makes_room() -> None:
+    connections = Connections(per_address=1, total=2)
+    connections.admit("a")
+    connections.admit("b")
+    connections.release("a")
+    assert len(connections) == 1
+    assert connections.admit("a") is None
+    assert connections.admit("a") is not None
+
+
+def test_a_refusal_takes_no_room() -> None:
+    connections = Connections(per_address=1, total=5)
+    connections.admit("a")
+    for _ in range(10):
+        assert connections.admit("a") is not None
+    assert len(connections) == 1
+    connections.release("a")
+    assert len(connections) == 0
+
+
+def test_addresses_that_have_gone_are_forgotten() -> None:
+    connections = Connections(per_address=1, total=5)
+    for number in range(1000):
+        connections.admit(str(number))
+        connections.release(str(number))
+    assert not connections._open
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "asked", "room", "raised"),
+    [
+        (20_000, 20_000, 10_000, 10_000, None),
+        (1024, 20_000, 10_000, 10_000, 10_256),
+        (1024, resource.RLIM_INFINITY, 10_000, 10_000, 10_256),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 10_000, 10_000, None),
+        (1024, 4096, 10_000, 3840, 4096),
+        (64, 64, 10_000, 32, 64),
+    ],
+)
+def test_connections_leave_files_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, asked: int, room: int, raised: int | None
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert room_for(asked) == room
+    assert limits == ([] if raised is None else [(raised, hard)])
+
+
+def test_a_limit_that_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_kind: int, _limit: tuple[int, int]) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert room_for(10_000) == 768

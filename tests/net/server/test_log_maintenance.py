@@ -1,0 +1,575 @@
+"""What is done to the log in the background: syncs, sealing, snapshots, retention."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+import pytest
+from tests.net.conftest import Dial, Start
+from tests.net.raw import SECONDS, backbone_of, push, running_hub, until
+
+from headrace.config import load
+from headrace.errors import FullError, StorageError
+from headrace.hub.holds import hold
+from headrace.hub.sequence import Hub
+from headrace.hub.state import entry
+from headrace.log import Log
+from headrace.log.sealed import SealedSegment
+from headrace.log.store import remove_files
+from headrace.message import Batch, Run
+from headrace.net.server import log_maintenance as upkeeps
+from headrace.net.server import process as servers
+from headrace.net.server.log_maintenance import GroupCommit, Upkeep
+from headrace.net.server.process import Server
+
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def disk() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    log = Log.open(tmp_path / "log", segment_bytes=1 << 20)
+    yield Hub(log, 7, max_uncommitted=1 << 20)
+    log.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeeps, "_PAUSE", 0.01)
+
+
+def publish(hub: Hub, *payloads: bytes, now: int = 0) -> None:
+    hub.submit(Batch(Run.of(payloads), origin="test"))
+    hub.turn(now)
+
+
+def make(hub: Hub, disk: ThreadPoolExecutor, *sets: str) -> Upkeep:
+    return Upkeep(hub, load(environ={}, sets=sets), disk)
+
+
+class Running:
+    """Upkeep's loops, running."""
+
+    def __init__(self, upkeep: Upkeep) -> None:
+        self._upkeep = upkeep
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.ensure_future(loop()) for loop in self._upkeep.loops()]
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
+        errors = [
+            each for each in outcomes if each is not None and not isinstance(each, asyncio.CancelledError)
+        ]
+        assert errors == []
+
+
+def sealed(hub: Hub) -> list[tuple[int, int]]:
+    return [(each.first, each.last) for each in hub.log.segments if isinstance(each, SealedSegment)]
+
+
+class SlowDisk:
+    """Inside the ``with``, a log's ``sync`` ends when the test says so."""
+
+    def __init__(self, log: Log) -> None:
+        self.syncs: list[int] = []
+        """The tail at the beginning of each sync."""
+        self.error: StorageError | None = None
+        self._log = log
+        self._plainly = log.sync
+        self._may_end = threading.Semaphore(0)
+
+    def let(self, count: int = 1) -> None:
+        """Let so many syncs end."""
+        self._may_end.release(count)
+
+    def __enter__(self) -> Self:
+        self._log.sync = self._sync  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._log.sync
+        self.let(1000)
+
+    def _sync(self) -> int:
+        upto = self._log.tail
+        self.syncs.append(upto)
+        self._may_end.acquire(timeout=SECONDS)
+        if self.error is not None:
+            raise self.error
+        self._plainly()
+        return upto
+
+
+@pytest.fixture
+def synced(hub: Hub, disk: ThreadPoolExecutor) -> Iterator[SlowDisk]:
+    """A disk under a hub that commits what is synced."""
+    with SlowDisk(hub.log) as slow:
+        hub.commit_by(GroupCommit(hub, disk))
+        yield slow
+
+
+class TestGroupCommit:
+    async def test_nothing_is_committed_before_its_sync(self, hub: Hub, synced: SlowDisk) -> None:
+        outcomes: list[object] = []
+        hub.submit(Batch(Run.of([b"a", b"b"]), origin="test"), outcomes.append)
+        hub.turn(0)
+        await until(lambda: synced.syncs == [2])
+        assert (hub.log.tail, hub.log.head, outcomes) == (2, 0, [])
+        synced.let()
+        await until(lambda: hub.log.head == 2)
+        assert len(outcomes) == 1
+
+    async def test_one_sync_for_all_that_came_during_the_last(self, hub: Hub, synced: SlowDisk) -> None:
+        publish(hub, b"first")
+        await until(lambda: synced.syncs == [1])
+        for number in range(100):
+            publish(hub, b"%d" % number)
+        await asyncio.sleep(0)
+        assert synced.syncs == [1]
+        synced.let()
+        # What was appended during a sync is not known to be covered by it.
+        await until(lambda: synced.syncs == [1, 101])
+        assert hub.log.head == 1
+        synced.let()
+        await until(lambda: hub.log.head == 101)
+        assert synced.syncs == [1, 101]
+
+    async def test_a_failed_sync_acknowledges_nothing_ever_after(
+        self, hub: Hub, synced: SlowDisk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        synced.error = StorageError("messages 1 on may not be on the disk")
+        outcomes: list[object] = []
+        for count in (1, 2):
+            hub.submit(Batch(Run.of([b"a"]), origin="test"), outcomes.append)
+            hub.turn(0)
+            synced.let()
+            await until(lambda count=count: len(outcomes) == count)
+        assert (hub.log.head, outcomes) == (0, [synced.error, synced.error])
+        assert hub.counters.get("sync_failures") == 1
+        assert "nothing more is acknowledged" in caplog.text
+
+
+class TestFsyncAlways:
+    """The same through the doors."""
+
+    async def test_subscribers_see_what_is_synced_and_no_more(self, start: Start, dial: Dial) -> None:
+        server = await start("log.fsync=always")
+        subscriber, publisher = await dial(server), await dial(server)
+        await subscriber.subscribe()
+        with SlowDisk(server.hub.log) as slow:
+            await publisher.send(push(b"one"))
+            await until(lambda: slow.syncs == [1])
+            await publisher.send(push(b"two"))
+            await until(lambda: server.hub.log.tail == 2)
+            assert server.hub.log.head == 0
+            # The acknowledgement comes now, so nothing was sent before it.
+            await subscriber.subscribe()
+            slow.let(2)
+            assert await subscriber.delivers(1, 2) == [b"one", b"two"]
+        assert server.status()["fsync"] == "always"
+
+    async def test_congestion_pauses_publishers_and_relief_resumes_them(
+        self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(servers, "MAX_UNCOMMITTED", 100_000)
+        server = await start("log.fsync=always")
+        subscriber, publisher = await dial(server), await dial(server)
+        await subscriber.subscribe()
+        count = 40_000
+        everything = b"".join(push(b"%07d" % number * 100) for number in range(count))
+        with SlowDisk(server.hub.log):
+            sending = asyncio.ensure_future(publisher.send(everything))
+            await until(lambda: any(stream.reading_paused for stream in backbone_of(server).tcp.streams))
+            assert server.hub.congested
+            # Its socket is not read: what the hub holds grows no further, whatever the publisher has to say.
+            await asyncio.sleep(0)
+            held = server.hub.log.tail
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            assert server.hub.log.tail == held
+            assert not sending.done()
+        for number, payload in enumerate(await subscriber.delivers(1, count)):
+            assert payload == b"%07d" % number * 100
+        await sending
+        assert not server.hub.congested
+
+    async def test_a_failed_sync_delivers_nothing(self, tmp_path: Path, dial: Dial) -> None:
+        hub = running_hub(tmp_path, "log.fsync=always")
+        server = await hub.__aenter__()
+        subscriber, publisher = await dial(server), await dial(server)
+        await subscriber.subscribe()
+        with SlowDisk(server.hub.log) as slow:
+            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.let(1000)
+            await publisher.send(push(b"lost"))
+            await until(lambda: server.hub.counters.get("sync_failures") == 1)
+            await subscriber.subscribe()
+            assert server.hub.log.head == 0
+            # Neither what waited for the sync nor what comes later is left without an answer.
+            refused: list[object] = []
+            server.hub.submit(Batch(Run.of([b"later"])), refused.append)
+            await until(lambda: len(refused) == 1)
+            assert isinstance(refused[0], StorageError)
+            assert server.hub.counters.get("refused_messages", origin="fyrehose", reason="storage") == 1
+            # Stopping cannot keep its promise and says so; everything is closed all the same.
+            with pytest.raises(StorageError, match="may not be on the disk"):
+                await hub.__aexit__(None, None, None)
+        assert await subscriber.rest() == b""
+        async with running_hub(tmp_path) as again:
+            assert again.ready
+
+
+class TestInterval:
+    async def test_it_syncs_what_is_dirty(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        async with Running(make(hub, disk, "log.fsync_interval=0.01")):
+            for number in range(3):
+                publish(hub, b"%d" % number)
+                assert hub.log.head == number + 1  # committed at once
+                assert hub.log.dirty
+                await until(lambda: not hub.log.dirty)
+
+    async def test_a_failed_sync_is_said_once(
+        self, hub: Hub, disk: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with SlowDisk(hub.log) as slow:
+            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.let(1000)
+            async with Running(make(hub, disk, "log.fsync_interval=0.01")):
+                publish(hub, b"a")
+                await until(lambda: hub.counters.get("sync_failures"))
+                publish(hub, b"b")
+                for _ in range(30):
+                    await asyncio.sleep(0.001)
+        assert hub.counters.get("sync_failures") == 1
+        assert [record.levelno for record in caplog.records] == [logging.CRITICAL]
+
+    @pytest.mark.parametrize("fsync", ["always", "never"])
+    async def test_only_under_interval(self, hub: Hub, disk: ThreadPoolExecutor, fsync: str) -> None:
+        others = len(make(hub, disk, f"log.fsync={fsync}").loops())
+        assert others == len(make(hub, disk, "log.fsync=interval").loops()) - 1
+
+
+class TestSealing:
+    async def test_by_command(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk)
+        assert await upkeep.seal() == 0
+        publish(hub, b"a", b"b")
+        publish(hub, b"c")
+        assert await upkeep.seal() == 1
+        assert sealed(hub) == [(1, 3)]
+        assert await upkeep.seal() == 0
+        assert hub.counters.get("segments_sealed") == 1
+        publish(hub, b"d")
+        assert [payload for batch in hub.log.scan(1) for payload in batch.run] == [b"a", b"b", b"c", b"d"]
+
+    async def test_only_what_is_committed(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        hub.commit_by(lambda _tail: None)
+        upkeep = make(hub, disk)
+        publish(hub, b"a")
+        assert await upkeep.seal() == 0
+        hub.committed(1)
+        assert await upkeep.seal() == 1
+
+    async def test_by_age(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        async with Running(make(hub, disk, "log.segment_seconds=0.2")):
+            publish(hub, b"a")
+            began = loop.time()
+            await until(lambda: sealed(hub) == [(1, 1)])
+            assert loop.time() - began >= 0.2
+            # An empty one is never sealed.
+            later = loop.time() + 0.5
+            await until(lambda: loop.time() > later)
+            assert len(hub.log.segments) == 2
+
+    async def test_a_segment_that_bytes_have_ended_does_not_age_the_next(
+        self, hub: Hub, disk: ThreadPoolExecutor
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        upkeep = make(hub, disk, "log.segment_seconds=0.3")
+        publish(hub, b"old")
+        upkeep._rotate_by_age()
+        later = loop.time() + 0.4
+        await until(lambda: loop.time() > later)
+        hub.log.rotate()
+        publish(hub, b"new")
+        upkeep._rotate_by_age()
+        assert (hub.log.segments[-1].first, hub.log.segments[-1].last) == (2, 2)  # it stays open
+        await until(lambda: loop.time() > later + 0.4)
+        upkeep._rotate_by_age()
+        assert hub.log.segments[-1].first == 3
+
+    async def test_by_bytes(self, tmp_path: Path, disk: ThreadPoolExecutor) -> None:
+        log = Log.open(tmp_path / "log", segment_bytes=1000)
+        hub = Hub(log, 7, max_uncommitted=1 << 20)
+        async with Running(make(hub, disk)):
+            for _ in range(10):
+                publish(hub, bytes(500))
+            await until(lambda: len(sealed(hub)) >= 3)
+        assert [last - first for first, last in sealed(hub)] == [1] * len(sealed(hub))
+        log.close()
+
+    async def test_a_disk_that_fails_is_tried_again(
+        self,
+        hub: Hub,
+        disk: ThreadPoolExecutor,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def full() -> None:
+            raise FullError("log", "no space left on device")
+
+        publish(hub, b"a")
+        hub.log.rotate()
+        async with Running(make(hub, disk)):
+            with monkeypatch.context() as patch:
+                patch.setattr(hub.log, "seal_next", full)
+                await until(lambda: hub.counters.get("upkeep_failures") >= 2)
+            await until(lambda: sealed(hub) == [(1, 1)])
+        assert "no space left on device" in caplog.text
+
+
+class TestSnapshots:
+    async def test_the_state_and_where_it_was(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk)
+        await upkeep.snapshot()
+        assert hub.log.snapshot is None  # there is nothing to keep yet
+        publish(hub, b"a")
+        hub.submit(entry("hold", "job", hold(1)))
+        hub.turn(0)
+        await upkeep.snapshot()
+        assert hub.log.snapshot is not None
+        assert hub.log.snapshot.seq == 2
+        kept = list((hub.log.directory).glob("*.snapshot"))
+        await upkeep.snapshot()
+        assert list((hub.log.directory).glob("*.snapshot")) == kept
+
+    async def test_regularly(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        async with Running(make(hub, disk, "log.snapshot_seconds=0.01")):
+            for seq in (1, 2):
+                publish(hub, b"a")
+                await until(lambda seq=seq: hub.log.snapshot is not None and hub.log.snapshot.seq == seq)
+
+    async def test_side_by_side_the_newest_stays(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk)
+        for _ in range(20):
+            publish(hub, b"a")
+            first = asyncio.ensure_future(upkeep.snapshot())
+            await asyncio.sleep(0)
+            publish(hub, b"b")
+            await asyncio.gather(first, upkeep.snapshot())
+            assert hub.log.snapshot is not None
+            assert hub.log.snapshot.seq == hub.log.head
+
+    async def test_a_disk_that_fails_is_tried_again(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise FullError("log", "no space left on device")
+
+        publish(hub, b"a")
+        async with Running(make(hub, disk, "log.snapshot_seconds=0.01")):
+            with monkeypatch.context() as patch:
+                patch.setattr(hub.log, "write_snapshot", full)
+                await until(lambda: hub.counters.get("upkeep_failures") >= 2)
+            await until(lambda: hub.log.snapshot is not None)
+
+    async def test_a_restart_goes_on_from_it(self, tmp_path: Path) -> None:
+        async with running_hub(tmp_path) as server:
+            server.hub.submit(entry("hold", "job", hold(5)))
+            await until(lambda: server.hub.log.head == 1)
+        async with running_hub(tmp_path) as server:
+            assert server.hub.log.snapshot is not None
+            assert server.hub.log.snapshot.seq == 1
+            assert server.hub.state.holds == {"job": 5}
+
+
+class TestRetention:
+    async def segments(self, hub: Hub, upkeep: Upkeep, count: int, now: int = 0) -> None:
+        """So many sealed segments of two messages each."""
+        for _ in range(count):
+            publish(hub, b"a", b"b", now=now)
+            await upkeep.seal()
+
+    async def test_by_bytes(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=1")
+        await self.segments(hub, upkeep, 4)
+        publish(hub, b"open")
+        async with Running(upkeep):
+            await until(lambda: hub.counters.get("trimmed") == 8)
+        assert hub.log.first == 9
+        assert [payload for batch in hub.log.scan(9) for payload in batch.run] == [b"open"]
+        # What was removed can still be accounted for: a snapshot precedes it.
+        assert hub.log.snapshot is not None
+        assert hub.log.snapshot.seq >= 8
+
+    async def test_not_below_the_limit(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=1MiB", "log.retain_seconds=off")
+        await self.segments(hub, upkeep, 3)
+        await upkeep._trim()
+        assert hub.log.first == 1
+
+    async def test_off(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=off")
+        await self.segments(hub, upkeep, 3)
+        await upkeep._trim()
+        assert (hub.log.first, hub.log.snapshot) == (1, None)
+
+    async def test_by_age(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        # Stamped in 1970, so old whatever the machine's clock says; the next ones are of far in the future.
+        upkeep = make(hub, disk, "log.retain_bytes=off", "log.retain_seconds=60")
+        await self.segments(hub, upkeep, 2, now=1)
+        await self.segments(hub, upkeep, 1, now=1 << 52)
+        await upkeep.snapshot()
+        await upkeep._trim()
+        assert hub.log.first == 5
+
+    async def test_a_hold_delays_age(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=off", "log.retain_seconds=60")
+        await self.segments(hub, upkeep, 4)
+        self.keep(hub, "job", 4)
+        await upkeep.snapshot()
+        await upkeep._trim()
+        assert hub.log.first == 3  # message 4 is in the segment that begins with 3
+        assert hub.counters.get("holds_broken") == 0
+        self.keep(hub, "job", None)
+        await upkeep.snapshot()
+        await upkeep._trim()
+        assert hub.log.first == 9
+
+    async def test_bytes_break_a_hold_and_say_so_once(
+        self, hub: Hub, disk: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=1")
+        self.keep(hub, "job", 2)
+        self.keep(hub, "later", 100)
+        await self.segments(hub, upkeep, 3)
+        await upkeep._trim()
+        assert hub.log.first > 8
+        assert hub.counters.get("holds_broken") == hub.log.first - 2
+        assert f"holds_broken: messages 2 to {hub.log.first - 1}: held by job" in caplog.text
+        await self.segments(hub, upkeep, 1)
+        await upkeep._trim()
+        assert caplog.text.count("holds_broken") == 1
+
+    async def test_a_hold_that_moved_on_can_be_broken_again(
+        self, hub: Hub, disk: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=1")
+        for _ in range(2):
+            self.keep(hub, "job", hub.log.head + 1)
+            await self.segments(hub, upkeep, 2)
+            await upkeep._trim()
+        assert caplog.text.count("holds_broken") == 2
+
+    async def test_a_full_disk_gets_room(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing can be sealed, and no snapshot taken: what the last one covers is removed all the same."""
+
+        def full(*_: object) -> None:
+            raise FullError("log", "no space left on device")
+
+        upkeep = make(hub, disk, "log.retain_bytes=1")
+        await self.segments(hub, upkeep, 3)
+        await upkeep.snapshot()
+        publish(hub, b"more")
+        hub.log.rotate()
+        publish(hub, b"open")
+        for name in ("seal_next", "write_snapshot"):
+            monkeypatch.setattr(hub.log, name, full)
+        async with Running(upkeep):
+            await until(lambda: hub.counters.get("trimmed") == 6)
+        assert hub.log.first == 7
+
+    async def test_a_hold_that_is_acknowledged_is_kept(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is to go is decided at once, however long its files take to remove."""
+        removing, goes_on = threading.Event(), threading.Event()
+
+        def slowly(gone: list[SealedSegment]) -> None:
+            removing.set()
+            assert goes_on.wait(30)
+            remove_files(gone)
+
+        monkeypatch.setattr(upkeeps, "remove_files", slowly)
+        upkeep = make(hub, disk, "log.retain_bytes=off", "log.retain_seconds=60")
+        await self.segments(hub, upkeep, 2, now=1)
+        await self.segments(hub, upkeep, 1, now=1 << 52)
+        await upkeep.snapshot()
+        trimming = asyncio.ensure_future(upkeep._trim())
+        await until(removing.is_set)
+        # Who asks for a hold is judged by this.
+        assert hub.log.first == 5
+        goes_on.set()
+        await trimming
+        assert hub.log.first == 5
+
+    async def test_while_the_hub_runs(self, start: Start, dial: Dial) -> None:
+        server: Server = await start(
+            "log.segment_seconds=0.02", "log.retain_bytes=1", "log.snapshot_seconds=0.02"
+        )
+        publisher = await dial(server)
+        await publisher.send(push(b"a") + push(b"b"))
+        await until(lambda: server.hub.log.first == 3)
+        subscriber = await dial(server)
+        await subscriber.subscribe()
+        await publisher.send(push(b"c"))
+        assert await subscriber.deliver() == (3, b"c")
+        await until(lambda: server.hub.counters.get("trimmed") == 3)
+
+    def keep(self, hub: Hub, name: str, seq: int | None) -> None:
+        hub.submit(entry("hold", name, hold(seq)))
+        hub.turn(0)
+
+
+class TestBusy:
+    """Sealing leaves the machine to messages while many come."""
+
+    async def test_sealing_waits_while_messages_come_fast(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        upkeep = make(hub, disk)
+        assert not upkeep._too_busy_to_seal()
+        monkeypatch.setattr(upkeeps, "_BUSY", 0)
+        publish(hub, b"x" * 1000)
+        assert upkeep._too_busy_to_seal()
+        assert upkeep._too_busy_to_seal(), "more may come"
+        monkeypatch.setattr(upkeeps, "_CALM", 0.0)
+        assert not upkeep._too_busy_to_seal(), "nothing more has come"
+
+    async def test_not_when_much_is_waiting(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        upkeep = make(hub, disk)
+        monkeypatch.setattr(upkeeps, "_BUSY", 0)
+        monkeypatch.setattr(upkeeps, "_MAX_BACKLOG", 0)
+        publish(hub, b"x" * 1000)
+        assert upkeep._too_busy_to_seal(), "the open tail is not waiting"
+        hub.log.rotate()
+        publish(hub, b"x" * 1000)
+        assert not upkeep._too_busy_to_seal()
+
+    async def test_not_when_retention_needs_sealed_segments(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=500")
+        monkeypatch.setattr(upkeeps, "_BUSY", 0)
+        publish(hub, b"x" * 1000)
+        assert not upkeep._too_busy_to_seal()

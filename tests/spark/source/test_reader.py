@@ -1,0 +1,375 @@
+"""The source: offsets and limits, what happens when the log is not what it was, and what Spark makes of it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from tests.spark.hubs import TRIMMING, Hub, trimmed, until
+
+from headrace.errors import LostRangeError, UsageError
+from headrace.message import SCHEMA
+from headrace.spark import register
+from headrace.spark.hub_connections import close_links
+from headrace.spark.options import reading
+from headrace.spark.source.reader import SPARK_SCHEMA, SequenceReader, SequenceStreamReader, split
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A hub with a thousand messages, sealed, that nobody writes to."""
+    with Hub.start(tmp_path_factory.mktemp("filled")) as hub:
+        for begin in range(0, 1000, 100):
+            hub.publish([b"%d" % n for n in range(begin, begin + 100)], topic=f"t/{begin // 100}")
+        hub.seal()
+        yield hub
+        close_links()
+
+
+def stream(hub: Hub, parallelism: int = 2, **options: str) -> SequenceStreamReader:
+    return SequenceStreamReader(reading({"servers": hub.servers, **options}, stream=True), parallelism)
+
+
+def batch(hub: Hub, parallelism: int = 2, **options: str) -> SequenceReader:
+    return SequenceReader(reading({"servers": hub.servers, **options}, stream=False), parallelism)
+
+
+def ranges(partitions: Any) -> list[tuple[int, int]]:
+    return [(each.first, each.last) for each in partitions]
+
+
+def test_the_schema_is_the_envelope() -> None:
+    assert to_arrow_schema(SPARK_SCHEMA, timezone="UTC").equals(SCHEMA)
+
+
+@pytest.mark.parametrize("first", [1, 7])
+@pytest.mark.parametrize("count", [0, 1, 9_999, 10_000, 25_000, 5_000_001])
+@pytest.mark.parametrize(("parallelism", "least"), [(1, None), (4, None), (4, 3), (2, 100)])
+def test_parts_are_even_and_whole(first: int, count: int, parallelism: int, least: int | None) -> None:
+    parts = split(first, first + count - 1, parallelism, least)
+    assert len(parts) <= count
+    following = first
+    for begin, end in parts:
+        assert begin == following <= end
+        following = end + 1
+    assert following == first + count
+    sizes = [end - begin for begin, end in parts]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+    if least is not None and count >= least:
+        assert len(parts) >= least
+
+
+def test_where_a_stream_begins(filled: Hub) -> None:
+    log = filled.head().log
+    times = [message.time for message in filled.messages()]
+    later = next(seq for seq, time in enumerate(times, 1) if time > times[0])
+    for options, seq in (
+        ({}, 1000),
+        ({"startingOffsets": "latest"}, 1000),
+        ({"startingOffsets": "earliest"}, 0),
+        ({"startingOffsets": "17"}, 16),
+        ({"startingOffsets": "1001"}, 1000),
+        ({"startingTimestamp": "1000"}, 0),
+        ({"startingTimestamp": "99999999999999"}, 1000),
+    ):
+        assert stream(filled, **options).initialOffset() == {"log": log, "seq": seq}  # type: ignore[arg-type]
+    assert later > 1
+    with pytest.raises(UsageError, match="the log's head is 1000"):
+        stream(filled, startingOffsets="1002").initialOffset()
+
+
+def test_limits_are_obeyed_and_reading_all_is_too(filled: Hub) -> None:
+    reader = stream(filled, maxOffsetsPerTrigger="300")
+    start = {"log": filled.head().log, "seq": 100}
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(300)
+    assert reader.latestOffset(start, limit)["seq"] == 400
+    assert reader.latestOffset(start | {"seq": 900}, limit)["seq"] == 1000
+    assert reader.latestOffset(start, ALL)["seq"] == 1000
+    assert reader.reportLatestOffset() == start | {"seq": 1000}
+    assert stream(filled).getDefaultReadLimit() == ALL
+
+
+def test_bytes_are_a_limit_of_about_so_many(hub: Hub) -> None:
+    for _ in range(20):
+        hub.publish([bytes(1000)] * 10)
+    reader = stream(hub, maxBytesPerTrigger="40000")
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(40_000)
+    start = {"log": hub.head().log, "seq": 0}
+    ends = []
+    while (after := reader.latestOffset(start, ReadMaxBytes(40_000))) != start:
+        assert 10 <= after["seq"] - start["seq"] <= 40
+        start = after
+        ends.append(after["seq"])
+    assert ends[-1] == hub.head().head
+    assert len(ends) > 4
+    # One at least, however little is allowed; with both limits the tighter one counts.
+    begin = {"log": start["log"], "seq": 0}
+    assert 1 <= reader.latestOffset(begin, ReadMaxBytes(1))["seq"] <= 10
+    both = stream(hub, maxBytesPerTrigger="40000", maxOffsetsPerTrigger="5")
+    assert both.getDefaultReadLimit() == ReadMaxRows(5)
+    assert both.latestOffset(begin, ReadMaxRows(5))["seq"] == 5
+    assert both.latestOffset(begin, ReadMaxRows(100_000))["seq"] <= 40
+    assert both.latestOffset(begin, ALL)["seq"] == ends[-1]
+
+
+def test_what_is_available_now_does_not_grow(hub: Hub) -> None:
+    hub.publish([b"a"] * 10)
+    reader = stream(hub)
+    reader.prepareForTriggerAvailableNow()
+    hub.publish([b"b"] * 10)
+    start = {"log": hub.head().log, "seq": 0}
+    assert reader.latestOffset(start, ALL)["seq"] == 10
+    assert reader.latestOffset(start | {"seq": 10}, ALL) == start | {"seq": 10}
+
+
+def test_a_hold_moves_with_the_stream_and_does_not_wake_it(hub: Hub) -> None:
+    hub.publish([b"a"] * 10)
+    reader = stream(hub, hold="job", startingOffsets="4", entries="true")
+    offset = reader.initialOffset()
+    with hub.link() as link:
+        assert link.holds() == {"job": 4}
+        end = reader.latestOffset(offset, ALL)
+        assert end["seq"] == 11  # the hold's own entry comes along
+        reader.commit(end)
+        reader.commit(end)
+        assert link.holds() == {"job": 12}
+        assert link.head().head == 12
+        assert reader.latestOffset(end, ALL) == end
+        link.publish(b"b")
+        assert reader.latestOffset(end, ALL)["seq"] == 13
+    reader.stop()
+
+
+def test_partitions_are_ranges(filled: Hub) -> None:
+    start, end = ({"log": filled.head().log, "seq": seq} for seq in (0, 1000))
+    assert ranges(stream(filled).partitions(start, end)) == [(1, 1000)]
+    assert ranges(stream(filled, minPartitions="2").partitions(start, end)) == [(1, 500), (501, 1000)]
+    assert stream(filled).partitions(end, end) == []
+    assert ranges(batch(filled).partitions()) == [(1, 1000)]
+    given = {"startingOffsets": "11", "endingOffsets": "20"}
+    assert ranges(batch(filled, **given).partitions()) == [(11, 20)]
+    assert ranges(batch(filled, startingOffsets="1001").partitions()) == [(1, 0)]
+    with pytest.raises(UsageError, match="endingOffsets = 1001: the log's head is 1000"):
+        batch(filled, endingOffsets="1001").partitions()
+
+
+def test_readers_and_partitions_are_pickled_without_their_connections(filled: Hub) -> None:
+    reader = batch(filled)
+    (partition,) = reader.partitions()
+    revived, part = pickle.loads(pickle.dumps((reader, partition)))
+    assert sum(rows.num_rows for rows in revived.read(part)) == 1000
+
+
+def test_another_log_is_an_error_that_names_both(filled: Hub) -> None:
+    reader = stream(filled)
+    other = {"log": "11111111-1111-1111-1111-111111111111", "seq": 5}
+    for ask in (lambda: reader.latestOffset(other, ALL), lambda: reader.partitions(other, other)):
+        with pytest.raises(UsageError) as told:
+            ask()
+        assert other["log"] in str(told.value)
+        assert filled.head().log in str(told.value)
+    with pytest.raises(UsageError, match="no offset of ours"):
+        reader.latestOffset({"partition": 1}, ALL)
+
+
+def test_what_is_lost_is_named_or_passed_over(
+    start: Callable[..., Hub], caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = start(*TRIMMING)
+    trimmed(hub)
+    extent = hub.head()
+    begin, end = ({"log": extent.log, "seq": seq} for seq in (0, extent.head))
+    with pytest.raises(LostRangeError) as lost:
+        stream(hub).partitions(begin, end)
+    assert (lost.value.first, lost.value.last) == (1, extent.first - 1)
+    assert str(lost.value).endswith("; with failOnDataLoss=false a query goes on behind them")
+    with caplog.at_level("WARNING", "headrace.spark"):
+        kept = stream(hub, failOnDataLoss="false").partitions(begin, end)
+    assert ranges(kept) == [(extent.first, extent.head)]
+    assert f"messages 1 to {extent.first - 1} are lost" in caplog.text
+    assert "failOnDataLoss" not in caplog.text
+    # Planned a second time, it is lost once; under the name that the query has.
+    stream(hub, failOnDataLoss="false", reader="own").partitions(begin, end)
+    stream(hub, failOnDataLoss="false", hold="held").partitions(begin, end)
+    stream(hub, failOnDataLoss="false").partitions(begin, end)
+    with hub.link() as link:
+        each = {"messages": extent.first - 1, "ranges": [[1, extent.first - 1]]}
+        assert link.status()["lost"] == {"own": each, "held": each, "spark": each}
+        assert link.lost("own") == {"own": each}
+        assert link.status()["counters"]["reader_lost"] == 3 * (extent.first - 1)
+    # What is lost costs no trigger.
+    assert stream(hub).latestOffset(begin, ReadMaxRows(3))["seq"] == extent.first + 2
+
+
+def test_a_log_that_lost_its_end_is_not_read_again(filled: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """The checkpoint is further than the log: a hub on a machine that lost power, with fsync=never, say."""
+    beyond = {"log": filled.head().log, "seq": 1200}
+    with pytest.raises(LostRangeError) as lost:
+        stream(filled).latestOffset(beyond, ALL)
+    assert (lost.value.first, lost.value.last) == (1001, 1200)
+    reader = stream(filled, failOnDataLoss="false")
+    with caplog.at_level("WARNING", "headrace.spark"):
+        assert reader.latestOffset(beyond, ALL) == beyond
+        assert reader.latestOffset(beyond, ALL) == beyond
+    assert caplog.text.count("messages 1001 to 1200 are lost") == 1
+
+
+def test_entries_alone_are_not_what_is_available(hub: Hub) -> None:
+    """Else a query that keeps a hold, and is run every hour, would find the entry of the run before each time."""
+    hub.publish([b"x"] * 10)
+    for _ in range(3):
+        reader = stream(hub, hold="mine", startingOffsets="earliest")
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset({"log": hub.head().log, "seq": 10}, ALL)
+        assert end["seq"] == 10
+        reader.commit(end)
+    assert hub.head().head == 11
+    hub.publish([b"y"])
+    reader = stream(hub, hold="mine", startingOffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(end, ALL)["seq"] == 12
+
+
+# With Spark
+
+
+def copy(spark: SparkSession, hub: Hub, directory: Path, **options: Any) -> Any:
+    """Copy everything there is to Parquet, going on where the last run stopped."""
+    rows = spark.readStream.format("headrace").option("servers", hub.servers)
+    rows = rows.option("startingOffsets", "earliest").options(**options)
+    writer = rows.load().writeStream.format("parquet").option("path", str(directory / "rows"))
+    writer = writer.option("checkpointLocation", str(directory / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+@pytest.mark.spark
+def test_a_stream_is_exact_across_restarts_of_hub_and_query(
+    spark: SparkSession, hub: Hub, tmp_path: Path
+) -> None:
+    expected = []
+    for turn in range(3):
+        payloads = [b"%d/%d" % (turn, n) for n in range(500)]
+        hub.publish(payloads, topic="t", attributes={"turn": str(turn)}, numbers={"half": turn / 2})
+        expected += payloads
+        if turn == 1:
+            hub.seal()
+        query = copy(spark, hub, tmp_path, maxOffsetsPerTrigger=200, minPartitions=2)
+        assert query.exception() is None
+        hub.kill9()
+        hub.restart()
+    rows = spark.read.parquet(str(tmp_path / "rows")).orderBy("seq").collect()
+    assert [row.seq for row in rows] == list(range(1, 1501))
+    assert [bytes(row.payload) for row in rows] == expected
+    last = rows[-1]
+    assert (last.topic, last.attributes, last.numbers) == ("t", {"turn": "2"}, {"half": 1.0})
+    told = {message.seq: message for message in hub.messages()}
+    assert [row.time.timestamp() for row in rows] == [told[row.seq].time / 1e6 for row in rows]
+    assert {row.publisher for row in rows} == {message.publisher for message in told.values()}
+
+
+@pytest.mark.spark
+def test_a_checkpoint_of_another_log_stops_with_both_named(
+    spark: SparkSession, start: Callable[..., Hub], filled: Hub, tmp_path: Path
+) -> None:
+    other = start(name="other")
+    other.publish([b"x"] * 10)
+    copy(spark, other, tmp_path)
+    with pytest.raises(PySparkException) as told:
+        copy(spark, filled, tmp_path)
+    assert filled.head().log in str(told.value)
+    assert other.head().log in str(told.value)
+
+
+@pytest.mark.spark
+def test_a_batch_is_what_the_options_say(spark: SparkSession, filled: Hub) -> None:
+    reader = spark.read.format("headrace").option("servers", filled.servers)
+    everything = reader.load()
+    assert everything.schema == SPARK_SCHEMA
+    assert everything.count() == 1000
+    some = reader.option("startingOffsets", 101).option("endingOffsets", 350).option("topic", "t/2").load()
+    assert [row.seq for row in some.select("seq").orderBy("seq").collect()] == list(range(201, 301))
+    for wrong in (reader, spark.readStream.format("headrace")):
+        with pytest.raises(PySparkException, match="did you mean startingOffsets"):
+            wrong.option("startingOffset", 1).load()
+    with pytest.raises(PySparkException, match="there is no path"):
+        spark.read.format("headrace").load(filled.servers)
+    with pytest.raises(PySparkException, match="leave schema"):
+        spark.read.format("headrace").schema("seq long").option("servers", filled.servers).load().count()
+
+
+@pytest.mark.parametrize("files", ["true", "false"])
+def test_only_the_columns_that_are_named(
+    spark: SparkSession, filled: Hub, tmp_path: Path, files: str
+) -> None:
+    options = {"servers": filled.servers, "columns": "payload, seq", "files": files, "origin": "tube"}
+    rows = spark.read.format("headrace").options(**options).load()
+    assert rows.columns == ["payload", "seq"]
+    expected = [(message.payload, message.seq) for message in filled.messages()]
+    assert sorted((bytes(row.payload), row.seq) for row in rows.collect()) == sorted(expected)
+    stream = spark.readStream.format("headrace").options(**options, startingOffsets="earliest").load()
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start(str(tmp_path / "rows")).awaitTermination()
+    written = spark.read.parquet(str(tmp_path / "rows"))
+    assert (written.columns, written.count()) == (["payload", "seq"], len(expected))
+    with pytest.raises(PySparkException, match="leave schema\\(\\) out"):
+        spark.read.format("headrace").options(**options).schema("seq long").load().collect()
+
+
+@pytest.mark.spark
+def test_keys_are_not_in_plans(spark: SparkSession, start: Callable[..., Hub], tmp_path: Path) -> None:
+    hub = start("auth.required=true", 'auth.clients={00112233445566778899aabb = "s3cret"}')
+    file = tmp_path / "key"
+    file.write_text("s3cret")
+    rows = spark.read.format("headrace").option("servers", hub.servers)
+    rows = rows.option("clientId", "00112233445566778899aabb").option("keyFile", str(file)).load()
+    assert rows.count() == 0
+    shown = rows._jdf.queryExecution().toString()
+    assert "s3cret" not in shown
+    with pytest.raises(PySparkException, match="auth"):
+        spark.read.format("headrace").option("servers", hub.servers).load().count()
+
+
+@pytest.mark.spark
+def test_registering_tells_the_source_the_sessions_size(spark: SparkSession, filled: Hub) -> None:
+    register(spark)
+    register(spark)
+    rows = spark.read.format("headrace").option("servers", filled.servers).option("minPartitions", 3).load()
+    assert rows.rdd.getNumPartitions() == 3
+    assert rows.count() == 1000
+
+
+@pytest.mark.spark
+def test_an_idle_hub_stays_idle(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
+    """A stream that keeps a hold writes entries into the log that it reads; they alone do not wake it."""
+    rows = spark.readStream.format("headrace").option("servers", hub.servers).option("hold", "idle")
+    rows = rows.option("startingOffsets", "earliest").option("entries", "true").load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+
+    def batches() -> int:
+        return sum(progress.numInputRows > 0 for progress in query.recentProgress)
+
+    try:
+        with hub.link() as link:
+            until(lambda: link.holds() == {"idle": 1})
+            for count in (1, 2, 3):
+                link.publish(b"a")
+                until(partial(lambda wanted: batches() >= wanted, count))
+                assert batches() == count
+            # Each message, and an entry for the hold: where it began, and when Spark let go of a batch.
+            assert link.head().head == 3 + 3
+            assert link.holds()["idle"] > 3
+    finally:
+        query.stop()
