@@ -310,7 +310,7 @@ def _label(move: Move, x: float, y: float, anchor: str) -> list[str]:
 
 def _load(module: str, table: str) -> tuple[str, Drawing]:
     content: Table = getattr(importlib.import_module(module), table)
-    short = module.rpartition(".")[2]
+    short = "_".join(module.split(".")[-2:])
     return f"{short}-{table.lower().replace('_', '-')}", Drawing.of(content)
 
 

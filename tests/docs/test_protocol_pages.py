@@ -11,6 +11,14 @@ import pytest
 from tests.wire.golden import Golden
 
 ROOT = Path(__file__).parents[2]
+VECTORS = {
+    (path.stem.removeprefix("test_") if path.parent.name == "wire" else path.parent.name): ".".join(
+        path.relative_to(ROOT).with_suffix("").parts
+    )
+    for path in sorted((ROOT / "tests" / "wire").rglob("test_*.py"))
+    if re.search(r"^GOLDEN\b", path.read_text(), re.MULTILINE)
+}
+"""Each protocol's test module that holds its golden vectors."""
 PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "protocols").glob("*.md"))}
 
 BLOCK = re.compile(
@@ -36,19 +44,14 @@ def blocks(page: str) -> list[tuple[str, bytes]]:
 
 def golden(name: str) -> dict[str, bytes]:
     """The vectors of a protocol's test module."""
-    vectors: list[Golden] = importlib.import_module(f"tests.wire.test_{name}").GOLDEN
+    vectors: list[Golden] = importlib.import_module(VECTORS[name]).GOLDEN
     names = [vector.name for vector in vectors]
     assert len(names) == len(set(names)), "two golden vectors have one name"
     return {vector.name: vector.wire for vector in vectors}
 
 
 def test_every_tested_protocol_has_a_page() -> None:
-    tested = {
-        path.stem.removeprefix("test_")
-        for path in (ROOT / "tests" / "wire").glob("test_*.py")
-        if re.search(r"^GOLDEN\b", path.read_text(), re.MULTILINE)
-    }
-    assert tested == set(PAGES)
+    assert VECTORS.keys() == PAGES.keys()
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.hub.test_connector import ALICE, HERE, Scene
+from tests.hub.routing.test_connector import ALICE, HERE, Scene
 
 from headrace.hub.counters import Counters
 from headrace.hub.routing.client_session import Paths, Source

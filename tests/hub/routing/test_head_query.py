@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.hub.test_connector import ALICE, BOB, HERE, THERE, WANTED, Scene, Wire
+from tests.hub.routing.test_connector import ALICE, BOB, HERE, THERE, WANTED, Scene, Wire
 
 from headrace.errors import StorageError, UnavailableError
 from headrace.hub.routing.client_session import Paths, Source

@@ -221,7 +221,7 @@ while True:
     log.retain(0, retain_bytes=200_000, retain_us=None, holds={})
 """
         with subprocess.Popen(
-            [sys.executable, "-c", script, tmp_path], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
+            [sys.executable, "-c", script, tmp_path], cwd=Path(__file__).parents[3], stdout=subprocess.PIPE
         ) as process:
             try:
                 assert process.stdout is not None

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.net.test_cluster import until
+from tests.net.cluster.test_node import until
 
 from headrace.cluster import History, Kept, State, Status
 from headrace.cluster.durable_state import tell

@@ -26,7 +26,7 @@ from headrace.spark.runtime.standalone import command
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "spark-cluster" / "cluster.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "spark-cluster" / "cluster.py"
 DRIVER = Path(__file__).with_name("copying.py")
 SECONDS = 280
 KILLS = 4

@@ -337,7 +337,7 @@ class TestLoading:
         program = """
 import sys
 from headrace.message import Run
-from headrace.wire import fyrehose as f
+from headrace.wire.fyrehose import stream as f
 
 [frame] = f.ServerDecoder().feed(f.serialize(f.Push(b"hi")))
 packets, _ = f.deliver_run(frame.run, 1)

@@ -30,7 +30,7 @@ from headrace.wire.link import message as link
 from headrace.wire.sdk import commands as sdk
 from headrace.wire.tube import frames as tube
 
-CORPUS = Path(__file__).parents[3] / "fuzz" / "corpus"
+CORPUS = Path(__file__).parents[4] / "fuzz" / "corpus"
 PORTS = {2323: "fyrehose", 3002: "spp"}
 
 
