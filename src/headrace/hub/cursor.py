@@ -185,20 +185,13 @@ class Cursor(Generic[C]):
     """One reader's place in the log.
 
     ``find`` looks a sequence number up in the cache. With ``read_ahead`` the next chunk is read while the reader takes
-    the one before. ``last`` ends the cursor; without it, it waits at the head for the next commit.
+    the one before. ``last`` ends the cursor; without it, it waits at the head for the next commit. With
+    ``passes_over`` messages that cannot be read are passed over; without it, they end the cursor.
     """
 
     __slots__ = (
-        "_find",
-        "_read_ahead",
-        "_reading",
-        "_ready",
-        "_ready_for",
-        "closed",
-        "last",
-        "next",
-        "ranges",
-    )
+        "_find", "_passes_over", "_read_ahead", "_reading", "_ready", "_ready_for", "closed", "last", "next", "ranges"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -207,6 +200,7 @@ class Cursor(Generic[C]):
         *,
         last: int | None = None,
         read_ahead: bool = False,
+        passes_over: bool = False,
     ) -> None:
         self.next = first
         """The next message; ``None`` while the sequence is not wanted."""
@@ -216,6 +210,7 @@ class Cursor(Generic[C]):
         self.closed = False
         self._find = find
         self._read_ahead = read_ahead
+        self._passes_over = passes_over
         self._reading: _Reading | None = None
         self._ready: C | None = None
         self._ready_for: RequestedRange | None = None
@@ -275,13 +270,21 @@ class Cursor(Generic[C]):
         self._reading = None
 
     def read_failed(self, error: HeadraceError) -> Lost:
-        """Take the failure of a read: pass over what retention removed from a requested range, else end."""
+        """Take the failure of a read: pass over what retention removed from a requested range, else end.
+
+        A cursor that ``passes_over`` what cannot be read goes on after it in any case.
+        """
         if self._reading is None:
             raise AssertionError("no read is under way")
         (first, last, wanted), self._reading = self._reading, None
         if wanted is not None and isinstance(error, TrimmedError):
             wanted.first = min(last, error.oldest - 1) + 1
             return Lost(first, wanted.first - 1, ended=False)
+        if self._passes_over:
+            gone = error.oldest - 1 if isinstance(error, TrimmedError) else last
+            if self.next == first:
+                self.next = gone + 1
+            return Lost(first, gone, ended=False)
         self.close()
         return Lost(first, last, ended=True)
 

@@ -28,7 +28,7 @@ from headrace.message import Batch
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.operations import Operations
-from headrace.net.link.row_bodies import Live
+from headrace.net.link.row_bodies import row_cache
 from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import Reports
 from headrace.tube import Options, Server, Tube, serve
@@ -54,9 +54,9 @@ class LinkDoor:
         self.counters = context.hub.counters
         self._context = context
         self._hub = context.hub
-        self._live = Live()
+        self._cache = row_cache()
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
-        self.operations = Operations(context, self._live, self.consumers, status, reports)
+        self.operations = Operations(context, self._cache, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
         self._servers: list[Server] = []
 
@@ -89,8 +89,10 @@ class LinkDoor:
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Let every stream that waited at the head go on."""
-        self._live.add(batches)
-        if self._live.followers:
+        if not self._cache.readers:
+            self._cache.clear()
+        else:
+            self._cache.encode(batches)
             for connection in self._connections:
                 connection.pump()
         self.consumers.deliver()

@@ -1,6 +1,6 @@
 """Content routing in one process: which of its roles are here, and how they hand each other batches.
 
-Committed batches go through the matching :class:`~headrace.net.routing.match_queue.Stage`. What is for clients of
+Committed batches go through the matching :class:`~headrace.net.routing.match_queue.MatchQueue`. What is for clients of
 this process's own connector is pushed to them in memory. What is for clients elsewhere, and this matcher's to match
 by the ring, goes to the dispatcher in this process, or to one that is dialled. A connector without a matcher beside
 it relies on the matchers whose pushes reach its router door, and on the log where they do not. Where Spark matches,
@@ -34,7 +34,7 @@ from headrace.hub.routing.session_feed import Found, Then
 from headrace.hub.routing.subscriptions import Subscription, Subscriptions
 from headrace.matching import Matches, Ring, is_cold, warm
 from headrace.message import Batch, node_id
-from headrace.net.routing.match_queue import Stage
+from headrace.net.routing.match_queue import MatchQueue
 from headrace.net.routing.matcher_link import ToDispatcher
 from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import NODE_ID_BYTES, is_msg_id, parse_msg_id, seq_of, unpack_clients
@@ -75,7 +75,7 @@ class Routing:
         self._own_path = Path(self._source, self._node, self._hub.log.head)
         self._spark = settings.matching.engine == "spark"
         self._feeder = Feeder(self._source)
-        self._stage: Stage | None = None
+        self._stage: MatchQueue | None = None
         self._thread = ThreadPoolExecutor(1, "headrace-match")
         self._sorting: Iterator[None] | None = None
         self._loading = False
@@ -100,7 +100,7 @@ class Routing:
             self.dispatcher = Dispatcher(self._hub.counters, None if self.connector is None else self)
             self.dispatcher.reach = self._reach
         if matches:
-            self._stage = Stage(self._hub, self.matching, self._matched, context.readers, self._thread)
+            self._stage = MatchQueue(self._hub, self.matching, self._matched, context.readers, self._thread)
             self._stage.blocked = self._is_blocked
             self._source.paths[self._node] = self._own_path
             elsewhere = settings.dispatcher.connectors or settings.dispatcher.peers
