@@ -22,10 +22,13 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import HeadraceError, TrimmedError
 from headrace.hub.sequence_ranges import Range
-from headrace.message import Batch
+from headrace.message import MAX_SEQUENCE, Batch
 
 CHUNK_BYTES: Final = 1 << 20
 """Payload bytes that are encoded as one chunk: a commit may bring far more than should wait for one reader."""
+
+NOWHERE: Final = MAX_SEQUENCE + 2
+"""The position of a cursor that does not want the sequence: no log reaches it."""
 
 _CHUNK_OVERHEAD: Final = 256
 """What a small chunk takes besides its bytes: the objects around them."""
@@ -195,7 +198,7 @@ class Cursor(Generic[C]):
 
     def __init__(
         self,
-        first: int | None = None,
+        first: int = NOWHERE,
         find: Callable[[int], C | None] = lambda _seq: None,
         *,
         last: int | None = None,
@@ -203,7 +206,7 @@ class Cursor(Generic[C]):
         passes_over: bool = False,
     ) -> None:
         self.next = first
-        """The next message; ``None`` while the sequence is not wanted."""
+        """The next message; :data:`NOWHERE` while the sequence is not wanted."""
         self.last = last
         self.ranges: deque[RequestedRange] = deque()
         """Ranges to serve before the sequence goes on, in the order they were requested."""
@@ -222,7 +225,12 @@ class Cursor(Generic[C]):
 
     def behind(self, head: int) -> int:
         """Return how many committed messages are still to come."""
-        return 0 if self.next is None else max(0, head + 1 - self.next)
+        return max(0, head + 1 - self.next)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the sequence is wanted."""
+        return self.next != NOWHERE
 
     def step(self, head: int) -> Step[C]:
         """Decide what to do next, given that everything up to ``head`` is committed.
@@ -243,7 +251,7 @@ class Cursor(Generic[C]):
             self.ranges.popleft()
         following = self.next
         end = head if self.last is None else min(self.last, head)
-        if following is None or following > end:
+        if following > end:
             return _WAIT
         chunk = self._find(following)
         if chunk is None:
@@ -263,13 +271,17 @@ class Cursor(Generic[C]):
             else:
                 self._ready_for.first = chunk.last + 1
 
+    def drop(self) -> None:
+        """Drop the chunk that is ready: what is left of it is read again."""
+        self._ready = None
+
     def was_read(self, chunk: C) -> None:
         """Take the outcome of the read that :meth:`step` asked for."""
         if self._reading is not None and not self.closed:
             self._ready, self._ready_for = chunk, self._reading.wanted
         self._reading = None
 
-    def read_failed(self, error: HeadraceError) -> Lost:
+    def read_failed(self, error: HeadraceError) -> Lost | None:
         """Take the failure of a read: pass over what retention removed from a requested range, else end.
 
         A cursor that ``passes_over`` what cannot be read goes on after it in any case.
@@ -280,24 +292,31 @@ class Cursor(Generic[C]):
         if wanted is not None and isinstance(error, TrimmedError):
             wanted.first = min(last, error.oldest - 1) + 1
             return Lost(first, wanted.first - 1, ended=False)
+        if wanted is None and self.next != first:
+            return None  # No longer wanted.
         if self._passes_over:
             gone = error.oldest - 1 if isinstance(error, TrimmedError) else last
-            if self.next == first:
-                self.next = gone + 1
+            self.next = gone + 1
             return Lost(first, gone, ended=False)
         self.close()
         return Lost(first, last, ended=True)
 
     def skip_to(self, first: int) -> Range:
         """Go on at ``first``; return the messages passed over."""
-        skipped = (first if self.next is None else self.next), first - 1
+        skipped = self.next, first - 1
         self.next = first
         return skipped
+
+    def take(self, head: int, most: int) -> Range:
+        """Move past at most ``most`` committed messages and return them; there must be one."""
+        taken = self.next, min(head, self.next + most - 1)
+        self.next = taken[1] + 1
+        return taken
 
     def close(self) -> None:
         """Want nothing more."""
         self.closed = True
-        self.next = self._ready = None
+        self.next, self._ready = NOWHERE, None
         self.ranges.clear()
 
     def _following(self, chunk: C, head: int) -> Range | None:

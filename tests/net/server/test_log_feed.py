@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DamagedError, HeadraceError, StorageError, TrimmedError
-from headrace.hub.cursor import Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
+from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
 from headrace.net.server.log_feed import LogFeed
 
 
@@ -294,7 +294,7 @@ async def test_a_subscription_that_lapses_while_the_log_is_read(world: World) ->
     world.recent.clear()
     world.cursor.next = 1
     world.feed.pump()
-    world.cursor.next = None
+    world.cursor.next = NOWHERE
     await world.settle()
     assert world.consumer.sent == []
 
@@ -304,7 +304,7 @@ async def test_one_that_begins_anew_meanwhile(world: World) -> None:
     world.recent.clear()
     world.cursor.next = 1
     world.feed.pump()
-    world.cursor.next = None
+    world.cursor.next = NOWHERE
     world.subscribe()
     world.append(1)
     await world.settle()

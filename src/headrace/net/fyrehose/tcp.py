@@ -19,7 +19,7 @@ from typing import Final
 from headrace.errors import HeadraceError
 from headrace.hub.backbone.rules import Backbone, Reason, Refused, ServeRange, Unserved
 from headrace.hub.conversion import backbone_run
-from headrace.hub.cursor import Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
+from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
 from headrace.net.server.connection import DoorConnection, Refusal, TcpDoor
@@ -233,14 +233,14 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
     def unsent(self) -> Range | None:
         """Return the committed messages that a subscriber has not been sent."""
         following, head = self.cursor.next, self._hub.log.head
-        return None if following is None or following > head else (following, head)
+        return None if following > head else (following, head)
 
     def judge(self, now: float) -> None:
         """Let the subscription lapse; close a half-closed connection that nothing more is to be sent to."""
         # Who is not read cannot renew.
         if self in self.door.subscribers and now >= self._subscribed_until and not self.reading_paused:
             del self.door.subscribers[self]
-            self.cursor.next = None
+            self.cursor.next = NOWHERE
             self.counters.add("lapsed", door="fyrehose", transport="tcp")
         if self._ended and not (self.buffered or self._is_wanted()):
             self._transport.close()
@@ -251,7 +251,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         self.door.subscribers.pop(self, None)
 
     def _is_wanted(self) -> bool:
-        return bool(self.cursor.ranges) or self.cursor.next is not None
+        return bool(self.cursor.ranges) or self.cursor.follows
 
     def _request(self, frame: Request) -> None:
         self.counters.add("requests", door="fyrehose", transport="tcp")

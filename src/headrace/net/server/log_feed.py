@@ -85,7 +85,9 @@ class LogFeed(Generic[C]):
         if error is None:
             self.cursor.was_read(done.result())
         elif isinstance(error, StorageError | WireError | ClosedError):
-            self._consumer.read_failed(self.cursor.read_failed(error), error)
+            lost = self.cursor.read_failed(error)
+            if lost is not None:
+                self._consumer.read_failed(lost, error)
         else:
             raise error
         self._consumer.pump()
