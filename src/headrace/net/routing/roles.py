@@ -1,6 +1,6 @@
 """Content routing in one process: which of its roles are here, and how they hand each other batches.
 
-Committed batches go through the matching :class:`~headrace.net.routing.match_queue.Stage`. What is for clients of
+Committed batches go through the matching :class:`~headrace.net.routing.match_queue.MatchQueue`. What is for clients of
 this process's own connector is pushed to them in memory. What is for clients elsewhere, and this matcher's to match
 by the ring, goes to the dispatcher in this process, or to one that is dialled. A connector without a matcher beside
 it relies on the matchers whose pushes reach its router door, and on the log where they do not. Where Spark matches,
@@ -34,9 +34,9 @@ from headrace.hub.routing.session_feed import Found, Then
 from headrace.hub.routing.subscriptions import Subscription, Subscriptions
 from headrace.matching import Matches, Ring, is_cold, warm
 from headrace.message import Batch, node_id
-from headrace.net.routing.match_queue import Stage
+from headrace.net.routing.match_queue import MatchQueue
 from headrace.net.routing.matcher_link import ToDispatcher
-from headrace.net.server.door import House
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import NODE_ID_BYTES, is_msg_id, parse_msg_id, seq_of, unpack_clients
 
 MAX_LEAD: Final = 1 << 16
@@ -56,8 +56,8 @@ logger = logging.getLogger("headrace")
 class Routing:
     """The matcher, the dispatcher and the connector of one process, as far as it has them."""
 
-    def __init__(self, house: House, subscriptions: Subscriptions, matchers: Matchers) -> None:
-        settings, roles = house.settings, house.settings.node.roles
+    def __init__(self, context: DoorContext, subscriptions: Subscriptions, matchers: Matchers) -> None:
+        settings, roles = context.settings, context.settings.node.roles
         self._name = role_name(settings)
         self._node = node_id(self._name)
         self.id = connector_id(self._name)
@@ -68,14 +68,14 @@ class Routing:
         self.connector: Connector | None = None
         self.dispatcher: Dispatcher | None = None
         self.to_dispatcher: ToDispatcher | None = None
-        self._house = house
-        self._hub = house.hub
+        self._context = context
+        self._hub = context.hub
         self._paths = Paths()
         self._source = Source()
         self._own_path = Path(self._source, self._node, self._hub.log.head)
         self._spark = settings.matching.engine == "spark"
         self._feeder = Feeder(self._source)
-        self._stage: Stage | None = None
+        self._stage: MatchQueue | None = None
         self._thread = ThreadPoolExecutor(1, "headrace-match")
         self._sorting: Iterator[None] | None = None
         self._loading = False
@@ -100,7 +100,7 @@ class Routing:
             self.dispatcher = Dispatcher(self._hub.counters, None if self.connector is None else self)
             self.dispatcher.reach = self._reach
         if matches:
-            self._stage = Stage(self._hub, self.matching, self._matched, house.readers, self._thread)
+            self._stage = MatchQueue(self._hub, self.matching, self._matched, context.readers, self._thread)
             self._stage.blocked = self._is_blocked
             self._source.paths[self._node] = self._own_path
             elsewhere = settings.dispatcher.connectors or settings.dispatcher.peers
@@ -109,7 +109,7 @@ class Routing:
             elif settings.matching.dispatchers:
                 self._pushes = True
                 place = self._own_path
-                self.to_dispatcher = ToDispatcher(house, self._node, lambda: place.upto, self._stage.go_on)
+                self.to_dispatcher = ToDispatcher(context, self._node, lambda: place.upto, self._stage.go_on)
         matchers.changed = self._ring_changed
         if (matches or self._connects) and is_cold():
             self._compile()
@@ -118,7 +118,7 @@ class Routing:
             pass
 
     def _make_connector(self) -> Connector:
-        settings = self._house.settings.matching
+        settings = self._context.settings.matching
         connector = Connector(
             self._hub,
             self.subscriptions,
@@ -349,7 +349,7 @@ class Routing:
                 logger.error("the log could not be looked through for %s", client.hex(), exc_info=error)
                 then(StorageError(f"the matcher failed ({type(error).__name__}: {error})"))
 
-        asyncio.get_running_loop().run_in_executor(self._house.readers, look).add_done_callback(done)
+        asyncio.get_running_loop().run_in_executor(self._context.readers, look).add_done_callback(done)
 
 
 def role_name(settings: Settings) -> str:
