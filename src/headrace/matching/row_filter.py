@@ -9,6 +9,7 @@ entries of the maps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ Ints = npt.NDArray[np.int32]
 Wide = npt.NDArray[np.int64]
 
 _NO_BYTES = np.zeros(0, np.uint8)
+_NO_WORDS = np.zeros(1, np.int32)
 
 _holds = inline(holds)
 
@@ -32,38 +34,47 @@ class RowFilter:
     """Predicates by attribute, compiled. All must hold for a row to pass."""
 
     def __init__(self, where: Mapping[str, Predicate]) -> None:
-        self._programs = {name: _compiled(predicate) for name, predicate in where.items()}
+        self._compiled = {name: _Compiled.of(predicate) for name, predicate in where.items()}
 
     def masks(self, rows: pa.RecordBatch) -> Iterator[Mask]:
         """Which rows each of the predicates holds for."""
-        for name, (program, words, begins) in self._programs.items():
-            texts = _looked_up(rows.column("attributes"), name)
-            numbers = _looked_up(rows.column("numbers"), name)
-            kinds = np.where(_is_valid(texts), TEXT, np.where(_is_valid(numbers), NUMBER, NOTHING))
-            # Adding 0.0 makes -0.0 the 0.0 that it equals.
-            bits = (pc.fill_null(numbers, 0.0).to_numpy(zero_copy_only=False) + 0.0).view(np.int64)
-            _, offsets, data = texts.buffers()
-            out = np.empty(len(rows), np.uint8)
-            evaluate(
-                program,
-                words,
-                begins,
-                kinds.astype(np.uint8),
-                bits,
-                np.frombuffer(offsets, np.int32),
-                _NO_BYTES if data is None else np.frombuffer(data, np.uint8),
-                out,
+        for name, compiled in self._compiled.items():
+            yield compiled.mask(
+                _looked_up(rows.column("attributes"), name), _looked_up(rows.column("numbers"), name)
             )
-            yield out.view(np.bool_)
 
 
-def _compiled(predicate: Predicate) -> tuple[Wide, Bytes, Wide]:
-    """A predicate's program; the words that it names, side by side; and where each begins."""
-    codes: dict[str, int] = {}
-    program = compile_predicate(predicate, 0, lambda text: codes.setdefault(text, len(codes)))
-    words = [text.encode() for text in codes]
-    begins = np.cumsum([0, *map(len, words)], dtype=np.int64)
-    return np.array(program, np.int64), np.array(bytearray(b"".join(words)), np.uint8), begins
+class _Compiled(NamedTuple):
+    program: Wide
+    words: pa.Array
+    """The strings that the program names; a word's code is its place."""
+
+    @classmethod
+    def of(cls, predicate: Predicate) -> _Compiled:
+        codes: dict[str, int] = {}
+        program = compile_predicate(predicate, 0, lambda text: codes.setdefault(text, len(codes)))
+        return cls(np.array(program, np.int64), pa.array(codes, pa.string()))
+
+    def mask(self, texts: pa.Array, numbers: pa.Array) -> Mask:
+        """Which rows the predicate holds for, of an attribute's strings and numbers, null where a row has none."""
+        has_text = texts.is_valid().to_numpy(zero_copy_only=False)
+        has_number = numbers.is_valid().to_numpy(zero_copy_only=False)
+        kinds = np.where(has_text, np.uint8(TEXT), np.where(has_number, np.uint8(NUMBER), np.uint8(NOTHING)))
+        # Adding 0.0 makes -0.0 the 0.0 that it equals.
+        values = (pc.fill_null(numbers, 0.0).to_numpy() + 0.0).view(np.int64)
+        if has_text.any():
+            codes = pc.fill_null(pc.index_in(texts, value_set=self.words), -1).to_numpy()
+            values = np.where(has_text, codes, values)
+        out = np.empty(len(kinds), np.uint8)
+        evaluate(self.program, *_strings(self.words), kinds, values, *_strings(texts), out)
+        return out.view(np.bool_)
+
+
+def _strings(array: pa.Array) -> tuple[Ints, Bytes]:
+    """The buffers of strings: number ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+    _, offsets, data = array.buffers()
+    edges = np.frombuffer(offsets, np.int32) if len(array) else _NO_WORDS
+    return edges, _NO_BYTES if data is None else np.frombuffer(data, np.uint8)
 
 
 def _looked_up(maps: pa.Array, name: str) -> pa.Array:
@@ -78,35 +89,13 @@ def _looked_up(maps: pa.Array, name: str) -> pa.Array:
     return items.take(pa.array(indices, mask=indices < 0))
 
 
-def _is_valid(values: pa.Array) -> Mask:
-    valid: Mask = values.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
-@inline
-def _code(texts: Bytes, begin: int, end: int, words: Bytes, word_begins: Wide) -> int:
-    """The code of a text that is one of the words, of which a predicate has few; else -1."""
-    size = end - begin
-    for code in range(len(word_begins) - 1):
-        first = word_begins[code]
-        if word_begins[code + 1] - first == size:
-            same = True
-            for offset in range(size):
-                if words[first + offset] != texts[begin + offset]:
-                    same = False
-                    break
-            if same:
-                return code
-    return -1
-
-
-@kernel(types.void(WIDE, BYTES, WIDE, BYTES, WIDE, OFFSETS_IN, BYTES_IN, BYTES))
+@kernel(types.void(WIDE, OFFSETS_IN, BYTES_IN, BYTES, WIDE, OFFSETS_IN, BYTES_IN, BYTES))
 def evaluate(
     program: Wide,
+    word_begins: Ints,
     words: Bytes,
-    word_begins: Wide,
     kinds: Bytes,
-    bits: Wide,
+    values: Wide,
     offsets: Ints,
     texts: Bytes,
     out: Bytes,
@@ -114,7 +103,4 @@ def evaluate(
     """Fill in 1 for each row whose value the program holds for, else 0."""
     for row in range(len(kinds)):
         begin, end = offsets[row], offsets[row + 1]
-        value = bits[row]
-        if kinds[row] == TEXT:
-            value = _code(texts, begin, end, words, word_begins)
-        out[row] = _holds(program, 0, kinds[row], value, texts, begin, end, words, word_begins)
+        out[row] = _holds(program, 0, kinds[row], values[row], texts, begin, end, words, word_begins)

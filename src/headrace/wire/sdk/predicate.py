@@ -210,7 +210,7 @@ def holds(
     begin: int,
     end: int,
     words: npt.NDArray[np.uint8],
-    word_begins: npt.NDArray[np.int64],
+    word_begins: npt.NDArray[np.int32] | npt.NDArray[np.int64],
 ) -> bool:
     """Whether the program at ``pool[at]`` holds for an attribute.
 
