@@ -1,9 +1,8 @@
-"""The matching stage: committed batches in, in order; whom each message is for out.
+"""The match queue: committed batches in, in order; the clients of each message out.
 
-The stage is a consumer with a cursor, like any other. What is committed waits for it in memory, up to
-:data:`MAX_WAITING`; past that it reads the log instead. A few messages are matched where they are, in the turn they
-were committed in; many are matched in a thread of their own, some at a time, so that nobody else waits for that. The
-index is rebuilt in a thread as well when it asks for that.
+The queue is a consumer with a cursor, like any other. Committed batches wait in memory, up to :data:`MAX_WAITING`;
+past that it reads the log instead. A few messages are matched on the event loop, in the turn they were committed in;
+many are matched in a thread, some at a time, so that nobody else waits for that. The index is rebuilt in a thread, too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from headrace.errors import StorageError, TrimmedError
-from headrace.hub.routing.local_matcher import Matching
+from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
@@ -38,11 +37,11 @@ Matched = Callable[[Batch, Matches | None], None]
 """Takes what was matched; ``None`` stands for a batch that nobody could want."""
 
 
-class Stage:
+class MatchQueue:
     """Matches what is committed."""
 
     def __init__(
-        self, hub: Hub, matching: Matching, matched: Matched, readers: Executor, thread: Executor
+        self, hub: Hub, matching: LocalMatcher, matched: Matched, readers: Executor, thread: Executor
     ) -> None:
         self.next = hub.log.head + 1
         """The first message that is not matched yet."""
