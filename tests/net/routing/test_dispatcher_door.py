@@ -29,8 +29,8 @@ from tests.net.conftest import Start
 from tests.net.raw import SECONDS, running_hub, until
 
 from headrace.hub.routing.connector import Connector
+from headrace.hub.routing.roles import connector_id
 from headrace.message import node_id
-from headrace.net.routing.roles import connector_id
 from headrace.net.server.process import Server
 
 CONN = b"conn0001"

@@ -11,7 +11,7 @@ import pytest
 from tests.net.raw import until
 
 from headrace.errors import TrimmedError
-from headrace.hub.routing.local_matcher import Matching
+from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.routing.subscriptions import Subscriptions, serialize_fields, subscribe
 from headrace.hub.sequence import Hub
 from headrace.hub.state import State
@@ -31,7 +31,7 @@ class Scene:
         self.log = Log.open(directory, fsync="never")
         self.subscriptions = Subscriptions()
         self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
-        self.matching = Matching(self.subscriptions, lambda _client, _kept: True)
+        self.matching = LocalMatcher(self.subscriptions, lambda _client, _kept: True)
         self.readers, self.thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.matched: list[tuple[int, int]] = []
         """The number and the count of clients of each message, as it was matched."""

@@ -1,4 +1,4 @@
-"""The matching stage: committed batches in, in order; whom each message is for out.
+"""The match queue: committed batches in, in order; the clients of each message out.
 
 The queue has a cursor, like any other reader. What is committed waits for it in a cache, up to :data:`MAX_WAITING`;
 past that it reads the log instead. A few messages are matched where they are, in the turn they
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.hub.cursor import Cursor, EncodedCache, Lost
-from headrace.hub.routing.local_matcher import Matching
+from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
@@ -65,7 +65,7 @@ class MatchQueue:
     """Matches what is committed."""
 
     def __init__(
-        self, hub: Hub, matching: Matching, matched: Matched, readers: Executor, thread: Executor
+        self, hub: Hub, matching: LocalMatcher, matched: Matched, readers: Executor, thread: Executor
     ) -> None:
         self.next = hub.log.head + 1
         """The first message that is not matched yet."""

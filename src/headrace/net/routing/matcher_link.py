@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from time import time
 
-from headrace.hub.routing.matcher_pushes import mark
+from headrace.hub.routing.local_matcher import mark
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
 from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import (

@@ -42,7 +42,7 @@ class RouterStream(JoiningStream[RouterDoor]):
 
     def __init__(self, door: RouterDoor) -> None:
         super().__init__(door, RouterDecoder())
-        self._source: Source = door.routing.source()
+        self._source = Source()
 
     def take(self, frame: RouterMessage) -> None:
         """Do what a dispatcher asks."""

@@ -24,7 +24,7 @@ from headrace.net.routing.publisher_door import PublisherDoor
 from headrace.net.routing.roles import Routing
 from headrace.net.routing.router_door import RouterDoor
 from headrace.net.routing.sdk_door import SdkDoor
-from headrace.net.routing.status_door import Place, StatusDoor, ToMatchers
+from headrace.net.routing.status_door import RingPosition, StatusDoor, ToMatchers
 from headrace.net.server.binding import Listening
 from headrace.net.server.connection import TcpDoor
 from headrace.net.server.door import Door, DoorContext
@@ -79,7 +79,7 @@ class Opening:
         if routing.to_dispatcher is not None:
             doors.append(routing.to_dispatcher)
         if "matcher" in roles:
-            place = Place(context, lambda: self._listening.doors)
+            place = RingPosition(context, lambda: self._listening.doors)
             if listen.status is not None:
                 doors.append(StatusDoor(context, place, stream("status", listen.status)))
             doors.append(ToMatchers(context, place, matchers))
