@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.message import NOT_A_MESSAGE, Batch, offsets_of
 from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, Extra, In, Not, Predicate, Prefix
 
 Mask = npt.NDArray[np.bool_]
@@ -173,8 +173,8 @@ def _holds_extra(predicate: Extra, attribute: _Attribute) -> Mask:
 
 def _looked_up(maps: pa.Array, name: str) -> pa.Array:
     """The value each row's map has under ``name``, the last if there are several; null if none."""
-    offsets = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
-    begin, end = (int(offsets[0]), int(offsets[-1])) if len(maps) else (0, 0)
+    offsets = offsets_of(maps)
+    begin, end = int(offsets[0]), int(offsets[-1])
     keys, items = maps.keys, maps.items
     found = np.flatnonzero(_truth(pc.equal(keys.slice(begin, end - begin), name))) + begin
     indices = np.full(len(maps), -1, np.int64)

@@ -14,9 +14,8 @@ from itertools import accumulate, pairwise
 from struct import pack, unpack
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.message import SCHEMA, Batch, Message, Run
+from headrace.message import SCHEMA, Batch, Message, Run, joined_offsets, merged_numbers
 from headrace.wire.link.message import PUBLISHED
 from headrace.wire.link.record_batch import Buffer, Columns, Decoded, Layout
 
@@ -40,7 +39,7 @@ def published_body(payloads: Sequence[bytes], topic: str) -> bytes:
 def published_parts(runs: Sequence[Run], topic: str) -> list[Buffer]:
     """The payloads of runs, one run after the other, as such a body in parts: payloads stay where they lie."""
     count = sum(run.count for run in runs)
-    edges = _joined_edges(runs, count)
+    edges = joined_offsets(runs).data.cast("B")
     # Nobody writes to a run.
     payloads: list[Buffer] = [run.content.data.cast("B").toreadonly() for run in runs if run.size]
     return _published().parts(count, _published_columns(count, topic, edges, payloads))
@@ -112,13 +111,15 @@ def batches_body(batches: Sequence[Batch], most: int) -> bytes | None:
         seqs = np.arange(first, first + count, dtype=np.int64).tobytes()
         times = np.repeat(np.array([batch.time for batch in batches], np.int64), counts).tobytes()
         nodes = np.repeat(np.array([batch.node for batch in batches], np.int32), counts).tobytes()
-        present, numbers, missing = _numbers(batches, counts)
+        each, absent = merged_numbers(batches, counts)
+        numbers, missing = each.tobytes(), int(absent.sum())
+        present = np.packbits(~absent, bitorder="little").tobytes() if missing else b""
         lone = [batch.run.lone for batch in batches if batch.run.lone is not None]
         if len(lone) == count:
             edges = pack(f"<{count + 1}i", 0, *accumulate(map(len, lone)))
             payload = list(lone)
         else:
-            edges = _joined_edges([batch.run for batch in batches], count)
+            edges = joined_offsets([batch.run for batch in batches]).data.cast("B")
             payload = [batch.run.content.data.cast("B") for batch in batches]
     empty = (_empty_maps if 4 * count <= KEPT_BYTES else _empty_maps.__wrapped__)(count)
     columns: Columns = {
@@ -180,30 +181,6 @@ def _integers(found: Decoded, name: str, code: str, size: int) -> tuple[int, ...
 def _is(view: memoryview, data: bytes) -> bool:
     """Compare a view with some data: a view's own comparison goes item by item, which takes longer than a copy."""
     return len(view) == len(data) and bytes(view) == data
-
-
-def _joined_edges(runs: Sequence[Run], count: int) -> memoryview:
-    """The offsets of several runs' payloads, once they lie side by side."""
-    edges = np.zeros(count + 1, np.int32)
-    row = end = 0
-    for run in runs:
-        length = len(run)
-        np.add(run.offsets[1:], end - int(run.offsets[0]), out=edges[row + 1 : row + 1 + length])
-        row += length
-        end += run.size
-    return edges.data.cast("B")
-
-
-def _numbers(batches: Sequence[Batch], counts: npt.NDArray[np.int64]) -> tuple[bytes, bytes, int]:
-    """Publishers' own numbers: which there are, the numbers, and how many there are not."""
-    total = int(counts.sum())
-    absent = np.repeat(np.array([batch.number is None for batch in batches]), counts)
-    firsts = np.array([batch.number or 0 for batch in batches], np.int64)
-    starts = np.cumsum(counts) - counts
-    numbers = np.repeat(firsts - starts, counts) + np.arange(total, dtype=np.int64)
-    missing = int(absent.sum())
-    there = np.packbits(~absent, bitorder="little").tobytes() if missing else b""
-    return there, numbers.tobytes(), missing
 
 
 # Text
