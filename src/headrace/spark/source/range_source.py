@@ -35,14 +35,6 @@ if TYPE_CHECKING:
     from headrace.client.link.client import Extent
 
 NAME: Final = "headrace-ranges"
-_RANGES: Final = StructType(
-    [
-        StructField("log", StringType()),
-        StructField("path", StringType()),
-        StructField("first", LongType()),
-        StructField("last", LongType()),
-    ]
-)
 _RANGES: Final = pa.schema(
     [
         pa.field("log", pa.string()),
