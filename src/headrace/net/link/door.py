@@ -31,7 +31,7 @@ from headrace.net.link.operations import Operations
 from headrace.net.link.row_bodies import row_cache
 from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import Reports
-from headrace.tube import Options, Server, Tube, serve
+from headrace.tube import Tube, TubeOptions, TubeServer, serve
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link.requests import Hello
 from headrace.wire.sdk.auth import parse_auth
@@ -58,12 +58,12 @@ class LinkDoor:
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
         self.operations = Operations(context, self._cache, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
-        self._servers: list[Server] = []
+        self._servers: list[TubeServer] = []
 
     async def open(self, transport: Transport, sock: socket.socket) -> None:
         """Accept tubes on a bound socket."""
         limits = self._context.settings.limits
-        options = Options(
+        options = TubeOptions(
             max_message=MAX_MESSAGE,
             max_sent=MAX_ANSWER,
             max_inflated=MAX_MESSAGE,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headrace.message import SCHEMA, Batch
+from headrace.message import Batch, column_type, envelope_rows
 from headrace.net.server.connection import DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.publish import Attributes, PublisherDecoder, Publishes
@@ -71,14 +71,13 @@ def columns_of(attributes: Sequence[Attributes]) -> pa.RecordBatch | None:
                 numbers[1].append(value)
         texts[2].append(len(texts[0]))
         numbers[2].append(len(numbers[0]))
-    fields = [SCHEMA.field("attributes"), SCHEMA.field("numbers")]
-    columns = [
-        pa.MapArray.from_arrays(
+    columns = {
+        column: pa.MapArray.from_arrays(
             pa.array(ends, pa.int32()),
             pa.array(names, pa.string()),
-            pa.array(values, field.type.item_type),
-            type=field.type,
+            pa.array(values, column_type(column).item_type),
+            type=column_type(column),
         )
-        for field, (names, values, ends) in zip(fields, (texts, numbers), strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        for column, (names, values, ends) in (("attributes", texts), ("numbers", numbers))
+    }
+    return envelope_rows(columns)
