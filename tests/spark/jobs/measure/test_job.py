@@ -21,7 +21,7 @@ from headrace.spark.jobs.measure import PARAMETERS, SPANS, measure, windows
 from headrace.spark.jobs.measure.windows import Measurer
 from headrace.spark.options import Access
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 def messages(count: int, *, step: int = 7_000) -> pa.Table:
