@@ -22,7 +22,7 @@ from headrace.spark.jobs.measure import run as running
 from headrace.spark.jobs.measure.run import Measurer
 from headrace.spark.options import Access
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 def messages(count: int, *, step: int = 7_000) -> pa.Table:
