@@ -22,12 +22,12 @@ from headrace.cluster import (
     FetchSnapshot,
     Halt,
     Install,
-    Kept,
     Persist,
     Replica,
     Send,
     Serve,
     Status,
+    StoredState,
     Sync,
     load,
     save,
@@ -63,7 +63,7 @@ class Node:
         self.replica = Replica(
             self.id,
             3,
-            state=None if kept is None else kept.state,
+            stored=None if kept is None else kept.state,
             commit=self.log.head,
             tail=self.log.tail,
             intact=kept is not None and kept.log == str(self.log.uuid),
@@ -107,7 +107,7 @@ class Node:
                         lambda token=token, upto=upto: self.replica.synced(token, upto, self.cluster.now)
                     )
                 case Persist(state):
-                    save(self.directory / "cluster", Kept(state, "boot", str(self.log.uuid)))
+                    save(self.directory / "cluster", StoredState(state, "boot", str(self.log.uuid)))
                 case Advance(commit):
                     self.log.commit(commit)
                 case Serve(to, view, first, last, commit):

@@ -5,12 +5,12 @@ time, and gets back a list of effects to carry out. This is what a driver has to
 
 **Starting.** Load the state (:func:`load`), open the log with what the state holds to be committed
 (``Log.open(committed=state.commit)``), and make a :class:`Replica` of both: ``commit`` is the log's head, ``tail`` its
-tail, ``size`` the number of configured nodes. ``intact`` says whether everything that this node may have vouched for
-is still there. It is not if there is no state, or one of another log (:attr:`Kept.log`). Otherwise, with
+tail, ``size`` the number of configured nodes. ``intact`` says whether everything that this node may have vouched for is
+still there. It is not if there is no state, or one of another log (:attr:`StoredState.log`). Otherwise, with
 ``fsync=always`` (``synced_only``) it is; without, it is only if the machine has not been booted since (compare
-:attr:`Kept.boot` with ``/proc/sys/kernel/random/boot_id``). When in doubt it is not: the node then recovers from the
-others, which takes a second. A state that does not match its checksum raises; it must not be taken for none. Then call
-:meth:`Replica.start`. A replica takes the whole log that it is given to be synced: opening a log syncs it.
+:attr:`StoredState.boot` with ``/proc/sys/kernel/random/boot_id``). When in doubt it is not: the node then recovers from
+the others, which takes a second. A state that does not match its checksum raises; it must not be taken for none. Then
+call :meth:`Replica.start`. A replica takes the whole log that it is given to be synced: opening a log syncs it.
 
 **Effects** are carried out in the order of the list, each finished before the next begins, and all before the next
 input is handed over: what a door submits while it is told of a commit waits. If one fails (the disk is full, a sync
@@ -61,7 +61,7 @@ Times are seconds of any clock that does not go back. Streams may lose, repeat a
 them for more than speed. What is numbered and not committed is bounded by the hub (``Hub.congested``).
 """
 
-from headrace.cluster.durable_state import Kept, State, load, save
+from headrace.cluster.durable_state import DurableState, StoredState, load, save
 from headrace.cluster.effects import (
     Advance,
     Append,
@@ -89,19 +89,19 @@ __all__ = [
     "Become",
     "Broadcast",
     "CutBack",
+    "DurableState",
     "Effect",
     "FetchSnapshot",
     "Halt",
     "History",
     "Install",
-    "Kept",
     "Membership",
     "Persist",
     "Replica",
     "Send",
     "Serve",
-    "State",
     "Status",
+    "StoredState",
     "Sync",
     "Timing",
     "load",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from headrace.cluster.durable_state import State
+from headrace.cluster.durable_state import DurableState
 from headrace.wire.parcel.body import Replication
 
 
@@ -80,7 +80,7 @@ class Sync:
 class Persist:
     """Bring the state to the disk before any effect that follows."""
 
-    state: State
+    state: DurableState
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ MAX_STRANGERS: Final = 64
 _REPLICATION: Final = frozenset(get_args(Replication))
 
 
-class Event(Enum):
+class ModeEvent(Enum):
     """What changes a node's mode."""
 
     ALONE = "no other node is configured"
@@ -62,20 +62,20 @@ class Event(Enum):
     FAULT = "cannot go on"
 
 
-MODES: Mapping[tuple[Mode, Event], Mode] = {
-    (Mode.DSC, Event.ALONE): Mode.WRK,
-    (Mode.DSC, Event.CAUGHT_UP): Mode.WRK,
-    (Mode.DSC, Event.SILENCE): Mode.ERR,
-    (Mode.DSC, Event.FAULT): Mode.ERR,
-    (Mode.WRK, Event.BEHIND): Mode.DSC,
-    (Mode.WRK, Event.SILENCE): Mode.ERR,
-    (Mode.WRK, Event.FAULT): Mode.ERR,
-    (Mode.ERR, Event.MAJORITY): Mode.DSC,
+MODES: Mapping[tuple[Mode, ModeEvent], Mode] = {
+    (Mode.DSC, ModeEvent.ALONE): Mode.WRK,
+    (Mode.DSC, ModeEvent.CAUGHT_UP): Mode.WRK,
+    (Mode.DSC, ModeEvent.SILENCE): Mode.ERR,
+    (Mode.DSC, ModeEvent.FAULT): Mode.ERR,
+    (Mode.WRK, ModeEvent.BEHIND): Mode.DSC,
+    (Mode.WRK, ModeEvent.SILENCE): Mode.ERR,
+    (Mode.WRK, ModeEvent.FAULT): Mode.ERR,
+    (Mode.ERR, ModeEvent.MAJORITY): Mode.DSC,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Discover:
     """Open a stream to ``host`` and send a DscReq with this node's information; give the answer to ``answered``."""
 
     host: str
@@ -89,14 +89,14 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer on the stream from which the request came."""
+class Reply:
+    """Reply on the stream from which the request came."""
 
     parcel: Parcel
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Send a Ping to each of these neighbours."""
 
     to: tuple[int, ...]
@@ -111,7 +111,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class NeighbourJoined:
     """A neighbour was added; a member of the cluster may vote."""
 
     node: NodeInfo
@@ -119,20 +119,22 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class NeighbourRemoved:
     """A neighbour was silent for too long."""
 
     node: NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ModeChanged:
     """This node's mode is now another: tell the neighbours by StateChange."""
 
     mode: Mode
 
 
-Effect: TypeAlias = Ask | Recover | Answer | Beat | Refuse | Joined | Removed | Changed
+MembershipEffect: TypeAlias = (
+    Discover | Recover | Reply | Heartbeat | Refuse | NeighbourJoined | NeighbourRemoved | ModeChanged
+)
 
 
 class Membership:
@@ -195,12 +197,12 @@ class Membership:
         """Which id answers at a configured address, if it is known."""
         return self._peers.get(parse_host(host))
 
-    def start(self, now: float) -> list[Effect]:
+    def start(self, now: float) -> list[MembershipEffect]:
         """The first input."""
         self._majority_heard = now
         self._beat = now + HEARTBEAT_SECONDS
         if not self._peers:
-            return self._step(Event.ALONE)
+            return self._step(ModeEvent.ALONE)
         return self._ask_missing()
 
     def began(self, nodes: Sequence[int]) -> None:
@@ -213,7 +215,7 @@ class Membership:
 
     def asked(
         self, identity: NodeInfo, now: float, *, tag: int = 0, hello: bool = True, proven: bool = True
-    ) -> list[Effect]:
+    ) -> list[MembershipEffect]:
         """A DscReq: add the sender, and tell whom this node knows; ``tag`` bytes go behind that.
 
         One that is not ``proven`` may be an old one, sent again by somebody else: its sender is added by
@@ -224,16 +226,18 @@ class Membership:
             return [Refuse(Fault.BAD_REQ, refusal)]
         effects = self._add(identity, now, hello=hello) if proven else []
         others = [node for node in self.neighbours if node.id != identity.id]
-        return [*effects, Answer(discovered(self.me, others, tag=tag))]
+        return [*effects, Reply(discovered(self.me, others, tag=tag))]
 
-    def proved(self, identity: NodeInfo, now: float) -> list[Effect]:
+    def proved(self, identity: NodeInfo, now: float) -> list[MembershipEffect]:
         """The sender of a DscReq that was not proven is there."""
         refusal = self._claim(identity, now, hello=True)
         if refusal is not None:
             return [Refuse(Fault.BAD_REQ, refusal)]
         return self._add(identity, now, hello=True)
 
-    def answered(self, host: str, answer: DscRes, now: float, *, hello: bool = True) -> list[Effect]:
+    def answered(
+        self, host: str, answer: DscRes, now: float, *, hello: bool = True
+    ) -> list[MembershipEffect]:
         """The DscRes of whoever listens at ``host``: add it, and everyone it knows."""
         if not answer.neighbours:
             return [Refuse(Fault.BAD_RES, "a DscRes lists its sender first")]
@@ -250,23 +254,23 @@ class Membership:
             # What another tells of a node is a reason to ask it, not to believe it.
             if node.id != self._me.id and node.id not in self._neighbours and node.address not in known:
                 known.add(node.address)
-                effects.append(Ask(node.host))
+                effects.append(Discover(node.host))
             if len(known) > MAX_STRANGERS + self.size:
                 break
         return [*effects, *self._judge(now)]
 
-    def sequence_asked(self, sender: int, head: int, now: float) -> list[Effect]:
+    def sequence_asked(self, sender: int, head: int, now: float) -> list[MembershipEffect]:
         """A SeqReq: the sender is taken to be at work from here on."""
         effects = self.heard(sender, now)
         self.state_change(sender, Mode.WRK)
-        return [*effects, Answer(Parcel(self._me.id, SeqRes(head)))]
+        return [*effects, Reply(Parcel(self._me.id, SeqRes(head)))]
 
     def state_change(self, sender: int, mode: Mode) -> None:
         """A neighbour's mode is now another."""
         if sender in self._neighbours:
             self._neighbours[sender] = replace(self._neighbours[sender], mode=mode)
 
-    def heard(self, sender: int, now: float) -> list[Effect]:
+    def heard(self, sender: int, now: float) -> list[MembershipEffect]:
         """Any parcel is a sign of life."""
         if sender in self._neighbours:
             self._heard[sender] = now
@@ -284,27 +288,27 @@ class Membership:
             return f"id {sender} is not of this cluster"
         return None
 
-    def replica_is(self, status: Status, now: float) -> list[Effect]:
+    def replica_is(self, status: Status, now: float) -> list[MembershipEffect]:
         """What the replica is doing now."""
         self._normal = status is Status.NORMAL
         return self._judge(now)
 
-    def failed(self, reason: str) -> list[Effect]:
+    def failed(self, reason: str) -> list[MembershipEffect]:
         """The node cannot go on."""
         self._fault = reason
-        return self._step(Event.FAULT)
+        return self._step(ModeEvent.FAULT)
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[MembershipEffect]:
         """Heartbeats, removals, and another try at whoever is missing."""
-        effects: list[Effect] = []
+        effects: list[MembershipEffect] = []
         for node in [node for node in self._heard if self._is_silent(node, now)]:
             del self._heard[node]
             self._greeted.discard(node)
-            effects.append(Removed(self._neighbours.pop(node)))
+            effects.append(NeighbourRemoved(self._neighbours.pop(node)))
         if now >= self._beat:
             self._beat = now + HEARTBEAT_SECONDS
             if self._neighbours:
-                effects.append(Beat(tuple(self._neighbours)))
+                effects.append(Heartbeat(tuple(self._neighbours)))
             effects += self._ask_missing()
         return [*effects, *self._judge(now)]
 
@@ -352,35 +356,35 @@ class Membership:
         members = self.members
         return sum(node not in members and (node in self._greeted) == hello for node in self._neighbours)
 
-    def _add(self, node: NodeInfo, now: float, *, hello: bool) -> list[Effect]:
+    def _add(self, node: NodeInfo, now: float, *, hello: bool) -> list[MembershipEffect]:
         new = node.id not in self._neighbours
         if hello:
             self._greeted.add(node.id)
         self._neighbours[node.id] = node
         self._heard[node.id] = now
-        return [Joined(node, node.id in self.members)] if new else []
+        return [NeighbourJoined(node, node.id in self.members)] if new else []
 
-    def _ask_missing(self) -> list[Effect]:
-        """Ask at each configured address whose node is not there."""
+    def _ask_missing(self) -> list[MembershipEffect]:
+        """Discover at each configured address whose node is not there."""
         return [
-            Ask(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            Discover(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             for (host, port), node in self._peers.items()
             if node is None or node not in self._neighbours
         ]
 
-    def _judge(self, now: float) -> list[Effect]:
+    def _judge(self, now: float) -> list[MembershipEffect]:
         """Hold the mode against what is heard and what the replica does."""
         if self._fault is not None or not self._peers:
             return []
         if self.sees_majority(now):
             self._majority_heard = now
-            effects = self._step(Event.MAJORITY)
-            return effects + self._step(Event.CAUGHT_UP if self._normal else Event.BEHIND)
+            effects = self._step(ModeEvent.MAJORITY)
+            return effects + self._step(ModeEvent.CAUGHT_UP if self._normal else ModeEvent.BEHIND)
         if now >= self._majority_heard + SILENCE_SECONDS or self.mode is Mode.WRK:
-            return self._step(Event.SILENCE)
+            return self._step(ModeEvent.SILENCE)
         return []
 
-    def _step(self, event: Event) -> list[Effect]:
+    def _step(self, event: ModeEvent) -> list[MembershipEffect]:
         if not self._machine.allows(event):
             return []
-        return [Changed(self._machine.step(event))]
+        return [ModeChanged(self._machine.step(event))]

@@ -1,9 +1,8 @@
 """Where one replica stands, and the few things it can do about it.
 
 The rules (:mod:`~headrace.cluster.normal_operation`, :mod:`~headrace.cluster.views`, :mod:`~headrace.cluster.recovery`,
-:mod:`~headrace.cluster.catchup`) share one :class:`Standing`: they read it, and change it only by its methods, each of
-which notes the effect that makes the change real. So what a replica believes and what its driver does cannot
-part.
+:mod:`~headrace.cluster.catchup`) share one :class:`ReplicaState`: they read it, and change it only by its methods, each
+of which notes the effect that makes the change real. So what a replica believes and what its driver does cannot part.
 
 Invariants:
 
@@ -19,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from headrace.cluster.durable_state import State, tell
+from headrace.cluster.durable_state import DurableState, serialize_testimony
 from headrace.cluster.effects import (
     Advance,
     Append,
@@ -50,14 +49,14 @@ class Timing:
     """A snapshot that is not here by then is asked for again."""
 
 
-class Standing:
+class ReplicaState:
     """One replica's memory of itself. ``now`` is the time of the input being worked on."""
 
     def __init__(
         self,
         me: int,
         size: int,
-        state: State,
+        state: DurableState,
         commit: int,
         tail: int,
         *,
@@ -130,9 +129,9 @@ class Standing:
         if self.size > 1:
             self.note(Broadcast(body))
 
-    def state(self) -> State:
+    def durable_state(self) -> DurableState:
         """What must not be forgotten."""
-        return State(
+        return DurableState(
             self.view,
             self.last_normal,
             min(self.commit, self.durable),
@@ -144,11 +143,11 @@ class Standing:
 
     def persist(self) -> None:
         """Have the state on the disk before whatever follows."""
-        self.note(Persist(self.state()))
+        self.note(Persist(self.durable_state()))
 
     def testimony(self) -> bytes:
         """What others need to know of this node's log, as bulk."""
-        return tell(self.state(), self.history.upto(self.tail))
+        return serialize_testimony(self.durable_state(), self.history.upto(self.tail))
 
     def merge(self, incarnations: Mapping[int, int]) -> None:
         """Learn of other nodes' losses of memory."""

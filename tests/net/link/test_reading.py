@@ -185,7 +185,7 @@ async def test_a_consumer_is_read_such_a_few_at_a_time_too(server: Server, peer:
     _submit_long_topics(server)
     (consumer,) = server.consumers
     log = server.hub.log
-    found = consumer_driver._find(log, 1, log.head, consumer_driver.Concern(consumer), 1 << 20)
+    found = consumer_driver._find(log, 1, log.head, consumer_driver.ConsumerFilter(consumer), 1 << 20)
     assert found.body is not None
     assert 0 < found.rows.num_rows < 100
 

@@ -136,32 +136,32 @@ class Settled(NamedTuple):
     lost: int = 0
 
 
-class Created(NamedTuple):
+class ConsumerCreated(NamedTuple):
     """A consumer appeared."""
 
     consumer: Consumer
 
 
-class Reset(NamedTuple):
+class ConsumerReset(NamedTuple):
     """A consumer's cursor was moved: whatever was under way for it no longer counts."""
 
     consumer: Consumer
 
 
-class Removed(NamedTuple):
+class ConsumerRemoved(NamedTuple):
     """A consumer is gone."""
 
     consumer: Consumer
 
 
-class Forgotten(NamedTuple):
+class RangesForgotten(NamedTuple):
     """Numbers that are not done after all: there was no room to remember them."""
 
     consumer: Consumer
     settled: Settled
 
 
-Event: TypeAlias = Created | Reset | Removed | Forgotten
+ConsumerEvent: TypeAlias = ConsumerCreated | ConsumerReset | ConsumerRemoved | RangesForgotten
 
 
 class Consumers:
@@ -171,7 +171,7 @@ class Consumers:
     follows_messages = False
 
     def __init__(self) -> None:
-        self.observer: Callable[[Event], None] | None = None
+        self.observer: Callable[[ConsumerEvent], None] | None = None
         """Told each event as it happens: the state is then just behind it."""
         self._consumers: dict[str, Consumer] = {}
 
@@ -218,20 +218,20 @@ class Consumers:
                     # Doors write no such entry; one that was passed on may be anything.
                     raise msgspec.ValidationError(str(error)) from None
                 consumer = self._consumers[name] = Consumer(name, order.create, order.start - 1, seq)
-                self._tell(Created(consumer))
+                self._tell(ConsumerCreated(consumer))
         elif order.done is not None:
             if order.since == consumer.since:
                 forgotten = consumer.settle(order.done)
                 if forgotten:
-                    self._tell(Forgotten(consumer, Settled(tuple(forgotten), consumer.since)))
+                    self._tell(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
                 consumer.dead = min(consumer.dead + order.dead, MAX_SEQUENCE)
                 consumer.lost = min(consumer.lost + order.lost, MAX_SEQUENCE)
         elif order.reset is not None:
             consumer.reset(order.reset, seq)
-            self._tell(Reset(consumer))
+            self._tell(ConsumerReset(consumer))
         elif order.remove:
             del self._consumers[name]
-            self._tell(Removed(consumer))
+            self._tell(ConsumerRemoved(consumer))
 
     def follow(self, _batch: Batch) -> None:
         """Messages change nothing here: a consumer's floor stays until an entry moves it."""
@@ -249,7 +249,7 @@ class Consumers:
             consumer.since, consumer.dead, consumer.lost = kept.since, kept.dead, kept.lost
             consumer.settle(kept.done)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: ConsumerEvent) -> None:
         if self.observer is not None:
             self.observer(event)
 

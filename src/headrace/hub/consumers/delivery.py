@@ -25,9 +25,9 @@ Rules:
 - Passing over numbers that do not match is worth a log entry only every :data:`PASSED` numbers. Entries are such
   numbers too, and consumers would otherwise keep an idle hub busy with each other's.
 
-Bounds: with half of :attr:`Limits.pieces`, nothing new is handed out until gaps close; with all of them, an
+Bounds: with half of :attr:`DeliveryLimits.pieces`, nothing new is handed out until gaps close; with all of them, an
 acknowledgement that would tear another gap is refused, and pieces that wait side by side are joined. A member has at
-most :attr:`Limits.in_flight` messages and one more range.
+most :attr:`DeliveryLimits.in_flight` messages and one more range.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ within a tick is one piece."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DeliveryLimits:
     """What one consumer may cost."""
 
     span: int = 4096
@@ -90,15 +90,15 @@ class DeadLetter(NamedTuple):
     tries: int
 
 
-Work: TypeAlias = Expired | DeadLetter
+DeliveryWork: TypeAlias = Expired | DeadLetter
 
 
 class Delivery:
     """One consumer's members and what they have. A member's id is never used again."""
 
-    def __init__(self, consumer: Consumer, limits: Limits | None = None) -> None:
+    def __init__(self, consumer: Consumer, limits: DeliveryLimits | None = None) -> None:
         self.consumer = consumer
-        self._limits = limits or Limits()
+        self._limits = limits or DeliveryLimits()
         self._load: dict[int, int] = {}
         self._ready: dict[int, None] = {}
         self.restart()
@@ -225,11 +225,11 @@ class Delivery:
             self._carve_taken(first, last, lambda piece: piece.member == member and piece.in_flight)
         )
 
-    def expire(self, now: float) -> list[Work]:
+    def expire(self, now: float) -> list[DeliveryWork]:
         """Take back what was not acknowledged in time."""
         if now < self._soonest:
             return []
-        work: list[Work] = []
+        work: list[DeliveryWork] = []
         overdue = self._carve_taken(1, sys.maxsize, lambda piece: piece.deadline <= now)
         work += [Expired(piece.member, piece.first, piece.last, piece.tries) for piece in overdue]
         work += self._give_back(overdue)

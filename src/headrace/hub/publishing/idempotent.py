@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
-from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Told, ToldNewest
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run
@@ -55,10 +55,10 @@ class _Line:
         self.waiting: deque[_Publish] = deque()
 
 
-class Publishing:
+class IdempotentPublishing:
     """The one way in for rows that may be repeated."""
 
-    def __init__(self, hub: Hub, publishers: Publishers) -> None:
+    def __init__(self, hub: Hub, publishers: PublisherNumbers) -> None:
         self._hub = hub
         self._publishers = publishers
         self._lines: dict[str, _Line] = {}

@@ -1,8 +1,9 @@
 """Passing on: what this hub takes in and another one numbers, on its way there and back.
 
-Everything taken in becomes a :class:`Request` and waits in one line. The driver sends what is :meth:`~Passing.due`, a
-window's worth ahead of the answers, and says how each was :meth:`~Passing.answered`. An answer is the place in the
-sequence. Whoever waits is told once that place is committed here: then this hub's own state has it as well.
+Everything taken in becomes a :class:`RelayRequest` and waits in one line. The driver sends what is
+:meth:`~PublishRelay.due`, a window's worth ahead of the answers, and says how each was :meth:`~PublishRelay.answered`.
+An answer is the place in the sequence. Whoever waits is told once that place is committed here: then this hub's own
+state has it as well.
 
 When the connection is lost, whatever is not answered is sent again over the next one, in the same order and under the
 same numbers: the hub that numbers knows which of it is there. What doors submit has no such number, so this hub gives
@@ -16,7 +17,7 @@ Bounded: publishers wait while more than ``most`` bytes are here. Without a conn
 seconds; then everything is refused until there is one again. One that comes and goes, and answers nothing meanwhile, is
 as good as none: only an answer makes the wait begin anew.
 
-Nothing here has a socket or a clock: ``now`` is an argument, :attr:`Passing.wake` is how it asks for the driver.
+Nothing here has a socket or a clock: ``now`` is an argument, :attr:`PublishRelay.wake` is how it asks for the driver.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _ROW_COST: Final = 64
 """What a row takes beside its payload, about."""
 
 
-class Request:
+class RelayRequest:
     """Rows on their way; a publisher's, or (``passed``) some with a mark behind them."""
 
     __slots__ = ("follows", "number", "passed", "publisher", "rows", "sent", "size", "told")
@@ -77,7 +78,7 @@ class Request:
         return sum(map(len, self.rows))
 
 
-class Passing:
+class PublishRelay:
     """The sequencer of a hub that follows another one; :class:`headrace.hub.sequencer.Sequencer` says what it does.
 
     ``name`` makes a name that nobody else has.
@@ -103,11 +104,11 @@ class Passing:
         self._patience = patience
         self._unreachable = unreachable
         self._most = most
-        self._waiting: deque[Request] = deque()
-        self._sent: dict[Request, None] = {}
+        self._waiting: deque[RelayRequest] = deque()
+        self._sent: dict[RelayRequest, None] = {}
         self._under_way = 0
         self._size = 0
-        self._settling: list[tuple[int, int, Request, Published]] = []
+        self._settling: list[tuple[int, int, RelayRequest, Published]] = []
         """Answered, and not committed here yet: by the place of the last row."""
         self._settled = 0
         self._connected = False
@@ -155,7 +156,7 @@ class Passing:
                     result = Published(result.last + 1, result.last + 1, result.repeated)
                 told(result)
 
-            request = Request(
+            request = RelayRequest(
                 [behind], marked, passed=True, publisher=batch.publisher, number=number, follows=follows
             )
             self._put(request)
@@ -166,7 +167,7 @@ class Passing:
                 # What of one publish is in pieces is whole or ends early: it never has a hole.
                 follow = follows or piece is not pieces[0]
                 self._put(
-                    Request(
+                    RelayRequest(
                         [piece],
                         joined,
                         passed=False,
@@ -178,19 +179,19 @@ class Passing:
         self.wake()
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
-        """Stages are brought and committed by whoever has a connection: see :attr:`committing`."""
+        """Stages are brought and committed by whoever has a connection: see :attr:`send_commit`."""
         # The entry that says that the batch is there stands behind its rows.
-        self.committing(
-            query, batch, rows, lambda result: self._after(result, Request([], told, passed=True))
+        self.send_commit(
+            query, batch, rows, lambda result: self._after(result, RelayRequest([], told, passed=True))
         )
 
     def newest(self, publisher: str, told: ToldNewest) -> None:
-        """Ask for a publisher's highest number: see :attr:`asking`."""
-        self.asking(publisher, told)
+        """Ask for a publisher's highest number: see :attr:`ask_newest`."""
+        self.ask_newest(publisher, told)
 
-    committing: Callable[[str, int, Sequence[Batch], Told], None]
+    send_commit: Callable[[str, int, Sequence[Batch], Told], None]
     """Commits a query's batch, once."""
-    asking: Callable[[str, ToldNewest], None]
+    ask_newest: Callable[[str, ToldNewest], None]
     """Asks how far a publisher has come."""
 
     def committed(self, head: int) -> None:
@@ -222,7 +223,7 @@ class Passing:
         if self._lost_at is None:
             self._lost_at = now
 
-    def due(self, *, here: bool = False) -> Iterator[Request]:
+    def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
         """What is to be sent now; all of it, where this hub numbers it itself (``here``), and answers as ever."""
         while (
             self._waiting
@@ -234,7 +235,7 @@ class Passing:
             self._send(request)
             yield request
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: RelayRequest) -> None:
         if not request.publisher:
             request.publisher, request.number = self._name, self._number
             request.follows = self._number > 0
@@ -243,7 +244,7 @@ class Passing:
         self._sent[request] = None
         self._under_way += request.size
 
-    def answered(self, request: Request, result: Published | HeadraceError) -> None:
+    def answered(self, request: RelayRequest, result: Published | HeadraceError) -> None:
         """The hub that numbers has answered."""
         if request not in self._sent:
             return
@@ -258,7 +259,7 @@ class Passing:
             self._after(result, request)
         self.wake()
 
-    def unfit(self, request: Request, error: HeadraceError) -> None:
+    def unfit(self, request: RelayRequest, error: HeadraceError) -> None:
         """What was due just now is not sent: its number is free for the next."""
         del self._sent[request]
         self._under_way -= request.size
@@ -309,19 +310,21 @@ class Passing:
 
     def _pass(self, group: Sequence[Submission]) -> None:
         if len(group) > 1 or _size(group[0].batch) <= _MOST:
-            self._put(Request([each.batch for each in group], _Group(self._hub, group).told, passed=True))
+            self._put(
+                RelayRequest([each.batch for each in group], _Group(self._hub, group).told, passed=True)
+            )
             return
         # One that is too long for one message. Its pieces follow one another, so that no later one is taken alone.
         pieces = list(_pieces(group[0].batch))
         joined = _Joined(len(pieces), _Group(self._hub, group).told).told
         for piece in pieces:
-            self._put(Request([piece], joined, passed=True))
+            self._put(RelayRequest([piece], joined, passed=True))
 
-    def _put(self, request: Request) -> None:
+    def _put(self, request: RelayRequest) -> None:
         self._waiting.append(request)
         self._size += request.size
 
-    def _after(self, result: Published | HeadraceError, request: Request) -> None:
+    def _after(self, result: Published | HeadraceError, request: RelayRequest) -> None:
         """Tell what came out once it is committed here, the mark behind it included."""
         if isinstance(result, Published) and result.last is not None:
             last = result.last + request.passed
@@ -333,7 +336,7 @@ class Passing:
         self._release(request)
         request.told(result)
 
-    def _end(self, request: Request, error: HeadraceError) -> None:
+    def _end(self, request: RelayRequest, error: HeadraceError) -> None:
         """A request is refused; the other pieces of something that was too long for one request go with it."""
         pieces = [each for each in self._waiting if each.told is request.told]
         for piece in (request, *pieces):
@@ -342,7 +345,7 @@ class Passing:
             self._release(piece)
             piece.told(error)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: RelayRequest) -> None:
         was_congested = self.congested
         self._size -= request.size
         if was_congested and not self._hub.congested:

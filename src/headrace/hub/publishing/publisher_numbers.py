@@ -38,7 +38,7 @@ class Known(NamedTuple):
     last: int | None
 
 
-class Publishers:
+class PublisherNumbers:
     """The numbers of every publisher that has any."""
 
     name = "publisher"

@@ -20,7 +20,7 @@ PUSHED: Final = frozenset({"fyrehose", "spp", "attribute"})
 """Origins whose messages nobody waits to see acknowledged."""
 
 
-class Pushing:
+class PushRelay:
     """The sequencer of a frontend over fyrehose; :class:`headrace.hub.sequencer.Sequencer` says what it does."""
 
     def __init__(self, hub: Hub, *, longest: int, patience: float, most: int, now: float) -> None:

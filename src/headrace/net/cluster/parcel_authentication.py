@@ -26,7 +26,7 @@ NAME_BYTES: Final = 8
 HELLO_BYTES: Final = NONCE_BYTES + NAME_BYTES
 
 
-class Seal:
+class ParcelTags:
     """One connection's tags. ``dialled`` tells the two ends apart."""
 
     def __init__(self, cluster: str, key: str, *, dialled: bool) -> None:

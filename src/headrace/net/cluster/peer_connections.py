@@ -10,7 +10,7 @@ from typing import Final
 from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
-from headrace.net.cluster.parcel_door import SHUTDOWN_SECONDS, Circle, ParcelStream
+from headrace.net.cluster.parcel_door import SHUTDOWN_SECONDS, ParcelHost, ParcelStream
 from headrace.net.server.connection import Streams
 from headrace.net.server.door import House
 from headrace.wire.parcel import stream as wire
@@ -30,7 +30,7 @@ class DialledStream(ParcelStream):
 
     dialled = True
 
-    def __init__(self, door: Peers, address: Address, *, asked: bool = False) -> None:
+    def __init__(self, door: PeerConnections, address: Address, *, asked: bool = False) -> None:
         super().__init__(door)
         self.address = address
         self.over = asyncio.Event()
@@ -40,10 +40,10 @@ class DialledStream(ParcelStream):
     def opened(self) -> None:
         """Introduce this node."""
         super().opened()
-        me = self.circle.membership.me
+        me = self.host.membership.me
         body = DscReq(me)
         self._exchange.sent(body)
-        self.send(self._seal.greet(me.id, body))
+        self.send(self._tags.greet(me.id, body))
 
     def beat(self) -> None:
         """Send a heartbeat, ask how far the peer is, and tell how this node is."""
@@ -51,7 +51,7 @@ class DialledStream(ParcelStream):
         if not self._recovering:
             self._recovering = self.post(SeqReq())
         # Behind SeqReq, which makes the other one believe that this node works.
-        self.post(StateChange(self.circle.membership.mode))
+        self.post(StateChange(self.host.membership.mode))
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection, and dial again."""
@@ -69,7 +69,7 @@ class DialledStream(ParcelStream):
                 self._met(parcel.id, answer, now)
             case SeqRes(seq):
                 self._recovering = False
-                self.circle.is_at(parcel.id, seq)
+                self.host.is_at(parcel.id, seq)
             case _:
                 super().answered(parcel, now)
 
@@ -84,11 +84,11 @@ class DialledStream(ParcelStream):
         if not answer.neighbours or answer.neighbours[0].id != sender:
             raise UnexpectedError("parcel", "neighbours", sender, "the responder first")
         responder = answer.neighbours[0]
-        greeted = self._seal.greeted
+        greeted = self._tags.greeted
         if not greeted and not self._only_asked:
             self.refuse("identity", f"{responder.name} is no node of a cluster")
             return
-        self._obey(self.circle.membership.answered(str(self.address), answer, now, hello=greeted))
+        self._obey(self.host.membership.answered(str(self.address), answer, now, hello=greeted))
         if not self.admitted:
             return
         if self._only_asked:
@@ -98,15 +98,15 @@ class DialledStream(ParcelStream):
         self._parcels.max_bulk = wire.MAX_BULK
         self.peer = responder
         self.name = f"{responder.name} ({self.address})"
-        self.circle.joined(self, responder)
+        self.host.joined(self, responder)
 
 
-class Peers(Streams[DialledStream]):
+class PeerConnections(Streams[DialledStream]):
     """The connections to the configured peers, made again whenever one is lost."""
 
-    def __init__(self, house: House, circle: Circle, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, house: House, host: ParcelHost, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(house, "parcel")
-        self.circle = circle
+        self.host = host
         self._tls = tls
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._asking: set[asyncio.Task[None]] = set()

@@ -1,6 +1,6 @@
 """The driver of one durable consumer: read, send and submit what :mod:`~headrace.hub.consumers.delivery` decides.
 
-A :class:`Member` is one stream of the link that takes part. A :class:`Driver` has all members of one consumer:
+A :class:`Member` is one stream of the link that takes part. A :class:`ConsumerDriver` has all members of one consumer:
 
 - who can take more is ready; what it is then assigned is read and filtered in a thread and sent as one ``rows`` event.
   A member whose credit is too small for what was read gives it back, so that nobody else waits for its client;
@@ -44,7 +44,7 @@ Told = Callable[[StorageError | None], None]
 """Told that an entry is committed, or why it is not."""
 
 
-class Concern:
+class ConsumerFilter:
     """Which messages concern a consumer: those that its terms choose, but for its own dead letters."""
 
     def __init__(self, consumer: Consumer) -> None:
@@ -62,7 +62,9 @@ class Concern:
 class Member:
     """One stream of a durable consumer; a stream of its connection."""
 
-    def __init__(self, stream_id: int, outlet: Outlet, driver: Driver, number: int, credit: int) -> None:
+    def __init__(
+        self, stream_id: int, outlet: Outlet, driver: ConsumerDriver, number: int, credit: int
+    ) -> None:
         self.id = stream_id
         self.outlet = outlet
         self.number = number
@@ -119,7 +121,7 @@ class Member:
             self._driver.leave(self, tried=tried)
 
 
-class Driver:
+class ConsumerDriver:
     """One consumer's delivery, with members, threads and the log."""
 
     def __init__(self, consumer: Consumer, hub: Hub, readers: Executor) -> None:
@@ -130,7 +132,7 @@ class Driver:
         self._log = hub.log
         self._readers = readers
         self._loop = asyncio.get_running_loop()
-        self._concern = Concern(consumer)
+        self._concern = ConsumerFilter(consumer)
         self._members: dict[int, Member] = {}
         self._doomed: deque[DeadLetter] = deque()
         self._burying = False
@@ -377,7 +379,7 @@ class _Found(NamedTuple):
     body: Buffer | None
 
 
-def _find(log: Log, first: int, last: int, concern: Concern, room: int) -> _Found:
+def _find(log: Log, first: int, last: int, concern: ConsumerFilter, room: int) -> _Found:
     """Read on until as much matches as there is room for, or enough; one row that matches is there, however long."""
     budget = min(ROWS_BYTES, room)
     found: list[pa.RecordBatch] = []

@@ -1,6 +1,6 @@
 """Durable consumers over the link: joining one, acknowledging, looking at them, moving and removing them.
 
-Each consumer that somebody uses has a :class:`~headrace.net.link.consumer_driver.Driver`, which is kept until it
+Each consumer that somebody uses has a :class:`~headrace.net.link.consumer_driver.ConsumerDriver`, which is kept until it
 knows nothing that the log does not. Here requests find theirs, are checked, and are answered. What they change is an
 entry of the log, and the answer comes once that is committed.
 """
@@ -16,13 +16,21 @@ import msgspec
 
 from headrace.errors import HeadraceError, MalformedError, RefusedError, StorageError, TrimmedError
 from headrace.hub.consumers import cursors as consumers
-from headrace.hub.consumers.cursors import Consumer, Consumers, Event, Forgotten, Removed, Reset, Terms
+from headrace.hub.consumers.cursors import (
+    Consumer,
+    ConsumerEvent,
+    ConsumerRemoved,
+    ConsumerReset,
+    Consumers,
+    RangesForgotten,
+    Terms,
+)
 from headrace.hub.consumers.outstanding import clip
 from headrace.hub.sequence import Hub
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.consumer_driver import Driver, Member
+from headrace.net.link.consumer_driver import ConsumerDriver, Member
 from headrace.wire.link import requests as ask
 
 CONSUMERS_A_TIME: Final = 256
@@ -36,7 +44,7 @@ class LinkConsumers:
         self._log = hub.log
         self._known = known
         self._readers = readers
-        self._drivers: dict[str, Driver] = {}
+        self._drivers: dict[str, ConsumerDriver] = {}
         self._members = 0
         known.observer = self._observe
 
@@ -178,7 +186,7 @@ class LinkConsumers:
     def _join(self, connection: LinkConnection, request: ask.Follow, name: str) -> None:
         driver = self._drivers.get(name)
         if driver is None:
-            driver = self._drivers[name] = Driver(self._get(name), self._hub, self._readers)
+            driver = self._drivers[name] = ConsumerDriver(self._get(name), self._hub, self._readers)
         member = Member(request.id, connection, driver, self._members, request.credit)
         self._members += 1
         driver.join(member)
@@ -198,17 +206,17 @@ class LinkConsumers:
 
         self._hub.submit(batch, done)
 
-    def _observe(self, event: Event) -> None:
+    def _observe(self, event: ConsumerEvent) -> None:
         driver = self._drivers.get(event.consumer.name)
         if driver is None:
             return
         match event:
-            case Reset():
+            case ConsumerReset():
                 driver.restart()
-            case Removed(consumer):
+            case ConsumerRemoved(consumer):
                 del self._drivers[consumer.name]
                 driver.end(RefusedError("missing", f"consumer {consumer.name!r} was removed"))
-            case Forgotten(_, settled):
+            case RangesForgotten(_, settled):
                 driver.again(settled)
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
-from headrace.hub.publishing.idempotent import Publishing
-from headrace.hub.publishing.staging import Commits, Staging
 from headrace.hub.services.publish import Changes
 from headrace.hub.state import entry
 from headrace.message import Batch
@@ -49,17 +47,12 @@ class Operations:
         self._log = hub.log
         self._status = status
         self._reports = reports
-        self.publishing = Publishing(hub, parts.publishers)
-        """Judges what is published once; there is one in a hub."""
-        staging = Staging(house.settings.node.data / "stages")
-        staging.sweep()
-        self.commits = Commits(hub, parts.queries, staging)
         changes = Changes(hub, parts.services)
         bodies = Bodies(house.settings.limits.message_bytes)
         aside = Aside(house.readers)
         reading = LinkReading(hub, house.readers, live, aside, consumers, parts.subscriptions)
-        publishing = LinkPublishing(self.publishing, bodies)
-        self._stages = LinkStages(staging, self.commits, changes, bodies, aside, hub.counters)
+        publishing = LinkPublishing(house.intake.idempotent, bodies)
+        self._stages = LinkStages(house.intake, changes, bodies, aside, hub.counters)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
             ask.Head: reading.head,
             ask.Status: self._tell_status,

@@ -7,7 +7,7 @@ under way. What was sent before is answered as it was then (:mod:`headrace.hub.p
 from __future__ import annotations
 
 from headrace.errors import HeadraceError, RefusedError
-from headrace.hub.publishing.idempotent import Publishing, mark
+from headrace.hub.publishing.idempotent import IdempotentPublishing, mark
 from headrace.hub.sequencer import Published
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.request_rows import Bodies, check_origin
@@ -17,7 +17,7 @@ from headrace.wire.link import requests as ask
 class LinkPublishing:
     """The way from one hub's link into its log."""
 
-    def __init__(self, judge: Publishing, bodies: Bodies) -> None:
+    def __init__(self, judge: IdempotentPublishing, bodies: Bodies) -> None:
         self._judge = judge
         self._bodies = bodies
 
