@@ -38,6 +38,7 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from headrace.errors import LimitError, MalformedError, RefusedError, WireError
+from headrace.hub.consumers.outstanding import clip, count
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA, Batch, Run, maps
@@ -101,6 +102,12 @@ class Consumer:
     def dead_letter(self) -> str:
         """The topic of its dead letters."""
         return self.terms.dead_letter or f"dead/{self.name}"
+
+    def missing(self, ranges: Iterable[Range]) -> int:
+        """Count the numbers of some ranges that are not done: never handed out, or reset since."""
+        done = self.done
+        ranges = [(max(first, self.floor + 1), last) for first, last in ranges]
+        return sum(count([each]) - count(clip(done, *each)) for each in ranges if each[0] <= each[1])
 
     def settle(self, ranges: Iterable[Range]) -> list[Range]:
         """Take note that numbers are done; return those there was no room for."""
@@ -281,11 +288,7 @@ def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int)
 
     ``rows`` are those that concern the consumer; only those within the settled ranges count.
     """
-    seqs = rows.column("seq").to_numpy()
-    within = np.zeros(len(seqs), np.bool_)
-    for first, last in settled.ranges:
-        within[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")] = True
-    rows = rows.filter(pa.array(within))
+    rows = within(rows, settled.ranges)
     dead = rows.num_rows
     rows = rows.filter(pc.not_equal(rows.column("origin"), DEAD))
     done = _entry(
@@ -306,6 +309,15 @@ def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int)
         publisher=consumer.name,
         columns=pa.RecordBatch.from_arrays(columns, schema=schema),
     )
+
+
+def within(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:
+    """Keep the rows whose numbers are in some ranges."""
+    seqs = rows.column("seq").to_numpy()
+    kept = np.zeros(len(seqs), np.bool_)
+    for first, last in ranges:
+        kept[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")] = True
+    return rows.filter(pa.array(kept))
 
 
 _Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]

@@ -40,7 +40,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import RefusedError
 from headrace.hub.consumers.cursors import Consumer, Settled
-from headrace.hub.consumers.outstanding import NOBODY, Matches, Piece, Pieces, clip
+from headrace.hub.consumers.outstanding import NOBODY, Matches, Piece, Pieces, clip, count
 from headrace.hub.sequence_ranges import Range, Ranges
 
 PASSED: Final = 65_536
@@ -258,7 +258,7 @@ class Delivery:
 
     def collect(self) -> Settled | None:
         """All that is newly done, if it is worth a log entry."""
-        if not self._worthwhile and _count(self._done) < PASSED:
+        if not self._worthwhile and count(self._done) < PASSED:
             return None
         settled = Settled(tuple(self._done), self._since, self._lost)
         self._done = Ranges(sys.maxsize)
@@ -302,7 +302,7 @@ class Delivery:
         if before is not None:
             if before[2:5] == (piece.tries, piece.member, deadline):
                 self._taken.add(before.joined(last, matching))
-                self._load[piece.member] += _count(matching)
+                self._load[piece.member] += count(matching)
                 return matching
             self._taken.add(before)
         first = matching[0][0] if matching else last + 1
@@ -311,7 +311,7 @@ class Delivery:
         if matching:
             matches = None if matching == [(first, last)] else Matches(matching.copy())
             self._taken.add(Piece(first, last, piece.tries, piece.member, deadline, matches))
-            self._load[piece.member] += _count(matching)
+            self._load[piece.member] += count(matching)
             self._soonest = min(self._soonest, deadline)
         return matching
 
@@ -345,10 +345,6 @@ class Delivery:
 
     def _tears(self, first: int, last: int) -> bool:
         return self._taken.tears(first, last) or self._waiting.tears(first, last)
-
-
-def _count(ranges: Iterable[Range]) -> int:
-    return sum(last - first + 1 for first, last in ranges)
 
 
 def _is_doomed(piece: Piece) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -35,7 +35,7 @@ class Matches:
 
     def count(self, first: int, last: int) -> int:
         """How many matches a range has."""
-        return sum(until - start + 1 for start, until in clip(self._ranges, first, last))
+        return count(clip(self._ranges, first, last))
 
     def joined(self, last: int, ranges: list[Range]) -> Matches:
         """These up to ``last``, and the ranges behind it."""
@@ -165,6 +165,11 @@ def clip(ranges: Sequence[Range], first: int, last: int) -> list[Range]:
     begin = bisect_left(ranges, first, key=_last)
     end = bisect_right(ranges, last, key=_first)
     return [(max(first, start), min(last, until)) for start, until in ranges[begin:end]]
+
+
+def count(ranges: Iterable[Range]) -> int:
+    """Count the numbers of some ranges."""
+    return sum(last - first + 1 for first, last in ranges)
 
 
 def spans(seqs: npt.NDArray[np.int64]) -> list[Range]:
