@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster import DurableState, History, StoredState
-from headrace.cluster.durable_state import MAX_NODES, load, parse_testimony, save, serialize_testimony
-from headrace.cluster.history import MAX_SPANS
+from headrace.cluster.durable_state import (
+    MAX_NODES,
+    DurableState,
+    StoredState,
+    load,
+    parse_testimony,
+    save,
+    serialize_testimony,
+)
+from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError
 from headrace.log.checksum import crc32c
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.test_replica import NODES, primary, replica
 
-from headrace.cluster import Advance, CutBack, DurableState, Effect, History, Replica
-from headrace.cluster.durable_state import serialize_testimony
-from headrace.cluster.replica import MAX_VIEW
+from headrace.cluster.durable_state import DurableState, serialize_testimony
+from headrace.cluster.effects import Advance, CutBack, Effect
+from headrace.cluster.history import History
+from headrace.cluster.replica import MAX_VIEW, Replica
 from headrace.errors import MalformedError
 from headrace.wire.parcel.body import RecoveryResponse, Replication, StartViewChange
 

@@ -12,7 +12,8 @@ from uuid import UUID
 import pytest
 from tests.log.content import batch, flat, seal_all
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import StoredState, load, save
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
@@ -23,15 +24,12 @@ from headrace.cluster import (
     Halt,
     Install,
     Persist,
-    Replica,
     Send,
     Serve,
     Status,
-    StoredState,
     Sync,
-    load,
-    save,
 )
+from headrace.cluster.replica import Replica
 from headrace.log import Log
 from headrace.log.install_snapshot import install
 from headrace.log.snapshot import Snapshot

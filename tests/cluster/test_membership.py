@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.cluster import Membership, Status
+from headrace.cluster.effects import Status
 from headrace.cluster.membership import (
     MAX_STRANGERS,
     MODES,
     Discover,
     Heartbeat,
+    Membership,
     MembershipEffect,
     ModeChanged,
     ModeEvent,

@@ -6,10 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.cluster import Membership, Status
+from headrace.cluster.effects import Status
 from headrace.cluster.membership import (
     MAX_STRANGERS,
     SILENCE_SECONDS,
+    Membership,
     MembershipEffect,
     ModeChanged,
     NeighbourJoined,

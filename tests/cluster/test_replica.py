@@ -7,25 +7,23 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import DurableState, parse_testimony, serialize_testimony
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
     Broadcast,
     CutBack,
-    DurableState,
     Effect,
     Halt,
-    History,
     Persist,
-    Replica,
     Send,
     Serve,
     Status,
     Sync,
 )
-from headrace.cluster.durable_state import parse_testimony, serialize_testimony
-from headrace.cluster.history import MAX_SPANS
+from headrace.cluster.history import MAX_SPANS, History
+from headrace.cluster.replica import Replica
 from headrace.errors import MalformedError, UsageError
 from headrace.wire.parcel.body import (
     Commit,

@@ -25,26 +25,26 @@ from typing import Any
 
 from tests.simulation.network import Endpoint, Network
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import DurableState
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
     Broadcast,
     CutBack,
-    DurableState,
     Effect,
     FetchSnapshot,
     Halt,
-    History,
     Install,
     Persist,
-    Replica,
     Send,
     Serve,
     Status,
     Sync,
-    Timing,
 )
+from headrace.cluster.history import History
+from headrace.cluster.replica import Replica
+from headrace.cluster.replica_state import Timing
 from headrace.errors import HeadraceError
 from headrace.wire.parcel.body import DoViewChange, NewState, Prepare, Replication, StartView
 

@@ -16,12 +16,13 @@ from typing import Any, get_args
 import pytest
 from tests.simulation.cluster import BrokenPromiseError, World, simulate
 
-from headrace.cluster import Effect, Replica, Status, Timing
 from headrace.cluster.catchup import CatchUp, Target
+from headrace.cluster.effects import Effect, Status
 from headrace.cluster.history import History
 from headrace.cluster.normal_operation import NormalOperation
 from headrace.cluster.recovery import Recovering
-from headrace.cluster.replica_state import ReplicaState
+from headrace.cluster.replica import Replica
+from headrace.cluster.replica_state import ReplicaState, Timing
 from headrace.cluster.views import ViewReport, Views
 from headrace.wire.parcel.body import Replication, StartView
 

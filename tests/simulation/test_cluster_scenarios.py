@@ -13,8 +13,9 @@ from tests.simulation.cluster import BrokenPromiseError, Node, Parcel, World
 from tests.simulation.network import Endpoint
 from tests.simulation.test_cluster import LOST, QUIET, broken
 
-from headrace.cluster import Replica, Status
+from headrace.cluster.effects import Status
 from headrace.cluster.recovery import Recovering
+from headrace.cluster.replica import Replica
 from headrace.cluster.replica_state import ReplicaState
 from headrace.cluster.views import ViewReport, Views
 from headrace.wire.parcel.body import Commit, DoViewChange, Prepare

@@ -1,22 +1,21 @@
-"""Who is there: discovery, heartbeat, removal, and a node's own mode.
+"""Membership: discovery, heartbeat, removal, and a node's own mode.
 
-A node asks its configured peers who they are (DscReq), learns from their answers of others, and asks those in turn. It
-sends each neighbour a heartbeat every second, in every mode; who is silent for more than five is removed, and found
-again by being asked again. Any parcel counts as a sign of life.
+A node asks its configured peers for their identity (DscReq), learns of others from their answers, and asks those in
+turn. It sends each neighbour a heartbeat every second, in every mode. A neighbour that is silent for more than five is
+removed, and found again by being asked again. Any parcel counts as a sign of life.
 
-Two things are kept apart. **Neighbours** are whoever introduced themselves; the list grows and shrinks. The
-**cluster** is what was configured: the node itself, and one node at each address of ``cluster.peers``. Only its
-members vote, and silence does not make it smaller. Which id belongs to a configured address is learnt from the
-answer of whoever listens there, and known for good once the cluster has begun (``nodes``).
+**Neighbours** are all nodes that introduced themselves; the list grows and shrinks. The **cluster** is what was
+configured: the node itself, and one node at each address of ``cluster.peers``. Only its members vote, and silence does
+not make it smaller. The id at a configured address is learnt from the answer of the node there, and fixed once the
+cluster has begun (``nodes``).
 
-A node's mode is a table, :data:`MODES`. ``DSC``: it is looking for the others, or for the log. ``WRK``: it has
-the log of its view. ``ERR``: it hears no majority, or cannot go on; it accepts no publish. A fault stays until
-the node is started anew.
+A node's mode is a table, :data:`MODES`. ``DSC``: it is looking for the others, or for the log. ``WRK``: it has the log
+of its view. ``ERR``: it hears no majority, or cannot go on; it accepts no publish. A fault stays until a restart.
 
-Nobody can take another's place: an id that is heard under one name is refused to a second. Who says **hello** behind
-its introduction is a node of this cluster by its name, and with a key by proof; who does not speaks the document alone.
-Such a one never speaks for a node, and gives way if it was first to use a node's id. Who has not introduced itself may
-ask where the sequence is, and nothing else; who is not of the cluster has no part in its replication.
+No node can take another's place: an id that is heard under one name is refused to a second. A node that says **hello**
+after its introduction is of this cluster by its name, and with a key by proof; one that does not speaks the document
+alone. It never speaks for a node, and gives way if it was first to use a node's id. Without an introduction one may ask
+how far the sequence is, and nothing else; a node outside the cluster has no part in its replication.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ HEARTBEAT_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 5.0
 
 MAX_STRANGERS: Final = 64
-"""Neighbours that are not of the cluster, so many with a hello and so many without; beyond that they are refused."""
+"""Neighbours outside the cluster, so many with a hello and so many without; more are refused."""
 
 _REPLICATION: Final = frozenset(get_args(Replication))
 
 
 class ModeEvent(Enum):
-    """What changes a node's mode."""
+    """Event that changes a node's mode."""
 
     ALONE = "no other node is configured"
     CAUGHT_UP = "has the log of its view"
@@ -76,21 +75,21 @@ MODES: Mapping[tuple[Mode, ModeEvent], Mode] = {
 
 @dataclass(frozen=True, slots=True)
 class Discover:
-    """Open a stream to ``host`` and send a DscReq with this node's information; give the answer to ``answered``."""
+    """Open a stream to ``host``, send a DscReq with this node's identity, and pass the answer to ``answered``."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Send a SeqReq to a neighbour, on a stream of one's own."""
+    """Send a SeqReq to a neighbour, on a stream that this node opened."""
 
     to: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Reply on the stream from which the request came."""
+    """Answer on the stream that the request came on."""
 
     parcel: Parcel
 
@@ -112,7 +111,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourJoined:
-    """A neighbour was added; a member of the cluster may vote."""
+    """A neighbour was added; members of the cluster may vote."""
 
     node: NodeInfo
     member: bool
@@ -120,14 +119,14 @@ class NeighbourJoined:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourRemoved:
-    """A neighbour was silent for too long."""
+    """A neighbour was silent too long."""
 
     node: NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
 class ModeChanged:
-    """This node's mode is now another: tell the neighbours by StateChange."""
+    """This node's mode has changed: tell the neighbours by StateChange."""
 
     mode: Mode
 
@@ -138,15 +137,15 @@ MembershipEffect: TypeAlias = (
 
 
 class Membership:
-    """One node's view of who is there. ``peers`` are the configured hosts, without this node's own.
+    """One node's view of the others. ``peers`` are the configured hosts, without this node's own.
 
-    ``nodes`` are the ids of the cluster as its state has them; empty for one that has not begun.
+    ``nodes`` are the stored ids of the cluster; empty before it has begun.
     """
 
     def __init__(self, me: NodeInfo, peers: Iterable[str], *, nodes: Sequence[int] = ()) -> None:
         self._me = me
         self._peers: dict[tuple[str, int], int | None] = {parse_host(host): None for host in peers}
-        """Which id answers at each configured address."""
+        """Id that answers at each configured address."""
         self._nodes = frozenset(nodes)
         self._neighbours: dict[int, NodeInfo] = {}
         self._heard: dict[int, float] = {}
@@ -160,7 +159,7 @@ class Membership:
 
     @property
     def me(self) -> NodeInfo:
-        """This node, with its mode as it is."""
+        """This node's identity, with its present mode."""
         return replace(self._me, mode=self.mode)
 
     @property
@@ -170,35 +169,35 @@ class Membership:
 
     @property
     def fault(self) -> str | None:
-        """Why the node cannot go on, if so."""
+        """Reason why the node cannot go on, if any."""
         return self._fault
 
     @property
     def size(self) -> int:
-        """How many nodes the configured cluster has."""
+        """Number of nodes in the configured cluster."""
         return len(self._peers) + 1
 
     @property
     def members(self) -> frozenset[int]:
-        """The ids, as far as known, of the other nodes that vote."""
+        """Ids of the other nodes that vote, as far as known."""
         known = self._nodes or {node for node in self._peers.values() if node is not None}
         return frozenset(known) - {self._me.id}
 
     @property
     def neighbours(self) -> tuple[NodeInfo, ...]:
-        """Whoever is there, those heard last first."""
+        """All neighbours, those heard last first."""
         return tuple(sorted(self._neighbours.values(), key=lambda node: self._heard[node.id], reverse=True))
 
     def age(self, node: int, now: float) -> float | None:
-        """How long ago a neighbour was last heard; None if it is none."""
+        """Seconds since a neighbour was last heard; None if it is not one."""
         return now - self._heard[node] if node in self._heard else None
 
     def at(self, host: str) -> int | None:
-        """Which id answers at a configured address, if it is known."""
+        """The id that answers at a configured address, if known."""
         return self._peers.get(parse_host(host))
 
     def start(self, now: float) -> list[MembershipEffect]:
-        """The first input."""
+        """Begin: the first input."""
         self._majority_heard = now
         self._beat = now + HEARTBEAT_SECONDS
         if not self._peers:
@@ -206,20 +205,20 @@ class Membership:
         return self._ask_missing()
 
     def began(self, nodes: Sequence[int]) -> None:
-        """The cluster has begun, or told who it is: these are its ids."""
+        """Learn the cluster's ids: it has begun."""
         self._nodes = frozenset(nodes)
 
     def is_node(self, node: int) -> bool:
-        """Whether an id is a node's: of the cluster, or of somebody here who said hello."""
+        """Whether an id is in use by a node of the cluster, or by a neighbour that said hello."""
         return node in self._greeted or node in self.members
 
     def asked(
         self, identity: NodeInfo, now: float, *, tag: int = 0, hello: bool = True, proven: bool = True
     ) -> list[MembershipEffect]:
-        """A DscReq: add the sender, and tell whom this node knows; ``tag`` bytes go behind that.
+        """Answer a DscReq: add its sender and list the neighbours; ``tag`` bytes follow the answer.
 
-        One that is not ``proven`` may be an old one, sent again by somebody else: its sender is added by
-        :meth:`proved`, when it has shown that it is there.
+        One that is not ``proven`` may be a recording: its sender is added by :meth:`proved`, once it has shown that
+        it is there.
         """
         refusal = self._claim(identity, now, hello=hello)
         if refusal is not None:
@@ -229,7 +228,7 @@ class Membership:
         return [*effects, Reply(discovered(self.me, others, tag=tag))]
 
     def proved(self, identity: NodeInfo, now: float) -> list[MembershipEffect]:
-        """The sender of a DscReq that was not proven is there."""
+        """Add the sender of an unproven DscReq: it is there."""
         refusal = self._claim(identity, now, hello=True)
         if refusal is not None:
             return [Refuse(Fault.BAD_REQ, refusal)]
@@ -238,7 +237,7 @@ class Membership:
     def answered(
         self, host: str, answer: DscRes, now: float, *, hello: bool = True
     ) -> list[MembershipEffect]:
-        """The DscRes of whoever listens at ``host``: add it, and everyone it knows."""
+        """Take the DscRes of the node at ``host``: add it, and ask those that it names."""
         if not answer.neighbours:
             return [Refuse(Fault.BAD_RES, "a DscRes lists its sender first")]
         responder, *others = answer.neighbours
@@ -251,7 +250,7 @@ class Membership:
         effects = [*self._add(responder, now, hello=hello), Recover(responder.id)]
         known = {node.address for node in self._neighbours.values()} | {self._me.address}
         for node in others:
-            # What another tells of a node is a reason to ask it, not to believe it.
+            # Being named by another is a reason to be asked, not to be believed.
             if node.id != self._me.id and node.id not in self._neighbours and node.address not in known:
                 known.add(node.address)
                 effects.append(Discover(node.host))
@@ -260,26 +259,26 @@ class Membership:
         return [*effects, *self._judge(now)]
 
     def sequence_asked(self, sender: int, head: int, now: float) -> list[MembershipEffect]:
-        """A SeqReq: the sender is taken to be at work from here on."""
+        """Answer a SeqReq, whose sender counts as working from here on."""
         effects = self.heard(sender, now)
         self.state_change(sender, Mode.WRK)
         return [*effects, Reply(Parcel(self._me.id, SeqRes(head)))]
 
     def state_change(self, sender: int, mode: Mode) -> None:
-        """A neighbour's mode is now another."""
+        """Note a neighbour's mode."""
         if sender in self._neighbours:
             self._neighbours[sender] = replace(self._neighbours[sender], mode=mode)
 
     def heard(self, sender: int, now: float) -> list[MembershipEffect]:
-        """Any parcel is a sign of life."""
+        """Note a sign of life: any parcel is one."""
         if sender in self._neighbours:
             self._heard[sender] = now
         return self._judge(now)
 
     def refusal(self, sender: int, body: Body) -> str | None:
-        """Why a parcel may not come from this sender, if so."""
+        """Reason why this sender may not send this parcel, if any."""
         if isinstance(body, DscReq | DscRes | SeqReq):
-            return None  # anybody may introduce itself, and ask where the sequence is
+            return None  # anyone may introduce itself, and ask how far the sequence is
         if sender == self._me.id:
             return f"id {sender} is this node's own"
         if sender not in self._neighbours:
@@ -289,17 +288,17 @@ class Membership:
         return None
 
     def replica_is(self, status: Status, now: float) -> list[MembershipEffect]:
-        """What the replica is doing now."""
+        """Note the replica's status."""
         self._normal = status is Status.NORMAL
         return self._judge(now)
 
     def failed(self, reason: str) -> list[MembershipEffect]:
-        """The node cannot go on."""
+        """Note that the node cannot go on."""
         self._fault = reason
         return self._step(ModeEvent.FAULT)
 
     def tick(self, now: float) -> list[MembershipEffect]:
-        """Heartbeats, removals, and another try at whoever is missing."""
+        """Send heartbeats, remove silent neighbours, and ask the missing ones again."""
         effects: list[MembershipEffect] = []
         for node in [node for node in self._heard if self._is_silent(node, now)]:
             del self._heard[node]
@@ -318,13 +317,13 @@ class Membership:
         return min([self._beat, *timers])
 
     def sees_majority(self, now: float) -> bool:
-        """Whether so many of the cluster have been heard lately that they, with this node, are a majority."""
+        """Whether the nodes of the cluster heard lately are, with this one, a majority."""
         members = self.members
         recent = sum(not self._is_silent(node, now) for node in self._heard if node in members)
         return recent + 1 > self.size // 2
 
     def _claim(self, node: NodeInfo, now: float, *, hello: bool) -> str | None:
-        """Why a node may not go by its id, if so."""
+        """Reason why a node may not use its id, if any."""
         if node.id == self._me.id:
             if (node.name, node.host) == (self._me.name, self._me.host):
                 return "it is this node itself: say with cluster.address as which of cluster.peers"
@@ -340,7 +339,7 @@ class Membership:
         return None
 
     def _misplaced(self, address: tuple[str, int], responder: NodeInfo) -> str | None:
-        """Why a node may not be the one at a configured address, if so."""
+        """Reason why a node may not be the one at a configured address, if any."""
         if address not in self._peers:
             return None
         if self._nodes and responder.id not in self._nodes:
@@ -365,7 +364,6 @@ class Membership:
         return [NeighbourJoined(node, node.id in self.members)] if new else []
 
     def _ask_missing(self) -> list[MembershipEffect]:
-        """Discover at each configured address whose node is not there."""
         return [
             Discover(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             for (host, port), node in self._peers.items()
@@ -373,7 +371,7 @@ class Membership:
         ]
 
     def _judge(self, now: float) -> list[MembershipEffect]:
-        """Hold the mode against what is heard and what the replica does."""
+        """Adapt the mode to the nodes heard and to the replica."""
         if self._fault is not None or not self._peers:
             return []
         if self.sees_majority(now):

@@ -1,15 +1,15 @@
 """Normal order: the primary numbers, the backups append, a majority commits.
 
-The primary streams each batch to every backup as soon as it is numbered (Prepare), without waiting for the ones
-before: any number may be in flight. A backup appends what follows its tail and says how far it has come
-(PrepareOk). What a majority has, the primary among them, is committed.
+The primary streams each batch to every backup as soon as it is numbered (Prepare), without waiting for the ones before:
+any number may be in flight. A backup appends what follows its tail and confirms how far its log reaches (PrepareOk).
+What a majority has, the primary among them, is committed.
 
-Nothing is sent twice. A primary says regularly how far its log goes (Commit), and a backup that lacks something
-fetches it (:mod:`~headrace.cluster.catchup`); the same heartbeat makes a backup repeat a PrepareOk that was lost.
+Nothing is sent twice. The primary announces its tail regularly (Commit), and a backup that lacks something fetches it
+(:mod:`~headrace.cluster.catchup`); the same heartbeat makes a backup repeat a PrepareOk that was lost.
 
-A backup that hears nothing from the primary is not *content*; nor is a primary that hears no PrepareOk from a
-majority, even if it hears other things from them: a primary whose words do not arrive is no use. What follows
-from that is for :mod:`~headrace.cluster.views`.
+A backup that hears nothing from the primary is not *content*. Nor is a primary that hears no PrepareOk from a majority,
+even if it hears other parcels from them: a primary whose words do not arrive is of no use. What follows from that is
+decided in :mod:`~headrace.cluster.views`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from headrace.wire.parcel.body import Commit, Prepare, PrepareOk
 
 
 class NormalOperation:
-    """One view's normal order, from either side."""
+    """Normal order in one view, as primary or as backup."""
 
     def __init__(self, state: ReplicaState, catchup: CatchUp) -> None:
         self._state = state
         self._catchup = catchup
         self._acknowledged: dict[int, int] = {}
-        """Primary: how far each backup has come in this view."""
+        """Primary: last number that each backup has in this view."""
         self._heard: dict[int, float] = {}
-        """Primary: when each backup last said so. Backup: when the primary was last heard."""
+        """Primary: when each backup last confirmed. Backup: when the primary was last heard."""
         self._begun = 0.0
         self._beat = 0.0
         self._confirmed = 0.0
         self._patience = 0.0
 
     def begin(self) -> None:
-        """Take part in the view, whose log this node has."""
+        """Enter the view, whose log this node has."""
         state = self._state
         state.become(Status.NORMAL)
         self._acknowledged = {}
@@ -50,11 +50,11 @@ class NormalOperation:
             self.confirm()
 
     def content(self) -> bool:
-        """Whether the view does its work, as far as this node can see."""
+        """Whether the view works, as far as this node can see."""
         return self._state.now < self._content_until()
 
     def appended(self, first: int, last: int) -> None:
-        """The primary has numbered and appended a batch."""
+        """Primary: send out a batch that was numbered and appended here."""
         state = self._state
         state.appended(last)
         state.broadcast(Prepare(state.view, first, last, state.commit))
@@ -62,7 +62,7 @@ class NormalOperation:
         self._decide()
 
     def prepare(self, body: Prepare) -> None:
-        """A backup gets a batch."""
+        """Backup: append a batch."""
         state = self._state
         self._heard_primary()
         if body.first > state.tail + 1:
@@ -76,7 +76,7 @@ class NormalOperation:
         state.advance(body.commit)
 
     def commit(self, body: Commit) -> None:
-        """A backup hears how far the primary's log goes, and how much of it is committed."""
+        """Backup: learn the primary's tail, and what is committed."""
         state = self._state
         self._heard_primary()
         state.advance(body.commit)
@@ -86,14 +86,14 @@ class NormalOperation:
             self.confirm()
 
     def confirm(self) -> None:
-        """A backup says how far it has come."""
+        """Backup: tell the primary how far this log reaches."""
         state = self._state
         if state.primary is not None:
             self._confirmed = state.now
             state.send(state.primary, PrepareOk(state.view, state.durable))
 
     def prepare_ok(self, sender: int, body: PrepareOk) -> None:
-        """The primary hears how far a backup has come."""
+        """Primary: learn how far a backup's log reaches."""
         state = self._state
         if body.last > state.tail:
             return
@@ -103,14 +103,14 @@ class NormalOperation:
             self._decide()
 
     def synced(self) -> None:
-        """More of the log is on the disk."""
+        """Go on: more of the log is synced."""
         if self._state.is_primary:
             self._decide()
         else:
             self.confirm()
 
     def tick(self) -> None:
-        """Say that there is nothing to say; or, hearing nothing, ask around."""
+        """Primary: send a heartbeat. Backup: ask the others if the primary is silent."""
         state = self._state
         if state.now < self._beat:
             return
@@ -119,7 +119,7 @@ class NormalOperation:
             if not self.content():
                 self._catchup.inquire()
         elif self.content():
-            # One that is not content falls silent, so that the others look for another.
+            # A primary that is not content falls silent, so that the others look for another.
             state.broadcast(Commit(state.view, state.tail, state.commit))
 
     def next_timer(self) -> float:
@@ -135,8 +135,8 @@ class NormalOperation:
     def _content_until(self) -> float:
         state = self._state
         if state.primary is None:
-            # View 0 has nothing to stay for. But who leaves it at once leaves those behind who have just one answer to
-            # get before they begin as well: they would have to recover, and a view that waits for them to start anew.
+            # View 0 is only there to be left. But not at once: nodes that lack just one answer before they begin would
+            # be left behind and have to recover, and the next view would wait for them.
             return self._begun + 2 * state.timing.beat
         if state.primary != state.me:
             return self._heard.get(state.primary, 0.0) + self._patience
@@ -147,7 +147,7 @@ class NormalOperation:
         return others[needed - 1] + self._patience if needed else float("inf")
 
     def _decide(self) -> None:
-        """What a majority has appended is committed."""
+        """Commit what a majority has appended."""
         state = self._state
         reached = [self._acknowledged.get(node, 0) for node in state.nodes if node != state.me]
         reached.append(state.durable)
@@ -156,5 +156,5 @@ class NormalOperation:
         if commit > state.commit:
             state.advance(commit)
             if state.commit == state.tail:
-                # Under load the next Prepare says it; when there is none, nobody should wait for the heartbeat.
+                # Under load the next Prepare says so; without load, nothing should wait for the heartbeat.
                 state.broadcast(Commit(state.view, state.tail, state.commit))

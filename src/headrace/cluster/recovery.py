@@ -1,22 +1,21 @@
 """Recovery: a node that has lost its memory, or part of its log, learns where the cluster is before it votes.
 
-Such a node may have voted for what it no longer knows. It asks all others (Recovery), takes no part in anything,
-and waits for answers (RecoveryResponse) from so many nodes in normal order that every majority it can have been
-part of has one of them; in a cluster of an odd number that is a majority. The primary of the latest view among
-them must be one. Everything it can have vouched for is then in that primary's
-log, which it adopts. One that is changing the view answers as well, without a vote, so that who recovers gets to know
-all nodes: an operator may then have to decide.
+Such a node may have voted for what it no longer knows. It asks all others (Recovery), takes no part in anything, and
+waits for answers (RecoveryResponse) from so many nodes in normal order that every majority it can have been part of has
+one of them; in a cluster of odd size, that is a majority. The primary of the latest view among them must be one. All
+that it can have vouched for is then in that primary's log, which it adopts. A node that is changing the view answers as
+well, without a vote, so that the recovering node gets to know all nodes: an operator may then have to decide.
 
-The same question starts a new cluster. Nodes without any memory answer that they have none; when *all* the
-configured nodes say so, or say that nothing has ever been written, there is nothing to lose, and each begins in
-view 0. One node that is away keeps a new cluster from starting: it could be the one that remembers.
+The same question starts a new cluster. Nodes without any memory answer that they have none. When *all* configured nodes
+say so, or that nothing has ever been written, there is nothing to lose, and each begins in view 0. One absent node
+keeps a new cluster from starting: it could be the one that remembers.
 
-Votes that a node cast before it lost its memory may still be under way, or kept by somebody who waits for more.
-So each life of a node is numbered, its *incarnation*: who answers stores the number first and testifies it in
-later view changes, where reports from an earlier life are then known. An emptied node cannot know how often it
-was emptied: if its number is too low an answer says so, and it asks anew with a higher one.
+Votes that a node cast before it lost its memory may still be under way, or kept by a node that waits for more. So each
+life of a node is numbered, its *incarnation*: a node that answers stores the number first and testifies it in later
+view changes, where reports of an earlier incarnation are then recognised. An emptied node cannot know how often it was
+emptied: if its number is too low, an answer says so, and it asks again with a higher one.
 
-If a majority has lost something at once, nobody can answer. Then only a person can decide that what is left is the
+If a majority has lost something at once, no node can answer. Then only a person can decide that what is left is the
 cluster's log: :meth:`Recovering.vouch`.
 """
 
@@ -37,7 +36,7 @@ from headrace.wire.parcel.body import Recovery, RecoveryResponse
 
 @dataclass(frozen=True, slots=True)
 class RecoveryAnswer:
-    """One node's RecoveryResponse."""
+    """One node's RecoveryResponse and its testimony."""
 
     view: int
     last: int
@@ -46,12 +45,12 @@ class RecoveryAnswer:
 
     @property
     def pristine(self) -> bool:
-        """Whether the node has nothing that could be lost: no memory, or nothing in it."""
+        """Whether the node has nothing that could be lost."""
         return not self.last and not self.view
 
 
 class Recovering:
-    """Both sides of recovery."""
+    """Both sides of recovery: asking and answering."""
 
     def __init__(self, state: ReplicaState, catchup: CatchUp, normal: NormalOperation, views: Views) -> None:
         self._state = state
@@ -63,15 +62,15 @@ class Recovering:
         self._beat = 0.0
         self._adopting: RecoveryAnswer | None = None
         self._asked: dict[int, tuple[int, int]] = {}
-        """The incarnation and nonce of each node that asked last."""
+        """The incarnation and nonce with which each node last asked."""
 
     @property
     def enough(self) -> int:
-        """So many nodes that every majority of the cluster has one of them, or the one that recovers."""
+        """Number of answers such that every majority includes one of them, or the recovering node."""
         return self._state.size - self._state.majority + 1
 
     def begin(self) -> None:
-        """Ask, as if for the first time."""
+        """Ask from the beginning, as a new incarnation."""
         state = self._state
         self._catchup.cancel()
         state.voter = False
@@ -84,7 +83,7 @@ class Recovering:
         self._ask()
 
     def vouch(self) -> None:
-        """A person says that this node's disk is to be trusted as it is; do so on a majority of nodes."""
+        """Trust this node's disk as it is, on an operator's word; to be done on a majority of nodes."""
         state = self._state
         if state.status is not Status.RECOVERING:
             raise UsageError("only a node that recovers can be vouched for")
@@ -96,7 +95,7 @@ class Recovering:
         self._views.move_to(state.view + 1)
 
     def recovery(self, sender: int, body: Recovery) -> None:
-        """Another node asks."""
+        """Answer a recovering node."""
         state = self._state
         if state.status is Status.FAULTY:
             return
@@ -118,7 +117,7 @@ class Recovering:
             state.send(sender, response, serialize_testimony(told, History()))
 
     def recovery_response(self, sender: int, body: RecoveryResponse, bulk: bytes) -> None:
-        """An answer."""
+        """Take an answer."""
         state = self._state
         if state.status is not Status.RECOVERING or body.nonce != self._nonce or self._adopting is not None:
             return
@@ -133,12 +132,12 @@ class Recovering:
             return
         known = self._answers.get(sender)
         if heard.voter or known is None or not known.testimony.voter:
-            # What a node said in normal order holds, also if it has left that since.
+            # A node's answer in normal order stays valid, even if the node has left that since.
             self._answers[sender] = RecoveryAnswer(body.view, body.last, body.commit, heard)
         self._weigh_answers()
 
     def tick(self) -> None:
-        """Ask again; begin anew if what was being adopted does not come."""
+        """Ask again; start over if the adopted log does not arrive."""
         state = self._state
         if state.now < self._beat:
             return
@@ -199,7 +198,7 @@ class Recovering:
         return len(self._answers) == self._state.size - 1
 
     def _found(self) -> None:
-        """Begin a new cluster together with all the others."""
+        """Found a new cluster together with all the others."""
         state = self._state
         self._meet()
         self._nonce = None
@@ -208,7 +207,7 @@ class Recovering:
         self._normal.begin()
 
     def _meet(self) -> None:
-        """Learn from the answers who the cluster is."""
+        """Learn the cluster's nodes from the answers."""
         state = self._state
         if not self._all_answered:
             missing = state.size - 1 - len(self._answers)

@@ -1,4 +1,4 @@
-"""One node's replica: every input passes here, is held against view and sender, and goes to the rule it concerns."""
+"""One node's replica: every input comes here, is checked against view and sender, and goes to the rule it concerns."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from headrace.wire.parcel.body import (
 )
 
 MAX_VIEW: Final = 1 << 62
-"""More views than there is time for. A peer that names a later one would leave no room for those that follow."""
+"""More views than there is time for. A peer that names a later one would leave no room for later views."""
 
 
 class Replica:
     """Viewstamped Replication as functions of an input and the time; each returns the effects it asks for.
 
-    ``size`` is how many nodes the configured cluster has, this one included. ``stored`` is what :class:`Persist`
-    kept last, None if there is none. ``commit`` is what the log knows to be committed (it was sealed, or is in a
-    snapshot), ``tail`` where the log ends, and ``intact`` whether it ends where it ended before: nothing that was
-    appended, or with ``synced_only`` nothing that was synced, has been lost.
+    ``size`` is the number of nodes in the configured cluster, this one included. ``stored`` is the state saved last,
+    None if there is none. ``commit`` is what the log knows to be committed (it was sealed, or is in a snapshot),
+    ``tail`` its last message, and ``intact`` whether nothing that was appended, or with ``synced_only`` nothing that
+    was synced, has been lost.
     """
 
     state_class: type[ReplicaState] = ReplicaState
@@ -78,37 +78,37 @@ class Replica:
 
     @property
     def status(self) -> Status:
-        """What the replica is doing."""
+        """Its status."""
         return self._state.status
 
     @property
     def view(self) -> int:
-        """The view it is in, or on its way to."""
+        """The view that it is in, or on its way to."""
         return self._state.view
 
     @property
     def primary(self) -> int | None:
-        """Who numbers messages: where publishes go, while the status is normal."""
+        """The node that numbers messages; publishes go there while the status is normal."""
         return self._state.primary
 
     @property
     def tail(self) -> int:
-        """The last message appended."""
+        """Last message appended."""
         return self._state.tail
 
     @property
     def commit(self) -> int:
-        """The last message known to be committed."""
+        """Last message known to be committed."""
         return self._state.commit
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The ids of the configured cluster; empty while nobody has said."""
+        """Ids of the configured cluster; empty while not known."""
         return self._state.nodes
 
     @property
     def voter(self) -> bool:
-        """Whether it counts toward a majority."""
+        """Whether it counts towards a majority."""
         return self._state.voter
 
     def accepting(self, now: float) -> bool:
@@ -117,7 +117,7 @@ class Replica:
         return self._state.is_primary and self._normal.content()
 
     def start(self, now: float) -> list[Effect]:
-        """The first input."""
+        """Begin: the first input."""
         state = self._state
         state.now = now
         if state.size == 1:
@@ -131,7 +131,7 @@ class Replica:
         return state.take_effects()
 
     def receive(self, sender: int, body: Replication, bulk: bytes, now: float) -> list[Effect]:
-        """A parcel from a node of the configured cluster."""
+        """Take a parcel from a node of the configured cluster."""
         state = self._state
         state.now = now
         if getattr(body, "view", 0) > MAX_VIEW:
@@ -142,7 +142,7 @@ class Replica:
         return state.take_effects()
 
     def appended(self, first: int, last: int, now: float) -> list[Effect]:
-        """This node, the primary, has numbered messages ``first`` to ``last`` and appended them."""
+        """Send out messages ``first`` to ``last``, which this node, the primary, has numbered and appended."""
         state = self._state
         state.now = now
         if not state.is_primary or first != state.tail + 1:
@@ -151,7 +151,7 @@ class Replica:
         return state.take_effects()
 
     def synced(self, token: int, last: int, now: float) -> list[Effect]:
-        """The sync of this ``token`` has ended, and covers the log up to ``last``."""
+        """Go on after the sync of this ``token``, which covers the log up to ``last``."""
         state = self._state
         state.now = now
         if state.synced_upto(token, last):
@@ -162,7 +162,7 @@ class Replica:
         return state.take_effects()
 
     def fetched(self, token: int, seq: int | None, now: float) -> list[Effect]:
-        """The snapshot of this ``token`` is here, and is at ``seq``; None if it could not be had."""
+        """Go on after fetching the snapshot of this ``token``, which is at ``seq``; None if there was none."""
         state = self._state
         state.now = now
         if state.status is not Status.FAULTY:
@@ -170,14 +170,14 @@ class Replica:
         return state.take_effects()
 
     def vouch(self, now: float) -> list[Effect]:
-        """An operator's word: go on with what this node has, whatever it has lost."""
+        """Go on with what this node has, whatever it has lost, on an operator's word."""
         state = self._state
         state.now = now
         self._recovering.vouch()
         return state.take_effects()
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Do what depends on time."""
         state = self._state
         state.now = now
         if state.status is Status.FAULTY:
@@ -216,7 +216,7 @@ class Replica:
             case NewState():
                 self._new_state(sender, body)
             case _ if recovering:
-                pass  # it has no voice, and no ear for what it may have said before
+                pass  # it does not vote, and takes no answers to what it may have said before
             case GetState():
                 self._catchup.get_state(sender, body)
             case StartViewChange():
@@ -242,7 +242,7 @@ class Replica:
     def _from_primary(self, body: Prepare | Commit) -> None:
         state = self._state
         if body.view > state.view:
-            # The view has started without this node: its report makes the primary tell the log it started from.
+            # The view has started without this node: its report makes the primary send what the view started from.
             self._views.move_to(body.view)
         elif body.view == state.view and state.status is Status.NORMAL:
             if isinstance(body, Prepare):

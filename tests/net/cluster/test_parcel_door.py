@@ -14,7 +14,7 @@ import pytest
 from tests.net.conftest import Start
 from tests.net.raw import DSC_REQ, LOOPBACK, SECONDS, SEQ_REQ, until
 
-from headrace.cluster import Membership
+from headrace.cluster.membership import Membership
 from headrace.message import Batch, Run
 from headrace.net.cluster.parcel_authentication import HELLO_BYTES, TAG_BYTES, ParcelTags
 from headrace.net.cluster.parcel_door import ParcelDoor

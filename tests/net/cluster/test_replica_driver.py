@@ -12,8 +12,9 @@ from uuid import uuid4
 import pytest
 from tests.net.cluster.test_node import until
 
-from headrace.cluster import DurableState, History, Status, StoredState
-from headrace.cluster.durable_state import remember, serialize_testimony
+from headrace.cluster.durable_state import DurableState, StoredState, remember, serialize_testimony
+from headrace.cluster.effects import Status
+from headrace.cluster.history import History
 from headrace.errors import StorageError
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.publishing.primary_client import PrimaryClient

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cluster import Serve
+from headrace.cluster.effects import Serve
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import State, entry

@@ -130,7 +130,7 @@ class PrimaryClient(PublishRelay):
         def ended(answer: PrimaryAnswer | HeadraceError) -> None:
             result = answer.published if isinstance(answer, PrimaryAnswer) else answer
             # The entry that marks the commit has the number after its rows.
-            self._after(result, RelayRequest([], told, passed=True))
+            self._after(result, RelayRequest([], told, True))
 
         self._call(partial(_commit_requests, query, batch, rows), ended)
 

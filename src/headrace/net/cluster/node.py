@@ -16,12 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from headrace.cluster import Membership, Status, StoredState
 from headrace.cluster import durable_state as states
+from headrace.cluster.durable_state import StoredState
+from headrace.cluster.effects import Status
 from headrace.cluster.membership import (
     SILENCE_SECONDS,
     Discover,
     Heartbeat,
+    Membership,
     MembershipEffect,
     ModeChanged,
     NeighbourJoined,

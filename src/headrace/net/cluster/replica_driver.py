@@ -24,26 +24,24 @@ from random import Random
 from typing import Final, Protocol
 from uuid import UUID
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import DurableState, StoredState, is_intact, remember
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
     Broadcast,
     CutBack,
-    DurableState,
     Effect,
     FetchSnapshot,
     Halt,
     Install,
     Persist,
-    Replica,
     Send,
     Serve,
     Status,
-    StoredState,
     Sync,
 )
-from headrace.cluster.durable_state import is_intact, remember
+from headrace.cluster.replica import Replica
 from headrace.errors import HeadraceError, StorageError
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Sequencer

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from headrace.cluster import Serve
+from headrace.cluster.effects import Serve
 from headrace.errors import DamagedError, LimitError, TrimmedError
 from headrace.hub.compact_batches import compact
 from headrace.hub.sequence import Hub
