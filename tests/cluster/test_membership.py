@@ -16,7 +16,6 @@ from headrace.cluster.membership import (
     ModeEvent,
     NeighbourJoined,
     NeighbourRemoved,
-    Recover,
     Refuse,
     Reply,
 )
@@ -140,7 +139,7 @@ class TestDiscovery:
     def test_the_neighbours_of_a_neighbour_are_asked_not_believed(self) -> None:
         membership = trio()
         effects = membership.answered(HOST_B, DscRes((B, A, STRANGER, replace(STRANGER, id=8))), 1.0)
-        assert effects == [NeighbourJoined(B, member=True), Recover(2), Discover("10.0.0.9")]
+        assert effects == [NeighbourJoined(B, member=True), Discover("10.0.0.9")]
         assert membership.neighbours == (B,)
 
     def test_an_answer_that_lists_nobody_is_refused(self) -> None:

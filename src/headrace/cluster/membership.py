@@ -81,13 +81,6 @@ class Discover:
 
 
 @dataclass(frozen=True, slots=True)
-class Recover:
-    """Send a SeqReq to a neighbour, on a stream that this node opened."""
-
-    to: int
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     """Answer on the stream that the request came on."""
 
@@ -132,7 +125,7 @@ class ModeChanged:
 
 
 MembershipEffect: TypeAlias = (
-    Discover | Recover | Reply | Heartbeat | Refuse | NeighbourJoined | NeighbourRemoved | ModeChanged
+    Discover | Reply | Heartbeat | Refuse | NeighbourJoined | NeighbourRemoved | ModeChanged
 )
 
 
@@ -247,7 +240,7 @@ class Membership:
             return [Refuse(Fault.BAD_RES, refusal)]
         if address in self._peers:
             self._peers[address] = responder.id
-        effects = [*self._add(responder, now, hello=hello), Recover(responder.id)]
+        effects = self._add(responder, now, hello=hello)
         known = {node.address for node in self._neighbours.values()} | {self._me.address}
         for node in others:
             # Being named by another is a reason to be asked, not to be believed.

@@ -17,7 +17,6 @@ from headrace.hub.consumers.cursors import (
     MAX_NAME,
     MAX_RANGES,
     Consumer,
-    ConsumerCreated,
     ConsumerEvent,
     ConsumerRemoved,
     ConsumerReset,
@@ -210,7 +209,7 @@ def test_an_observer_is_told_what_happens() -> None:
     consumer = hub.one()
     hub.submit(reset("c", 1))
     hub.submit(remove("c"))
-    assert events == [ConsumerCreated(consumer), ConsumerReset(consumer), ConsumerRemoved(consumer)]
+    assert events == [ConsumerReset(consumer), ConsumerRemoved(consumer)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The connections that a node makes to others: to each configured peer, kept up, and once to those that others name."""
+"""The connections that a node makes: lasting ones to each configured peer, and a short one to each node others name."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headrace.wire.parcel.body import Body, DscReq, DscRes, Ping, SeqReq, SeqRes
 from headrace.wire.parcel.stream import Parcel
 
 MAX_ASKED: Final = 4
-"""Nodes that are being asked at a time because others have named them."""
+"""Named nodes that are asked for their identity at a time."""
 
 _RETRY_SECONDS: Final = 0.1
 _RETRY_MOST_SECONDS: Final = 1.0
-"""A peer that is down is tried at least this often: it must be met soon after it is back."""
+"""The longest wait between tries: a peer that is back must be found soon."""
 
 
 class DialledStream(ParcelStream):
-    """A connection to a peer; one that is ``asked`` only who it is ends with its answer."""
+    """A connection to a peer; if only its identity is ``asked`` for, it ends with the answer."""
 
     dialled = True
 
@@ -50,11 +50,11 @@ class DialledStream(ParcelStream):
         self.post(Ping())
         if not self._recovering:
             self._recovering = self.post(SeqReq())
-        # Behind SeqReq, which makes the other one believe that this node works.
+        # After SeqReq, which makes the peer believe that this node works.
         self.post(StateChange(self.host.membership.mode))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget the connection, and dial again."""
+        """Let the address be dialled again."""
         super().connection_lost(error)
         self.over.set()
 
@@ -63,7 +63,7 @@ class DialledStream(ParcelStream):
         return isinstance(body, SeqRes) and self._recovering
 
     def answered(self, parcel: Parcel, now: float) -> None:
-        """An answer came."""
+        """Take an answer."""
         match parcel.body:
             case DscRes() as answer:
                 self._met(parcel.id, answer, now)
@@ -94,7 +94,7 @@ class DialledStream(ParcelStream):
         if self._only_asked:
             self.close()
             return
-        # Who listens there has shown who it is: batches may come from it now.
+        # The peer has shown its identity: batches may come from it now.
         self._parcels.max_bulk = wire.MAX_BULK
         self.peer = responder
         self.name = f"{responder.name} ({self.address})"
@@ -102,7 +102,7 @@ class DialledStream(ParcelStream):
 
 
 class PeerConnections(Streams[DialledStream]):
-    """The connections to the configured peers, made again whenever one is lost."""
+    """The connections to the configured peers, made again when lost."""
 
     def __init__(self, house: House, host: ParcelHost, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(house, "parcel")
@@ -117,14 +117,14 @@ class PeerConnections(Streams[DialledStream]):
             self._tasks[address] = asyncio.ensure_future(self._keep_dialling(address))
 
     def ask(self, address: Address) -> None:
-        """Ask a node that others know who it is, once."""
+        """Ask a node that others have named for its identity, once."""
         if address not in self._tasks and len(self._asking) < MAX_ASKED:
             task = asyncio.ensure_future(self._ask(address))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
     def stop(self) -> None:
-        """Dial nobody any more; what there is stays until the end."""
+        """Dial no more; open connections stay until the end."""
         for task in (*self._tasks.values(), *self._asking):
             task.cancel()
 

@@ -20,9 +20,8 @@ from headrace.net.link.background_work import Aside
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.lost_ranges import LinkLosses
-from headrace.net.link.publishing import LinkPublishing
+from headrace.net.link.publishing import LinkPublishing, RequestBodies
 from headrace.net.link.reading import LinkReading
-from headrace.net.link.request_rows import Bodies
 from headrace.net.link.row_bodies import Live
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
@@ -48,7 +47,7 @@ class Operations:
         self._status = status
         self._reports = reports
         changes = Changes(hub, parts.services)
-        bodies = Bodies(house.settings.limits.message_bytes)
+        bodies = RequestBodies(house.settings.limits.message_bytes)
         aside = Aside(house.readers)
         reading = LinkReading(hub, house.readers, live, aside, consumers, parts.subscriptions)
         publishing = LinkPublishing(house.intake.idempotent, bodies)

@@ -24,7 +24,7 @@ from headrace.hub.services.publish import Changes, Use, uses
 from headrace.message import Batch
 from headrace.net.link.background_work import Aside
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.request_rows import Bodies, check_origin
+from headrace.net.link.publishing import RequestBodies, check_origin
 from headrace.wire.link import requests as ask
 
 
@@ -35,7 +35,7 @@ class LinkStages:
         self,
         intake: PublishIntake,
         changes: Changes,
-        bodies: Bodies,
+        bodies: RequestBodies,
         aside: Aside,
         counters: Counters,
     ) -> None:
