@@ -24,7 +24,7 @@ import numpy as np
 from headrace.client.fyrehose.client import Backbone
 from headrace.config import Address, Settings
 from headrace.errors import LostRangeError, StorageError, UnreachableError, UsageError
-from headrace.hub.publishing.push_relay import Pushing
+from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.copy_start import begin, is_log
@@ -60,7 +60,7 @@ class FyrehoseUpstream:
         self._scheme = self._urls[0].partition("://")[0]
         self._hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
         self._hub: Hub
-        self._pushing: Pushing
+        self._pushing: PushRelay
         self._client: Backbone | None = None
         self._due = asyncio.Event()
         self._lost: list[LostRangeError] = []
@@ -78,7 +78,7 @@ class FyrehoseUpstream:
     def attach(self, hub: Hub) -> None:
         """Become the hub's sequencer."""
         self._hub = hub
-        self._pushing = Pushing(
+        self._pushing = PushRelay(
             hub,
             longest=_LONGEST[self._scheme],
             patience=self._settings.node.upstream_seconds,

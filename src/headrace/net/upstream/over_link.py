@@ -2,7 +2,7 @@
 
 One tube at a time. On each new one the two logs are compared where they meet
 (:mod:`~headrace.net.upstream.log_alignment`); then this hub follows from its own tail on, log entries included, and
-sends what is due of :class:`~headrace.hub.publishing.publish_relay.Passing`. What comes is appended as it is. The
+sends what is due of :class:`~headrace.hub.publishing.publish_relay.PublishRelay`. What comes is appended as it is. The
 decisions are there and in the hub; here bytes go and come.
 """
 
@@ -36,7 +36,7 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.hub.compact_batches import compact
-from headrace.hub.publishing.publish_relay import Passing, Request
+from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Told, ToldNewest
 from headrace.log import Log
@@ -74,7 +74,7 @@ class TubeUpstream:
         self._urls = settings.node.upstream
         self._random = Random()
         self._hub: Hub
-        self._passing: Passing
+        self._passing: PublishRelay
         self._session: Session | None = None
         """The tube that requests go over: the logs were compared on it."""
         self._spare: Session | None = None
@@ -113,7 +113,7 @@ class TubeUpstream:
     def attach(self, hub: Hub) -> None:
         """Become the hub's sequencer."""
         self._hub = hub
-        self._passing = Passing(
+        self._passing = PublishRelay(
             hub,
             name=lambda: uuid4().hex,
             patience=self._settings.node.upstream_seconds,
@@ -121,8 +121,8 @@ class TubeUpstream:
             now=asyncio.get_running_loop().time(),
         )
         self._passing.wake = self._send_due
-        self._passing.committing = self._commit
-        self._passing.asking = self._ask_newest
+        self._passing.send_commit = self._commit
+        self._passing.ask_newest = self._ask_newest
         hub.sequencer = self._passing
 
     async def run(self) -> None:
@@ -310,7 +310,7 @@ class TubeUpstream:
             answer = session.call(partial(_asked, request), body)
             answer.add_done_callback(partial(self._answered, session, request))
 
-    def _answered(self, session: Session, request: Request, done: asyncio.Future[LinkMessage]) -> None:
+    def _answered(self, session: Session, request: RelayRequest, done: asyncio.Future[LinkMessage]) -> None:
         if done.cancelled() or done.exception() is not None or session is not self._session:
             return  # Lost with its tube: it is sent again over the next one.
         try:
@@ -389,7 +389,7 @@ class TubeUpstream:
         task.add_done_callback(self._tasks.discard)
 
 
-def _asked(request: Request, request_id: int) -> ask.Pass | ask.Publish:
+def _asked(request: RelayRequest, request_id: int) -> ask.Pass | ask.Publish:
     if request.passed:
         return ask.Pass(id=request_id, frontend=request.publisher, number=request.number)
     return ask.Publish(
@@ -401,7 +401,7 @@ def _asked(request: Request, request_id: int) -> ask.Pass | ask.Publish:
     )
 
 
-def _body(request: Request) -> memoryview:
+def _body(request: RelayRequest) -> memoryview:
     schema = PASSED if request.passed else PUBLISHED
     body = body_of(merge(request.rows).select(schema.names))
     if len(body) > MAX_MESSAGE - MAX_HEAD:

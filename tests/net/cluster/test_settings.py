@@ -1,4 +1,4 @@
-"""Which address is a node's own."""
+"""Which of the configured addresses is a node's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from headrace.config import Address
-from headrace.net.cluster.own_address import is_own
+from headrace.net.cluster.settings import is_own
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.net.raw import until
 
 from headrace.errors import HeadraceError, MalformedError, UnavailableError
-from headrace.hub.publishing.idempotent import Publishing
-from headrace.hub.publishing.publisher_numbers import Publishers
-from headrace.hub.publishing.staging import Commits, Queries, Staging
+from headrace.hub.publishing.intake import (
+    NOT_THE_PRIMARY,
+    PrimaryAnswer,
+    PrimaryRequest,
+    PublishIntake,
+    parse_bulk,
+    serialize_answer,
+)
+from headrace.hub.publishing.primary_client import PrimaryClient
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.staging import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.hub.state import State
 from headrace.log import Log
 from headrace.message import Batch, Run
-from headrace.net.cluster.parcel_door import ParcelStream
-from headrace.net.cluster.primary_requests import Primary, ToPrimary
-from headrace.net.cluster.request_bytes import NOT_PRIMARY, Answer, Asked, parse_asked, serialize_answer
 from headrace.wire.link.message import PUBLISHED, body_of
 from headrace.wire.parcel.body import Ack, Publish
 
@@ -33,17 +38,17 @@ class Elsewhere:
 
     admitted = True
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: PrimaryAnswer) -> None:
         self.answer = answer
-        self.requests: ToPrimary
+        self.requests: PrimaryClient
         self.asked = 0
 
-    def post(self, body: Publish, _bulk: bytes, *, certain: bool) -> bool:
+    def post(self, body: Publish, bulk: bytes = b"", *, certain: bool = False) -> bool:
         assert certain
         self.asked += 1
         ack = Ack(body.view, body.request, 0, 0)
         told = serialize_answer(self.answer)
-        asyncio.get_running_loop().call_soon(self.requests.acknowledged, self, ack, told)
+        asyncio.get_running_loop().call_soon(self.requests.acknowledged, self, ack, told, now())
         return True
 
 
@@ -51,9 +56,9 @@ class Silent(Elsewhere):
     """One that never answers."""
 
     def __init__(self) -> None:
-        super().__init__(NOT_PRIMARY)
+        super().__init__(NOT_THE_PRIMARY)
 
-    def post(self, body: Publish, _bulk: bytes, *, certain: bool) -> bool:
+    def post(self, body: Publish, bulk: bytes = b"", *, certain: bool = False) -> bool:
         self.asked += 1
         return True
 
@@ -65,31 +70,29 @@ class There:
 
     def __init__(self, directory: Path) -> None:
         self.log = Log.open(directory, fsync="never")
-        publishers, queries = Publishers(), Queries()
+        publishers, queries = PublisherNumbers(), Queries()
         self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers, queries))
-        self.primary = Primary(self.hub)
-        commits = Commits(self.hub, queries, Staging(directory / "stages"))
-        self.primary.judge_by(Publishing(self.hub, publishers), commits)
-        self.requests: ToPrimary
+        self.primary = PublishIntake(self.hub, publishers, queries, directory / "stages")
+        self.requests: PrimaryClient
         self.refused: set[int] = set()
         self.asked: list[str] = []
 
-    def post(self, body: Publish, bulk: bytes, *, certain: bool) -> bool:
+    def post(self, body: Publish, bulk: bytes = b"", *, certain: bool = False) -> bool:
         assert certain
         asyncio.get_running_loop().call_soon(self.answer, body, bulk)
         return True
 
     def answer(self, body: Publish, bulk: bytes) -> None:
-        asked, rows = parse_asked(bulk)
+        asked, rows = parse_bulk(bulk)
         self.asked.append(asked.publisher)
 
-        def tell(answer: Answer) -> None:
+        def tell(answer: PrimaryAnswer) -> None:
             self.requests.acknowledged(
-                cast("ParcelStream", self), Ack(body.view, body.request, 0, 0), serialize_answer(answer)
+                self, Ack(body.view, body.request, 0, 0), serialize_answer(answer), now()
             )
 
         if len(self.asked) in self.refused:
-            tell(NOT_PRIMARY)
+            tell(NOT_THE_PRIMARY)
         else:
             self.primary.answer(self, asked, rows, tell)
             self.hub.turn(0)
@@ -112,23 +115,35 @@ def there(tmp_path: Path) -> Iterator[There]:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     log = Log.open(tmp_path, fsync="never")
-    yield Hub(log, 1, max_uncommitted=1 << 20, state=State(Publishers()))
+    yield Hub(log, 1, max_uncommitted=1 << 20, state=State(PublisherNumbers()))
     log.close()
 
 
-def asking(hub: Hub, stream: Elsewhere | There, patience: float) -> ToPrimary:
-    requests = ToPrimary(hub, Primary(hub), patience=patience, name=lambda: "name")
+def asking(hub: Hub, stream: Elsewhere | There, patience: float) -> PrimaryClient:
+    intake = PublishIntake(hub, PublisherNumbers(), Queries(), hub.log.directory / "stages")
+    requests = driven(PrimaryClient(hub, intake, patience=patience, name=lambda: "name", now=now()))
     stream.requests = requests
-    hub.sequencer = requests.passing
-    requests.aim(cast("ParcelStream", stream), 1)
+    hub.sequencer = requests
+    requests.aim(stream, 1, now())
+    return requests
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def driven(requests: PrimaryClient) -> PrimaryClient:
+    """Tick it whenever it asks for that."""
+    loop = asyncio.get_running_loop()
+    requests.schedule = lambda when: loop.call_at(when, lambda: requests.tick(loop.time())) and None
     return requests
 
 
 async def test_a_question_is_not_asked_for_ever_of_one_that_is_never_the_primary(hub: Hub) -> None:
-    stream = Elsewhere(NOT_PRIMARY)
+    stream = Elsewhere(NOT_THE_PRIMARY)
     requests = asking(hub, stream, patience=0.3)
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    requests.passing.newest("publisher", told.set_result)
+    requests.newest("publisher", told.set_result)
     async with asyncio.timeout(SECONDS):
         assert isinstance(await told, UnavailableError)
     assert stream.asked > 1
@@ -136,7 +151,7 @@ async def test_a_question_is_not_asked_for_ever_of_one_that_is_never_the_primary
 
 
 async def test_nor_is_a_message(hub: Hub) -> None:
-    stream = Elsewhere(NOT_PRIMARY)
+    stream = Elsewhere(NOT_THE_PRIMARY)
     requests = asking(hub, stream, patience=10.0)
     told: list[Batch | HeadraceError] = []
     hub.submit(Batch(Run.one(b"a"), origin="tube"), told.append)
@@ -149,16 +164,19 @@ async def test_nor_is_a_message(hub: Hub) -> None:
                 heard = asyncio.get_running_loop().time()
         while not told:
             assert heard is not None
-            requests.passing.tick(heard + 10.0)
+            requests.tick(heard + 10.0)
             await asyncio.sleep(0)
     assert isinstance(told[0], UnavailableError)
     requests.close()
 
 
-async def commit(requests: ToPrimary, query: str, rows: list[Batch]) -> Published | HeadraceError:
+async def commit(requests: PrimaryClient, query: str, rows: list[Batch]) -> Published | HeadraceError:
     told: asyncio.Future[Published | HeadraceError] = asyncio.get_running_loop().create_future()
-    requests.passing.committing(query, 1, rows, told.set_result)
+    requests.commit(query, 1, rows, told.set_result)
     async with asyncio.timeout(SECONDS):
+        while not told.done():
+            await asyncio.sleep(0)
+            requests.committed(1 << 20)  # As if this hub had followed everything.
         return await told
 
 
@@ -198,16 +216,20 @@ async def test_a_commit_without_rows_needs_none_staged(hub: Hub, there: There) -
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked("commit", publisher="one", number=1, rows=2),
-        Asked("commit", publisher="one", number=2, rows=1),
-        Asked("commit", publisher="two", number=1, rows=1),
-        Asked("stage", publisher="one", number=1, rows=2),
+        PrimaryRequest("commit", publisher="one", number=1, rows=2),
+        PrimaryRequest("commit", publisher="one", number=2, rows=1),
+        PrimaryRequest("commit", publisher="two", number=1, rows=1),
+        PrimaryRequest("stage", publisher="one", number=1, rows=2),
     ],
 )
-async def test_rows_that_are_not_those_of_the_commit_are_not_taken(there: There, asked: Asked) -> None:
-    answers: list[Answer] = []
+async def test_rows_that_are_not_those_of_the_commit_are_not_taken(
+    there: There, asked: PrimaryRequest
+) -> None:
+    answers: list[PrimaryAnswer] = []
     body = memoryview(body_of(staged("one", 1)[0].to_arrow().select(PUBLISHED.names)))
-    there.primary.answer(source := object(), Asked("stage", publisher="one", number=1), body, answers.append)
+    there.primary.answer(
+        source := object(), PrimaryRequest("stage", publisher="one", number=1), body, answers.append
+    )
     there.primary.answer(source, asked, body, answers.append)
     there.hub.turn(0)
     assert [answer.error for answer in answers] == ["", "missing"]
@@ -221,9 +243,9 @@ async def test_an_answer_that_says_nothing_loses_no_question(hub: Hub, there: Th
     told = asyncio.ensure_future(commit(requests, "one", staged("one", 2)))
     await until(lambda: broken.asked)
     with pytest.raises(MalformedError):
-        requests.acknowledged(cast("ParcelStream", broken), Ack(1, 1, 0, 0), b"\xc1")
+        requests.acknowledged(broken, Ack(1, 1, 0, 0), b"\xc1", now())
     there.requests = requests
-    requests.aim(cast("ParcelStream", there), 2)
+    requests.aim(there, 2, now())
     assert await told == Published(1, 2)
     requests.close()
 
@@ -232,7 +254,7 @@ async def test_an_answer_that_says_nothing_loses_no_question(hub: Hub, there: Th
 async def test_a_primary_that_changes_between_two_stages_is_brought_them_all(
     hub: Hub, there: There, tmp_path: Path, after: int
 ) -> None:
-    """The answer of the first is here, but whoever brings the rows has not gone on yet when the second takes over."""
+    """The next request may be on its way to the first, which is no longer primary, when the second takes over."""
     first = There(tmp_path / "first")
     requests = asking(hub, first, patience=10.0)
     there.requests = requests
@@ -241,7 +263,8 @@ async def test_a_primary_that_changes_between_two_stages_is_brought_them_all(
     def answer_and_go(body: Publish, bulk: bytes) -> None:
         answer(body, bulk)
         if len(first.asked) == after:
-            requests.aim(cast("ParcelStream", there), 2)
+            first.refused = set(range(after + 1, 10))
+            requests.aim(there, 2, now())
 
     first.answer = answer_and_go  # type: ignore[method-assign]
     assert await commit(requests, "one", staged("one", 3)) == Published(1, 3)
@@ -255,8 +278,8 @@ async def test_a_node_that_becomes_primary_asks_itself_once(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub, primary = there.hub, there.primary
-    requests = ToPrimary(hub, primary, patience=10.0, name=lambda: "name")
-    hub.sequencer = requests.passing
+    requests = driven(PrimaryClient(hub, primary, patience=10.0, name=lambda: "name", now=now()))
+    hub.sequencer = requests
     told: list[Batch | HeadraceError] = []
     for number in range(20):
         hub.submit(Batch(Run.one(b"%d" % number), origin="tube"), told.append)
@@ -264,13 +287,13 @@ async def test_a_node_that_becomes_primary_asks_itself_once(
     asked: list[int] = []
     answer = primary.answer
 
-    def counted(source: object, asks: Asked, *more: Any) -> None:
+    def counted(source: object, asks: PrimaryRequest, *more: Any) -> None:
         asked.append(asks.number)
         answer(source, asks, *more)
 
     monkeypatch.setattr(primary, "answer", counted)
     hub.sequencer = None
-    requests.aim_here()
+    requests.aim_here(now())
     hub.turn(0)
     assert [batch.first for batch in told if isinstance(batch, Batch)] == list(range(1, 41, 2))
     assert asked == list(range(20))

@@ -1,4 +1,4 @@
-"""Snapshots from node to node: whole for who lacks one, and cheap for whoever is asked too often."""
+"""What nodes send one another of their logs: messages as asked for; snapshots whole, and not too often."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from headrace.cluster.effects import Serve
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import State, entry
 from headrace.log import Log
+from headrace.log.replication_frames import unpack
 from headrace.log.snapshot import Snapshot, parse
 from headrace.message import Batch, Run
-from headrace.net.cluster import snapshot_transfer as module
-from headrace.net.cluster.snapshot_transfer import MAKE_SECONDS, Snapshots
-from headrace.wire.parcel.body import GetSnapshot, Mode, NodeInfo, SnapshotPart
+from headrace.net.cluster import transfers as module
+from headrace.net.cluster.transfers import MAKE_SECONDS, Snapshots, between, served
+from headrace.wire.parcel.body import GetSnapshot, Mode, NewState, NodeInfo, SnapshotPart
 
 
 class Counting(State):
@@ -134,3 +136,34 @@ def test_a_node_has_one_under_way_however_many_connections_it_has(
     scene.snapshots.tick(scene.now + MAKE_SECONDS)
     assert not scene.snapshots._under_way
     assert not scene.snapshots._last.data, "an old one is not kept for nobody"
+
+
+def batch(first: int, *payloads: bytes) -> Batch:
+    return Batch(Run.of(payloads), first=first, time=first, origin="tube")
+
+
+TWO = [batch(1, b"1", b"2", b"3"), batch(4, b"4", b"5")]
+
+
+@pytest.mark.parametrize("first", range(1, 6))
+@pytest.mark.parametrize("last", range(1, 6))
+def test_only_what_is_wanted_is_taken(first: int, last: int) -> None:
+    taken = [message.payload for each in between(TWO, first, last) for message in each]
+    assert taken == [b"%d" % seq for seq in range(first, last + 1)]
+
+
+def test_a_node_serves_what_it_has_also_if_it_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log.open(tmp_path, committed=0)
+    log.append([TWO[0]])
+    log.append([TWO[1]])
+    for size, first, last in ((1 << 20, 1, 5), (1 << 20, 3, 5), (1, 1, 3), (1, 4, 5)):
+        monkeypatch.setattr(module, "SERVE_BYTES", size)
+        body, bulk = served(log, Serve(20, 7, first, 5, 2))
+        assert body == NewState(7, first, last, 2)
+        uuid, batches = unpack(bulk, first, last)
+        assert uuid == log.uuid
+        assert [message.seq for each in batches for message in each] == list(range(first, last + 1))
+    assert served(log, Serve(20, 7, 6, 5, 2)) == (NewState(7, 6, 5, 2), b"")
+    log.close()

@@ -15,25 +15,24 @@ from headrace.errors import (
     RefusedError,
     UnavailableError,
 )
-from headrace.hub.publishing.publish_relay import Request
-from headrace.hub.sequencer import Published
-from headrace.message import SCHEMA, Batch, Run
-from headrace.net.cluster.request_bytes import (
-    Answer,
-    asked_for,
-    batch_of,
-    body_for,
+from headrace.hub.publishing.intake import (
+    PrimaryAnswer,
     parse_answer,
-    parse_asked,
+    parse_bulk,
+    published_batch,
     refusal,
     serialize_answer,
-    serialize_asked,
+    serialize_request,
 )
+from headrace.hub.publishing.primary_client import body_for, request_for
+from headrace.hub.publishing.publish_relay import RelayRequest
+from headrace.hub.sequencer import Published
+from headrace.message import SCHEMA, Batch, Run
 
 
 def there(batch: Batch) -> Batch:
     """A publisher's batch as the primary gets it."""
-    request = Request(
+    request = RelayRequest(
         [batch],
         lambda _: None,
         passed=False,
@@ -41,9 +40,9 @@ def there(batch: Batch) -> Batch:
         number=batch.number or 0,
         follows=True,
     )
-    asked, body = parse_asked(serialize_asked(asked_for(request), body_for(request)))
+    asked, body = parse_bulk(serialize_request(request_for(request), body_for(request)))
     assert (asked.kind, asked.follows) == ("publish", True)
-    return batch_of(asked, body)
+    return published_batch(asked, body)
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=40), st.text(max_size=20), st.text(max_size=20))
@@ -88,7 +87,7 @@ def test_refusals_are_told(error: HeadraceError, code: str) -> None:
 
 
 def test_answers_are_told() -> None:
-    told = parse_answer(serialize_answer(Answer(3, 9, 2)))
+    told = parse_answer(serialize_answer(PrimaryAnswer(3, 9, 2)))
     assert told.refused is None
     assert told.published == Published(3, 9, 2)
 
@@ -96,7 +95,7 @@ def test_answers_are_told() -> None:
 @pytest.mark.parametrize("bulk", [b"", b"\0\0\0\xff", b"\0\0\0\1\xc1", b"\0\0\0\1\x80"])
 def test_what_is_no_question_is_refused(bulk: bytes) -> None:
     with pytest.raises(MalformedError):
-        parse_asked(bulk)
+        parse_bulk(bulk)
 
 
 def test_what_is_no_answer_is_refused() -> None:
