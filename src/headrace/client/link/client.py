@@ -31,6 +31,7 @@ from headrace.client.link.streams import Batches, Chosen, Follow, Where, check_s
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE
+from headrace.protocols import PORTS
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import Body, LinkMessage, body_of
 
@@ -45,8 +46,8 @@ __all__ = [
     "Where",
 ]
 
-DEFAULT_PORT: Final = 8081
-WEBSOCKET_PORT: Final = 8080
+DEFAULT_PORT: Final = PORTS["tube_tcp"]
+WEBSOCKET_PORT: Final = PORTS["tube_ws"]
 
 _SCHEMES: Final = {"tcp": "tube", "websocket": "ws"}
 

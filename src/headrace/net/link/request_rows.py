@@ -8,23 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import LimitError, RefusedError
-from headrace.hub.consumers.cursors import DEAD
 from headrace.hub.publishing.idempotent import published
 from headrace.hub.services.objects import POLICY
 from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.protocols import ORIGINS, PUBLISHED_ORIGINS
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
 """Bytes of a topic: what the log keeps of one that a whole batch shares."""
-
-ORIGINS: Final = frozenset({"tube", "spark", "fyrehose", "spp", "attribute", "replay"})
-"""What a publisher may say its rows come from."""
-
-PASSED_ORIGINS: Final = ORIGINS | {"http", DEAD, NOT_A_MESSAGE}
-"""What a frontend's rows may come from: its own doors, its consumers and its state. The hub counts by origin, so others
-would cost it memory for each."""
 
 
 class Bodies:
@@ -56,7 +49,7 @@ class Bodies:
         rows = _some_rows(body, PASSED)
         origins = rows.column("origin")
         for origin in origins.unique().to_pylist():
-            if origin not in PASSED_ORIGINS:
+            if origin not in ORIGINS:
                 raise RefusedError("malformed", f"origin {origin[:64]!r}: no door of a frontend's")
         topics = rows.column("topic")
         _check_topic(pc.max(pc.binary_length(topics)).as_py())
@@ -86,8 +79,10 @@ class Bodies:
 
 def check_origin(origin: str) -> None:
     """Refuse an origin that no publisher may name."""
-    if origin not in ORIGINS:
-        raise RefusedError("malformed", f"origin {origin!r}: expected one of {', '.join(sorted(ORIGINS))}")
+    if origin not in PUBLISHED_ORIGINS:
+        raise RefusedError(
+            "malformed", f"origin {origin!r}: expected one of {', '.join(sorted(PUBLISHED_ORIGINS))}"
+        )
 
 
 def _some_rows(body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
