@@ -101,12 +101,12 @@ async def test_many_are_matched_aside_and_in_order(scene: Scene) -> None:
 async def test_what_is_too_much_for_memory_is_read_from_the_log(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 10 * 2 * SLICE)
+    monkeypatch.setattr(scene.stage._cache, "_max_bytes", 10 * 2 * SLICE)
     monkeypatch.setattr(module, "READ_BYTES", 10_000)
     await warm(scene)
     for _ in range(10):
         scene.commit(SLICE)
-        assert scene.stage._bytes <= 10 * 3 * SLICE
+        assert scene.stage._cache._bytes <= 10 * 3 * SLICE
     await scene.all()
 
 
@@ -135,7 +135,7 @@ async def test_a_barrier_is_met_between_two_messages(scene: Scene) -> None:
 
 async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     await warm(scene)
-    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    monkeypatch.setattr(scene.stage._cache, "_max_bytes", 1)
 
     def trimmed(first: int, last: int, _bytes: int) -> list[Batch]:
         raise TrimmedError(first, last, last + 1)
@@ -153,7 +153,7 @@ async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: py
 
 async def test_what_retention_has_left_is_matched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     await warm(scene)
-    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    monkeypatch.setattr(scene.stage._cache, "_max_bytes", 1)
     read, oldest = scene.log.read, scene.log.head + 16
 
     def trimmed(first: int, last: int, most: int) -> list[Batch]:

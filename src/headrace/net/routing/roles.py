@@ -23,7 +23,7 @@ from headrace.matching import is_cold, warm
 from headrace.message import Batch
 from headrace.net.routing.match_queue import MatchQueue
 from headrace.net.routing.matcher_link import ToDispatcher
-from headrace.net.server.door import House
+from headrace.net.server.door import DoorContext
 
 REPLAY_BYTES: Final = 256 << 10
 """Payload bytes read from the log in one go for a client that is behind."""
@@ -37,20 +37,20 @@ logger = logging.getLogger("headrace")
 class Routing(RoutingRules):
     """The rules, driven by an event loop and threads."""
 
-    def __init__(self, house: House, subscriptions: Subscriptions, ring: MatcherRing) -> None:
-        super().__init__(house.hub, house.settings, subscriptions, ring, self._look)
+    def __init__(self, context: DoorContext, subscriptions: Subscriptions, ring: MatcherRing) -> None:
+        super().__init__(context.hub, context.settings, subscriptions, ring, self._look)
         self.to_dispatcher: ToDispatcher | None = None
-        self._readers = house.readers
+        self._readers = context.readers
         self._thread = ThreadPoolExecutor(1, "headrace-match")
         self._queue: MatchQueue | None = None
         if self.matches:
-            queue = MatchQueue(self._hub, self.matching, self.matched, house.readers, self._thread)
+            queue = MatchQueue(self._hub, self.matching, self.matched, context.readers, self._thread)
             queue.blocked = self.is_blocked
             self.after = lambda seq, act: queue.when(seq, lambda: self._sort(act))
             self._queue = queue
             if self.dials_dispatcher:
                 place = self.own_path
-                self.to_dispatcher = ToDispatcher(house, self.node, lambda: place.upto, queue.go_on)
+                self.to_dispatcher = ToDispatcher(context, self.node, lambda: place.upto, queue.go_on)
                 self.dispatcher_link = self.to_dispatcher
         if (self.matches or self.connector is not None) and is_cold():
             self._compile()

@@ -18,16 +18,16 @@ from headrace.hub.routing.roles import role_name
 from headrace.matching import Ring
 from headrace.message import Batch
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
-from headrace.net.server.connection import Stream, StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import DoorConnection, TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import NodeInfo, StatusDecoder, StatusMessage, VnodeInfo, serialize
 
 
 class RingPosition:
     """What this matcher tells of itself."""
 
-    def __init__(self, house: House, doors: Callable[[], dict[str, str]]) -> None:
-        self.name = role_name(house.settings)
+    def __init__(self, context: DoorContext, doors: Callable[[], dict[str, str]]) -> None:
+        self.name = role_name(context.settings)
         alone = Ring(self.name)
         self._start = alone.starts[self.name]
         self._vnodes = b"".join(alone.vnodes(self.name))
@@ -44,11 +44,11 @@ class RingPosition:
         return serialize(NodeInfo(platform.node(), bound, asked, self._start, self.name))
 
 
-class StatusDoor(StreamDoor["StatusStream"]):
+class StatusDoor(TcpDoor["StatusStream"]):
     """The door, open on a TCP socket."""
 
-    def __init__(self, house: House, place: RingPosition, listening: socket.socket) -> None:
-        super().__init__(house, "status", listening)
+    def __init__(self, context: DoorContext, place: RingPosition, listening: socket.socket) -> None:
+        super().__init__(context, "status", listening)
         self.place = place
 
     def connection(self) -> StatusStream:
@@ -56,7 +56,7 @@ class StatusDoor(StreamDoor["StatusStream"]):
         return StatusStream(self)
 
 
-class StatusStream(Stream[StatusDoor]):
+class StatusStream(DoorConnection[StatusDoor]):
     """Another matcher, or whoever wants to know."""
 
     def __init__(self, door: StatusDoor) -> None:
@@ -79,10 +79,10 @@ class StatusStream(Stream[StatusDoor]):
 class ToMatchers(Dialling["MatcherPeer"]):
     """The other matchers, and which of them are heard."""
 
-    def __init__(self, house: House, place: RingPosition, matchers: MatcherRing) -> None:
-        super().__init__(house, "to_matchers", house.settings.matching.peers)
+    def __init__(self, context: DoorContext, place: RingPosition, matchers: MatcherRing) -> None:
+        super().__init__(context, "to_matchers", context.settings.matching.peers)
         self.place = place
-        self.silence = SilentMatchers(place.name, house.settings.limits.idle_seconds)
+        self.silence = SilentMatchers(place.name, context.settings.limits.idle_seconds)
         self._matchers = matchers
 
     def connection(self) -> MatcherPeer:
@@ -92,7 +92,7 @@ class ToMatchers(Dialling["MatcherPeer"]):
     def tick(self, now: float) -> None:
         """Take those off the ring who are gone."""
         super().tick(now)
-        names = {stream.node for stream in self.streams if stream.node is not None}
+        names = {stream.node for stream in self.connections if stream.node is not None}
         all_here = len(names) >= len(self.settings.matching.peers)
         for name in self.silence.gone(self._matchers.ring.matchers, now, all_here=all_here):
             self.counters.refuse(self.name, "gone", name, "not heard of: its share goes to the others")
