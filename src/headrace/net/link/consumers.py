@@ -66,7 +66,7 @@ class LinkConsumers:
 
     # What clients ask
 
-    def follow(self, connection: LinkConnection, request: ask.Follow, name: str) -> None:
+    def follow(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
         """Join a consumer, which is created if it is not there."""
         if request.time is not None:
             raise RefusedError("conflict", "a consumer begins at a sequence number, not at a time")
@@ -92,7 +92,7 @@ class LinkConsumers:
 
         self._submit(connection, request.id, creation, created)
 
-    def ack(self, connection: LinkConnection, request: ask.Ack, _body: memoryview) -> None:
+    def ack(self, connection: LinkConnection, request: ask.AckRequest, _body: memoryview) -> None:
         """Messages are done with, or have failed."""
         ranges = request.seqs
         for first, last in ranges:
@@ -116,7 +116,7 @@ class LinkConsumers:
         else:
             driver.ack(ranges, told)
 
-    def manage(self, connection: LinkConnection, request: ask.Consumers, _body: memoryview) -> None:
+    def manage(self, connection: LinkConnection, request: ask.ConsumersRequest, _body: memoryview) -> None:
         """Look at consumers, move or remove one."""
         if request.action == "list":
             later = (consumer for consumer in self._known if consumer.created > request.after)
@@ -175,7 +175,7 @@ class LinkConsumers:
         if seq > self._log.head + 1:
             raise MalformedError("link", field, seq, f"at most {self._log.head + 1}, the next one")
 
-    def _join(self, connection: LinkConnection, request: ask.Follow, name: str) -> None:
+    def _join(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
         driver = self._drivers.get(name)
         if driver is None:
             driver = self._drivers[name] = Driver(self._get(name), self._hub, self._readers)
@@ -223,7 +223,7 @@ def missed(consumer: Consumer, ranges: Sequence[Range]) -> int:
     return count
 
 
-def _terms(request: ask.Follow) -> Terms:
+def _terms(request: ask.FollowRequest) -> Terms:
     """What a follow says of its consumer, in the form that a log entry gives back."""
     said: dict[str, Any] = {"topic": request.topic, "dead_letter": request.dead_letter}
     if request.origin is not None:

@@ -21,7 +21,7 @@ class LinkPublishing:
         self._judge = judge
         self._bodies = bodies
 
-    def publish(self, connection: LinkConnection, request: ask.Publish, body: memoryview) -> None:
+    def publish(self, connection: LinkConnection, request: ask.PublishRequest, body: memoryview) -> None:
         """Publish rows."""
         check_origin(request.origin)
         batch = self._bodies.published(
@@ -43,7 +43,7 @@ class LinkPublishing:
 
         self._judge.publish(batch, told, follows=request.follows)
 
-    def pass_on(self, connection: LinkConnection, request: ask.Pass, body: memoryview) -> None:
+    def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
         """Publish what a frontend took in, and its mark behind it."""
         batch, size = self._bodies.passed(body), len(body)
         connection.uncommitted(size)
@@ -62,7 +62,7 @@ class LinkPublishing:
             mark(request.frontend, request.number), told, follows=request.number > 0, behind=batch
         )
 
-    def newest(self, connection: LinkConnection, request: ask.Publisher, _body: memoryview) -> None:
+    def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Tell the newest number of a publisher."""
 
         def told(newest: int | HeadraceError | None) -> None:
