@@ -39,10 +39,10 @@ from headrace.errors import ClosedError, UsageError
 from headrace.hub.filters import Filter
 from headrace.message import Message, messages
 from headrace.net.server.process import Server
+from headrace.protocols import SCHEMES
 
 __all__ = ["Hub"]
 
-_SCHEMES: Final = {"tube": "tube_tcp", "tube_tcp": "tube_tcp", "ws": "tube_ws", "tube_ws": "tube_ws"}
 _POLL: Final = 0.005
 
 
@@ -118,7 +118,7 @@ class Hub:
     def url(self, scheme: str) -> str:
         """The URL that :func:`headrace.connect` takes, by its scheme: ``hub.url("spp")``."""
         doors = self.doors
-        door = _SCHEMES.get(scheme, scheme)
+        door = SCHEMES.get(scheme, scheme)
         if door not in doors:
             raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
         return f"{'ws' if door == 'tube_ws' else scheme.removesuffix('_tcp')}://{doors[door]}"

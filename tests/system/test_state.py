@@ -19,7 +19,7 @@ from tests.hubprocess import HubProcess
 
 import headrace
 from headrace.client.link.client import LinkClient
-from headrace.wire.link.requests import Publisher
+from headrace.wire.link.requests import PublisherRequest
 
 NAMES = ("left", "right")
 CONSUMER = "model"
@@ -117,7 +117,7 @@ async def _compare(hub: HubProcess, model: Model, random: Random) -> None:
             model.messages.update(rows.column("seq").to_pylist())
         assert set(found.values()) <= {1}, "a message is there twice"
         for name in NAMES:
-            answer = await link.ask(lambda n, name=name: Publisher(id=n, publisher=name))
+            answer = await link.ask(lambda n, name=name: PublisherRequest(id=n, publisher=name))
             newest = answer.head["newest"]
             newest = -1 if newest is None else newest
             assert model.newest[name] <= newest <= model.sent[name]

@@ -10,9 +10,10 @@ from rich.markup import escape
 from headrace import __version__
 from headrace.cli.output import console, counted
 from headrace.net.server.process import Server
+from headrace.protocols import SCHEMES
 
-_SCHEMES: Final = {"tube_tcp": "tube", "tube_ws": "ws"}
-"""What stands before the address of a door whose URL does not begin with its name."""
+_SCHEMES: Final = {door: scheme for scheme, door in reversed(SCHEMES.items())}
+"""The scheme of each door's URL."""
 
 
 def show_banner(server: Server) -> None:

@@ -5,9 +5,7 @@ A shell asks at each press of a key, so that each function imports what it needs
 
 from __future__ import annotations
 
-from typing import Final
-
-_ORIGINS: Final = ("fyrehose", "spp", "tube", "attribute", "spark", "replay", "http", "log")
+from headrace.protocols import ORIGINS
 
 
 def origins(incomplete: str) -> list[str]:
@@ -16,7 +14,7 @@ def origins(incomplete: str) -> list[str]:
     >>> origins("s")
     ['spp', 'spark']
     """
-    return [each for each in _ORIGINS if each.startswith(incomplete)]
+    return [each for each in ORIGINS if each.startswith(incomplete)]
 
 
 def jobs(incomplete: str) -> list[str]:

@@ -39,7 +39,7 @@ from headrace.wire.parcel.body import (
     parse_host,
 )
 from headrace.wire.parcel.stream import Parcel, discovered
-from headrace.wire.state_machine import Machine
+from headrace.wire.state_machine import StateMachine
 
 HEARTBEAT_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 5.0
@@ -144,7 +144,7 @@ class Membership:
         self._heard: dict[int, float] = {}
         self._greeted: set[int] = set()
         """Neighbours that said hello."""
-        self._machine = Machine("parcel", MODES, Mode.DSC)
+        self._machine = StateMachine("parcel", MODES, Mode.DSC)
         self._fault: str | None = None
         self._normal = False
         self._majority_heard = 0.0

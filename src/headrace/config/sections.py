@@ -38,6 +38,7 @@ from headrace.config.value_types import (
     text,
     told,
 )
+from headrace.protocols import PORTS, SCHEMES
 
 MAX_NAME_BYTES = 64
 """The longest name of a node: it travels in parcels of at most 255 bytes, several names to a parcel."""
@@ -77,17 +78,27 @@ def host_name() -> str:
 class Listen:
     """Where each door listens; `off` keeps it shut."""
 
-    fyrehose: Address | None = door(2323, "The backbone: UDP and TCP on the same port number.")
-    spp: Address | None = door(3002, "Services.")
-    parcel: Address | None = door(7878, "The cluster's parcels.")
-    sdk: Address | None = door(7253, "Attribute pub/sub: the connector's side toward SDK clients.")
-    router: Address | None = door(7353, "Attribute pub/sub: the connector's side toward dispatchers.")
-    dispatcher: Address | None = door(6000, "Attribute pub/sub: matchers and other dispatchers.")
-    publisher: Address | None = door(8000, "Attribute pub/sub: publishers.")
-    status: Address | None = door(5500, "Attribute pub/sub: a matcher's node and vnode information.")
-    tube_ws: Address | None = door(8080, "The link over WebSocket.")
-    tube_tcp: Address | None = door(8081, "The link over TCP: other hubs, the command line and Spark.")
-    http: Address | None = door(8470, "The dashboard, `/api/status`, `/metrics` and the health checks.")
+    fyrehose: Address | None = door(PORTS["fyrehose"], "The backbone: UDP and TCP on the same port number.")
+    spp: Address | None = door(PORTS["spp"], "Services.")
+    parcel: Address | None = door(PORTS["parcel"], "The cluster's parcels.")
+    sdk: Address | None = door(PORTS["sdk"], "Attribute pub/sub: the connector's side toward SDK clients.")
+    router: Address | None = door(
+        PORTS["router"], "Attribute pub/sub: the connector's side toward dispatchers."
+    )
+    dispatcher: Address | None = door(
+        PORTS["dispatcher"], "Attribute pub/sub: matchers and other dispatchers."
+    )
+    publisher: Address | None = door(PORTS["publisher"], "Attribute pub/sub: publishers.")
+    status: Address | None = door(
+        PORTS["status"], "Attribute pub/sub: a matcher's node and vnode information."
+    )
+    tube_ws: Address | None = door(PORTS["tube_ws"], "The link over WebSocket.")
+    tube_tcp: Address | None = door(
+        PORTS["tube_tcp"], "The link over TCP: other hubs, the command line and Spark."
+    )
+    http: Address | None = door(
+        PORTS["http"], "The dashboard, `/api/status`, `/metrics` and the health checks."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,12 +201,12 @@ class Matching:
         flag(), False, "Whether the top-level strings and numbers of a JSON payload count as attributes."
     )
     dispatchers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 6000", 6000, 1)),
+        list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
         (),
         "Where a matcher pushes what is for clients elsewhere: the first of these that answers.",
     )
     peers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 5500", 5500, 1)),
+        list_of(address("host:port, or host for port 5500", PORTS["status"], 1)),
         (),
         "The status doors of the other matchers, which share the subscriptions with this one.",
     )
@@ -206,12 +217,12 @@ class Dispatcher:
     """Passing on what matchers push."""
 
     connectors: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 7353", 7353, 1)),
+        list_of(address("host:port, or host for port 7353", PORTS["router"], 1)),
         (),
         "The router doors of the connectors that this dispatcher passes messages to.",
     )
     peers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 6000", 6000, 1)),
+        list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
         (),
         "The dispatchers that have other connectors.",
     )
@@ -265,7 +276,7 @@ class Node:
         path(), Path("headrace-data"), "The directory of its log and state; `--data` sets it."
     )
     upstream: tuple[str, ...] = setting(
-        hubs({"tube": 8081, "fyrehose": 2323, "fyrehose+udp": 2323}),
+        hubs({scheme: PORTS[SCHEMES[scheme]] for scheme in ("tube", "fyrehose", "fyrehose+udp")}),
         (),
         "The hub that numbers messages for this one, which is then a frontend; `--upstream` sets it.",
     )
@@ -289,12 +300,14 @@ class Cluster:
         secret("text; empty for none", 0), Secret(""), "What nodes prove to each other that they know."
     )
     peers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 7878", 7878, 1)),
+        list_of(address("host:port, or host for port 7878", PORTS["parcel"], 1)),
         (),
         "The nodes that vote; this one may be among them.",
     )
     address: Address | None = setting(
-        or_off(address("host:port, or host for port 7878; off for where the door listens", 7878, 1)),
+        or_off(
+            address("host:port, or host for port 7878; off for where the door listens", PORTS["parcel"], 1)
+        ),
         None,
         "Where the other nodes reach this one, if that is not where its door listens.",
     )

@@ -34,6 +34,7 @@ from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.net.server.status_report import measured
+from headrace.protocols import HTTP
 from headrace.web import messages
 from headrace.web.access import refusal
 from headrace.web.events import Events, Pulse, event_stream, streaming
@@ -43,7 +44,7 @@ logger = logging.getLogger("headrace")
 
 T = TypeVar("T")
 
-ORIGIN: Final = "http"
+ORIGIN: Final = HTTP
 """The origin of messages that the dashboard publishes."""
 
 SAMPLE_SECONDS: Final = 1.0

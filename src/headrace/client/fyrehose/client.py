@@ -41,8 +41,9 @@ from headrace.client.fyrehose.udp import Datagrams
 from headrace.config import Address
 from headrace.errors import LimitError, LostRangeError, UnreachableError, UsageError
 from headrace.message import MAX_SEQUENCE, Batch, Message, Run
+from headrace.protocols import PORTS
 
-DEFAULT_PORT: Final = 2323
+DEFAULT_PORT: Final = PORTS["fyrehose"]
 
 _PIECE_BYTES: Final = 256 << 10
 """Longer batches are sent in pieces of about this size, so that they are not in memory twice."""

@@ -31,6 +31,7 @@ from headrace.client.link.streams import Batches, Chosen, Follow, Where, check_s
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE
+from headrace.protocols import PORTS
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import Body, LinkMessage, body_of
 
@@ -45,8 +46,8 @@ __all__ = [
     "Where",
 ]
 
-DEFAULT_PORT: Final = 8081
-WEBSOCKET_PORT: Final = 8080
+DEFAULT_PORT: Final = PORTS["tube_tcp"]
+WEBSOCKET_PORT: Final = PORTS["tube_ws"]
 
 _SCHEMES: Final = {"tcp": "tube", "websocket": "ws"}
 
@@ -176,7 +177,7 @@ class LinkClient(StateRequests):
 
     async def head(self, *, first: int | None = None, size: int | None = None) -> Extent:
         """How far the log reaches; and, as ``reach``, how far about ``size`` bytes of it do from ``first`` on."""
-        answer = await self._connection.call(lambda n: ask.Head(id=n, first=first, bytes=size))
+        answer = await self._connection.call(lambda n: ask.HeadRequest(id=n, first=first, bytes=size))
         head = answer.head
         told = ("first", "head", "first_time", "head_time", "message", "path", "reach")
         return Extent(self.log, *(head.get(each) for each in told))  # type: ignore[arg-type]
@@ -296,7 +297,7 @@ class LinkClient(StateRequests):
         """Bring rows of a query's batch that nobody sees before :meth:`commit`; returns the stage's name."""
         body = body_of(published_rows(rows))
         answer = await self._connection.call(
-            lambda n: ask.Stage(id=n, query=query, batch=batch, part=part), body
+            lambda n: ask.StageRequest(id=n, query=query, batch=batch, part=part), body
         )
         return str(answer.head["stage"])
 
@@ -308,7 +309,7 @@ class LinkClient(StateRequests):
         With ``services``, each row is a change to the service that its topic names, which is created on first use.
         """
         answer = await self._connection.call(
-            lambda n: ask.Commit(
+            lambda n: ask.CommitRequest(
                 id=n, query=query, batch=batch, stages=list(stages), origin=origin, services=services
             )
         )
@@ -316,7 +317,7 @@ class LinkClient(StateRequests):
 
     async def abort(self, stages: Sequence[str]) -> None:
         """Forget stages."""
-        await self._connection.call(lambda n: ask.Abort(id=n, stages=list(stages)))
+        await self._connection.call(lambda n: ask.AbortRequest(id=n, stages=list(stages)))
 
     async def ask(self, make: Make[Any], body: Body | None = None) -> LinkMessage:
         """Ask anything that may be asked twice: ``make`` makes a request of the number it is given."""

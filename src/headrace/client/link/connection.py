@@ -29,7 +29,7 @@ from headrace.errors import (
 )
 from headrace.tube import TubeOptions, connect
 from headrace.wire.link.message import MAX_ANSWER, VERSION, VERSIONS, Body, LinkMessage
-from headrace.wire.link.requests import Hello
+from headrace.wire.link.requests import HelloRequest
 
 _RETRY_SECONDS: Final = 0.05
 _RETRY_MOST_SECONDS: Final = 3.0
@@ -198,7 +198,9 @@ class Connection:
         try:
             tube.attach(session)
             auth = None if self._sign is None else dict(self._sign())
-            hello = await session.call(lambda n: Hello(id=n, version=VERSION, name=self._name, auth=auth))
+            hello = await session.call(
+                lambda n: HelloRequest(id=n, version=VERSION, name=self._name, auth=auth)
+            )
             if auth is None and hello.head.get("error") == "auth":
                 raise RefusedError(
                     "auth", "the hub serves only clients it knows: say a client id and its key"

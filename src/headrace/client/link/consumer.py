@@ -128,8 +128,8 @@ class Consumer:
         """Whether the hub has given what waits here to others."""
         return self._inbox is not None and self._inbox.over
 
-    def _ack(self, ranges: Sequence[Range], *, nack: bool) -> Callable[[int], ask.Ack]:
-        return lambda n: ask.Ack(id=n, consumer=self.name, seqs=list(ranges), nack=nack)
+    def _ack(self, ranges: Sequence[Range], *, nack: bool) -> Callable[[int], ask.AckRequest]:
+        return lambda n: ask.AckRequest(id=n, consumer=self.name, seqs=list(ranges), nack=nack)
 
     async def _next_rows(self) -> pa.RecordBatch:
         while (message := await self._next_event()) is not None:
@@ -171,8 +171,8 @@ class Consumer:
             self._inbox = session.stream(self._request, self._credit)
         return self._inbox
 
-    def _request(self, request_id: int) -> ask.Follow:
-        return ask.Follow(id=request_id, consumer=self.name, credit=self._credit, **self._terms)
+    def _request(self, request_id: int) -> ask.FollowRequest:
+        return ask.FollowRequest(id=request_id, consumer=self.name, credit=self._credit, **self._terms)
 
 
 def _requests(handled: Handled) -> Iterator[Sequence[Range]]:

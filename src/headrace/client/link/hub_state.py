@@ -30,25 +30,25 @@ class StateRequests:
 
     async def status(self) -> dict[str, Any]:
         """What the hub knows about itself, as ``/api/status`` has it."""
-        answer = await self._connection.call(lambda n: ask.Status(id=n))
+        answer = await self._connection.call(lambda n: ask.StatusRequest(id=n))
         return dict(answer.head["status"])
 
     async def report(self, name: str, facts: Mapping[str, Any]) -> None:
         """Say what this program is doing; the hub's status shows it under ``name``, and it is in no log."""
-        await self._connection.call(lambda n: ask.Report(id=n, name=name, facts=dict(facts)))
+        await self._connection.call(lambda n: ask.ReportRequest(id=n, name=name, facts=dict(facts)))
 
     async def lost(self, reader: str | None = None) -> dict[str, dict[str, Any]]:
         """What each reader, or one, found gone and passed over: ``messages``, and the newest ``ranges`` of them."""
-        answer = await self._connection.call(lambda n: ask.Lost(id=n, reader=reader))
+        answer = await self._connection.call(lambda n: ask.LostRequest(id=n, reader=reader))
         return dict(answer.head["lost"])
 
     async def report_lost(self, reader: str, first: int, last: int) -> None:
         """Say that messages ``first`` to ``last`` were gone before ``reader`` had them; the hub's status shows it."""
-        await self._connection.call(lambda n: ask.Lost(id=n, reader=reader, first=first, last=last))
+        await self._connection.call(lambda n: ask.LostRequest(id=n, reader=reader, first=first, last=last))
 
     async def newest(self, publisher: str) -> int | None:
         """The highest number that a publisher's messages in the log have; ``None`` if it has none there."""
-        answer = await self._connection.call(lambda n: ask.Publisher(id=n, publisher=publisher))
+        answer = await self._connection.call(lambda n: ask.PublisherRequest(id=n, publisher=publisher))
         newest: int | None = answer.head.get("newest")
         return newest
 
@@ -58,7 +58,7 @@ class StateRequests:
 
     async def service(self, service: str) -> bytes:
         """The value of one service."""
-        answer = await self._connection.call(lambda n: ask.Services(id=n, service=service))
+        answer = await self._connection.call(lambda n: ask.ServicesRequest(id=n, service=service))
         return bytes(answer.body)
 
     async def create_service(self, service: str, kind: Literal["json", "last"] = "json") -> None:
@@ -66,20 +66,24 @@ class StateRequests:
 
         One that is there stays as it is; if it is of the other kind, that is refused with ``conflict``.
         """
-        await self._connection.call(lambda n: ask.Services(id=n, service=service, action="create", kind=kind))
+        await self._connection.call(
+            lambda n: ask.ServicesRequest(id=n, service=service, action="create", kind=kind)
+        )
 
     async def remove_service(self, service: str) -> bool:
         """Offer a service no longer; returns once that is in the log, ``False`` if it was removed before.
 
         Whoever has subscribed to it goes on getting what is published under its id.
         """
-        answer = await self._connection.call(lambda n: ask.Services(id=n, service=service, action="remove"))
+        answer = await self._connection.call(
+            lambda n: ask.ServicesRequest(id=n, service=service, action="remove")
+        )
         return bool(answer.head.get("removed"))
 
     async def snapshot(self) -> bytes:
         """The hub's state, as a snapshot file has it."""
         pieces, _ = await self._pieces(
-            lambda n: ask.Snapshot(id=n, credit=self._credit), lambda message: bytes(message.body)
+            lambda n: ask.SnapshotRequest(id=n, credit=self._credit), lambda message: bytes(message.body)
         )
         return b"".join(pieces)
 
@@ -89,7 +93,7 @@ class StateRequests:
         The metadata of the table's schema has ``head``, the last log entry that it includes.
         """
         pieces, end = await self._pieces(
-            lambda n: ask.Subscriptions(id=n, credit=self._credit),
+            lambda n: ask.SubscriptionsRequest(id=n, credit=self._credit),
             lambda message: rows_of(message.body, SUBSCRIPTIONS),
         )
         table = pa.Table.from_batches(pieces, schema=SUBSCRIPTIONS)
@@ -99,16 +103,16 @@ class StateRequests:
 
     async def holds(self) -> dict[str, int]:
         """The holds there are: the first message that each keeps from being trimmed."""
-        answer = await self._connection.call(lambda n: ask.Holds(id=n))
+        answer = await self._connection.call(lambda n: ask.HoldsRequest(id=n))
         return dict(answer.head["holds"])
 
     async def hold(self, name: str, seq: int) -> None:
         """Keep messages from ``seq`` on; returns once that is in the log."""
-        await self._connection.call(lambda n: ask.Holds(id=n, name=name, seq=seq))
+        await self._connection.call(lambda n: ask.HoldsRequest(id=n, name=name, seq=seq))
 
     async def release(self, name: str) -> None:
         """Let go of a hold."""
-        await self._connection.call(lambda n: ask.Holds(id=n, name=name, release=True))
+        await self._connection.call(lambda n: ask.HoldsRequest(id=n, name=name, release=True))
 
     # Durable consumers
 
@@ -118,20 +122,24 @@ class StateRequests:
 
     async def show_consumer(self, name: str) -> dict[str, Any]:
         """How far a consumer has come, and its terms."""
-        answer = await self._connection.call(lambda n: ask.Consumers(id=n, consumer=name, action="show"))
+        answer = await self._connection.call(
+            lambda n: ask.ConsumersRequest(id=n, consumer=name, action="show")
+        )
         return dict(answer.head["consumers"][0])
 
     async def reset_consumer(self, name: str, to: int) -> None:
         """Have everything from ``to`` on delivered, again or after all; returns once that is in the log."""
         check_seq("to", to)
-        await self._connection.call(lambda n: ask.Consumers(id=n, consumer=name, action="reset", to=to))
+        await self._connection.call(
+            lambda n: ask.ConsumersRequest(id=n, consumer=name, action="reset", to=to)
+        )
 
     async def remove_consumer(self, name: str) -> None:
         """Remove a consumer; its members are told."""
-        await self._connection.call(lambda n: ask.Consumers(id=n, consumer=name, action="remove"))
+        await self._connection.call(lambda n: ask.ConsumersRequest(id=n, consumer=name, action="remove"))
 
     async def _listed(
-        self, what: str, ask_after: Callable[[int, int], ask.Services | ask.Consumers]
+        self, what: str, ask_after: Callable[[int, int], ask.ServicesRequest | ask.ConsumersRequest]
     ) -> list[dict[str, Any]]:
         """All of a list that comes in parts, each of those created after the last of the part before."""
         found: list[dict[str, Any]] = []
@@ -161,9 +169,9 @@ class StateRequests:
             return pieces, inbox.last
 
 
-def _list_services(after: int, request_id: int) -> ask.Services:
-    return ask.Services(id=request_id, after=after)
+def _list_services(after: int, request_id: int) -> ask.ServicesRequest:
+    return ask.ServicesRequest(id=request_id, after=after)
 
 
-def _list_consumers(after: int, request_id: int) -> ask.Consumers:
-    return ask.Consumers(id=request_id, after=after)
+def _list_consumers(after: int, request_id: int) -> ask.ConsumersRequest:
+    return ask.ConsumersRequest(id=request_id, after=after)

@@ -30,8 +30,8 @@ from headrace.client.link.rows import Publishable, check_text, published_rows
 from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
 from headrace.wire.link.plain_rows import published_body
-from headrace.wire.link.requests import Publish
-from headrace.wire.link.requests import Publisher as AskPublisher
+from headrace.wire.link.requests import PublisherRequest as AskPublisher
+from headrace.wire.link.requests import PublishRequest
 
 WINDOW: Final = 8 << 20
 _MAX_REQUESTS: Final = 256
@@ -261,7 +261,7 @@ class Publisher:
 
     def _send(self, session: Session, sent: _Sent, *, follows: bool) -> None:
         answer = session.call(
-            lambda n: Publish(
+            lambda n: PublishRequest(
                 id=n, publisher=self.name, number=sent.number, follows=follows, origin=self._origin
             ),
             sent.body,

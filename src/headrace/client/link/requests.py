@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from headrace.errors import HeadraceError, RefusedError, TrimmedError, WireError
 from headrace.tube import Received, Tube
 from headrace.wire.link.message import Body, LinkMessage, parse, serialize, serialize_before
-from headrace.wire.link.requests import Cancel, More, Request, serialize_request
+from headrace.wire.link.requests import CancelRequest, MoreRequest, Request, serialize_request
 
 logger = logging.getLogger("headrace.client")
 
@@ -164,12 +164,12 @@ class Session:
     def grant(self, request_id: int, size: int) -> None:
         """Let the hub send more of a stream."""
         if request_id in self._inboxes:
-            self._send(More(id=request_id, bytes=size))
+            self._send(MoreRequest(id=request_id, bytes=size))
 
     def cancel(self, request_id: int) -> None:
         """End a stream; what still comes of it is thrown away."""
         if self._inboxes.pop(request_id, None) is not None:
-            self._send(Cancel(id=request_id))
+            self._send(CancelRequest(id=request_id))
 
     def _number(self) -> int:
         self._next_id += 1

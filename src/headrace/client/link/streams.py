@@ -164,13 +164,13 @@ class Batches:
             self._inbox = session.stream(self._request(), self._chosen.credit)
         return self._inbox
 
-    def _request(self) -> Make[ask.Read | ask.Follow]:
+    def _request(self) -> Make[ask.ReadRequest | ask.FollowRequest]:
         cursor, members = self.cursor, self._members
         if not self._follow:
-            return lambda n: ask.Read(id=n, first=cursor or 1, last=self._last, **members)
+            return lambda n: ask.ReadRequest(id=n, first=cursor or 1, last=self._last, **members)
         if cursor is None and self._time is not None:
-            return lambda n: ask.Follow(id=n, time=self._time, **members)
-        return lambda n: ask.Follow(id=n, from_seq=cursor, **members)
+            return lambda n: ask.FollowRequest(id=n, time=self._time, **members)
+        return lambda n: ask.FollowRequest(id=n, from_seq=cursor, **members)
 
     def _take(self, message: LinkMessage, read: Callable[..., R]) -> R | None:
         head = message.head

@@ -26,10 +26,11 @@ from headrace.client.reconnect import Failover
 from headrace.config import Address
 from headrace.errors import MalformedError, UsageError
 from headrace.message import Run
+from headrace.protocols import PORTS
 from headrace.wire.attribute.items import ITEM, MAX_BODY
 from headrace.wire.attribute.publish import Attributes, Publishes, serialize_all, serialize_attributes
 
-DEFAULT_PORT: Final = 8000
+DEFAULT_PORT: Final = PORTS["publisher"]
 
 _PIECE: Final = 256
 """Messages that are written at a time: half a megabyte at most, for each is at most 2,004 bytes."""

@@ -44,9 +44,10 @@ from headrace.errors import (
     WireError,
 )
 from headrace.message import MAX_SEQUENCE, Message
+from headrace.protocols import PORTS
 from headrace.wire.sdk.commands import UNPLACED, Push, Subscribe, serialize
 
-DEFAULT_PORT: Final = 7253
+DEFAULT_PORT: Final = PORTS["sdk"]
 
 _MESSAGE_COST: Final = 256
 """What a waiting message takes beside its payload, about."""

@@ -42,6 +42,7 @@ from headrace.hub.consumers.outstanding import clip, count
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch, Run, envelope_rows, map_column
+from headrace.protocols import DEAD_LETTER
 
 PART: Final = "consumer"
 
@@ -52,8 +53,7 @@ MAX_NAME: Final = 255
 MAX_TERMS: Final = 64 << 10
 MAX_ACK_SECONDS: Final = 7 * 86_400.0
 
-DEAD: Final = "consumer"
-"""The origin of dead letters."""
+DEAD: Final = DEAD_LETTER
 ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.tries")
 """Attributes that a dead letter has besides those of its original."""
 

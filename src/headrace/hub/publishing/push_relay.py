@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from headrace.errors import UnavailableError
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Submission, Told, ToldNewest, tied_groups
 from headrace.message import Batch
-
-PUSHED: Final = frozenset({"fyrehose", "spp", "attribute"})
-"""Origins whose messages are never acknowledged."""
+from headrace.protocols import PUSHED_ORIGINS
 
 
 class PushRelay:
@@ -51,7 +48,7 @@ class PushRelay:
             if len(group) > 1:
                 what = "a fyrehose upstream takes each message by itself, and nothing that belongs together"
                 self._hub.refuse(group, UnavailableError(what), "upstream")
-            elif batch.origin not in PUSHED:
+            elif batch.origin not in PUSHED_ORIGINS:
                 what = f"a fyrehose upstream takes plain messages, and nothing of origin {batch.origin or 'log'!r}"
                 self._hub.refuse(group, UnavailableError(what), "upstream")
             elif int(batch.run.lengths.max(initial=0)) > self._longest:

@@ -159,7 +159,7 @@ class LinkConsumers:
 
     # What clients ask
 
-    def follow(self, connection: LinkConnection, request: ask.Follow, name: str) -> None:
+    def follow(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
         """Join a consumer, and create it if need be."""
         if request.time is not None:
             raise RefusedError("conflict", "a consumer begins at a sequence number, not at a time")
@@ -185,7 +185,7 @@ class LinkConsumers:
 
         self._submit(connection, request.id, creation, created)
 
-    def ack(self, connection: LinkConnection, request: ask.Ack, _body: memoryview) -> None:
+    def ack(self, connection: LinkConnection, request: ask.AckRequest, _body: memoryview) -> None:
         """Take messages that are done, or that have failed."""
         ranges = request.seqs
         for first, last in ranges:
@@ -209,7 +209,7 @@ class LinkConsumers:
         else:
             group.ack(ranges, told)
 
-    def manage(self, connection: LinkConnection, request: ask.Consumers, _body: memoryview) -> None:
+    def manage(self, connection: LinkConnection, request: ask.ConsumersRequest, _body: memoryview) -> None:
         """List consumers; show, reset or remove one."""
         if request.action == "list":
             later = (consumer for consumer in self._known if consumer.created > request.after)
@@ -268,7 +268,7 @@ class LinkConsumers:
         if seq > self._log.head + 1:
             raise MalformedError("link", field, seq, f"at most {self._log.head + 1}, the next one")
 
-    def _join(self, connection: LinkConnection, request: ask.Follow, name: str) -> None:
+    def _join(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = self._group(self._get(name))
@@ -348,7 +348,7 @@ def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> 
     return Found(at - 1, rows, spans(rows.column("seq").to_numpy()), body)
 
 
-def _terms(request: ask.Follow) -> Terms:
+def _terms(request: ask.FollowRequest) -> Terms:
     """Make the terms that a follow gives, in the form in which a log entry returns them."""
     said: dict[str, Any] = {"topic": request.topic, "dead_letter": request.dead_letter}
     if request.origin is not None:

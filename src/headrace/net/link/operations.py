@@ -53,24 +53,24 @@ class Operations:
         publishing = LinkPublishing(context.intake.idempotent, bodies)
         self._stages = LinkStages(context.intake, changes, bodies, aside, hub.counters)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
-            ask.Head: reading.head,
-            ask.Status: self._tell_status,
-            ask.Read: reading.read,
-            ask.Follow: reading.follow,
-            ask.Publish: publishing.publish,
-            ask.Pass: publishing.pass_on,
-            ask.Publisher: publishing.newest,
-            ask.Holds: self._holds,
-            ask.Stage: self._stages.stage,
-            ask.Commit: self._stages.commit,
-            ask.Abort: self._stages.abort,
-            ask.Snapshot: reading.snapshot,
-            ask.Report: self._report,
-            ask.Lost: LinkLosses(hub, parts.losses).lost,
-            ask.Subscriptions: reading.subscriptions,
-            ask.Ack: consumers.ack,
-            ask.Consumers: consumers.manage,
-            ask.Services: LinkServices(hub, parts.services).manage,
+            ask.HeadRequest: reading.head,
+            ask.StatusRequest: self._tell_status,
+            ask.ReadRequest: reading.read,
+            ask.FollowRequest: reading.follow,
+            ask.PublishRequest: publishing.publish,
+            ask.PassRequest: publishing.pass_on,
+            ask.PublisherRequest: publishing.newest,
+            ask.HoldsRequest: self._holds,
+            ask.StageRequest: self._stages.stage,
+            ask.CommitRequest: self._stages.commit,
+            ask.AbortRequest: self._stages.abort,
+            ask.SnapshotRequest: reading.snapshot,
+            ask.ReportRequest: self._report,
+            ask.LostRequest: LinkLosses(hub, parts.losses).lost,
+            ask.SubscriptionsRequest: reading.subscriptions,
+            ask.AckRequest: consumers.ack,
+            ask.ConsumersRequest: consumers.manage,
+            ask.ServicesRequest: LinkServices(hub, parts.services).manage,
         }
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
@@ -81,14 +81,14 @@ class Operations:
         """Forget stages that nobody committed."""
         self._stages.tick(now)
 
-    def _tell_status(self, connection: LinkConnection, request: ask.Status, _body: memoryview) -> None:
+    def _tell_status(self, connection: LinkConnection, request: ask.StatusRequest, _body: memoryview) -> None:
         connection.answer(request.id, None, status=self._status())
 
-    def _report(self, connection: LinkConnection, request: ask.Report, _body: memoryview) -> None:
+    def _report(self, connection: LinkConnection, request: ask.ReportRequest, _body: memoryview) -> None:
         self._reports.take(request.name, request.facts, monotonic())
         connection.answer(request.id, None)
 
-    def _holds(self, connection: LinkConnection, request: ask.Holds, _body: memoryview) -> None:
+    def _holds(self, connection: LinkConnection, request: ask.HoldsRequest, _body: memoryview) -> None:
         holds = self._hub.state.holds
         name = request.name
         if name is None:

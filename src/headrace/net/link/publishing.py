@@ -13,25 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LimitError, RefusedError
-from headrace.hub.consumers.cursors import DEAD
 from headrace.hub.publishing.idempotent import IdempotentPublishing, mark, published
 from headrace.hub.sequencer import Published
 from headrace.hub.services.objects import POLICY
 from headrace.message import NOT_A_MESSAGE, Batch
 from headrace.net.link.connection import LinkConnection
+from headrace.protocols import ORIGINS, PUBLISHED_ORIGINS
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
 """Bytes of a topic: what the log keeps of one that a whole batch shares."""
-
-ORIGINS: Final = frozenset({"tube", "spark", "fyrehose", "spp", "attribute", "replay"})
-"""Origins that a publisher may name."""
-
-PASSED_ORIGINS: Final = ORIGINS | {"http", DEAD, NOT_A_MESSAGE}
-"""Origins of a frontend's rows: its doors, its consumers and its state. The hub keeps counters for each origin, so no
-others are taken."""
 
 
 class LinkPublishing:
@@ -41,7 +34,7 @@ class LinkPublishing:
         self._publishing = publishing
         self._bodies = bodies
 
-    def publish(self, connection: LinkConnection, request: ask.Publish, body: memoryview) -> None:
+    def publish(self, connection: LinkConnection, request: ask.PublishRequest, body: memoryview) -> None:
         """Publish rows."""
         check_origin(request.origin)
         batch = self._bodies.published(
@@ -63,7 +56,7 @@ class LinkPublishing:
 
         self._publishing.publish(batch, told, follows=request.follows)
 
-    def pass_on(self, connection: LinkConnection, request: ask.Pass, body: memoryview) -> None:
+    def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
         """Publish what a frontend relays, and its mark after that."""
         batch, size = self._bodies.passed(body), len(body)
         connection.uncommitted(size)
@@ -82,7 +75,7 @@ class LinkPublishing:
             mark(request.frontend, request.number), told, follows=request.number > 0, behind=batch
         )
 
-    def newest(self, connection: LinkConnection, request: ask.Publisher, _body: memoryview) -> None:
+    def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Tell the newest number of a publisher."""
 
         def told(newest: int | HeadraceError | None) -> None:
@@ -123,7 +116,7 @@ class RequestBodies:
         rows = _some_rows(body, PASSED)
         origins = rows.column("origin")
         for origin in origins.unique().to_pylist():
-            if origin not in PASSED_ORIGINS:
+            if origin not in ORIGINS:
                 raise RefusedError("malformed", f"origin {origin[:64]!r}: no door of a frontend's")
         topics = rows.column("topic")
         _check_topic(pc.max(pc.binary_length(topics)).as_py())
@@ -153,8 +146,10 @@ class RequestBodies:
 
 def check_origin(origin: str) -> None:
     """Refuse an origin that no publisher may name."""
-    if origin not in ORIGINS:
-        raise RefusedError("malformed", f"origin {origin!r}: expected one of {', '.join(sorted(ORIGINS))}")
+    if origin not in PUBLISHED_ORIGINS:
+        raise RefusedError(
+            "malformed", f"origin {origin!r}: expected one of {', '.join(sorted(PUBLISHED_ORIGINS))}"
+        )
 
 
 def _some_rows(body: memoryview, schema: pa.Schema) -> pa.RecordBatch:

@@ -52,7 +52,7 @@ class LinkStages:
             self._counters.add("stages_expired", len(expired))
             self._aside.run(remove_all, expired)
 
-    def stage(self, connection: LinkConnection, request: ask.Stage, body: memoryview) -> None:
+    def stage(self, connection: LinkConnection, request: ask.StageRequest, body: memoryview) -> None:
         """Keep rows until they are committed."""
         rows = self._bodies.published(body)
         deadline = asyncio.get_running_loop().time() + SECONDS
@@ -76,7 +76,7 @@ class LinkStages:
 
         self._aside.answer(connection, request.id, spilled, stage.spill, path, failed=failed)
 
-    def commit(self, connection: LinkConnection, request: ask.Commit, body: memoryview) -> None:
+    def commit(self, connection: LinkConnection, request: ask.CommitRequest, body: memoryview) -> None:
         """Append the rows of some stages, unless they are in the log."""
         check_origin(request.origin)
         query, batch, names = request.query, request.batch, request.stages
@@ -115,7 +115,7 @@ class LinkStages:
             connection, request.id, read, _loaded, begun.stages, request.services, failed=give_up
         )
 
-    def abort(self, connection: LinkConnection, request: ask.Abort, _body: memoryview) -> None:
+    def abort(self, connection: LinkConnection, request: ask.AbortRequest, _body: memoryview) -> None:
         """Forget stages."""
         self._aside.run(remove_all, self._staging.remove(request.stages))
         connection.answer(request.id)

@@ -30,7 +30,7 @@ async def meet(session: Session, log: Log) -> bool:
     """Compare a log with the upstream hub's; ``False`` if that one no longer has what follows here."""
     deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
     while True:
-        head = (await call(session, lambda n: ask.Head(id=n))).head
+        head = (await call(session, lambda n: ask.HeadRequest(id=n))).head
         theirs = head.get("log")
         if theirs != str(log.uuid):
             raise UsageError(
@@ -56,7 +56,7 @@ async def meet(session: Session, log: Log) -> bool:
 
 async def fetch_snapshot(session: Session) -> Snapshot:
     """The upstream hub's state, and where in the sequence that is."""
-    inbox = session.stream(lambda n: ask.Snapshot(id=n, credit=CREDIT), CREDIT)
+    inbox = session.stream(lambda n: ask.SnapshotRequest(id=n, credit=CREDIT), CREDIT)
     pieces = []
     while (message := await inbox.get()) is not None:
         pieces.append(bytes(message.body))
@@ -72,7 +72,7 @@ async def call(session: Session, make: Make[Any], body: memoryview | None = None
 
 async def _compare(session: Session, log: Log) -> None:
     tail = log.tail
-    inbox = session.stream(lambda n: ask.Read(id=n, first=tail, last=tail), CREDIT)
+    inbox = session.stream(lambda n: ask.ReadRequest(id=n, first=tail, last=tail), CREDIT)
     theirs: list[Batch] = []
     while (message := await inbox.get()) is not None:
         if message.head.get("event") == "rows":

@@ -191,7 +191,9 @@ class TubeUpstream:
             # Only now that the two were compared: an original that was started with the wrong option must stay one.
             note_copy(log.directory, self._describe(log.uuid))
             tail = log.tail
-            inbox = session.stream(lambda n: ask.Follow(id=n, from_seq=tail + 1, credit=CREDIT), CREDIT)
+            inbox = session.stream(
+                lambda n: ask.FollowRequest(id=n, from_seq=tail + 1, credit=CREDIT), CREDIT
+            )
             self._session, self.problem = session, None
             longest = session.hub.get("message_bytes")
             self._passing.longest = longest if type(longest) is int else None
@@ -242,7 +244,7 @@ class TubeUpstream:
         """Know how far the upstream hub is."""
         while True:
             try:
-                head = (await call(session, lambda n: ask.Head(id=n))).head.get("head")
+                head = (await call(session, lambda n: ask.HeadRequest(id=n))).head.get("head")
             except (LostTubeError, HeadraceError):
                 return
             self._head = head if type(head) is int else self._head
@@ -334,13 +336,13 @@ class TubeUpstream:
                 while at < table.num_rows:
                     body = body_of(table.slice(at, step))
                     answer = await call(
-                        session, lambda n: ask.Stage(id=n, query=query, batch=batch, part=0), body
+                        session, lambda n: ask.StageRequest(id=n, query=query, batch=batch, part=0), body
                     )
                     stages.append(str(answer.head["stage"]))
                     at += step
             answer = await call(
                 session,
-                lambda n: ask.Commit(id=n, query=query, batch=batch, stages=stages, origin=origin),
+                lambda n: ask.CommitRequest(id=n, query=query, batch=batch, stages=stages, origin=origin),
             )
             return _published(answer)
 
@@ -348,7 +350,7 @@ class TubeUpstream:
 
     def _ask_newest(self, publisher: str, told: ToldNewest) -> None:
         async def work(session: Session) -> int | None:
-            answer = await call(session, lambda n: ask.Publisher(id=n, publisher=publisher))
+            answer = await call(session, lambda n: ask.PublisherRequest(id=n, publisher=publisher))
             newest: int | None = answer.head.get("newest")
             return newest
 
@@ -389,10 +391,10 @@ class TubeUpstream:
         task.add_done_callback(self._tasks.discard)
 
 
-def _asked(request: RelayRequest, request_id: int) -> ask.Pass | ask.Publish:
+def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.PublishRequest:
     if request.passed:
-        return ask.Pass(id=request_id, frontend=request.publisher, number=request.number)
-    return ask.Publish(
+        return ask.PassRequest(id=request_id, frontend=request.publisher, number=request.number)
+    return ask.PublishRequest(
         id=request_id,
         publisher=request.publisher,
         number=request.number,
