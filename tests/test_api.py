@@ -15,13 +15,13 @@ import pytest
 import headrace
 from headrace import tube
 from headrace.client.link.client import LinkClient
-from headrace.client.publisher.client import Publisher
-from headrace.client.sdk.client import Sdk
-from headrace.client.spp.client import Spp
+from headrace.client.publisher.client import PublisherClient
+from headrace.client.sdk.client import SdkClient
+from headrace.client.spp.client import SppClient
 from headrace.client.sync import Sync
 from headrace.testing import Hub
 
-CLIENTS = (headrace.Backbone, LinkClient, Spp, Sdk, Publisher, Sync)
+CLIENTS = (headrace.Backbone, LinkClient, SppClient, SdkClient, PublisherClient, Sync)
 """What ``connect`` and ``connect_sync`` give."""
 
 NAMES: list[Any] = [getattr(headrace, name) for name in headrace.__all__ if name != "__version__"]

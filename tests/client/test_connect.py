@@ -11,14 +11,14 @@ import pytest
 from tests.net.raw import running_hub
 
 from headrace.client import connect, connect_sync
-from headrace.client.fyrehose.client import Backbone
+from headrace.client.fyrehose.client import FyrehoseClient
 from headrace.client.sync import Sync
 from headrace.errors import UsageError
 from headrace.testing import Hub
 
 
-def hosts(client: Backbone) -> list[str]:
-    return [str(host) for host in client._connection._hosts]
+def hosts(client: FyrehoseClient) -> list[str]:
+    return [str(host) for host in client._failover.plan.hosts]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_url_names_one_host_or_several(url: str, expected: list[str]) -> None:
     ],
 )
 def test_so_do_the_urls_of_content_routing(url: str, expected: list[str]) -> None:
-    assert [str(host) for host in connect(url)._failover._hosts] == expected
+    assert [str(host) for host in connect(url)._failover.plan.hosts] == expected
 
 
 def test_the_transport_is_the_schemes_or_an_argument() -> None:
@@ -92,7 +92,7 @@ async def test_ipv6(tmp_path: Path) -> None:
         running_hub(tmp_path, "listen.http=off", "listen.fyrehose=[::1]:0") as hub,
         connect(f"fyrehose://{hub.doors['fyrehose']}") as client,
     ):
-        await client.push(b"hello")
+        await client.publish(b"hello")
         assert (await anext(client)).payload == b"hello"
 
 

@@ -36,7 +36,9 @@ class Client:
     """Dials hosts that answer as they are told: with a stream, or with an error."""
 
     def __init__(self, *hosts: Address) -> None:
-        self.failover: Failover[Stream] = Failover(hosts, self, Random(1))
+        self.failover: Failover[Stream] = Failover(
+            hosts, Random(1), self.dial, wanted=self.wanted, on_end=self.ended
+        )
         self.answers: dict[Address, BaseException] = {}
         self.dialled: list[Address] = []
         self.streams: list[Stream] = []
@@ -69,7 +71,7 @@ async def test_the_first_that_answers_and_after_that_the_same_first() -> None:
     assert client.failover.current is client.streams[0]
     client.failover.lost(client.streams[0], "gone")
     assert client.failover.current is None
-    assert (await client.failover.stream()).address == C
+    assert (await client.failover.connection()).address == C
     assert client.dialled == [A, B, C, C]
     assert (client.failover.connects, client.failover.disconnects) == (2, 1)
     await client.failover.close()
@@ -108,7 +110,7 @@ async def test_a_refusal_is_final() -> None:
     client.answers = {A: RefusedError("auth", "no")}
     client.failover.lost(client.streams[0], "gone")
     with pytest.raises(RefusedError):
-        await client.failover.stream()
+        await client.failover.connection()
     assert client.ends == 1
     await client.failover.close()
     with pytest.raises(RefusedError):
@@ -122,7 +124,7 @@ async def test_it_goes_on_trying() -> None:
     client.failover.lost(client.streams[0], "gone")
     await until(lambda: len(client.dialled) >= 4)
     client.answers = {}
-    assert (await client.failover.stream()) is client.streams[1]
+    assert (await client.failover.connection()) is client.streams[1]
     await client.failover.close()
 
 
@@ -131,7 +133,7 @@ async def test_a_stream_is_replaced_when_it_is_wanted() -> None:
     await client.failover.open(5)
     client.room.clear()
     client.failover.lost(client.streams[0], "gone")
-    waiting = asyncio.ensure_future(client.failover.stream())
+    waiting = asyncio.ensure_future(client.failover.connection())
     for _ in range(10):
         await asyncio.sleep(0)
     assert not waiting.done()
@@ -150,7 +152,7 @@ async def test_one_that_is_given_up_is_closed_before_the_next_is_dialled() -> No
     assert client.streams[0].done == ["closed"]
     client.failover.lost(client.streams[0], "an earlier one")
     client.answering.set()
-    assert await client.failover.stream() is client.streams[1]
+    assert await client.failover.connection() is client.streams[1]
     assert client.failover.disconnects == 0
     await client.failover.close()
 
@@ -185,14 +187,14 @@ async def test_ended_while_it_is_dialled() -> None:
 async def test_used_wrongly() -> None:
     client = Client(A)
     with pytest.raises(UsageError, match="not open"):
-        await client.failover.stream()
+        await client.failover.connection()
     await client.failover.open(5)
     with pytest.raises(UsageError, match="opened once"):
         await client.failover.open(5)
     await client.failover.close()
     await client.failover.close()
     with pytest.raises(ClosedError):
-        await client.failover.stream()
+        await client.failover.connection()
 
 
 def test_reasons_in_words() -> None:

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -166,19 +166,20 @@ def _publish(
     def target() -> ReplayTarget:
         client_id, key = access.credentials() or (None, None)
         return ReplayTarget(
-            access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key
+            access.hosts, name="replay", reconnect_timeout=access.patience, client_id=client_id, key=key
         )
 
     messages, first, last = 0, None, None
     with closing(opened(target, access.patience)) as hub:
-        newest = hub.known(publisher) if picked else hub.newest(publisher)
+        replay = cast("ReplayTarget", hub.client)
+        newest = hub.wait(replay.known(publisher)) if picked else hub.newest(publisher)
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)
         for rows in paced((each for each in missing if each.num_rows), pace):
             if picked:
-                places = (hub.append_picked(publisher, part) for part in picks(rows))
+                places = (hub.wait(replay.append_picked(publisher, part)) for part in picks(rows))
             else:
-                places = (hub.append(publisher, number, run) for number, run in runs(rows))
+                places = (hub.wait(replay.append(publisher, number, run)) for number, run in runs(rows))
             for at_first, at_last in places:
                 first, last = at_first if first is None else first, at_last
             messages += rows.num_rows
