@@ -132,7 +132,7 @@ async def redial(
 ) -> T:
     """Dial round after round until a host answers.
 
-    No round begins before ``wanted`` returns. After a round that failed past the event loop's time ``deadline``,
+    No round begins before ``wanted`` returns. After a round that failed at or past the event loop's time ``deadline``,
     :class:`~headrace.errors.UnreachableError`.
     """
     loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ async def redial(
         except UnreachableError as error:
             plan.failures += 1
             logger.debug("no hub yet: %s", error)
-            if deadline is not None and loop.time() > deadline:
+            if deadline is not None and loop.time() >= deadline:
                 raise
 
 

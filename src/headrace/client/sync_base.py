@@ -154,7 +154,14 @@ class SyncPart(SyncObject):
 
 
 class SyncIterator(SyncPart, Generic[T]):
-    """An iteration that blocks."""
+    """An iteration that blocks.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("fyrehose://", from_seq=1) as client:
+    ...     client.publish([b"a", b"b"])
+    ...     next(client.batches()).first
+    1
+    """
 
     def __iter__(self) -> Self:
         return self

@@ -218,9 +218,9 @@ class TestPublishing:
     async def test_a_message_is_bytes(self, hub: Server) -> None:
         async with connect(url_of(hub)) as client:
             for wrong in ("text", 5, None):
-                with pytest.raises(UsageError, match="a message is bytes, not"):
+                with pytest.raises(UsageError, match="a payload is bytes, not"):
                     await client.publish(wrong)  # type: ignore[arg-type]
-                with pytest.raises(UsageError, match="a message is bytes, not"):
+                with pytest.raises(UsageError, match="a payload is bytes, not"):
                     await client.publish([b"right", wrong])  # type: ignore[list-item]
             await client.publish(bytearray(b"a"))
             await client.publish(memoryview(b"bc")[1:])

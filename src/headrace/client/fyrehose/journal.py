@@ -60,10 +60,13 @@ JournalEffect = SendDelivers | Unanswered
 
 @dataclass(frozen=True, slots=True)
 class JournalBounds:
-    """What a journal may hold, and what FORWARDs may cost.
+    """What a UDP client keeps to answer FORWARD with, and what that may cost.
 
-    ``forward`` is how many messages one FORWARD is answered with (as many as the hub itself sends for a
-    REQUEST), ``answers`` how many FORWARDs may wait, ``pace`` how fast they are answered.
+    ``messages`` and ``size`` (bytes) bound what is kept, ``forward`` is how many messages answer one FORWARD (as many
+    as the hub itself sends for a REQUEST), ``answers`` how many FORWARDs may wait, ``pace`` how fast they are answered.
+
+    >>> import headrace
+    >>> client = headrace.connect("fyrehose+udp://", journal=headrace.JournalBounds(messages=1_000))
     """
 
     messages: int = 65_536

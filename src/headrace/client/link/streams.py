@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pyarrow as pa
 
+from headrace.client.conditions import Condition, where
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import Inbox, LostTubeError, Make
 from headrace.client.link.rows import received_messages, received_rows
@@ -28,10 +29,11 @@ from headrace.errors import ClosedError, HeadraceError, UnexpectedError, UsageEr
 from headrace.message import MAX_SEQUENCE, Message
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import LinkMessage
-from headrace.wire.sdk.predicate import Predicate, serialize_field
+from headrace.wire.sdk.predicate import serialize_field
 
 R = TypeVar("R")
-Where = Mapping[str, Predicate | Mapping[str, Any]]
+Where = Mapping[str, Condition | Mapping[str, Any]]
+"""Conditions by attribute, as :func:`headrace.where` takes them; or the JSON of a subscription's field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,10 @@ class RowSelection:
     def members(self) -> dict[str, Any]:
         """Return the members of a request that select them."""
         origin = self.origin if self.origin is None or isinstance(self.origin, str) else list(self.origin)
-        where = None
+        fields = None
         if self.where is not None:
-            where = {name: _field(predicate) for name, predicate in self.where.items()}
-        return {"topic": self.topic, "origin": origin, "where": where, "credit": self.credit}
+            fields = {name: _field(name, condition) for name, condition in self.where.items()}
+        return {"topic": self.topic, "origin": origin, "where": fields, "credit": self.credit}
 
     @property
     def everything(self) -> bool:
@@ -254,8 +256,8 @@ def check_time(name: str, micros: float) -> float:
     return micros
 
 
-def _field(predicate: Predicate | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(predicate, Mapping):
-        return predicate
-    decoded: Mapping[str, Any] = msgspec.json.decode(serialize_field(predicate))
+def _field(name: str, condition: Condition | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(condition, Mapping):
+        return condition
+    decoded: Mapping[str, Any] = msgspec.json.decode(serialize_field(where({name: condition})[name]))
     return decoded
