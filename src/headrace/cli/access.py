@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from headrace.client.link.client import LinkClient
-    from headrace.client.spp.client import Spp
+    from headrace.client.spp.client import SppClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,15 @@ class Access:
 
     def link(self, name: str) -> LinkClient:
         """A client of the link, to be opened."""
-        from headrace.client import connect
+        from headrace.client.link.client import LinkClient
 
-        made: LinkClient = connect(self.url, name=name, **self.proof)
-        return made
+        return LinkClient.at(self.url, name=name, **self.proof)
 
-    def spp(self) -> Spp:
+    def spp(self) -> SppClient:
         """A client of services, to be opened."""
-        from headrace.client import connect
+        from headrace.client.spp.client import SppClient
 
-        made: Spp = connect(self.url, **self.proof)
-        return made
+        return SppClient.at(self.url, **self.proof)
 
 
 def unknown(client: Client | None) -> str:

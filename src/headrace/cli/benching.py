@@ -20,7 +20,6 @@ from rich.table import Table
 
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
 from headrace.client.link.client import LinkClient
 from headrace.config import DOORS
 from headrace.errors import UnreachableError
@@ -104,15 +103,14 @@ async def _deliver(doors: Doors, size: int, seconds: float) -> Figure:
 
 async def _publish(doors: Doors, size: int, seconds: float) -> Figure:
     """Batches, acknowledged once they are committed, several under way."""
-    link: LinkClient
-    async with connect(_url(doors)) as link:
+    async with LinkClient.at(_url(doors)) as link:
         publisher = link.publisher()
         batch = [bytes(size)] * max(1, _CHUNK // size)
         loop = asyncio.get_running_loop()
         begun = loop.time()
         acks = []
         while loop.time() < begun + seconds:
-            acks.append(await publisher.publish(batch))
+            acks.append(await publisher.send(batch))
         for ack in acks:
             await ack
         passed = loop.time() - begun
@@ -122,8 +120,7 @@ async def _publish(doors: Doors, size: int, seconds: float) -> Figure:
 
 async def _read(doors: Doors, size: int, seconds: float) -> Figure:
     """Everything that the measurements before have left in the log, as Arrow batches."""
-    link: LinkClient
-    async with connect(_url(doors)) as link:
+    async with LinkClient.at(_url(doors)) as link:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         rows = 0

@@ -21,10 +21,9 @@ from headrace.cli.attributes import value_of
 from headrace.cli.options import Transport
 from headrace.cli.pipes import lines
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
-from headrace.client.fyrehose.client import Options
+from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
 from headrace.client.link.publisher import Ack, Acknowledged
-from headrace.client.publisher.client import Publisher, max_payload
+from headrace.client.publisher.client import PublisherClient, max_payload
 from headrace.errors import UsageError
 from headrace.message import Run
 from headrace.wire.fyrehose.stream import MAX_DATA, MAX_PUSH_DATAGRAM
@@ -164,7 +163,7 @@ async def _publish(
         async for run in batches:
             for payloads in _pieces(run):
                 waiting.append(
-                    await publisher.publish(
+                    await publisher.send(
                         payloads, topic=shared.topic, attributes=shared.attributes, numbers=shared.numbers
                     )
                 )
@@ -192,10 +191,9 @@ def _pieces(run: Run) -> Iterator[list[bytes]]:
 async def _publish_attributes(url: str, batches: AsyncIterator[Run], shared: Described) -> Sent:
     sent = Sent()
     attributes = shared.together
-    publisher: Publisher
-    async with connect(url) as publisher:
+    async with PublisherClient.at(url) as publisher:
         async for run in batches:
-            await publisher.publish_many((attributes, payload) for payload in run)
+            await publisher.publish(run, attributes=attributes)
             sent.messages += len(run)
             sent.bytes += run.size
     return sent
@@ -203,12 +201,12 @@ async def _publish_attributes(url: str, batches: AsyncIterator[Run], shared: Des
 
 async def _push(url: str, transport: Transport | None, batches: AsyncIterator[Run]) -> Sent:
     sent = Sent()
-    options: Options = {"subscribe": False}
+    options: FyrehoseOptions = {"subscribe": False}
     if transport is not None:
         options["transport"] = transport.value
-    async with connect(url, **options) as client:
+    async with FyrehoseClient.at(url, **options) as client:
         async for run in batches:
-            await client.push_many(run)
+            await client.publish(run)
             sent.messages += len(run)
             sent.bytes += run.size
     return sent

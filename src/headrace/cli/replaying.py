@@ -25,9 +25,8 @@ from headrace.cli.output import console
 from headrace.cli.places import End, Place, Then
 from headrace.cli.seeking import seek
 from headrace.cli.stderr import speak_briefly
-from headrace.client.link.client import DEFAULT_PORT, LinkClient
+from headrace.client.link.client import LinkClient
 from headrace.client.link.replay import ReplayTarget, runs
-from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.log.store import Log
 from headrace.message import NOT_A_MESSAGE, merge
@@ -130,12 +129,7 @@ class _Files:
 
 def _target(hub: Access) -> ReplayTarget:
     """The hub that gets the messages."""
-    url = hub.url
-    hosts = url.partition("://")[2].removesuffix("/")
-    if not hosts:
-        raise UsageError(f"{url!r} names no host: expected tube://host:port")
-    addresses = [Address.parse(host.strip(), DEFAULT_PORT) for host in hosts.split(",")]
-    return ReplayTarget(addresses, name="headrace replay", **hub.proof)
+    return ReplayTarget.at(hub.url, name="headrace replay", **hub.proof)
 
 
 async def _replay(

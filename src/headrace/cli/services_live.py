@@ -16,7 +16,7 @@ from headrace.cli.output import print_json
 from headrace.cli.pipes import Outlet
 from headrace.cli.rendering import visible
 from headrace.cli.stderr import speak_briefly
-from headrace.client.spp.client import Spp
+from headrace.client.spp.client import SppClient
 from headrace.errors import RefusedError, WireError
 from headrace.hub.services.merge_patch import apply, parse_object
 
@@ -60,10 +60,10 @@ async def _watch(hub: Access, service: str, count: int | None, *, as_json: bool)
 async def _put(hub: Access, service: str, change: bytes) -> None:
     """SPP acknowledges nothing, but sends those who subscribe what has changed: that is waited for."""
     async with hub.spp() as client:
-        await client.publish(service, change)
+        await client.publish(change, topic=service)
         try:
             async with asyncio.timeout(_ECHO_SECONDS), client.subscribe(service, "last") as live:
-                shown = live.value
+                shown = live.value or b""
                 while not _shows(shown, change):
                     shown = await anext(live)
         except (TimeoutError, StopAsyncIteration):
@@ -81,7 +81,7 @@ def _shows(shown: bytes, change: bytes) -> bool:
     return patch in (whole, {}) or apply(whole, patch) == whole
 
 
-def _unconfirmed(hub: Access, client: Spp, service: str) -> str:
+def _unconfirmed(hub: Access, client: SppClient, service: str) -> str:
     problem = f"{hub.url} does not show the change of {service!r} within {_ECHO_SECONDS:g} s"
     if service in client.offered:
         return f"{problem}: it may be of a kind that cannot take it, or too long"

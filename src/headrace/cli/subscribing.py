@@ -14,9 +14,8 @@ from headrace.cli.options import Transport
 from headrace.cli.pipes import Outlet
 from headrace.cli.rendering import Form, render
 from headrace.cli.stderr import speak_briefly
-from headrace.client import connect
-from headrace.client.fyrehose.client import Options
-from headrace.client.sdk.client import Sdk
+from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
+from headrace.client.sdk.client import SdkClient
 from headrace.errors import LostRangeError
 from headrace.message import Message
 from headrace.wire.sdk.predicate import Predicate
@@ -39,11 +38,11 @@ async def _subscribe(
     outlet = Outlet(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
     lost: list[LostRangeError] = []
-    options: Options = {"from_seq": from_seq, "on_lost": lost.append}
+    options: FyrehoseOptions = {"from_seq": from_seq, "on_lost": lost.append}
     if transport is not None:
         options["transport"] = transport.value
     with outlet.while_read():
-        async with connect(url, **options) as client:
+        async with FyrehoseClient.at(url, **options) as client:
             async for batch in client.batches():
                 run = batch.run.slice(0, min(left, len(batch)))
                 await outlet.write(render(batch.first, run, form))
@@ -64,8 +63,7 @@ def subscribe_where(
 ) -> None:
     """Print what satisfies a subscription, up to ``count`` messages."""
     speak_briefly()
-    after = None if from_seq is None else max(0, from_seq - 1)
-    sdk: Sdk = connect(url, client_id=client_id, key=key, after=after)
+    sdk = SdkClient.at(url, client_id=client_id, key=key, from_seq=from_seq)
     try:
         asyncio.run(_subscribe_where(sdk, predicates, count, form))
     except asyncio.CancelledError:
@@ -73,7 +71,7 @@ def subscribe_where(
 
 
 async def _subscribe_where(
-    sdk: Sdk, predicates: Mapping[str, Predicate], count: int | None, form: Form
+    sdk: SdkClient, predicates: Mapping[str, Predicate], count: int | None, form: Form
 ) -> None:
     outlet = Outlet(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
@@ -90,7 +88,7 @@ async def _subscribe_where(
                 left -= len(some)
 
 
-def _at_hand(sdk: Sdk, most: int) -> list[Message]:
+def _at_hand(sdk: SdkClient, most: int) -> list[Message]:
     """What else can be had without waiting."""
     some: list[Message] = []
     while len(some) < most and (message := sdk.at_hand()) is not None:

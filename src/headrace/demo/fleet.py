@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 from headrace.client import connect
+from headrace.client.base import Row
 from headrace.demo.town import Vehicle, Way, payload
 
 TURN: Final = 0.1
@@ -66,35 +67,36 @@ class Fleet:
     async def _radio(self, way: Way, vehicles: list[Vehicle], stack: AsyncExitStack) -> Send:
         """A client that sends, open until the stack is left."""
         where = self._doors[DOORS[way]]
-        client: Any
         match way:
             case Way.FYREHOSE:
-                client = await stack.enter_async_context(connect(f"fyrehose://{where}", subscribe=False))
+                backbone = await stack.enter_async_context(connect("fyrehose://", where, subscribe=False))
 
                 async def send(said: Said) -> None:
-                    await client.push_many([payload(words) for _, words in said])
+                    await backbone.publish([payload(words) for _, words in said])
 
             case Way.SPP:
-                client = await stack.enter_async_context(connect(f"spp://{where}"))
+                spp = await stack.enter_async_context(connect("spp://", where))
 
                 async def send(said: Said) -> None:
                     for vehicle, words in said:
-                        await client.publish(vehicle.topic, payload(words))
+                        await spp.publish(payload(words), topic=vehicle.topic)
 
             case Way.ATTRIBUTE:
-                client = await stack.enter_async_context(connect(f"publisher://{where}"))
+                publisher = await stack.enter_async_context(connect("publisher://", where))
 
                 async def send(said: Said) -> None:
-                    await client.publish_many([(words, payload(words)) for _, words in said])
+                    await publisher.publish(
+                        [{"payload": payload(words), "attributes": words} for _, words in said]
+                    )
 
             case Way.TUBE:
-                client = await stack.enter_async_context(connect(f"tube://{where}", name="demo trams"))
+                link = await stack.enter_async_context(connect("tube://", where, name="demo trams"))
                 # A message whose topic is a service's id changes the service, by whatever door it comes.
                 for vehicle in vehicles:
-                    await client.create_service(vehicle.topic)
+                    await link.create_service(vehicle.topic)
 
                 async def send(said: Said) -> None:
-                    await client.publish([_row(vehicle, words) for vehicle, words in said])
+                    await link.publish([_row(vehicle, words) for vehicle, words in said])
 
         return send
 
@@ -109,7 +111,7 @@ def _said(vehicles: Sequence[Vehicle], turn: int) -> Said:
     return said
 
 
-def _row(vehicle: Vehicle, words: dict[str, str | float]) -> dict[str, object]:
+def _row(vehicle: Vehicle, words: dict[str, str | float]) -> Row:
     """A message of the link's, with all that its envelope has room for."""
     return {
         "topic": vehicle.topic,

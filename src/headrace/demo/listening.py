@@ -20,9 +20,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from headrace.client import connect
-from headrace.client.fyrehose.client import Backbone
-from headrace.client.sdk.client import Sdk
-from headrace.client.spp.client import Spp
+from headrace.client.spp.client import SppClient
 from headrace.config import Address
 from headrace.demo.town import FENCES, HOT, Fence
 from headrace.errors import HeadraceError, LostRangeError
@@ -72,8 +70,7 @@ class Watch:
     async def listen(self, where: str, alert: Raise, ready: asyncio.Event) -> None:
         """Receive until cancelled; ``ready`` is set once the hub has taken the subscription."""
         loop = asyncio.get_running_loop()
-        sdk: Sdk
-        async with connect(f"sdk://{where}") as sdk:
+        async with connect("sdk://", where) as sdk:
             await sdk.subscribe(self.conditions)
             ready.set()
             async for message in sdk:
@@ -127,8 +124,7 @@ class Counter:
 
     async def listen(self, where: str) -> None:
         """Receive until cancelled."""
-        backbone: Backbone
-        async with connect(f"fyrehose+udp://{where}", from_seq=1, on_lost=self._lost) as backbone:
+        async with connect("fyrehose+udp://", where, from_seq=1, on_lost=self._lost) as backbone:
             async for batch in backbone.batches():
                 if batch.first != self.last + 1:
                     self.wrong += 1
@@ -153,19 +149,18 @@ class Results:
 
     async def listen(self, where: str) -> None:
         """Keep them until cancelled."""
-        spp: Spp
-        async with connect(f"spp://{where}") as spp, asyncio.TaskGroup() as group:
+        async with connect("spp://", where) as spp, asyncio.TaskGroup() as group:
             group.create_task(self._keep(spp, "spark/fleet", self.fleet))
             for name in self._names:
                 kept = self.vehicles.setdefault(name, {})
                 group.create_task(self._keep(spp, f"spark/vehicle/{name}", kept))
 
-    async def _keep(self, spp: Spp, service: str, kept: dict[str, Any]) -> None:
-        async with spp.subscribe(service) as live:
-            kept.update(live.value)
+    async def _keep(self, spp: SppClient, service: str, kept: dict[str, Any]) -> None:
+        async with spp.subscribe(service, "json") as live:
+            kept.update(live.value or {})
             self.changes += 1
             async for _ in live:
-                kept.update(live.value)
+                kept.update(live.value or {})
                 self.changes += 1
 
 

@@ -102,8 +102,7 @@ class Play:
     async def run(self, look: Look) -> Audit:
         """Play; ``look`` is called at each look."""
         loop = asyncio.get_running_loop()
-        link: LinkClient
-        async with connect(f"tube://{self.doors['tube_tcp']}", name="demo", patience=5.0) as link:
+        async with connect("tube://", self.doors["tube_tcp"], name="demo", reconnect_timeout=5.0) as link:
             self._begun = loop.time()
             listeners = await self._enter()
             try:

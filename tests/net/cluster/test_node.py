@@ -136,7 +136,7 @@ async def test_any_node_takes_publishes_and_a_repeat_is_there_once(make: Make, f
         async with link_of(server) as link:
             publisher = link.publisher("one")
             publisher._number = 0  # as if it had not heard of the acknowledgement
-            acknowledged = await (await publisher.publish([b"a", b"b"]))
+            acknowledged = await publisher.publish([b"a", b"b"])
             places.add(acknowledged)
             await link.publish(server.settings.node.name.encode())
     await nodes.work()
@@ -246,7 +246,7 @@ async def test_a_node_begins_anew_behind_a_snapshot(make: Make) -> None:
     async with link_of(primary) as link:
         publisher = link.publisher("one")
         for count in range(40):
-            await (await publisher.publish([b"%d" % count + bytes(500)] * 4))
+            await publisher.publish([b"%d" % count + bytes(500)] * 4)
         await until(
             "all others have trimmed", lambda: all(each.hub.log.first > 1 for each in nodes.servers.values())
         )
@@ -261,7 +261,7 @@ async def test_a_node_begins_anew_behind_a_snapshot(make: Make) -> None:
         await nodes.work()
         assert server.hub.log.first > 1
         assert server.parts.publishers.newest("one") == 159
-        await (await publisher.publish(b"after"))
+        await publisher.publish(b"after")
     await nodes.work()
     assert (await kept(server))[-1].payload == b"after"
 

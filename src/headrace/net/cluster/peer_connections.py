@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import ssl
+from random import Random
 from typing import Final
 
+from headrace.client.reconnect import DialPlan, keep_dialling
 from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
@@ -20,9 +21,8 @@ from headrace.wire.parcel.stream import Parcel
 MAX_ASKED: Final = 4
 """Named nodes that are asked for their identity at a time."""
 
-_RETRY_SECONDS: Final = 0.1
-_RETRY_MOST_SECONDS: Final = 1.0
-"""The longest wait between tries: a peer that is back must be found soon."""
+_LONGEST_SECONDS: Final = 1.0
+"""A peer that is down is dialled at least this often, so that it is met soon after it is back."""
 
 
 class DialledStream(ParcelStream):
@@ -114,7 +114,14 @@ class PeerConnections(ConnectionGroup[DialledStream]):
     def dial(self, address: Address) -> None:
         """Keep a connection to a peer."""
         if address not in self._tasks:
-            self._tasks[address] = asyncio.ensure_future(self._keep_dialling(address))
+            plan = DialPlan(
+                [address],
+                Random(),
+                attempt=SILENCE_SECONDS,
+                longest=_LONGEST_SECONDS,
+                on_failure=lambda _: self.counters.add("dial_failures", door=self.name),
+            )
+            self._tasks[address] = asyncio.ensure_future(keep_dialling(plan, self._dial, _until_over))
 
     def ask(self, address: Address) -> None:
         """Ask a node that others have named for its identity, once."""
@@ -133,35 +140,27 @@ class PeerConnections(ConnectionGroup[DialledStream]):
         await asyncio.gather(*self._tasks.values(), *self._asking, return_exceptions=True)
         await super().close()
 
-    async def _keep_dialling(self, address: Address) -> None:
-        pause = _RETRY_SECONDS
-        while True:
-            stream = await self._try(address)
-            if stream is not None:
-                await stream.over.wait()
-                if stream.peer is not None:
-                    pause = _RETRY_SECONDS
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, _RETRY_MOST_SECONDS)
-
     async def _ask(self, address: Address) -> None:
-        stream = await self._try(address, asked=True)
-        if stream is not None:
-            await stream.over.wait()
-
-    async def _try(self, address: Address, *, asked: bool = False) -> DialledStream | None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
-                _, stream = await loop.create_connection(
-                    lambda: DialledStream(self, address, asked=asked),
-                    address.host,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=None if self._tls is None else address.host,
-                    ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
-                )
-        except (OSError, UnicodeError, TimeoutError):  # UnicodeError: a name that no host can have
+                stream = await self._dial(address, asked=True)
+        except (OSError, UnicodeError):  # UnicodeError: a name that no host can have
             self.counters.add("dial_failures", door=self.name)
-            return None
+        else:
+            await stream.over.wait()
+
+    async def _dial(self, address: Address, *, asked: bool = False) -> DialledStream:
+        _, stream = await asyncio.get_running_loop().create_connection(
+            lambda: DialledStream(self, address, asked=asked),
+            address.host,
+            address.port,
+            ssl=self._tls,
+            server_hostname=None if self._tls is None else address.host,
+            ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
+        )
         return stream
+
+
+async def _until_over(stream: DialledStream) -> bool:
+    await stream.over.wait()
+    return stream.peer is not None

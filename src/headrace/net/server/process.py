@@ -39,7 +39,7 @@ from headrace.net.server.doors import Opening
 from headrace.net.server.log_maintenance import GroupCommit, Upkeep
 from headrace.net.server.program_reports import Reports
 from headrace.net.server.status_report import facts_of
-from headrace.net.upstream.frontend import Facts, Upstream, upstream_of
+from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.wire.fyrehose import kernels
 
 logger = logging.getLogger("headrace")
@@ -265,7 +265,7 @@ class Server:
         return None if self._cluster is None else self._cluster.facts()
 
     @property
-    def upstream(self) -> Facts | None:
+    def upstream(self) -> UpstreamStatus | None:
         """What is known of the hub above this one, if there is one."""
         return None if self._upstream is None else self._upstream.facts()
 
