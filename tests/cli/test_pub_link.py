@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import SECONDS, Command
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import HubProcess
 
 from headrace.log import Log
@@ -125,7 +125,7 @@ def test_the_settings_say_where_the_hub_is(
         (["x", "--url", "tube://"], "names no host"),
         (
             ["x", "--url", "pigeon://roof"],
-            "expected tube://host:port, fyrehose://host:port or publisher://host:port",
+            "expected tube://host:port, ws://host:port, fyrehose://host:port or publisher://host:port",
         ),
     ],
 )

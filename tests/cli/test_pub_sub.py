@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 from tests.cli.conftest import SECONDS, Command
 from tests.cli.logs import write_trimmed_log
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import HubProcess
 
 from headrace.log import Log
