@@ -15,7 +15,7 @@ from headrace.cli.log import log
 from headrace.cli.pipeline import pipeline
 from headrace.cli.services import services
 from headrace.cli.terminal.exits import RootGroup
-from headrace.cli.terminal.help_text import examples, paragraphs
+from headrace.cli.terminal.help_text import add_command, examples, paragraphs
 
 HELP: Final = paragraphs(
     """
@@ -43,17 +43,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up", help=up.HELP, epilog=up.EXAMPLES)(up.up)
-app.command("serve", help=serve.HELP, epilog=serve.EXAMPLES)(serve.serve)
-app.command("pub", help=pub.HELP, epilog=pub.EXAMPLES)(pub.pub)
-app.command("sub", help=sub.HELP, epilog=sub.EXAMPLES)(sub.sub)
-app.command("tail", help=tail.HELP, epilog=tail.EXAMPLES)(tail.tail)
-app.command("replay", help=replay.HELP, epilog=replay.EXAMPLES)(replay.replay)
-app.command("decode", help=decode.HELP, epilog=decode.EXAMPLES)(decode.decode)
-app.command("top", help=top.HELP, epilog=top.EXAMPLES)(top.top)
-app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES)(demo.demo)
-app.command("bench", help=bench.HELP, epilog=bench.EXAMPLES)(bench.bench)
-app.command("doctor", help=doctor.HELP, epilog=doctor.EXAMPLES)(doctor.doctor)
+add_command(app, "up", *up.EXAMPLES)(up.up)
+add_command(app, "serve", *serve.EXAMPLES)(serve.serve)
+add_command(app, "pub", *pub.EXAMPLES)(pub.pub)
+add_command(app, "sub", *sub.EXAMPLES)(sub.sub)
+add_command(app, "tail", *tail.EXAMPLES)(tail.tail)
+add_command(app, "replay", *replay.EXAMPLES)(replay.replay)
+add_command(app, "decode", *decode.EXAMPLES)(decode.decode)
+add_command(app, "top", *top.EXAMPLES)(top.top)
+add_command(app, "demo", *demo.EXAMPLES)(demo.demo)
+add_command(app, "bench", *bench.EXAMPLES)(bench.bench)
+add_command(app, "doctor", *doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(cluster, name="cluster")
 app.add_typer(consumers, name="consumers")
 app.add_typer(services, name="services")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import Json
 from headrace.cli.terminal.output import console, print_json, wants_json
 from headrace.errors import UnreachableError
@@ -22,16 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.client.link.client import LinkClient
 
-HELP: Final = paragraphs(
-    """
-    Measure how fast Headrace is on this machine, in about half a minute.
-
-    It starts a hub of its own on free ports, with its log in a temporary directory, and measures messages delivered by
-    the backbone, acknowledged publishes, reading from the log, and the latency of one message at a time. Publisher,
-    hub and subscriber share this machine, and other programs on it disturb the figures.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("About half a minute:", "headrace bench"),
     ("For a script:", "headrace bench --json | jq '.[] | {what, rate}'"),
     ("Larger messages, a shorter look:", "headrace bench --size 1024 --seconds 2"),
@@ -69,7 +59,12 @@ def bench(
     ] = 5.0,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine."""
+    """Measure how fast Headrace is on this machine, in about half a minute.
+
+    It starts a hub of its own on free ports, with its log in a temporary directory, and measures messages delivered by
+    the backbone, acknowledged publishes, reading from the log, and the latency of one message at a time. Publisher,
+    hub and subscriber share this machine, and other programs on it disturb the figures.
+    """
     import asyncio
 
     from rich.progress import Progress, SpinnerColumn, TextColumn

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from headrace.cli.terminal.help_text import examples, paragraphs
+from headrace.cli.terminal.help_text import add_command, make_group
 from headrace.cli.terminal.options import (
     ClientId,
     Config,
@@ -26,58 +24,27 @@ from headrace.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-HELP: Final = "Show a cluster, replace a node, or let one go on with the messages it has left."
-EXAMPLES: Final = examples(
+
+_REMEDY: Final = "add --yes to do it"
+
+cluster = make_group(
+    "Show a cluster, replace a node, or let one go on with the messages it has left.",
     ("Who is primary, and who is behind?", "headrace cluster status"),
     ("Let a node take the cluster's log anew:", "headrace cluster replace --data /var/lib/headrace"),
 )
 
-STATUS_HELP: Final = paragraphs(
-    """
-    Show a cluster's nodes as one of them sees them: mode, role, how far each has come, and when it was last heard.
-    """
-)
-STATUS_EXAMPLES: Final = examples(
+
+@add_command(
+    cluster,
+    "status",
     (
         "As the first that answers sees it:",
         "headrace cluster status --url tube://a.example,b.example,c.example",
     ),
     ("For a script:", "headrace cluster status --json | jq -r .primary"),
 )
-
-REPLACE_HELP: Final = paragraphs(
-    """
-    Let a stopped node start over: rename its log, so that the node takes the cluster's log at its next start.
-
-    Use it for a node that gave up because its log has another history, or whose disk is in doubt. A new machine does
-    not need it: give it the name and the address of the lost node, and an empty data directory. It asks first.
-    """
-)
-REPLACE_EXAMPLES: Final = examples(
-    ("Asking first:", "headrace cluster replace --data /var/lib/headrace"),
-    ("In a script:", "headrace cluster replace --data /var/lib/headrace --yes"),
-)
-
-VOUCH_HELP: Final = paragraphs(
-    """
-    Let the running node of a data directory go on with what its disk has left, whatever it has lost.
-
-    Use it only when a majority of the cluster lost power at once without log.fsync=always, or lost their disks. The
-    nodes then wait, because none of them can tell what is missing. Vouch for one node after the other, beginning with
-    those that have most, until a majority votes; a node that lost nothing counts. Messages that none of them has are
-    lost. It asks first.
-    """
-)
-VOUCH_EXAMPLES: Final = examples(("Asking first:", "headrace cluster vouch --data /var/lib/headrace"))
-
-_REMEDY: Final = "add --yes to do it"
-
-cluster = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
-
-
-@cluster.command("status", help=STATUS_HELP, epilog=STATUS_EXAMPLES)
 def status(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show a cluster's nodes."""
+    """Show a cluster's nodes as one of them sees them: mode, role, how far each has come, when it was last heard."""
     from rich.markup import escape
 
     hub = hub_access(url, DoorScheme.TUBE, client_id)
@@ -94,9 +61,18 @@ def status(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = Fals
         out.print(f"[yellow]{escape(str(facts['problem']))}[/yellow]")
 
 
-@cluster.command("replace", help=REPLACE_HELP, epilog=REPLACE_EXAMPLES)
+@add_command(
+    cluster,
+    "replace",
+    ("Asking first:", "headrace cluster replace --data /var/lib/headrace"),
+    ("In a script:", "headrace cluster replace --data /var/lib/headrace --yes"),
+)
 def replace(config: Config = None, data: Data = None, yes: Yes = False, as_json: Json = False) -> None:
-    """Let a stopped node start over."""
+    """Let a stopped node start over: rename its log, so that the node takes the cluster's log at its next start.
+
+    Use it for a node that gave up because its log has another history, or whose disk is in doubt. A new machine does
+    not need it: give it the name and the address of the lost node, and an empty data directory. It asks first.
+    """
     directory = load_settings(config, data).node.data / "log"
     confirm(f"Rename the log in {directory}, and take the cluster's?", yes=yes, remedy=_REMEDY)
     aside = _rename_log(directory)
@@ -107,7 +83,11 @@ def replace(config: Config = None, data: Data = None, yes: Yes = False, as_json:
     )
 
 
-@cluster.command("vouch", help=VOUCH_HELP, epilog=VOUCH_EXAMPLES)
+@add_command(
+    cluster,
+    "vouch",
+    ("Asking first:", "headrace cluster vouch --data /var/lib/headrace"),
+)
 def vouch(
     config: Config = None,
     data: Data = None,
@@ -115,7 +95,13 @@ def vouch(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Let a node go on with what it has."""
+    """Let the running node of a data directory go on with what its disk has left, whatever it has lost.
+
+    Use it only when a majority of the cluster lost power at once without log.fsync=always, or lost their disks. The
+    nodes then wait, because none of them can tell what is missing. Vouch for one node after the other, beginning with
+    those that have most, until a majority votes; a node that lost nothing counts. Messages that none of them has are
+    lost. It asks first.
+    """
     from headrace.cli.terminal.running_hub import find_running_hub
 
     settings = load_settings(config, data)

@@ -7,78 +7,37 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.terminal.help_text import examples, paragraphs
+from headrace.cli.terminal.help_text import add_command, make_group
 from headrace.cli.terminal.options import ClientId, DoorScheme, Json, LinkUrl, Yes, hub_access
-from headrace.cli.terminal.output import (
-    confirm,
-    console,
-    plain_table,
-    print_json,
-    print_result,
-    wants_json,
-)
-
-HELP: Final = paragraphs(
-    """
-    Show a hub's durable consumers, move one to another message, remove one.
-
-    A durable consumer is a name under which programs share messages; the hub remembers which are acknowledged.
-    """
-)
-EXAMPLES: Final = examples(
-    ("Which are there, and how far behind?", "headrace consumers list"),
-    ("The last hour once more:", "headrace consumers reset billing --to -1h"),
-)
-
-LIST_HELP: Final = paragraphs(
-    """
-    List the durable consumers, and how far each has come.
-
-    Everything up to the floor is acknowledged; behind is the number of messages in the log after it.
-    """
-)
-LIST_EXAMPLES: Final = examples(
-    ("For people:", "headrace consumers list"),
-    ("For a script:", "headrace consumers list --json | jq '.[].behind'"),
-)
-
-SHOW_HELP: Final = paragraphs(
-    """
-    Show how far a durable consumer has come, and its terms: which messages it takes, and how often it tries.
-    """
-)
-SHOW_EXAMPLES: Final = examples(
-    ("For people:", "headrace consumers show billing"),
-    ("For a script:", "headrace consumers show billing --json | jq .floor"),
-)
-
-RESET_HELP: Final = "Rewind or skip: deliver everything from this point on."
-RESET_EXAMPLES: Final = examples(
-    ("All that is kept, once more:", "headrace consumers reset billing --to earliest"),
-    ("Skip what waits:", "headrace consumers reset billing --to now"),
-)
-
-REMOVE_HELP: Final = paragraphs(
-    """
-    Remove a durable consumer and its state. Its members get an error that says so. It asks first.
-    """
-)
-REMOVE_EXAMPLES: Final = examples(
-    ("Asking first:", "headrace consumers remove billing"),
-    ("In a script:", "headrace consumers remove billing --yes"),
-)
+from headrace.cli.terminal.output import confirm, console, plain_table, print_json, print_result, wants_json
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name.")]
 
 _CLIENT: Final = "headrace consumers"
 _COUNTS: Final = ("floor", "behind", "members", "dead", "lost")
 
-consumers = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
+consumers = make_group(
+    """
+    Show a hub's durable consumers, move one to another message, remove one.
+
+    A durable consumer is a name under which programs share messages; the hub remembers which are acknowledged.
+    """,
+    ("Which are there, and how far behind?", "headrace consumers list"),
+    ("The last hour once more:", "headrace consumers reset billing --to -1h"),
+)
 
 
-@consumers.command("list", help=LIST_HELP, epilog=LIST_EXAMPLES)
+@add_command(
+    consumers,
+    "list",
+    ("For people:", "headrace consumers list"),
+    ("For a script:", "headrace consumers list --json | jq '.[].behind'"),
+)
 def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """List the durable consumers."""
+    """List the durable consumers, and how far each has come.
+
+    Everything up to the floor is acknowledged; behind is the number of messages in the log after it.
+    """
     found = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.consumers())
     if wants_json(asked=as_json):
         print_json(found)
@@ -91,9 +50,14 @@ def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Jso
         console().print(table)
 
 
-@consumers.command("show", help=SHOW_HELP, epilog=SHOW_EXAMPLES)
+@add_command(
+    consumers,
+    "show",
+    ("For people:", "headrace consumers show billing"),
+    ("For a script:", "headrace consumers show billing --json | jq .floor"),
+)
 def show(name: Name, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show how far a durable consumer has come."""
+    """Show how far a durable consumer has come, and its terms: which messages it takes, and how often it tries."""
     facts = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.show_consumer(name))
     if wants_json(asked=as_json):
         print_json(facts)
@@ -105,7 +69,12 @@ def show(name: Name, url: LinkUrl = None, client_id: ClientId = None, as_json: J
             out.print(f"[dim]{key:<12}[/dim] {_escaped(value)}", soft_wrap=True)
 
 
-@consumers.command("reset", help=RESET_HELP, epilog=RESET_EXAMPLES)
+@add_command(
+    consumers,
+    "reset",
+    ("All that is kept, once more:", "headrace consumers reset billing --to earliest"),
+    ("Skip what waits:", "headrace consumers reset billing --to now"),
+)
 def reset(
     name: Name,
     to: Annotated[
@@ -120,7 +89,7 @@ def reset(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Move a durable consumer to another message."""
+    """Rewind or skip: deliver everything from this point on."""
     from headrace.cli.terminal.positions import parse_position, sequence_number
     from headrace.client.link.client import LinkClient
 
@@ -135,11 +104,16 @@ def reset(
     print_result({"consumer": name, "next": seq}, f"{name} goes on with message {seq}", as_json=as_json)
 
 
-@consumers.command("remove", help=REMOVE_HELP, epilog=REMOVE_EXAMPLES)
+@add_command(
+    consumers,
+    "remove",
+    ("Asking first:", "headrace consumers remove billing"),
+    ("In a script:", "headrace consumers remove billing --yes"),
+)
 def remove(
     name: Name, yes: Yes = False, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False
 ) -> None:
-    """Remove a durable consumer."""
+    """Remove a durable consumer and its state. Its members get an error that says so. It asks first."""
     hub = hub_access(url, DoorScheme.TUBE, client_id)
     confirm(f"Remove {name} from {hub.url}?", yes=yes, remedy="add --yes to remove it")
     hub.ask(_CLIENT, lambda link: link.remove_consumer(name))

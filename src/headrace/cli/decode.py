@@ -12,21 +12,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import JsonLines, TextLines
 from headrace.cli.terminal.output import moment
 from headrace.errors import UsageError
 
-HELP: Final = paragraphs(
-    """
-    Print the frames in captures, one per line with the bytes it carries, as the hub's own decoders read them.
-
-    A capture is a file that headrace serve --record DIR wrote (*.capture), or a pcap file (tcpdump -w). A folder stands
-    for all captures in it. Bytes that a decoder refuses are a line of kind refused, with the reason. For very many
-    captures, the pipeline's job decode does the same in parallel, and writes Parquet.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Record, and look:", "headrace serve --record captures"),
     ("Everything that was recorded:", "headrace decode captures"),
     ("What was refused:", "headrace decode captures | jq -c 'select(.error)'"),
@@ -52,7 +42,12 @@ def decode(
     as_json: JsonLines = False,
     text: TextLines = False,
 ) -> None:
-    """Print the frames in captures."""
+    """Print the frames in captures, one per line with the bytes it carries, as the hub's own decoders read them.
+
+    A capture is a file that headrace serve --record DIR wrote (*.capture), or a pcap file (tcpdump -w). A folder stands
+    for all captures in it. Bytes that a decoder refuses are a line of kind refused, with the reason. For very many
+    captures, the pipeline's job decode does the same in parallel, and writes Parquet.
+    """
     from headrace.cli.terminal.rendering import LineFormat, choose_format
     from headrace.spark.jobs.decode import is_capture, parse_ports, rows_of
     from headrace.spark.jobs.folder import Folder

@@ -7,33 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace.cli.terminal.exits import FAILED
-from headrace.cli.terminal.help_text import examples, paragraphs
-from headrace.cli.terminal.options import (
-    ClientId,
-    Config,
-    Data,
-    Json,
-    Sets,
-    find_credentials,
-    load_settings,
-)
+from headrace.cli.terminal.options import ClientId, Config, Data, Json, Sets, find_credentials, load_settings
 from headrace.cli.terminal.output import console, print_json, wants_json
 
 if TYPE_CHECKING:
     from headrace.cli.doctor_checks import Finding
 
-HELP: Final = paragraphs(
-    """
-    Check that this machine is ready and that any hub on it is healthy.
-
-    It checks Python, the disk under the data directory, memory, open files, the doors' ports, UDP buffers, Java and
-    PySpark; and, if a hub runs with these settings, the problems that hub has counted. Each finding says what to do
-    about it. Nothing is changed. With --spark it also starts Spark and runs a job, which takes some ten seconds.
-
-    The exit code is 1 if something must be fixed before Headrace can work.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Before the first start:", "headrace doctor"),
     ("Does Spark really start here?", "headrace doctor --spark"),
     ("What is wrong, for a script:", "headrace doctor --json | jq '.[] | select(.verdict != \"ok\")'"),
@@ -54,7 +34,14 @@ def doctor(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine and the hub on it."""
+    """Check that this machine is ready and that any hub on it is healthy.
+
+    It checks Python, the disk under the data directory, memory, open files, the doors' ports, UDP buffers, Java and
+    PySpark; and, if a hub runs with these settings, the problems that hub has counted. Each finding says what to do
+    about it. Nothing is changed. With --spark it also starts Spark and runs a job, which takes some ten seconds.
+
+    The exit code is 1 if something must be fixed before Headrace can work.
+    """
     from headrace.cli.doctor_checks import Verdict, run_checks
 
     settings = load_settings(config, data, sets)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace.cli.terminal.access import HubAccess
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     HUB_PANEL,
     ClientId,
@@ -29,6 +28,7 @@ from headrace.cli.terminal.options import (
     Transport,
     count_option,
     default_url,
+    door_of,
     find_credentials,
     url_option,
 )
@@ -40,18 +40,7 @@ if TYPE_CHECKING:
     from headrace.client.publisher.client import Publisher
     from headrace.message import Run
 
-HELP: Final = paragraphs(
-    """
-    Publish messages: each argument is one, or each line of stdin, or each file.
-
-    It ends when the hub has committed them all, and prints their numbers: 42, or 42-47 for the first and the last
-    (other publishers' messages may lie between); in a pipe, {"first":42,"last":47}. It reconnects when the connection
-    is lost, and no message is doubled by that.
-
-    With --door fyrehose, and with --door publisher, nothing is acknowledged: "sent" means that the connection took it.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Two messages:", "headrace pub hello 'and good day'"),
     ("With a topic and attributes:", "headrace pub 21.5 --topic weather/bern --attr celsius=21.5"),
     ("For content subscriptions:", "headrace pub hello --attr x=5 --attr city=Praha"),
@@ -71,18 +60,10 @@ _BATCH_BYTES: Final = 1 << 20
 _LONGEST: Final = 7 << 20
 """The link takes :data:`~headrace.wire.link.message.MAX_MESSAGE` with the topic, the attributes and their framing."""
 
-_DOORS: Final = {
-    "tube": DoorScheme.TUBE,
-    "ws": DoorScheme.TUBE,
-    "fyrehose": DoorScheme.FYREHOSE,
-    "fyrehose+udp": DoorScheme.FYREHOSE,
-    "publisher": DoorScheme.PUBLISHER,
-}
-"""The door that each scheme of a URL names."""
-
-_OTHER_SCHEMES: Final = {
-    "spp": "the spp door changes services: use headrace services put",
-    "sdk": "the sdk door only delivers messages: use publisher://host:port",
+_EXPECTED: Final = "expected tube://host:port, ws://host:port, fyrehose://host:port or publisher://host:port"
+_OTHER_DOORS: Final = {
+    DoorScheme.SPP: "the spp door changes services: use headrace services put",
+    DoorScheme.SDK: "the sdk door only delivers messages: use publisher://host:port",
 }
 
 
@@ -123,7 +104,14 @@ def pub(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Publish messages."""
+    """Publish messages: each argument is one, or each line of stdin, or each file.
+
+    It ends when the hub has committed them all, and prints their numbers: 42, or 42-47 for the first and the last
+    (other publishers' messages may lie between); in a pipe, {"first":42,"last":47}. It reconnects when the connection
+    is lost, and no message is doubled by that.
+
+    With --door fyrehose, and with --door publisher, nothing is acknowledged: "sent" means that the connection took it.
+    """
     address = url or default_url(DoorScheme.TUBE if door is None else DoorScheme(door.value))
     used = _door(door, address, transport)
     if used is DoorScheme.FYREHOSE and (topic is not None or attributes):
@@ -213,11 +201,9 @@ def parse_envelope(topic: str, attributes: Sequence[str]) -> SharedEnvelope:
 
 def _door(door: PublishDoor | None, url: str, transport: Transport | None) -> DoorScheme:
     """Give the door of a URL, after checking that the options agree with it."""
-    scheme = url.partition("://")[0].lower()
-    used = _DOORS.get(scheme)
-    if used is None:
-        expected = "expected tube://host:port, ws://host:port, fyrehose://host:port or publisher://host:port"
-        raise UsageError(f"{url!r}: {_OTHER_SCHEMES.get(scheme, expected)}")
+    used = door_of(url)
+    if used not in (DoorScheme.TUBE, DoorScheme.FYREHOSE, DoorScheme.PUBLISHER):
+        raise UsageError(f"{url!r}: {_EXPECTED if used is None else _OTHER_DOORS.get(used, _EXPECTED)}")
     if door is not None and door.value != used.value:
         raise UsageError(f"--door {door.value} and --url {url} name different doors")
     if used is not DoorScheme.FYREHOSE and transport is not None:

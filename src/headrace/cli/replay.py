@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol
 import typer
 
 from headrace.cli.terminal.access import HubAccess
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,
@@ -37,17 +36,7 @@ if TYPE_CHECKING:
     from headrace.client.link.client import LinkClient
     from headrace.client.link.replay import ReplayTarget
 
-HELP: Final = paragraphs(
-    """
-    Publish a range of a hub's messages, or of a log's files, to another hub.
-
-    Payload, topic and attributes stay; number and time are the other hub's, and the origin is replay. The other hub
-    remembers how much of this log it has, so a replay that was interrupted or is repeated goes on from there and
-    doubles nothing. A log is therefore replayed forward only: older messages are left out, and stderr says so. --as
-    replays under another name, which starts from nothing. With --client-id, this is the same client to both hubs.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("All of this hub's log to another:", "headrace replay --to tube://10.0.0.7:8081"),
     (
         "A range of a stopped hub's files:",
@@ -90,7 +79,13 @@ def replay(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Publish a range of one log to another hub."""
+    """Publish a range of a hub's messages, or of a log's files, to another hub.
+
+    Payload, topic and attributes stay; number and time are the other hub's, and the origin is replay. The other hub
+    remembers how much of this log it has, so a replay that was interrupted or is repeated goes on from there and
+    doubles nothing. A log is therefore replayed forward only: older messages are left out, and stderr says so. --as
+    replays under another name, which starts from nothing. With --client-id, this is the same client to both hubs.
+    """
     if url is not None and data is not None:
         raise UsageError("--url and --data both say where the messages are: leave out one")
     if name is not None and not 1 <= len(name) <= MAX_NAME:

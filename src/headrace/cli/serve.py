@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.output import console, counted
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
@@ -84,18 +83,7 @@ Record = Annotated[
     ),
 ]
 
-HELP: Final = paragraphs(
-    """
-    Run the hub: its doors, its log, its http door. No JVM.
-
-    Every door listens on 127.0.0.1 by default: listen.DOOR=HOST:PORT moves one, port 0 takes a free port, off keeps the
-    door shut. A port that is taken is an error that names the setting.
-
-    SIGTERM and Ctrl-C drain: the hub stops accepting, writes out what it holds and exits with 0 within
-    limits.drain_seconds. A second signal ends it at once; committed messages are safe either way.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Everything by default, the log in ./headrace-data:", "headrace serve"),
     (
         "Another data directory, every message on disk before it is seen:",
@@ -137,7 +125,14 @@ def serve(
     log_level: Level = LogLevel.INFO,
     record: Record = None,
 ) -> None:
-    """Run the hub alone."""
+    """Run the hub: its doors, its log, its http door. No JVM.
+
+    Every door listens on 127.0.0.1 by default: listen.DOOR=HOST:PORT moves one, port 0 takes a free port, off keeps the
+    door shut. A port that is taken is an error that names the setting.
+
+    SIGTERM and Ctrl-C drain: the hub stops accepting, writes out what it holds and exits with 0 within
+    limits.drain_seconds. A second signal ends it at once; committed messages are safe either way.
+    """
     settings = load_settings(config, data, sets)
     given = {
         "upstream": ("node.upstream", ",".join(upstream) if upstream else None),

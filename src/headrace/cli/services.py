@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from headrace.cli.terminal.access import HubAccess
-from headrace.cli.terminal.help_text import examples, paragraphs
+from headrace.cli.terminal.help_text import add_command, make_group
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,
@@ -22,108 +22,12 @@ from headrace.cli.terminal.options import (
     count_option,
     hub_access,
 )
-from headrace.cli.terminal.output import (
-    console,
-    plain_table,
-    print_json,
-    print_result,
-    size,
-    wants_json,
-)
+from headrace.cli.terminal.output import console, plain_table, print_json, print_result, size, wants_json
 from headrace.errors import RefusedError, UsageError, WireError
 
 if TYPE_CHECKING:
     from headrace.client.spp.client import Spp
 
-HELP: Final = paragraphs(
-    """
-    List a hub's services, watch one, change one: named live objects that messages create and change.
-
-    watch and put speak SPP, the others use the link.
-    """
-)
-EXAMPLES: Final = examples(
-    ("Which are there?", "headrace services list"),
-    ("What is one now?", "headrace services get fleet/42"),
-    ("Change it:", """headrace services put fleet/42 '{"speed": 61}'"""),
-)
-
-LIST_HELP: Final = paragraphs(
-    """
-    List the services in the order of their creation: id, kind, the message that changed each last, and its size.
-
-    A service of kind json is an object, and changes are merged into it; one of kind last is the newest message.
-    """
-)
-LIST_EXAMPLES: Final = examples(
-    ("For people:", "headrace services list"),
-    ("For a script:", "headrace services list --json | jq -r '.[].id'"),
-)
-
-GET_HELP: Final = paragraphs(
-    """
-    Print a service's value: in a pipe or a file its bytes as they are, on a terminal as text. --json prints
-    {"id":…,"value":…}, with "value_base64" instead where the value is not UTF-8.
-    """
-)
-GET_EXAMPLES: Final = examples(
-    ("Look:", "headrace services get fleet/42"),
-    ("One member:", "headrace services get fleet/42 | jq .speed"),
-)
-
-WATCH_HELP: Final = paragraphs(
-    """
-    Print a service's value, and then each change; wait for a service that does not exist yet.
-
-    It runs until --count, Ctrl-C or until nobody reads its output. In a pipe, it prints one JSON object a line:
-    {"value":{"speed":60}} first, then {"change":{"speed":61}} with what is merged into it. A service of kind last has
-    new values instead of changes: {"value":"text"}, with "value_base64" instead where that is not UTF-8.
-    """
-)
-WATCH_EXAMPLES: Final = examples(
-    ("Watch:", "headrace services watch fleet/42"),
-    ("Wait for the next change:", "headrace services watch fleet/42 --count 2 | tail -n 1"),
-)
-
-PUT_HELP: Final = paragraphs(
-    """
-    Change a service, or create it: of kind json if its first change is a JSON object, of kind last otherwise.
-
-    A change of a json service is merged into it (null removes a member). SPP has no acknowledgements, but sends changes
-    to subscribers: the command ends when the hub has sent the change back, and exits with 1 after ten seconds without.
-    """
-)
-PUT_EXAMPLES: Final = examples(
-    ("Merge:", """headrace services put fleet/42 '{"speed": 61}'"""),
-    ("From a file:", "headrace services put site/logo --file logo.png"),
-)
-
-CREATE_HELP: Final = paragraphs(
-    """
-    Create an empty service, or offer a removed one again.
-
-    services put creates a service too, of a kind that follows from the first change. Here you choose the kind. It is
-    also the only way back for an id that was removed: its subscribers move to the new, empty object. A service that
-    exists stays as it is.
-    """
-)
-CREATE_EXAMPLES: Final = examples(
-    ("An object:", "headrace services create fleet/42"),
-    ("JSON text that is replaced, not merged:", "headrace services create config --kind last"),
-)
-
-REMOVE_HELP: Final = paragraphs(
-    """
-    Remove a service: the hub no longer offers it.
-
-    Its subscribers are notified and stay subscribed: messages published under its id still reach them. Publishing does
-    not bring it back, only services create does.
-    """
-)
-REMOVE_EXAMPLES: Final = examples(
-    ("Remove:", "headrace services remove fleet/42"),
-    ("And offer it again, empty:", "headrace services create fleet/42"),
-)
 
 _CLIENT: Final = "headrace services"
 _ECHO_SECONDS: Final = 10.0
@@ -139,12 +43,29 @@ class ServiceKind(StrEnum):
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The service's id.")]
 
-services = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
+services = make_group(
+    """
+    List a hub's services, watch one, change one: named live objects that messages create and change.
+
+    watch and put speak SPP, the others use the link.
+    """,
+    ("Which are there?", "headrace services list"),
+    ("What is one now?", "headrace services get fleet/42"),
+    ("Change it:", """headrace services put fleet/42 '{"speed": 61}'"""),
+)
 
 
-@services.command("list", help=LIST_HELP, epilog=LIST_EXAMPLES)
+@add_command(
+    services,
+    "list",
+    ("For people:", "headrace services list"),
+    ("For a script:", "headrace services list --json | jq -r '.[].id'"),
+)
 def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """List the services."""
+    """List the services in the order of their creation: id, kind, the message that changed each last, and its size.
+
+    A service of kind json is an object, and changes are merged into it; one of kind last is the newest message.
+    """
     found = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.services())
     if wants_json(asked=as_json):
         print_json(found)
@@ -162,9 +83,16 @@ def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json
         console().print(table)
 
 
-@services.command("get", help=GET_HELP, epilog=GET_EXAMPLES)
+@add_command(
+    services,
+    "get",
+    ("Look:", "headrace services get fleet/42"),
+    ("One member:", "headrace services get fleet/42 | jq .speed"),
+)
 def get(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Print a service's value."""
+    """Print a service's value: in a pipe or a file its bytes as they are, on a terminal as text. --json prints
+    {"id":…,"value":…}, with "value_base64" instead where the value is not UTF-8.
+    """
     value = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.service(service))
     if as_json:
         print_json({"id": service, **as_json_value(value)})
@@ -176,7 +104,12 @@ def get(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: J
         sys.stdout.buffer.write(value)
 
 
-@services.command("watch", help=WATCH_HELP, epilog=WATCH_EXAMPLES)
+@add_command(
+    services,
+    "watch",
+    ("Watch:", "headrace services watch fleet/42"),
+    ("Wait for the next change:", "headrace services watch fleet/42 --count 2 | tail -n 1"),
+)
 def watch(
     service: Id,
     count: Annotated[int | None, count_option("Stop after this many lines.")] = None,
@@ -184,7 +117,12 @@ def watch(
     url: SppUrl = None,
     client_id: ClientId = None,
 ) -> None:
-    """Print a service's value, and each change."""
+    """Print a service's value, and then each change; wait for a service that does not exist yet.
+
+    It runs until --count, Ctrl-C or until nobody reads its output. In a pipe, it prints one JSON object a line:
+    {"value":{"speed":60}} first, then {"change":{"speed":61}} with what is merged into it. A service of kind last has
+    new values instead of changes: {"value":"text"}, with "value_base64" instead where that is not UTF-8.
+    """
     import asyncio
 
     from headrace.cli.terminal.stderr import log_briefly
@@ -194,7 +132,12 @@ def watch(
     asyncio.run(_watch(hub, service, count, as_json=wants_json(asked=as_json)))
 
 
-@services.command("put", help=PUT_HELP, epilog=PUT_EXAMPLES)
+@add_command(
+    services,
+    "put",
+    ("Merge:", """headrace services put fleet/42 '{"speed": 61}'"""),
+    ("From a file:", "headrace services put site/logo --file logo.png"),
+)
 def put(
     service: Id,
     change: Annotated[str | None, typer.Argument(metavar="CHANGE", help="The change.")] = None,
@@ -205,7 +148,11 @@ def put(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Change a service, or create it; print nothing unless JSON is asked for."""
+    """Change a service, or create it: of kind json if its first change is a JSON object, of kind last otherwise.
+
+    A change of a json service is merged into it (null removes a member). SPP has no acknowledgements, but sends changes
+    to subscribers: the command ends when the hub has sent the change back, and exits with 1 after ten seconds without.
+    """
     import asyncio
     import os
 
@@ -221,7 +168,12 @@ def put(
         print_json({"id": service, "put": len(content)})
 
 
-@services.command("create", help=CREATE_HELP, epilog=CREATE_EXAMPLES)
+@add_command(
+    services,
+    "create",
+    ("An object:", "headrace services create fleet/42"),
+    ("JSON text that is replaced, not merged:", "headrace services create config --kind last"),
+)
 def create(
     service: Id,
     kind: Annotated[
@@ -232,7 +184,12 @@ def create(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Create an empty service, or offer a removed one again."""
+    """Create an empty service, or offer a removed one again.
+
+    services put creates a service too, of a kind that follows from the first change. Here you choose the kind. It is
+    also the only way back for an id that was removed: its subscribers move to the new, empty object. A service that
+    exists stays as it is.
+    """
     hub = hub_access(url, DoorScheme.TUBE, client_id)
     hub.ask(
         _CLIENT,
@@ -242,9 +199,18 @@ def create(
     print_result(facts, f"{service} is there, of kind {kind.value}", as_json=as_json)
 
 
-@services.command("remove", help=REMOVE_HELP, epilog=REMOVE_EXAMPLES)
+@add_command(
+    services,
+    "remove",
+    ("Remove:", "headrace services remove fleet/42"),
+    ("And offer it again, empty:", "headrace services create fleet/42"),
+)
 def remove(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Remove a service."""
+    """Remove a service: the hub no longer offers it.
+
+    Its subscribers are notified and stay subscribed: messages published under its id still reach them. Publishing does
+    not bring it back, only services create does.
+    """
     hub = hub_access(url, DoorScheme.TUBE, client_id)
     removed = hub.ask(_CLIENT, lambda link: link.remove_service(service))
     sentence = f"removed {service}" if removed else f"{service} was removed before"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace.cli.terminal.exits import FAILED, TERMINATED
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     ClientId,
     Count,
@@ -19,7 +18,7 @@ from headrace.cli.terminal.options import (
     RawLines,
     TextLines,
     Transport,
-    default_url,
+    door_of,
     find_key,
     hub_url,
     url_option,
@@ -36,21 +35,7 @@ if TYPE_CHECKING:
     from headrace.message import Message
     from headrace.wire.sdk.predicate import Predicate
 
-HELP: Final = paragraphs(
-    """
-    Print the hub's messages as they are delivered, in order and without a hole.
-
-    It begins with the first message delivered after it has subscribed, or with --from, and runs until --count, Ctrl-C
-    or until nobody reads its output. Messages that can no longer be delivered are named on stderr, and make it exit
-    with 1. On a terminal it prints text; in a pipe, one JSON object a line: {"seq":1,"payload":"hello"}, with
-    "payload_base64" in place of "payload" where it is not UTF-8.
-
-    With --where it prints only messages whose attributes match: city=Praha a value, kind=a|b one of several, x=0..10 a
-    range (0.. and ..10 too), name^=pre a prefix, kind!=a any other value or none, city and !city that the attribute
-    exists or does not. With several conditions, all must hold. These messages come from the sdk door.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Watch:", "headrace sub"),
     ("Everything from the beginning:", "headrace sub --from 1"),
     ("The payloads of the next ten:", "headrace sub --count 10 | jq -r .payload"),
@@ -86,7 +71,17 @@ def sub(
     transport: HubTransport = None,
     client_id: ClientId = None,
 ) -> None:
-    """Print messages as they are delivered."""
+    """Print the hub's messages as they are delivered, in order and without a hole.
+
+    It begins with the first message delivered after it has subscribed, or with --from, and runs until --count, Ctrl-C
+    or until nobody reads its output. Messages that can no longer be delivered are named on stderr, and make it exit
+    with 1. On a terminal it prints text; in a pipe, one JSON object a line: {"seq":1,"payload":"hello"}, with
+    "payload_base64" in place of "payload" where it is not UTF-8.
+
+    With --where it prints only messages whose attributes match: city=Praha a value, kind=a|b one of several, x=0..10 a
+    range (0.. and ..10 too), name^=pre a prefix, kind!=a any other value or none, city and !city that the attribute
+    exists or does not. With several conditions, all must hold. These messages come from the sdk door.
+    """
     from headrace.cli.terminal.rendering import choose_format
 
     form = choose_format(as_json=as_json, text=text, raw=raw)
@@ -100,9 +95,11 @@ def sub(
         return
     if client_id is not None:
         raise UsageError("--client-id is for --where: the backbone knows no clients")
-    address = url or default_url(DoorScheme.FYREHOSE)
-    if address.lower().startswith("sdk:"):
+    if url is not None and door_of(url) is DoorScheme.SDK:
         raise UsageError("the sdk door needs --where: what messages must be about")
+    if url is not None and door_of(url) is DoorScheme.TUBE:
+        raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
+    address = hub_url(url, DoorScheme.FYREHOSE)
     import asyncio
 
     from headrace.cli.terminal.stderr import log_briefly

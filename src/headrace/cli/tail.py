@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace.cli.terminal import completion
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     ClientId,
     Count,
@@ -25,16 +24,7 @@ if TYPE_CHECKING:
     from headrace.cli.terminal.positions import SequencePosition
     from headrace.cli.terminal.rendering import LineFormat
 
-HELP: Final = paragraphs(
-    """
-    Print messages from any position on, with their number, time, origin and topic, and go on as they are committed.
-
-    It reads over the link, and the hub selects the messages. In a topic pattern, * stands for anything but a slash and
-    ** for anything. It runs until --count, Ctrl-C or until nobody reads its output. On a terminal it prints text; in a
-    pipe, one JSON object a line with the whole envelope, as log dump does.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Watch:", "headrace tail"),
     ("What came in the last five minutes, and on:", "headrace tail --from -5m"),
     ("Some topics only, from the beginning:", "headrace tail --from earliest --topic 'orders/*'"),
@@ -70,7 +60,12 @@ def tail(
     url: LinkUrl = None,
     client_id: ClientId = None,
 ) -> None:
-    """Print messages from any position on."""
+    """Print messages from any position on, with their number, time, origin and topic, and go on as they are committed.
+
+    It reads over the link, and the hub selects the messages. In a topic pattern, * stands for anything but a slash and
+    ** for anything. It runs until --count, Ctrl-C or until nobody reads its output. On a terminal it prints text; in a
+    pipe, one JSON object a line with the whole envelope, as log dump does.
+    """
     import asyncio
 
     from headrace.cli.terminal.positions import parse_position

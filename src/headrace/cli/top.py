@@ -12,7 +12,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from headrace.cli.terminal.access import HubAccess, remedy_for_refusal
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,
@@ -38,15 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-HELP: Final = paragraphs(
-    """
-    Show what a hub does, each second: messages in and out by protocol, the head of the sequence, consumers and how far
-    they are behind, refusals, the disk. Ctrl-C ends it.
-
-    In a pipe, or with --json, it prints one line of JSON each second instead.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("The hub here:", "headrace top"),
     ("Another one:", "headrace top --url http://10.0.0.5:8470"),
     ("Ten seconds for a script:", "headrace top --json --count 10 | jq .received"),
@@ -75,7 +66,13 @@ def top(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Show each second until stopped, or until ``count`` have passed."""
+    """Show what a hub does, each second, until Ctrl-C.
+
+    It shows messages in and out by protocol, the head of the sequence, consumers and how far they are behind, refusals,
+    and the disk.
+
+    In a pipe, or with --json, it prints one line of JSON each second instead.
+    """
     hub = HubAccess(url or default_url(DoorScheme.HTTP), find_credentials(client_id))
     seconds = _seconds(hub, count)
     if wants_json(asked=as_json):

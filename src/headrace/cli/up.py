@@ -25,23 +25,13 @@ import typer
 from headrace.cli.pipeline.run import Params, parse_params
 from headrace.cli.serve import Format, Level, ReadyFile
 from headrace.cli.terminal.exits import USAGE_ERROR, exit_with_code
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
 
 logger = logging.getLogger("headrace")
 
-HELP: Final = paragraphs(
-    """
-    Run everything on this machine: the hub, its http door, and the Spark pipeline (archive, verify, measure), hub and
-    pipeline in a process each. A process that dies is restarted, and so is a job that fails, by itself.
-
-    up is made for trying things out, and never fails because a port is taken: that door takes a free port, and up says
-    which. Without PySpark or Java the hub runs alone, and up says so. SIGTERM and Ctrl-C stop both in order.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Up, with the log in ./headrace-data:", "headrace up"),
     ("A second one beside the first:", "headrace up --data ./other"),
     ("Another choice of jobs:", "headrace up --set pipeline.jobs=archive"),
@@ -63,7 +53,13 @@ def up(
     log_format: Format = LogFormat.TEXT,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Run the hub and its pipeline until stopped."""
+    """Run everything on this machine: the hub, its http door, and the Spark pipeline (archive, verify, measure).
+
+    Hub and pipeline have a process each. A process that dies is restarted, and so is a job that fails, by itself.
+
+    up is made for trying things out, and never fails because a port is taken: that door takes a free port, and up says
+    which. Without PySpark or Java the hub runs alone, and up says so. SIGTERM and Ctrl-C stop both in order.
+    """
     import tempfile
 
     from headrace.cli.terminal.child_process import ChildProcess

@@ -11,28 +11,10 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.terminal.exits import FAILED
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import JsonLines
 from headrace.cli.terminal.output import wants_json
 
-HELP: Final = paragraphs(
-    """
-    See the whole system at work for a minute, on this machine; nothing is left afterwards.
-
-    It starts a hub with its log in a temporary directory, and a fleet of vehicles in a small town: taxis speak
-    fyrehose, buses SPP, vans the attribute protocol, trams the link; a neighbour asks by parcel how far the sequence
-    is. Geofences subscribe by ranges of x and y. A Spark job follows each vehicle, and what it finds comes back as
-    services. At the end everything is checked: every number of the sequence, every message that a subscriber asked for,
-    every message that Spark counted.
-
-    On a terminal it is a live picture; in a pipe, or with --json, a line of JSON for each event: started, alert,
-    progress (each second) and summary. Without PySpark or a Java it runs without Spark, and says so. A default port
-    that is taken is replaced by a free one. Ctrl-C stops everything, at any time.
-
-    The exit code is 0 if all was well, 1 if something was missing at the end, 130 after Ctrl-C.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("A minute:", "headrace demo"),
     ("A shorter look, without Spark:", "headrace demo --seconds 15 --no-spark"),
     ("Keep the hub afterwards, to look around in the dashboard:", "headrace demo --keep"),
@@ -54,7 +36,20 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the hub after the demo, until Ctrl-C.")] = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Run the demo; end in its exit code."""
+    """See the whole system at work for a minute, on this machine; nothing is left afterwards.
+
+    It starts a hub with its log in a temporary directory, and a fleet of vehicles in a small town: taxis speak
+    fyrehose, buses SPP, vans the attribute protocol, trams the link; a neighbour asks by parcel how far the sequence
+    is. Geofences subscribe by ranges of x and y. A Spark job follows each vehicle, and what it finds comes back as
+    services. At the end everything is checked: every number of the sequence, every message that a subscriber asked for,
+    every message that Spark counted.
+
+    On a terminal it is a live picture; in a pipe, or with --json, a line of JSON for each event: started, alert,
+    progress (each second) and summary. Without PySpark or a Java it runs without Spark, and says so. A default port
+    that is taken is replaced by a free one. Ctrl-C stops everything, at any time.
+
+    The exit code is 0 if all was well, 1 if something was missing at the end, 130 after Ctrl-C.
+    """
     from headrace.cli.demo.processes import JOBS, started_processes
 
     # SIGTERM means the same as Ctrl-C: everything is stopped.

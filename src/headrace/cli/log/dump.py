@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace.cli.terminal.access import Credentials
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     ClientId,
     Config,
@@ -30,16 +29,7 @@ from headrace.errors import StorageError, UsageError
 if TYPE_CHECKING:
     from headrace.message import Batch
 
-HELP: Final = paragraphs(
-    """
-    Print messages with their whole envelope, one JSON object a line, or write them to an Arrow file.
-
-    A payload that is not UTF-8 is base64 under "payload_base64". The range is cut to what is committed; a beginning
-    that retention has removed is an error. An Arrow file has the schema of the log's own sealed segments, and any Arrow
-    reader opens it.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Everything:", "headrace log dump"),
     ("The payloads from message 1000 on:", "headrace log dump --from 1000 | jq -r .payload"),
     ("A range as Arrow:", "headrace log dump --to 5000 --format arrow --output part.arrow"),
@@ -76,7 +66,12 @@ def dump(
     client_id: ClientId = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --output: print the result as JSON.")] = False,
 ) -> None:
-    """Print messages with their whole envelope."""
+    """Print messages with their whole envelope, one JSON object a line, or write them to an Arrow file.
+
+    A payload that is not UTF-8 is base64 under "payload_base64". The range is cut to what is committed; a beginning
+    that retention has removed is an error. An Arrow file has the schema of the log's own sealed segments, and any Arrow
+    reader opens it.
+    """
     if first is not None and last is not None and first > last:
         raise UsageError(f"--from {first} is after --to {last}")
     if form is DumpFormat.ARROW and output is None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cli.terminal.access import Credentials
-from headrace.cli.terminal.help_text import examples
 from headrace.cli.terminal.options import (
     ClientId,
     Config,
@@ -16,32 +15,21 @@ from headrace.cli.terminal.options import (
     find_credentials,
     load_settings,
 )
-from headrace.cli.terminal.output import (
-    console,
-    counted,
-    moment,
-    plain_table,
-    print_json,
-    size,
-    wants_json,
-)
+from headrace.cli.terminal.output import console, counted, moment, plain_table, print_json, size, wants_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.log.store import Segment
 
-HELP: Final = (
-    "Show what a log holds: uuid, first and last message, segments, snapshot, and the hub that has it open."
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("For people:", "headrace log info"),
     ("For a script:", "headrace log info --json | jq .head"),
 )
 
 
 def info(config: Config = None, data: Data = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show what a log holds."""
+    """Show what a log holds: uuid, first and last message, segments, snapshot, and the hub that has it open."""
     settings = load_settings(config, data)
     facts = _facts(existing_log(settings), find_credentials(client_id, settings))
     if wants_json(asked=as_json):

@@ -10,7 +10,6 @@ import typer
 
 from headrace.cli.log.verify import problem_facts
 from headrace.cli.terminal.exits import FAILED
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import Config, Data, Json, Yes, existing_log, load_settings
 from headrace.cli.terminal.output import confirm, print_result
 from headrace.errors import LockedError
@@ -18,16 +17,7 @@ from headrace.errors import LockedError
 if TYPE_CHECKING:
     from headrace.log.damage.repair_plan import Report
 
-HELP: Final = paragraphs(
-    """
-    Repair a damaged log so that it opens again. It shows what is wrong and what it would do, and asks first.
-
-    A log has no holes: it keeps the messages before the first damage, or, with --keep after, those after the last.
-    Nothing is deleted: files that leave the log go to a folder damaged-N in it, with the report. If numbers will be
-    given to other messages, the log gets a new uuid, so that nobody takes it for the old one.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("What would it do?", "headrace log repair --dry-run"),
     ("Do it, asking first:", "headrace log repair"),
     ("Keep the newest instead of the oldest, without asking:", "headrace log repair --keep after --yes"),
@@ -51,7 +41,12 @@ def repair(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Repair a damaged log, unless there is nothing to do."""
+    """Repair a damaged log so that it opens again. It shows what is wrong and what it would do, and asks first.
+
+    A log has no holes: it keeps the messages before the first damage, or, with --keep after, those after the last.
+    Nothing is deleted: files that leave the log go to a folder damaged-N in it, with the report. If numbers will be
+    given to other messages, the log gets a new uuid, so that nobody takes it for the old one.
+    """
     from headrace.cli.terminal.running_hub import find_running_hub
     from headrace.log.damage import repair as repairing
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     ClientId,
     Config,
@@ -16,18 +15,14 @@ from headrace.cli.terminal.options import (
 )
 from headrace.cli.terminal.output import counted, print_result
 
-HELP: Final = paragraphs(
-    """
-    Seal the open tail now: committed messages become a plain Arrow file that any Arrow reader opens.
-
-    A running hub is asked to do it, at its http door; without a hub it is done here.
-    """
-)
-EXAMPLES: Final = examples(("Before another tool looks at DATA/log/*.arrow:", "headrace log seal"))
+EXAMPLES: Final = (("Before another tool looks at DATA/log/*.arrow:", "headrace log seal"),)
 
 
 def seal(config: Config = None, data: Data = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Seal the open tail now."""
+    """Seal the open tail now: committed messages become a plain Arrow file that any Arrow reader opens.
+
+    A running hub is asked to do it, at its http door; without a hub it is done here.
+    """
     from headrace.cli.terminal.running_hub import find_running_hub
     from headrace.log import Log
 

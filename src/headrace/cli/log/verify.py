@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from headrace.cli.terminal.exits import FAILED
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import Config, Data, Json, existing_log, load_settings
 from headrace.cli.terminal.output import console, counted, print_json, size, wants_json
 
@@ -18,22 +17,18 @@ if TYPE_CHECKING:
     from headrace.log.damage import verify as checking
     from headrace.log.damage.inspection import Problem
 
-HELP: Final = paragraphs(
-    """
-    Check that every byte is as it was written: each segment, index and snapshot, and how they fit together.
-
-    Nothing is changed, and a hub may be running. Exits with 1 if anything is wrong, and names the file, the offset and
-    the messages in doubt.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Check:", "headrace log verify --data /var/lib/headrace"),
     ("In a script:", "headrace log verify --json | jq '.problems'"),
 )
 
 
 def verify(config: Config = None, data: Data = None, as_json: Json = False) -> None:
-    """Check that every byte is as it was written."""
+    """Check that every byte is as it was written: each segment, index and snapshot, and how they fit together.
+
+    Nothing is changed, and a hub may be running. Exits with 1 if anything is wrong, and names the file, the offset and
+    the messages in doubt.
+    """
     from headrace.log.damage import verify as checking
     from headrace.log.damage.inspection import Problem
 

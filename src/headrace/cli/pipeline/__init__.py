@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import typer
-
 from headrace.cli.pipeline import jobs, run, status
-from headrace.cli.terminal.help_text import examples, paragraphs
+from headrace.cli.terminal.help_text import add_command, make_group
 
-HELP: Final = paragraphs(
+pipeline = make_group(
     """
     Run Spark jobs over a hub's messages, and see how far they are.
 
     It needs PySpark and a Java: pip install 'headrace[spark]' brings both.
-    """
-)
-EXAMPLES: Final = examples(
+    """,
     ("All that belongs to a hub:", "headrace pipeline run"),
     ("How far is it?", "headrace pipeline status"),
 )
-
-pipeline = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
-pipeline.command("run", help=run.HELP, epilog=run.EXAMPLES)(run.run)
-pipeline.command("status", help=status.HELP, epilog=status.EXAMPLES)(status.status)
-pipeline.command("jobs", help=jobs.HELP, epilog=jobs.EXAMPLES)(jobs.jobs)
+add_command(pipeline, "run", *run.EXAMPLES)(run.run)
+add_command(pipeline, "status", *status.EXAMPLES)(status.status)
+add_command(pipeline, "jobs", *jobs.EXAMPLES)(jobs.jobs)

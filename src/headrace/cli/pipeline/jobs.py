@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace.cli.terminal.help_text import examples
 from headrace.cli.terminal.options import Json
 from headrace.cli.terminal.output import console, print_json, wants_json
 
 if TYPE_CHECKING:
     from headrace.spark.jobs.job import Parameter
 
-HELP: Final = "List the jobs, and each job's parameters; set them with --param."
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("For people:", "headrace pipeline jobs"),
     ("For a script:", "headrace pipeline jobs --json | jq .archive"),
 )
 
 
 def jobs(as_json: Json = False) -> None:
-    """List the jobs and their parameters."""
+    """List the jobs, and each job's parameters; set them with --param."""
     from headrace.spark.jobs.job import JOBS, find
 
     found = {name: find(name) for name in JOBS}

@@ -19,7 +19,6 @@ import typer
 from headrace.cli.pipeline.progress import failure_line, live_line
 from headrace.cli.terminal import completion
 from headrace.cli.terminal.access import Credentials
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import (
     HUB_PANEL,
     ClientId,
@@ -40,15 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace")
 
-HELP: Final = paragraphs(
-    """
-    Run jobs until they are stopped, or with --available-now until everything there is processed.
-
-    Without a name these are archive, verify and measure. Each goes on where it stopped, from its checkpoint. SIGTERM
-    and Ctrl-C let micro-batches finish, for some seconds, and then stop; the next run does the rest, once.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Archive, verify and measure, beside a hub on this machine:", "headrace pipeline run"),
     (
         "Archive what there is now, elsewhere:",
@@ -132,7 +123,11 @@ def run(
     client_id: ClientId = None,
     as_json: JsonLines = False,
 ) -> None:
-    """Run jobs until they are done or stopped."""
+    """Run jobs until they are stopped, or with --available-now until everything there is processed.
+
+    Without a name these are archive, verify and measure. Each goes on where it stopped, from its checkpoint. SIGTERM
+    and Ctrl-C let micro-batches finish, for some seconds, and then stop; the next run does the rest, once.
+    """
     if table_format and jobs and "archive" not in jobs:
         raise UsageError(
             f"--table-format is for archive, which is not among the jobs to run: {', '.join(jobs)}"

@@ -11,20 +11,10 @@ from headrace.cli.pipeline.progress import progress_line
 from headrace.cli.pipeline.run import Servers, default_servers
 from headrace.cli.terminal.access import HubAccess
 from headrace.cli.terminal.exits import FAILED, JOB_FAILED
-from headrace.cli.terminal.help_text import examples, paragraphs
 from headrace.cli.terminal.options import ClientId, Json, find_credentials
 from headrace.cli.terminal.output import print_json, wants_json
 
-HELP: Final = paragraphs(
-    """
-    Show what the pipeline of a hub is doing: how fast each job is, how long its micro-batches take, how far it is
-    behind the newest message.
-
-    The exit code is 0 if all jobs run, or have ended as they should; 3 if one has failed, or is being restarted after a
-    failure; 1 if no pipeline has reported, or none for ten seconds.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("For people:", "headrace pipeline status"),
     ("For a script:", "headrace pipeline status --json | jq .jobs.archive.behind"),
     ("Is all well?", "headrace pipeline status > /dev/null || echo 'see to it'"),
@@ -35,7 +25,12 @@ STALE_SECONDS: Final = 10.0
 
 
 def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show what the pipeline last reported to the hub."""
+    """Show what the pipeline of a hub is doing: how fast each job is, how long its micro-batches take, how far it is
+    behind the newest message.
+
+    The exit code is 0 if all jobs run, or have ended as they should; 3 if one has failed, or is being restarted after a
+    failure; 1 if no pipeline has reported, or none for ten seconds.
+    """
     where = (servers or default_servers()).removeprefix("tube://")
     hub = HubAccess(f"tube://{where}", find_credentials(client_id))
     facts = hub.ask("headrace pipeline", lambda link: link.status()).get("pipeline")

@@ -3,7 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from inspect import cleandoc
+from typing import TypeVar
+
+import typer
+
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., None])
+
+
+def add_command(
+    group: typer.Typer, name: str, *shown: tuple[str, str]
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Add a command to a group: the function's docstring is its help, and ``shown`` are its examples."""
+
+    def add(function: CommandFunction) -> CommandFunction:
+        group.command(name, help=paragraphs(function.__doc__ or ""), epilog=examples(*shown))(function)
+        return function
+
+    return add
+
+
+def make_group(text: str, *shown: tuple[str, str]) -> typer.Typer:
+    """Make a group of commands with this help and these examples."""
+    return typer.Typer(
+        help=paragraphs(text), epilog=examples(*shown), no_args_is_help=True, rich_markup_mode="rich"
+    )
 
 
 def paragraphs(text: str) -> str:

@@ -31,6 +31,14 @@ class DoorScheme(StrEnum):
     HTTP = "http"
 
 
+_DOORS: Final = {
+    **{door.value: door for door in DoorScheme},
+    "ws": DoorScheme.TUBE,
+    "fyrehose+udp": DoorScheme.FYREHOSE,
+}
+"""The door that each scheme names."""
+
+
 class PublishDoor(StrEnum):
     """The doors that ``pub`` can publish to."""
 
@@ -136,11 +144,18 @@ def hub_url(given: str | None, door: DoorScheme) -> str:
     """Give the URL of a hub's ``door``: the one that was given, if it is of that door, else the default."""
     if given is None:
         return default_url(door)
-    scheme = given.partition("://")[0].lower()
-    # The link is the same over a WebSocket.
-    if scheme != door.value and not (door is DoorScheme.TUBE and scheme == "ws"):
+    if door_of(given) is not door:
         raise UsageError(f"{given!r}: expected {door.value}://host:port")
     return given
+
+
+def door_of(url: str) -> DoorScheme | None:
+    """Give the door that a URL names; the link is one door over TCP and over a WebSocket.
+
+    >>> door_of("ws://127.0.0.1:8080"), door_of("pigeon://roof")
+    (<DoorScheme.TUBE: 'tube'>, None)
+    """
+    return _DOORS.get(url.partition("://")[0].lower())
 
 
 def hub_access(given: str | None, door: DoorScheme, client_id: str | None) -> HubAccess:
