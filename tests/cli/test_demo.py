@@ -23,7 +23,7 @@ from headrace.cli.demo.picture import draw, summary
 from headrace.cli.pipeline import run as pipeline_run
 from headrace.config import DOORS
 from headrace.demo.audit import Audit, Finding
-from headrace.demo.listening import Alert
+from headrace.demo.listeners import Alert
 from headrace.demo.play import Play, SparkEnd
 from headrace.spark import runner
 from headrace.spark.runner import Asked, Pipeline

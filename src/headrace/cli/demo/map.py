@@ -7,19 +7,24 @@ from typing import Final
 from rich.text import Text
 
 from headrace.demo.play import Play
-from headrace.demo.town import FENCES, HEIGHT, KINDS, WIDTH, Fence, Way
+from headrace.demo.town import FENCES, HEIGHT, KINDS, WIDTH, Fence, VehicleProtocol
 
 COLOURS: Final = {
-    Way.FYREHOSE.value: "yellow",
-    Way.SPP.value: "green",
-    Way.ATTRIBUTE.value: "magenta",
-    Way.TUBE.value: "cyan",
+    VehicleProtocol.FYREHOSE.value: "yellow",
+    VehicleProtocol.SPP.value: "green",
+    VehicleProtocol.ATTRIBUTE.value: "magenta",
+    VehicleProtocol.TUBE.value: "cyan",
     "parcel": "blue",
     "spark": "red",
 }
 """The colour of each protocol, wherever it is drawn."""
 
-MARKS: Final = {Way.FYREHOSE: "●", Way.SPP: "■", Way.ATTRIBUTE: "▲", Way.TUBE: "◆"}
+MARKS: Final = {
+    VehicleProtocol.FYREHOSE: "●",
+    VehicleProtocol.SPP: "■",
+    VehicleProtocol.ATTRIBUTE: "▲",
+    VehicleProtocol.TUBE: "◆",
+}
 
 _Cell = tuple[str, str]
 
@@ -32,15 +37,15 @@ def draw_map(play: Play, columns: int, rows: int) -> Text:
     for vehicle in play.fleet.vehicles:
         x, y, _ = vehicle.at(max(0.0, min(play.elapsed, play.seconds)))
         column, row = _cell(x, y, columns, rows)
-        cells[row][column] = (MARKS[vehicle.way], f"bold {COLOURS[vehicle.way]}")
+        cells[row][column] = (MARKS[vehicle.protocol], f"bold {COLOURS[vehicle.protocol]}")
     text = Text(no_wrap=True)
     for line in cells:
         for character, style in line:
             text.append(character, style or None)
         text.append("\n")
-    for way, mark in MARKS.items():
-        text.append(f"{mark} ", COLOURS[way])
-        text.append(f"{KINDS[way]}  ", "dim")
+    for protocol, mark in MARKS.items():
+        text.append(f"{mark} ", COLOURS[protocol])
+        text.append(f"{KINDS[protocol]}  ", "dim")
     return text
 
 

@@ -22,13 +22,13 @@ from headrace.cli.demo.map import COLOURS, draw_map
 from headrace.cli.terminal.output import console, counted, sparkline
 from headrace.demo.audit import Audit
 from headrace.demo.play import Play
-from headrace.demo.town import KINDS, Way
+from headrace.demo.town import KINDS, VehicleProtocol
 
 _DOES: Final = {
-    Way.FYREHOSE: "the backbone",
-    Way.SPP: "services",
-    Way.ATTRIBUTE: "content routing",
-    Way.TUBE: "the bulk link",
+    VehicleProtocol.FYREHOSE: "the backbone",
+    VehicleProtocol.SPP: "services",
+    VehicleProtocol.ATTRIBUTE: "content routing",
+    VehicleProtocol.TUBE: "the bulk link",
 }
 _BARS: Final = 16
 _MAP_WIDTH: Final = (36, 76)
@@ -97,10 +97,12 @@ def summary(play: Play, audit: Audit) -> RenderableType:
     table.add_column("in by", no_wrap=True)
     table.add_column("messages", justify="right", no_wrap=True)
     table.add_column("from")
-    for way in Way:
-        many = sum(vehicle.way is way for vehicle in play.fleet.vehicles)
+    for protocol in VehicleProtocol:
+        many = sum(vehicle.protocol is protocol for vehicle in play.fleet.vehicles)
         table.add_row(
-            f"[{COLOURS[way]}]{way}[/]", f"{audit.messages[way]:,}", f"{many} {_plural(KINDS[way], many)}"
+            f"[{COLOURS[protocol]}]{protocol}[/]",
+            f"{audit.messages[protocol]:,}",
+            f"{many} {_plural(KINDS[protocol], many)}",
         )
     if audit.spark:
         table.add_row(
@@ -163,10 +165,10 @@ def _protocols(play: Play) -> Table:
     table.add_column("/s", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("who", no_wrap=True)
-    for way in Way:
-        many = sum(vehicle.way is way for vehicle in play.fleet.vehicles)
-        who = f"{many} {_plural(KINDS[way], many)}: {_DOES[way]}"
-        _rate(table, play, way, who)
+    for protocol in VehicleProtocol:
+        many = sum(vehicle.protocol is protocol for vehicle in play.fleet.vehicles)
+        who = f"{many} {_plural(KINDS[protocol], many)}: {_DOES[protocol]}"
+        _rate(table, play, protocol, who)
     table.add_row(
         f"[{COLOURS['parcel']}]parcel[/]",
         f"{play.neighbour.asked:,}",

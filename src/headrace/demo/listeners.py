@@ -1,10 +1,10 @@
-"""Those who listen: each is one ordinary client, and remembers what it was told.
+"""The listeners: each is one ordinary client, and remembers what it received.
 
-A :class:`Watch` subscribes by content: a fence by ranges of ``x`` and ``y``, the workshop by a temperature. It is told
-of a vehicle for as long as that satisfies the subscription, and raises an alert when it is told of one that it has not
-heard of for a while. :class:`Counter` takes the whole sequence, over UDP, and checks that no number is missing.
-:class:`Results` keeps the services that the Spark job publishes. :class:`Neighbour` speaks parcels, as a hub of another
-town would: it introduces itself, and asks each second how far the sequence is.
+A :class:`Watch` subscribes by content: a fence by ranges of ``x`` and ``y``, the workshop by a temperature. It receives
+the reports of a vehicle while they match, and raises an alert for a vehicle that it has not heard of for a while.
+:class:`SequenceChecker` takes the whole sequence, over UDP, and checks that no number is missing.
+:class:`SparkResults` keeps the services that the Spark job publishes. :class:`Neighbour` speaks parcels, as a hub of
+another town would: it introduces itself, and asks each second how far the sequence is.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ AWAY: Final = 2.0
 """Seconds of silence after which a vehicle that is heard of again is worth an alert."""
 
 _ASK: Final = 1.0
-"""Seconds from a neighbour's question to its next."""
+"""Seconds between two questions of a neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that a watch has noticed; ``seconds`` after the beginning."""
+    """An alert of a watch, ``seconds`` after the beginning."""
 
     seconds: float
     watch: str
@@ -48,28 +48,28 @@ class Alert:
     seq: int
 
 
-Raise = Callable[[str, str, str, int], None]
-"""What takes an alert: the watch's name, the vehicle's, what is to be said, and the message's number."""
+AlertHandler = Callable[[str, str, str, int], None]
+"""Takes an alert: the watch's name, the vehicle's, the text, and the message's number."""
 
 
 class Watch:
-    """A subscription by content, and who satisfies it."""
+    """A content subscription, and the vehicles that match it."""
 
     def __init__(self, name: str, conditions: Mapping[str, Between], text: str) -> None:
         self.name = name
         self.conditions = conditions
         self.received = 0
         self.astray = 0
-        """Messages it was sent and had not asked for; there must be none."""
+        """Messages received that do not match; there must be none."""
         self.seen: dict[str, float] = {}
         """When each vehicle was last heard of, by the event loop's clock."""
         self._text = text
 
     def inside(self, now: float) -> list[str]:
-        """The vehicles that satisfy it now."""
+        """List the vehicles that match now."""
         return sorted(vehicle for vehicle, then in self.seen.items() if now - then < AWAY)
 
-    async def listen(self, where: str, alert: Raise, ready: asyncio.Event) -> None:
+    async def listen(self, where: str, alert: AlertHandler, ready: asyncio.Event) -> None:
         """Receive until cancelled; ``ready`` is set once the hub has taken the subscription."""
         loop = asyncio.get_running_loop()
         sdk: Sdk
@@ -78,36 +78,36 @@ class Watch:
             ready.set()
             async for message in sdk:
                 now = loop.time()
-                said = msgspec.json.decode(message.payload, type=dict[str, Any])
-                vehicle = str(said["vehicle"])
+                report = msgspec.json.decode(message.payload, type=dict[str, Any])
+                vehicle = str(report["vehicle"])
                 if now - self.seen.get(vehicle, -AWAY) >= AWAY:
-                    alert(self.name, vehicle, self._text.format(**said), message.seq)
+                    alert(self.name, vehicle, self._text.format(**report), message.seq)
                 self.seen[vehicle] = now
                 self.received += 1
-                self.astray += not satisfies(said, self.conditions)
+                self.astray += not satisfies(report, self.conditions)
 
 
-def satisfies(said: dict[str, Any], conditions: Mapping[str, Between]) -> bool:
-    """Whether what a vehicle says satisfies conditions, all of which are ranges.
+def satisfies(report: dict[str, Any], conditions: Mapping[str, Between]) -> bool:
+    """Tell whether a report satisfies conditions, all of which are ranges.
 
     >>> satisfies({"x": 5.0}, {"x": Between(0, 5)}), satisfies({"y": 5.0}, {"x": Between(0, 5)})
     (True, False)
     """
     for name, condition in conditions.items():
-        value = said.get(name)
+        value = report.get(name)
         if not isinstance(value, float) or not condition.low <= value <= condition.high:
             return False
     return True
 
 
 def fence_watch(fence: Fence) -> Watch:
-    """A geofence, by ranges of a message's numbers."""
+    """Make a geofence, by ranges of a message's numbers."""
     conditions = {"x": Between(fence.west, fence.east), "y": Between(fence.south, fence.north)}
     return Watch(fence.name, conditions, f"{{vehicle}} is in the {fence.name}")
 
 
 def watches() -> list[Watch]:
-    """One for each fence, and the workshop."""
+    """Make a watch for each fence, and the workshop."""
     hot = Watch(
         "workshop",
         {"temperature": Between(HOT, sys.float_info.max)},
@@ -116,13 +116,13 @@ def watches() -> list[Watch]:
     return [*map(fence_watch, FENCES), hot]
 
 
-class Counter:
-    """Takes the whole sequence, and counts."""
+class SequenceChecker:
+    """Takes the whole sequence, and checks its numbers."""
 
     def __init__(self) -> None:
         self.last = 0
         self.wrong = 0
-        """Messages that were missing, or came under a number that was not the next."""
+        """Messages that were missing, or whose number was not the next."""
         self.repaired = 0
 
     async def listen(self, where: str) -> None:
@@ -140,8 +140,8 @@ class Counter:
         self.last = error.last
 
 
-class Results:
-    """What Spark has found, as the services say."""
+class SparkResults:
+    """Spark's results, from its services."""
 
     def __init__(self, vehicles: Sequence[str]) -> None:
         self.fleet: dict[str, Any] = {}
@@ -170,13 +170,13 @@ class Results:
 
 
 class Neighbour:
-    """A node that is no part of the cluster: it may ask, and has no say."""
+    """A node outside the cluster: it may ask, and has no vote."""
 
     def __init__(self, name: str = "next town") -> None:
         self.name = name
         self.asked = 0
         self.seq = 0
-        """What it was last told."""
+        """The last answer."""
         self.backwards = 0
         """Answers below an earlier one; there must be none."""
         self._id = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:2], "big")
@@ -204,7 +204,7 @@ class Neighbour:
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: Body, expected: type[Any]
     ) -> Any:
-        """Ask, and wait for the answer."""
+        """Send a request, and wait for the answer."""
         writer.write(serialize(Parcel(self._id, body)))
         await writer.drain()
         while True:
@@ -218,8 +218,8 @@ class Neighbour:
                     return parcel.body
 
 
-class Listener:
-    """A task that listens, and the error that has ended it, if one has."""
+class ListenerTask:
+    """A task that listens, and the error that ended it, if one did."""
 
     def __init__(self, name: str, work: Any) -> None:
         self.name = name
@@ -233,7 +233,7 @@ class Listener:
             self.failure = str(errors.exceptions[0])
 
     async def stop(self) -> Self:
-        """Have it end."""
+        """Cancel it, and wait for its end."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
