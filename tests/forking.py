@@ -116,7 +116,8 @@ def forked(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str], s
 
 def _main() -> None:
     import headrace.cli
-    import headrace.cli.running  # and with it all that a hub is made of
+    import headrace.net.server.process
+    import headrace.web  # and with them all that a hub is made of
 
     # Ctrl-C is for those who test; they end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

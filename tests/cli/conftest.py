@@ -11,7 +11,8 @@ import pytest
 from tests.hubprocess import HubProcess
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app, output
+from headrace.cli import app
+from headrace.cli.terminal import output
 
 SECONDS = 60
 

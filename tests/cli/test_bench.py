@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.cli.conftest import Command
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 
 
 def test_for_a_script(command: Command) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.cli.conftest import Command
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.cli.test_pub_link import facts, url
 from tests.hubprocess import HubProcess
 

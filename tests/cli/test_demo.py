@@ -16,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 from rich.console import Console
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 
-from headrace.cli import demo_run, pipeline_run
-from headrace.cli.demo_view import draw, summary
+from headrace.cli.demo import processes
+from headrace.cli.demo.picture import draw, summary
+from headrace.cli.pipeline import run as pipeline_run
 from headrace.config import DOORS
 from headrace.demo.audit import Audit, Finding
-from headrace.demo.listening import Alert
+from headrace.demo.listeners import Alert
 from headrace.demo.play import Play, SparkEnd
 from headrace.spark import runner
 from headrace.spark.runner import Asked, Pipeline
@@ -255,10 +256,10 @@ def test_a_job_that_fails_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(runner, "Pipeline", Recorded)
     monkeypatch.setattr(pipeline_run, "stop_on_signals", lambda _: None)
-    monkeypatch.setattr(demo_run, "_speak_into", lambda _: None)
+    monkeypatch.setattr(processes, "_redirect_output", lambda _: None)
     monkeypatch.setattr(os, "nice", lambda _: None)
-    demo_run._run_jobs(demo_run.JOBS, "127.0.0.1:1", str(tmp_path), tmp_path / "said")
-    assert [(asked.jobs, asked.restart) for asked in made] == [(demo_run.JOBS, True)]
+    processes._run_jobs(processes.JOBS, "127.0.0.1:1", str(tmp_path), tmp_path / "said")
+    assert [(asked.jobs, asked.restart) for asked in made] == [(processes.JOBS, True)]
 
 
 def test_a_summary_says_what_is_wrong(busy: Play) -> None:
