@@ -65,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
 
 
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking at what was collected here, all of which stays."""
+    gc.collect()
+    gc.freeze()
+
+
 def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Order tests for xdist, which gives each worker an equal part of the list and lets idle ones take others' ends.
 
@@ -122,7 +128,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def pytest_unconfigure() -> None:
-    """Let go of what tasks of Spark's that were run here had frozen: extensions report it as leaked."""
+    """Let go of what is frozen, here and by tasks of Spark's that were run here: extensions report it as leaked."""
     gc.unfreeze()
 
 

@@ -60,6 +60,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
+@pytest.mark.slow
 def test_without_spark(tmp_path: Path) -> None:
     told = lines("--seconds", "3", "--vehicles", "8", "--no-spark", cwd=tmp_path)
     first, *_, last = told
@@ -106,6 +107,7 @@ def test_with_spark() -> None:
     assert last["spark"]["metres"] > 0
 
 
+@pytest.mark.slow
 def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError\n")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -114,6 +116,7 @@ def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
     assert "PySpark" in last["without_spark"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
     with started("--seconds", "600", "--no-spark") as process:
@@ -131,6 +134,7 @@ def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
     assert not Path(first["data"]).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
     with started("--seconds", "600", "--no-spark") as process:
         assert process.stdout is not None
@@ -143,6 +147,7 @@ def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
     shutil.rmtree(Path(first["data"]).parent)
 
 
+@pytest.mark.slow
 def test_kept_until_interrupted() -> None:
     with started("--seconds", "1", "--vehicles", "4", "--no-spark", "--keep") as process:
         try:
@@ -164,6 +169,7 @@ def _interrupt(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=SECONDS)
 
 
+@pytest.mark.slow
 def test_on_a_terminal() -> None:
     with Terminal("demo", "--seconds", "2", "--vehicles", "8", "--no-spark") as terminal:
         assert terminal.wait() == 0
@@ -173,6 +179,7 @@ def test_on_a_terminal() -> None:
         assert "Try next:" in terminal.shown
 
 
+@pytest.mark.slow
 def test_interrupted_on_a_terminal() -> None:
     with Terminal("demo", "--seconds", "600", "--no-spark") as terminal:
         terminal.read_until("the town")
