@@ -1,11 +1,14 @@
-"""Processes of ``headrace serve`` that need not import it first: forked from one that has.
+"""Processes of ``headrace`` that need not import it first: forked from one that has.
 
     process = forked(["serve", "--data", "data"], cwd=directory, environ=os.environ, stderr=directory / "stderr.txt")
     process.pid, process.poll(), process.wait(10), process.kill(), process.send_signal(signal.SIGTERM)
 
-A hub spends nearly all the time that it takes to start on imports, and tests start hundreds of them. So each test
+    done = completed(["log", "info", "--data", "data"], seconds=60)
+    done.returncode, done.stdout, done.stderr
+
+A command spends nearly all the time that it takes to start on imports, and tests start hundreds of them. So each test
 process keeps one process that has imported all that a hub needs and does nothing else (this module, run as a program).
-Told to, it forks; its child takes the arguments, directory, environment, limits and stderr that it is given, and runs
+When asked, it forks; its child takes the arguments, directory, environment, limits and files that it is given, and runs
 the command to its end. It is a process like any other: it has its own memory, files and sockets, and can be killed.
 
 The two talk in lines of JSON, one answer to each question. When the one who asks is gone, so is the one who forks.
@@ -22,6 +25,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,26 +101,56 @@ _parents: list[_Parent] = []
 _making = threading.Lock()
 
 
-def forked(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stderr: Path) -> Forked:
-    """A process that runs ``headrace`` with these arguments; what it says is added to the file ``stderr``."""
+def forked(
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    environ: Mapping[str, str],
+    stderr: Path,
+    stdin: Path = Path(os.devnull),
+    stdout: Path = Path(os.devnull),
+) -> Forked:
+    """A process that runs ``headrace`` with these arguments; what it writes is added to the files."""
     with _making:
         if not _parents:
             _parents.append(_Parent())
     [parent] = _parents
-    told: dict[str, Any] = {
+    question: dict[str, Any] = {
         "arguments": list(arguments),
         "cwd": str(cwd),
         "environ": dict(environ),
-        "stderr": str(stderr),
+        "files": [str(stdin), str(stdout), str(stderr)],
+        # A child has its parent's limits; a test that sets them is not the parent here.
+        "limits": [(kind, resource.getrlimit(kind)) for kind in _LIMITS],
     }
-    # A child has its parent's limits; a test that sets them is not the parent here.
-    told["limits"] = [(kind, resource.getrlimit(kind)) for kind in _LIMITS]
-    return Forked(parent, parent.ask(told))
+    return Forked(parent, parent.ask(question))
+
+
+def completed(
+    arguments: Sequence[str], *, stdin: bytes = b"", seconds: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``headrace`` to its end, here and with this environment; kill it when it takes longer."""
+    with tempfile.TemporaryDirectory(prefix="command-") as directory:
+        given, out, err = (Path(directory, name) for name in ("stdin", "stdout", "stderr"))
+        given.write_bytes(stdin)
+        process = forked(arguments, cwd=Path.cwd(), environ=os.environ, stdin=given, stdout=out, stderr=err)
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(["headrace", *arguments], code, out.read_bytes(), err.read_bytes())
 
 
 def _main() -> None:
+    from typer.testing import CliRunner
+
     import headrace.cli
     import headrace.cli.running  # and with it all that a hub is made of
+
+    # Clients, and what is imported only when a command runs.
+    for name in headrace.__all__:
+        getattr(headrace, name)
+    CliRunner().invoke(headrace.cli.app, ["pub", "--url", "tube://"])
 
     # Ctrl-C is for those who test; they end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -143,12 +177,13 @@ def _become(question: dict[str, Any]) -> None:
     os.environ.update(question["environ"])
     for kind, (soft, hard) in question["limits"]:
         resource.setrlimit(kind, (soft, hard))
-    nothing = os.open(os.devnull, os.O_RDWR)
-    said = os.open(question["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for standard, used in enumerate((nothing, nothing, said)):
+    for standard, path in enumerate(question["files"]):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if standard else os.O_RDONLY
+        used = os.open(path, flags, 0o644)
         os.dup2(used, standard)
-    os.close(nothing)
-    os.close(said)
+        os.close(used)
+    # What reads the questions has a buffer of its own.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- for the life of the process
     sys.argv = ["headrace", *question["arguments"]]
 
 
