@@ -61,6 +61,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
+@pytest.mark.slow
 def test_without_spark(tmp_path: Path) -> None:
     told = lines("--seconds", "3", "--vehicles", "8", "--no-spark", cwd=tmp_path)
     first, *_, last = told
@@ -107,6 +108,7 @@ def test_with_spark() -> None:
     assert last["spark"]["metres"] > 0
 
 
+@pytest.mark.slow
 def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError\n")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -115,6 +117,7 @@ def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
     assert "PySpark" in last["without_spark"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
     with started("--seconds", "600", "--no-spark") as process:
@@ -132,6 +135,7 @@ def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
     assert not Path(first["data"]).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
     with started("--seconds", "600", "--no-spark") as process:
         assert process.stdout is not None
@@ -144,6 +148,7 @@ def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
     shutil.rmtree(Path(first["data"]).parent)
 
 
+@pytest.mark.slow
 def test_kept_until_interrupted() -> None:
     with started("--seconds", "1", "--vehicles", "4", "--no-spark", "--keep") as process:
         try:
@@ -165,6 +170,7 @@ def _interrupt(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=SECONDS)
 
 
+@pytest.mark.slow
 def test_on_a_terminal() -> None:
     with Terminal("demo", "--seconds", "2", "--vehicles", "8", "--no-spark") as terminal:
         assert terminal.wait() == 0
@@ -174,6 +180,7 @@ def test_on_a_terminal() -> None:
         assert "Try next:" in terminal.shown
 
 
+@pytest.mark.slow
 def test_interrupted_on_a_terminal() -> None:
     with Terminal("demo", "--seconds", "600", "--no-spark") as terminal:
         terminal.read_until("the town")

@@ -103,7 +103,8 @@ def _context(browser: Browser, scheme: str = "light", width: int = 1280) -> Brow
 
 def _opened(context: BrowserContext, hub: HubProcess, where: str = "overview") -> Page:
     page = context.new_page()
-    page.failures = []  # type: ignore[attr-defined]
+    page.failures, page.asked = [], []  # type: ignore[attr-defined]
+    page.on("request", lambda request: page.asked.append(request))  # type: ignore[attr-defined]
     page.on("pageerror", lambda error: page.failures.append(str(error)))  # type: ignore[attr-defined]
     page.on(
         "console",
@@ -120,6 +121,20 @@ def _opened(context: BrowserContext, hub: HubProcess, where: str = "overview") -
     return page
 
 
+def _drawn(page: Page, statuses: int = 1) -> None:
+    """Wait until a page has shown so many of the hub's statuses, and all that it asked for meanwhile."""
+    page.evaluate(
+        """async (wanted) => {
+            const { listen } = await import("/dashboard/store.js");
+            await new Promise((done) => listen(() => (wanted -= 1) || done()));
+        }""",
+        statuses,
+    )
+    for request in page.asked:  # type: ignore[attr-defined]
+        if request.resource_type != "eventsource" and (answer := request.response()):
+            answer.finished()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_opens_without_a_complaint(
@@ -129,7 +144,7 @@ def test_every_page_opens_without_a_complaint(
         page = _opened(context, hub, name)
         expect(page.get_by_role("heading", level=1)).to_have_text(name.capitalize())
         expect(page.locator(f"nav a[href='#/{name}']")).to_have_attribute("aria-current", "page")
-        page.wait_for_timeout(1200)
+        _drawn(page, statuses=2)
         assert page.failures == []  # type: ignore[attr-defined]
         if SCREENSHOTS:
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
@@ -140,7 +155,7 @@ def test_every_page_opens_without_a_complaint(
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, hub: HubProcess, name: str) -> None:
     with _context(browser, width=375) as context:
         page = _opened(context, hub, name)
-        page.wait_for_timeout(500)
+        _drawn(page)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
@@ -148,7 +163,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, hub: HubP
 def test_what_can_be_pressed_or_filled_has_a_name(browser: Browser, hub: HubProcess, name: str) -> None:
     with _context(browser) as context:
         page = _opened(context, hub, name)
-        page.wait_for_timeout(500)
+        _drawn(page)
         nameless = page.evaluate(
             """() => [...document.querySelectorAll("button, a, input, select, textarea, svg[role=img], img")]
                 .filter((e) => !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.length
@@ -205,9 +220,10 @@ def test_an_answer_that_comes_late_does_not_undo_a_filter(browser: Browser, hub:
         page.get_by_label("Topic").first.fill("orders/*")
         page.get_by_role("button", name="Filter").click()
         expect(page.locator("tbody tr")).to_have_count(3)
-        with page.expect_response(lambda answer: answer.url.endswith("/api/messages?count=100")):
+        with page.expect_response(lambda answer: answer.url.endswith("/api/messages?count=100")) as late:
             held[0].continue_()
-        page.wait_for_timeout(200)
+        late.value.finished()
+        page.evaluate("() => new Promise(requestAnimationFrame)")
         expect(page.locator("tbody tr")).to_have_count(3)
         assert page.evaluate("location.hash") == "#/stream?topic=orders%2F*"
 

@@ -43,6 +43,7 @@ def asking(hub: HubProcess) -> list[list[object]]:
     ]
 
 
+@pytest.mark.slow
 def test_whom_the_hub_knows_may_ask(
     guarded: HubProcess, run: Run, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
