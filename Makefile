@@ -2,8 +2,9 @@
 #
 #   make setup   create .venv with the hub, its command line, Spark and the development tools
 #   make up      run the hub, its http door and the Spark pipeline
+#   make quick   the tests that need no JVM and no browser and are not slow: one or two minutes
 #   make test    every test
-#   make check   format, lint, types, layers, docs, and some seconds of fuzzing per codec
+#   make check   format, lint, types, layers, docs, and a second of fuzzing per codec
 #   make fmt     put the code and the drawn pages into the form `check` and `test` ask for
 #   make fuzz    fuzz every codec for FUZZ_SECONDS (5) each
 #   make soak    the long repeats of simulations and fuzzing
@@ -18,7 +19,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
-JOBS   ?= 2
+# One more than there are cores: some tests wait.
+JOBS   ?= $(shell expr $$(nproc) + 1)
+PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 FUZZ_SECONDS ?= 5
 
 # mkdocs-material prints advice about its successor on every build; it is not about our pages.
@@ -28,7 +31,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check fmt soak bench clean docs fuzz
+.PHONY: help setup up quick test check fmt soak bench clean docs fuzz
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -50,9 +53,12 @@ endif
 up: setup
 	@$(BIN)/headrace up
 
+quick: setup
+	$(PYTEST) -m 'not spark and not browser and not slow'
+
 test: setup $(CLASSES)
 	@sh tools/browser.sh
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PYTEST)
 
 # What JVMs load their classes from in tests; see tests/jvm.py.
 $(CLASSES): $(READY)
@@ -66,7 +72,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict
-	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m fuzz --seconds 1
 
 fmt: setup
 	$(BIN)/ruff format .
@@ -77,7 +83,7 @@ fuzz: setup
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
 soak: setup
-	HEADRACE_SOAK=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 7200
+	HEADRACE_SOAK=1 $(PYTEST) --timeout 7200
 	$(BIN)/python -m fuzz --seconds 120
 
 bench: setup

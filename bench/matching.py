@@ -30,7 +30,7 @@ import pyarrow as pa
 
 import bench
 from headrace.matching import Matcher
-from headrace.message import SCHEMA, Batch, Run, maps
+from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 ATTRIBUTES = 20
@@ -165,9 +165,8 @@ def _batch(kind: str, texts: npt.NDArray[np.int64], numbers: npt.NDArray[np.floa
     half = ATTRIBUTES // 2 if kind == KINDS[0] else 0
     attributes = [{_name(a): _value(row[a]) for a in range(half)} for row in texts.tolist()]
     doubles = [{_name(a): row[a] for a in range(half, ATTRIBUTES)} for row in numbers.tolist()]
-    schema = pa.schema([SCHEMA.field("attributes"), SCHEMA.field("numbers")])
-    arrays = [maps(attributes, schema.field(0).type), maps(doubles, schema.field(1).type)]
-    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    maps = {"attributes": attributes, "numbers": doubles}
+    rows = envelope_rows({name: map_column(name, each) for name, each in maps.items()})
     return Batch(Run.of([b"x" * 100] * len(attributes)), first=1, origin="attribute", columns=rows)
 
 

@@ -14,11 +14,17 @@ import asyncio
 import gc
 import logging
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SOAK = os.environ.get("HEADRACE_SOAK", "0") not in ("", "0")
 
@@ -34,11 +40,59 @@ settings.register_profile(
 settings.register_profile("soak", settings.get_profile("usual"), max_examples=3000, derandomize=False)
 settings.load_profile("soak" if SOAK else "usual")
 
+_MEMORY = "/dev/shm"
+_ROOMY_BYTES = 2 << 30
+"""What tests may have in files at a time, with plenty to spare."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests come first: what is left for the end is short, and no process waits long for another."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
+def pytest_configure() -> None:
+    """Keep the files of tests in memory where there is room: a disk makes them wait for every sync.
+
+    ``HEADRACE_SOAK=1`` leaves them on the disk; ``--basetemp`` and ``PYTEST_DEBUG_TEMPROOT`` still choose a place.
+    """
+    if not SOAK and Path(_MEMORY).is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOMY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark tests by the fixtures they use, before ``-m`` chooses; then put those chosen into a good order."""
+    for item in items:
+        for fixture, marker in _MARKED_BY_FIXTURE.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+    yield
+    items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
+
+
+def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order tests for xdist, which gives each worker an equal part of the list and lets idle ones take others' ends.
+
+    Each part begins with what takes long, so that what is left for the end is short. All that shares the Spark session
+    is in the first part, so that few JVMs are started. The tests of a module stay together: they may share a fixture.
+    """
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    long: dict[str, list[pytest.Item]] = {}
+    short = []
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            parts[0].append(item)
+        elif item.get_closest_marker("slow"):
+            long.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        else:
+            short.append(item)
+    others = parts[1:] if parts[0] and workers > 1 else parts
+    for module in sorted(long.values(), key=len, reverse=True):
+        min(others, key=len).extend(module)
+    at = 0
+    for number, part in enumerate(parts, 1):
+        room = max(len(items) * number // workers - len(items) * (number - 1) // workers - len(part), 0)
+        part += short[at : at + room]
+        at += room
+    return [item for part in parts for item in part] + short[at:]
+
+
+_MARKED_BY_FIXTURE = {"spark": pytest.mark.spark, "browser": pytest.mark.browser}
 
 _TURNS_TO_FINISH = 10
 """Turns of the loop in which a task that was told to stop may do so."""
@@ -55,6 +109,16 @@ def _plain_environment() -> Iterator[None]:
             for variable, value in jvm.variables().items():
                 patch.setenv(variable, value)
         yield
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for all tests of a process: a JVM takes seconds to start and a gigabyte of memory."""
+    from headrace.spark import session
+
+    made = session("local[2]", app="headrace tests", memory="1g")
+    yield made
+    made.stop()
 
 
 def pytest_unconfigure() -> None:

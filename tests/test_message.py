@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace import message
 from headrace.errors import UsageError
-from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Message, Run, maps, merge, messages, node_id
+from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Message, Run, map_column, merge, messages, node_id
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 WORDS = st.text(max_size=8)
@@ -31,7 +31,7 @@ COLUMNS = {
 
 def column(name: str, values: list[object]) -> pa.Array:
     kind = SCHEMA.field(name).type
-    return maps(values, kind) if name in ("attributes", "numbers") else pa.array(values, kind)
+    return map_column(name, values) if name in ("attributes", "numbers") else pa.array(values, kind)
 
 
 @st.composite
@@ -278,7 +278,7 @@ class TestBatch:
 
     def test_entries_outside_a_slice_do_not_count(self) -> None:
         columns = pa.RecordBatch.from_arrays(
-            [maps([{"a": "b"}, {}, {}, {"c": "d"}], SCHEMA.field("attributes").type)],
+            [map_column("attributes", [{"a": "b"}, {}, {}, {"c": "d"}])],
             schema=pa.schema([SCHEMA.field("attributes")]),
         )
         rows = Batch(Run.of([b"1", b"2", b"3", b"4"]), first=1, columns=columns).to_arrow()

@@ -1,11 +1,10 @@
-"""The envelope, and the two shapes a batch of messages has: compact (hot path) and Arrow (everywhere else).
+"""The envelope, and the two shapes of a batch of messages: compact (hot path) and Arrow (everywhere else).
 
-A message is ``seq, time, origin, node, publisher, number, topic, attributes, numbers, payload``. Nothing on
-the hot path makes a Python object per message: what came in one read is a :class:`Run` (payloads side by
-side in one buffer, and their offsets), and a numbered run with what its messages share is a :class:`Batch`.
-:meth:`Batch.to_arrow` gives the one Arrow schema that the log's sealed segments, the link and Spark use,
-without copying the payloads; :meth:`Batch.from_arrow` goes back. :class:`Message` is for people: one message
-as one object, made only when somebody asks.
+:data:`SCHEMA` is the one table of the envelope's columns: the log's sealed segments, the link and Spark take names and
+types from it, and find columns by name. Nothing on the hot path makes a Python object per message: what came in one
+read is a :class:`Run` (payloads side by side in one buffer, and their offsets), and a numbered run with what its
+messages share is a :class:`Batch`. :meth:`Batch.to_arrow` gives rows in the schema without copying the payloads;
+:meth:`Batch.from_arrow` goes back. :class:`Message` is one message as one object, made only on request.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -24,8 +24,8 @@ import pyarrow as pa
 from headrace.errors import UsageError
 
 MAX_SEQUENCE = (1 << 48) - 1
-"""Sequence numbers are 48 bits on every wire: nearly nine years at a million messages a second. The hub
-refuses past it instead of wrapping."""
+"""Sequence numbers are 48 bits on every wire: nearly nine years at a million messages a second. Past it the hub
+refuses messages instead of wrapping."""
 
 MAX_RUN_BYTES = (1 << 31) - 1
 """Offsets are 32-bit, as Arrow's ``binary`` has them."""
@@ -33,11 +33,11 @@ MAX_RUN_BYTES = (1 << 31) - 1
 _OFFSET_BYTES = 4
 
 _BATCH_BYTES = 512
-"""What a batch takes in memory however little it says, about, and whoever waits for it."""
+"""Memory that a batch takes in itself and in the queue it waits in, about."""
 
 NOT_A_MESSAGE = "log"
-"""The origin of log entries that keep the hub's own state (a service created, a cursor moved): they take a
-sequence number, and doors that carry messages show them empty."""
+"""The origin of log entries that keep the hub's own state (a service created, a cursor moved). They take a
+sequence number; doors that carry messages show them empty."""
 
 SCHEMA = pa.schema(
     [
@@ -53,14 +53,50 @@ SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
-"""The envelope as Arrow. Absent text is empty, absent maps are empty; only ``number`` may be null."""
+"""The envelope's columns. Absent text is empty, absent maps are empty; only ``number`` may be null."""
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 
 
+@cache
+def envelope_schema(*names: str) -> pa.Schema:
+    """The envelope's columns of these names."""
+    return pa.schema([SCHEMA.field(name) for name in names])
+
+
+def column_type(name: str) -> pa.DataType:
+    """The type of one of the envelope's columns."""
+    return SCHEMA.field(name).type
+
+
+def envelope_rows(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Columns of the envelope, by name, as a record batch."""
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=envelope_schema(*columns))
+
+
+def map_column(name: str, entries: Iterable[Mapping[str, Any]]) -> pa.Array:
+    """The column ``attributes`` or ``numbers`` from a Python mapping per message."""
+    return pa.array([list(entry.items()) for entry in entries], column_type(name))
+
+
+def offsets_of(array: pa.Array) -> Offsets:
+    """Where each text, payload or map of an Arrow array begins, and where the last one ends."""
+    if not len(array):
+        # An empty array may come without its one offset.
+        return np.zeros(1, np.int32)
+    _validity, offsets, *_ = array.buffers()
+    return np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def bytes_of(array: pa.Array) -> Bytes:
+    """The bytes that the offsets of an Arrow array of texts or payloads point into."""
+    _validity, _offsets, data = array.buffers()
+    return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
 class Message(msgspec.Struct, frozen=True):
-    """One message, whole: what ``async for message in …`` yields.
+    """One whole message, as ``async for message in …`` yields it.
 
     >>> message = Message(seq=7, payload=b"hello", topic="greetings")
     >>> message.seq, message.payload, message.topic
@@ -86,7 +122,7 @@ class Run:
     payloads are. A run never changes.
 
     A run of one (:meth:`one`) keeps its payload as the ``bytes`` it came as, in ``lone``, and makes arrays of it
-    only for those who want arrays: a message that comes alone must be quick, and numpy is for crowds.
+    only on request: a message that comes alone must be quick, and numpy pays off only for many.
 
     >>> run = Run.of([b"one", b"two"])
     >>> len(run), run.size, run[1]
@@ -99,10 +135,10 @@ class Run:
         self._data: Bytes | None = data
         self._offsets: Offsets | None = offsets
         self.count = len(offsets) - 1
-        """How many payloads there are: ``len()``, for those who ask with every batch."""
+        """Number of payloads: ``len()`` without its cost, for the hot path."""
         self.lone: bytes | None = None
         self.summed = summed
-        """The CRC32C of :attr:`content`, if somebody has made it."""
+        """CRC32C of :attr:`content`, if it is known."""
 
     @classmethod
     def one(cls, payload: bytes) -> Run:
@@ -137,7 +173,7 @@ class Run:
 
     @property
     def offsets(self) -> Offsets:
-        """Where each payload begins, and where the last one ends."""
+        """The beginning of each payload, and the end of the last."""
         if self._offsets is None:
             self._offsets = np.array((0, len(self.lone or b"")), np.int32)
         return self._offsets
@@ -182,12 +218,12 @@ class Run:
 
     @property
     def content(self) -> Bytes:
-        """Just the payloads' bytes, without what the buffer holds around them."""
+        """The payloads' bytes alone, without the rest of the buffer."""
         return self.data[self.offsets[0] : self.offsets[-1]]
 
     @property
     def size(self) -> int:
-        """How many bytes the payloads have together."""
+        """Bytes of all payloads."""
         if self.lone is not None:
             return len(self.lone)
         return int(self.offsets[-1]) - int(self.offsets[0])
@@ -203,13 +239,7 @@ class Run:
         if array.type != pa.binary():
             # Other readers' large_binary and binary_view have the same values in another layout.
             raise UsageError(f"payloads of type {array.type}: cast them to binary")
-        if not len(array):
-            # An empty array may come without its one offset.
-            return cls.of(())
-        _, offsets, data = array.buffers()
-        edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-        content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        return cls(content, edges)
+        return cls(bytes_of(array), offsets_of(array))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +247,7 @@ class Batch:
     """Numbered messages ``first, first + 1, …`` and what they share.
 
     ``number`` is the publisher's own number of the first message (the next have the next), or ``None``.
-    Whatever differs from message to message stands in ``columns``, an Arrow record batch of the same length
+    Fields that differ from message to message are in ``columns``, an Arrow record batch of the same length
     whose columns are named and typed as in :data:`SCHEMA`; a column there wins over the shared value.
 
     >>> batch = Batch(Run.of([b"one", b"two"]), first=41, topic="numbers")
@@ -245,9 +275,9 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes for as long as it is kept, about: payloads, what messages have of their own, the rest.
+        """Bytes of memory it takes, about.
 
-        The rest counts: nobody must be able to have the hub keep any number of messages without payload.
+        Offsets and shared fields count too, so that messages without payload cannot fill the hub's memory unnoticed.
         """
         own = 0 if self.columns is None else self.columns.nbytes
         shared = len(self.topic) + len(self.publisher) + _BATCH_BYTES
@@ -262,9 +292,9 @@ class Batch:
         return latest
 
     def numbered(self, first: int, time: int, node: int) -> Batch:
-        """The same messages with the place and time the sequencer gives them.
+        """The same messages with the number, time and node that the sequencer gives them.
 
-        Whatever a publisher's own columns say of these is dropped: they would win over the shared values.
+        A publisher's own columns of these names are dropped: they would win over the shared values.
         """
         columns = self.columns
         if columns is not None:
@@ -303,37 +333,32 @@ class Batch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """The batch in :data:`SCHEMA`, payloads not copied."""
-        count = len(self)
-        differing = (
+        own = (
             {}
             if self.columns is None
             else dict(zip(self.columns.schema.names, self.columns.columns, strict=True))
         )
-        columns = [
-            differing[name] if name in differing else self._shared(name, count) for name in SCHEMA.names
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        return envelope_rows(
+            {name: own[name] if name in own else self._shared(name) for name in SCHEMA.names}
+        )
 
-    def _shared(self, name: str, count: int) -> pa.Array:
+    def _shared(self, name: str) -> pa.Array:
+        count, kind = len(self), column_type(name)
         match name:
             case "seq":
-                return pa.array(np.arange(self.first, self.first + count, dtype=np.int64))
-            case "time":
-                return pa.repeat(pa.scalar(self.time, pa.timestamp("us", tz="UTC")), count)
-            case "number" if self.number is not None:
-                return pa.array(np.arange(self.number, self.number + count, dtype=np.int64))
+                return _ascending(self.first, count)
             case "number":
-                return pa.nulls(count, pa.int64())
+                return pa.nulls(count, kind) if self.number is None else _ascending(self.number, count)
             case "attributes" | "numbers":
-                return _empty_maps(SCHEMA.field(name).type, count)
+                return _empty_maps(name, count)
             case "payload":
                 return self.run.to_arrow()
             case _:
-                return pa.repeat(pa.scalar(getattr(self, name), SCHEMA.field(name).type), count)
+                return pa.repeat(pa.scalar(getattr(self, name), kind), count)
 
     @classmethod
     def over(cls, rows: pa.RecordBatch) -> Batch:
-        """Rows in :data:`SCHEMA` as a batch at no cost: nothing is copied, nothing looked for."""
+        """Rows in :data:`SCHEMA` as a batch at no cost: nothing is copied or compared."""
         return cls(
             Run.from_arrow(rows.column("payload")),
             first=rows.column("seq")[0].as_py(),
@@ -345,8 +370,8 @@ class Batch:
     def from_arrow(cls, rows: pa.RecordBatch) -> Batch:
         """The compact form of rows in :data:`SCHEMA` whose sequence numbers follow one another.
 
-        A column that is the same in every row becomes a shared value; the others are kept as they are. Rows that are
-        not numbered yet have neither ``seq`` nor ``time``.
+        A column that is the same in every row becomes a shared value; the others stay columns. Rows that are not
+        numbered yet have neither ``seq`` nor ``time``.
         """
         if rows.num_rows == 0:
             raise UsageError("an empty record batch has no first sequence number")
@@ -360,10 +385,7 @@ class Batch:
                 differing[name] = column
             elif name not in ("attributes", "numbers"):
                 shared[name] = value
-        columns = None
-        if differing:
-            schema = pa.schema([SCHEMA.field(name) for name in differing])
-            columns = pa.RecordBatch.from_arrays(list(differing.values()), schema=schema)
+        columns = envelope_rows(differing) if differing else None
         first = 0
         if "seq" in rows.schema.names:
             first = rows.column("seq")[0].as_py()
@@ -380,22 +402,23 @@ def merge(batches: Sequence[Batch]) -> pa.RecordBatch:
         return pa.concat_batches([batch.to_arrow() for batch in batches])
     counts = np.array([len(batch) for batch in batches])
     total = int(counts.sum())
-    times = pa.array(np.repeat(np.array([batch.time for batch in batches], np.int64), counts))
-    nodes = pa.array(np.repeat(np.array([batch.node for batch in batches], np.int32), counts))
-    maps_type = SCHEMA.field("attributes").type
-    columns = [
-        pa.array(np.arange(batches[0].first, batches[0].first + total, dtype=np.int64)),
-        times.cast(SCHEMA.field("time").type),
-        _repeated([batch.origin for batch in batches], counts),
-        nodes,
-        _repeated([batch.publisher for batch in batches], counts),
-        _merged_numbers(batches, counts),
-        _repeated([batch.topic for batch in batches], counts),
-        _empty_maps(maps_type, total),
-        _empty_maps(SCHEMA.field("numbers").type, total),
-        _joined([batch.run for batch in batches]).to_arrow(),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    times = np.repeat(np.array([batch.time for batch in batches], np.int64), counts)
+    numbers, absent = merged_numbers(batches, counts)
+    nodes = np.repeat(np.array([batch.node for batch in batches], np.int32), counts)
+    return envelope_rows(
+        {
+            "seq": _ascending(batches[0].first, total),
+            "time": pa.array(times).cast(column_type("time")),
+            "origin": _repeated([batch.origin for batch in batches], counts),
+            "node": pa.array(nodes),
+            "publisher": _repeated([batch.publisher for batch in batches], counts),
+            "number": pa.array(numbers, mask=absent),
+            "topic": _repeated([batch.topic for batch in batches], counts),
+            "attributes": _empty_maps("attributes", total),
+            "numbers": _empty_maps("numbers", total),
+            "payload": _joined([batch.run for batch in batches]).to_arrow(),
+        }
+    )
 
 
 def messages(rows: pa.RecordBatch) -> Iterator[Message]:
@@ -417,16 +440,24 @@ def node_id(name: str) -> int:
     return int.from_bytes(sha256(name.encode()).digest()[:2])
 
 
+def joined_offsets(runs: Sequence[Run]) -> Offsets:
+    """The offsets of several runs' payloads once they lie side by side."""
+    offsets = np.zeros(sum(run.count for run in runs) + 1, np.int32)
+    row = end = 0
+    for run in runs:
+        np.add(run.offsets[1:], end - int(run.offsets[0]), out=offsets[row + 1 : row + 1 + run.count])
+        row += run.count
+        end += run.size
+    return offsets
+
+
 def _joined(runs: Sequence[Run]) -> Run:
     if len(runs) == 1:
         return runs[0]
     size = sum(run.size for run in runs)
     if size > MAX_RUN_BYTES:
         raise UsageError(f"a batch of {size} payload bytes: split it, {MAX_RUN_BYTES} is the most")
-    lengths = np.concatenate([run.lengths for run in runs])
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return Run(np.concatenate([run.content for run in runs]), offsets)
+    return Run(np.concatenate([run.content for run in runs]), joined_offsets(runs))
 
 
 def _repeated(values: Sequence[str], counts: npt.NDArray[np.int64]) -> pa.Array:
@@ -439,14 +470,14 @@ def _repeated(values: Sequence[str], counts: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array(list(distinct), pa.string()).take(indices)
 
 
-def _merged_numbers(batches: Sequence[Batch], counts: npt.NDArray[np.int64]) -> pa.Array:
-    if all(batch.number is None for batch in batches):
-        return pa.nulls(int(counts.sum()), pa.int64())
+def merged_numbers(
+    batches: Sequence[Batch], counts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The publishers' own numbers of batches that have ``counts`` messages, and which messages have none."""
     firsts = np.array([batch.number or 0 for batch in batches], np.int64)
     starts = np.cumsum(counts) - counts
     numbers = np.repeat(firsts - starts, counts) + np.arange(int(counts.sum()), dtype=np.int64)
-    absent = np.repeat(np.array([batch.number is None for batch in batches]), counts)
-    return pa.array(numbers, mask=absent)
+    return numbers, np.repeat(np.array([batch.number is None for batch in batches]), counts)
 
 
 _DIFFERS = object()
@@ -473,17 +504,17 @@ def _shared_value(name: str, column: pa.Array) -> Any:
 
 
 def _no_entries(maps: pa.Array) -> bool:
-    edges = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
+    edges = offsets_of(maps)
     return bool(edges[0] == edges[-1])
 
 
-def _empty_maps(kind: pa.MapType, count: int) -> pa.Array:
+def _ascending(first: int, count: int) -> pa.Array:
+    return pa.array(np.arange(first, first + count, dtype=np.int64))
+
+
+def _empty_maps(name: str, count: int) -> pa.Array:
+    kind = column_type(name)
     offsets = pa.array(np.zeros(count + 1, np.int32))
     return pa.MapArray.from_arrays(
         offsets, pa.array([], kind.key_type), pa.array([], kind.item_type), type=kind
     )
-
-
-def maps(entries: Sequence[Mapping[str, Any]], kind: pa.MapType) -> pa.Array:
-    """Python mappings as an Arrow map column, for those who come message by message."""
-    return pa.array([list(entry.items()) for entry in entries], kind)

@@ -77,7 +77,6 @@ def test_without_spark(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_with_spark() -> None:
     with started("--seconds", "5", "--vehicles", "8") as process:
         try:

@@ -464,7 +464,6 @@ def test_a_machine_without_pyspark_is_told_so(command: Command, tmp_path: Path, 
     assert done.stderr == "headrace: there is no PySpark: pip install 'headrace[spark]' brings it along\n"
 
 
-@pytest.mark.spark
 def test_the_pipeline_is_stopped_while_the_hub_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what is under way in Spark waits for a hub that does not come back, until it is killed."""
     told: list[str] = []
@@ -497,6 +496,7 @@ def test_the_pipeline_is_stopped_while_the_hub_is_there(monkeypatch: pytest.Monk
     ]
 
 
+@pytest.mark.spark
 def test_up_is_stopped_while_spark_is_being_started(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
         watcher = psutil.Process(hub.pid)

@@ -58,8 +58,12 @@ def examples(text: str) -> list[Example]:
     return found
 
 
+def uses_spark(page: Path) -> bool:
+    return any("headrace.spark import" in example.code for example in examples(page.read_text()))
+
+
 PAGES = [
-    page
+    pytest.param(page, marks=[pytest.mark.spark] if uses_spark(page) else [])
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")])
     if MARKER in page.read_text().splitlines()
 ]

@@ -17,7 +17,7 @@ from tests.hubprocess import HubProcess
 
 import headrace
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS = 280

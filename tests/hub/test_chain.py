@@ -19,7 +19,7 @@ from tests.hub.routing.test_connector import ALICE, HERE, Scene
 from headrace.hub.counters import Counters
 from headrace.hub.routing.client_session import Paths, Source
 from headrace.hub.routing.dispatcher import Dispatcher, Feeder
-from headrace.hub.routing.matcher_pushes import mark
+from headrace.hub.routing.local_matcher import mark
 from headrace.wire.attribute.messages import (
     ConnectorDecoder,
     DispatcherDecoder,

@@ -14,7 +14,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.log import Log
-from headrace.message import SCHEMA, Batch, Message, Run, maps
+from headrace.message import SCHEMA, Batch, Message, Run, map_column
 
 SOAK = bool(os.environ.get("HEADRACE_SOAK"))
 """Whether there is time for everything instead of a sample."""
@@ -30,7 +30,7 @@ def batch(first: int, *payloads: bytes, time: int = 0, **shared: Any) -> Batch:
 def columns(**values: Sequence[Any]) -> pa.RecordBatch:
     """What differs from message to message, by name."""
     arrays = [
-        maps(values[name], SCHEMA.field(name).type)
+        map_column(name, values[name])
         if name in ("attributes", "numbers")
         else pa.array(values[name], pa.int64()).cast(TIMES)
         if name == "time"

@@ -13,13 +13,13 @@ from headrace.errors import MalformedError
 from headrace.log import frame
 from headrace.log.checksum import crc32c
 from headrace.log.replication_frames import SALT, pack, unpack
-from headrace.message import SCHEMA, Batch, Run, maps
+from headrace.message import SCHEMA, Batch, Run, map_column
 
 UUID_ = UUID(int=7)
 
 
 def batches() -> list[Batch]:
-    attributes = maps([{"a": "1"}, {}, {"b": "2"}], SCHEMA.field("attributes").type)
+    attributes = map_column("attributes", [{"a": "1"}, {}, {"b": "2"}])
     columns = pa.RecordBatch.from_arrays([attributes], schema=pa.schema([SCHEMA.field("attributes")]))
     return [
         Batch(Run.one(b"lone"), first=5, time=10, origin="tube", node=3, publisher="p", number=4, topic="t"),

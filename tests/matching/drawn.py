@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headrace.message import SCHEMA, Batch, Run, maps
+from headrace.message import SCHEMA, Batch, Run, map_column
 from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "topic", "origin", "publisher", "size", "", "é"])
@@ -48,8 +48,8 @@ def batch_of(said: Sequence[Said]) -> Batch:
         "origin": pa.array([envelope[1] for *_, envelope in said], pa.string()),
         "publisher": pa.array([envelope[2] for *_, envelope in said], pa.string()),
         "topic": pa.array([envelope[0] for *_, envelope in said], pa.string()),
-        "attributes": maps([each[0] for each in said], SCHEMA.field("attributes").type),
-        "numbers": maps([each[1] for each in said], SCHEMA.field("numbers").type),
+        "attributes": map_column("attributes", [each[0] for each in said]),
+        "numbers": map_column("numbers", [each[1] for each in said]),
     }
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     rows = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)

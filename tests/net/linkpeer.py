@@ -14,7 +14,7 @@ from tests.net.raw import SECONDS
 
 from headrace.message import SCHEMA, Message, messages
 from headrace.net.server.process import Server
-from headrace.tube import Options, Tube, connect
+from headrace.tube import Tube, TubeOptions, connect
 
 PUBLISHED = pa.schema(
     [
@@ -84,7 +84,7 @@ class LinkPeer:
 @asynccontextmanager
 async def link_peer(server: Server, door: str = "tube_tcp", *, greet: bool = True) -> AsyncIterator[LinkPeer]:
     scheme = "tube" if door == "tube_tcp" else "ws"
-    options = Options(max_message=1 << 24, max_inflated=1 << 24)
+    options = TubeOptions(max_message=1 << 24, max_inflated=1 << 24)
     async with connect(f"{scheme}://{server.doors[door]}/", options=options) as tube:
         peer = LinkPeer(tube)
         if greet:

@@ -9,7 +9,6 @@ from bench import fleet, matching
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_the_fleets_matcher_beside_spark_sql(spark: SparkSession) -> None:
     size, copies = fleet.SIZES[0]
     table = fleet.fleet(spark, matching._load(matching.KINDS[0], size), copies, 2, 1)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.tube import Handler, Options, Server, serve
+from headrace.tube import Handler, TubeOptions, TubeServer, serve
 
-Start = Callable[..., Awaitable[Server]]
+Start = Callable[..., Awaitable[TubeServer]]
 
 
 @pytest.fixture(params=["tcp", "websocket"])
@@ -23,9 +23,11 @@ async def start(transport: str) -> AsyncIterator[Start]:
     """Start servers that are closed with the test."""
     async with AsyncExitStack() as stack:
 
-        async def start_server(handler: Handler, options: Options | None = None, **more: Any) -> Server:
+        async def start_server(
+            handler: Handler, options: TubeOptions | None = None, **more: Any
+        ) -> TubeServer:
             return await stack.enter_async_context(
-                serve(handler, "127.0.0.1", 0, transport=transport, options=options or Options(), **more)
+                serve(handler, "127.0.0.1", 0, transport=transport, options=options or TubeOptions(), **more)
             )
 
         yield start_server

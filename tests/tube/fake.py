@@ -6,18 +6,17 @@ import asyncio
 from typing import Any
 
 from headrace.tube.endpoint import Tube
-from headrace.tube.options import Options
-from headrace.tube.session import Session
-from headrace.tube.tcp import TcpLine
-from headrace.tube.transport import Line, ReadBuffer
-from headrace.tube.websocket import WebSocketLine
+from headrace.tube.options import TubeOptions
+from headrace.tube.session import TubeSession
+from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport
+from headrace.tube.websocket import WebSocketTransport
 from headrace.wire.tube.connection import Side, Transport
 
 
 class FakeTransport(asyncio.Transport):
     """Tells its protocol when it is full, as asyncio's do; lets the test see and change everything."""
 
-    def __init__(self, protocol: Line, *, stuck: bool = False) -> None:
+    def __init__(self, protocol: TubeTransport, *, stuck: bool = False) -> None:
         super().__init__({"peername": ("192.0.2.1", 7), "sockname": ("192.0.2.2", 8081)})
         self.protocol = protocol
         self.stuck = stuck
@@ -99,14 +98,14 @@ class FakeTransport(asyncio.Transport):
 
 
 def server_side(
-    options: Options | None = None, *, transport: Transport = Transport.TCP, stuck: bool = False
+    options: TubeOptions | None = None, *, transport: Transport = Transport.TCP, stuck: bool = False
 ) -> tuple[Tube, FakeTransport]:
     """A server's end of a tube without a network; on WebSocket, not even its handshake is done."""
-    session = Session(Side.SERVER, transport, options or Options())
+    session = TubeSession(Side.SERVER, transport, options or TubeOptions())
     tube = Tube(session)
-    line: Line
+    line: TubeTransport
     if transport is Transport.TCP:
-        line = TcpLine(session, ReadBuffer())
+        line = TcpTransport(session, ReadBuffer())
     else:
-        line = WebSocketLine.server(session, ReadBuffer(), None)
+        line = WebSocketTransport.server(session, ReadBuffer(), None)
     return tube, FakeTransport(line, stuck=stuck)

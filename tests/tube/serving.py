@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.tube.stranger import SECONDS
 
-from headrace.tube import Server, Tube
+from headrace.tube import Tube, TubeServer
 
 
 async def echo(tube: Tube) -> None:
@@ -15,7 +15,7 @@ async def echo(tube: Tube) -> None:
         await tube.send(message)
 
 
-def url(server: Server) -> str:
+def url(server: TubeServer) -> str:
     scheme = "tube" if server.transport.value == "tcp" else "ws"
     return f"{scheme}://{server.addresses[0]}"
 

@@ -8,7 +8,7 @@ from tests.tube.stranger import Stranger, host
 
 import headrace.tube
 from headrace.errors import LimitError, UnreachableError, UsageError
-from headrace.tube import Options, connect
+from headrace.tube import TubeOptions, connect
 from headrace.tube.client import _Target
 from headrace.wire.tube.connection import Transport
 
@@ -61,7 +61,7 @@ async def test_somebody_who_does_not_answer(transport: str) -> None:
 
     async with host(transport, silent) as url:
         with pytest.raises(UnreachableError, match=r"no answer within 0.05 s|did not open .* within 0.05 s"):
-            await connect(url, options=Options(handshake_seconds=0.05))
+            await connect(url, options=TubeOptions(handshake_seconds=0.05))
 
 
 async def test_somebody_who_hangs_up(transport: str) -> None:
@@ -120,29 +120,29 @@ async def test_a_server_that_speaks_and_leaves_at_once(transport: str) -> None:
 )
 def test_options_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        Options(**wrong)  # type: ignore[arg-type]
+        TubeOptions(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["fragment_size", "max_message", "max_inflated"])
 def test_limits_that_cannot_be(wrong: str) -> None:
     with pytest.raises(LimitError):
-        Options(**{wrong: 0})
+        TubeOptions(**{wrong: 0})
 
 
 def test_what_the_library_offers() -> None:
     assert headrace.tube.__all__ == [
         "TCP_PORT",
         "WEBSOCKET_PORT",
-        "Counts",
         "Handler",
-        "Options",
         "Policy",
         "Received",
         "Receiver",
-        "Server",
         "Side",
         "Transport",
         "Tube",
+        "TubeCounts",
+        "TubeOptions",
+        "TubeServer",
         "connect",
         "serve",
     ]

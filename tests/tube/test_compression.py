@@ -10,8 +10,8 @@ from tests.tube.conftest import Start
 from tests.tube.fake import server_side
 from tests.tube.serving import echo, until, url
 
-from headrace.tube import Options, compression, connect
-from headrace.tube.compression import INLINE_BYTES, Place, place
+from headrace.tube import TubeOptions, compression, connect
+from headrace.tube.compression import INLINE_BYTES, CompressIn, choose_place
 from headrace.wire.tube.frames import COMPRESS_FROM
 
 TEXT = b"the wheel turns while the water runs; "
@@ -25,25 +25,25 @@ def views(*parts: bytes) -> list[memoryview]:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        (b"a" * (COMPRESS_FROM - 1), Place.NOWHERE),
-        (b"a" * COMPRESS_FROM, Place.HERE),
-        (b"a" * INLINE_BYTES, Place.HERE),
-        (b"a" * (INLINE_BYTES + 1), Place.THREAD),
-        (os.urandom(INLINE_BYTES + 1), Place.NOWHERE),
+        (b"a" * (COMPRESS_FROM - 1), CompressIn.NOWHERE),
+        (b"a" * COMPRESS_FROM, CompressIn.LOOP),
+        (b"a" * INLINE_BYTES, CompressIn.LOOP),
+        (b"a" * (INLINE_BYTES + 1), CompressIn.THREAD),
+        (os.urandom(INLINE_BYTES + 1), CompressIn.NOWHERE),
     ],
     ids=["short", "long enough", "the longest inline", "too long for inline", "incompressible"],
 )
-def test_where_a_message_is_compressed(message: bytes, expected: Place) -> None:
-    assert place(views(message), None) is expected
-    assert place(views(message), lambda _: False) is Place.NOWHERE
+def test_where_a_message_is_compressed(message: bytes, expected: CompressIn) -> None:
+    assert choose_place(views(message), None) is expected
+    assert choose_place(views(message), lambda _: False) is CompressIn.NOWHERE
 
 
 def test_of_several_parts_the_longest_is_the_sample() -> None:
     text, noise = TEXT * 5000, os.urandom(len(TEXT) * 6000)
-    assert place(views(b"head", text), None) is Place.THREAD
-    assert place(views(text, noise), None) is Place.NOWHERE
+    assert choose_place(views(b"head", text), None) is CompressIn.THREAD
+    assert choose_place(views(text, noise), None) is CompressIn.NOWHERE
     asked: list[int] = []
-    place(views(b"head", text), lambda part: bool(asked.append(len(part))))
+    choose_place(views(b"head", text), lambda part: bool(asked.append(len(part))))
     assert asked == [len(text)]
 
 
@@ -65,7 +65,7 @@ async def test_what_is_worth_it_travels_compressed_once_the_peer_agreed(start: S
 @pytest.mark.parametrize("compress", [False, lambda message: len(message) != 38_000])
 async def test_who_does_not_want_it(start: Start, compress: bool) -> None:
     server = await start(echo)
-    async with connect(url(server), options=Options(compress=compress)) as tube:
+    async with connect(url(server), options=TubeOptions(compress=compress)) as tube:
         await tube.send(TEXT * 1000)
         assert await tube.receive() == TEXT * 1000
         assert tube.counts.compressed_sent == 0
@@ -85,7 +85,7 @@ async def test_a_thread_keeps_the_order_and_the_loop_free(
     monkeypatch.setattr("headrace.tube.outgoing.pack", slow)
     server = await start(echo)
     messages = [b"first", TEXT * 10_000, b"small", TEXT * 20_000, os.urandom(100_000), b"last"]
-    async with connect(url(server), options=Options(write_buffer=1 << 22)) as tube:
+    async with connect(url(server), options=TubeOptions(write_buffer=1 << 22)) as tube:
         for message in messages:
             tube.write(message)
         assert tube.paused
@@ -131,7 +131,7 @@ async def test_a_refusal_while_a_thread_compresses_sends_the_message_raw(
     let_go = threading.Event()
     pack = compression.pack
     monkeypatch.setattr("headrace.tube.outgoing.pack", lambda parts: let_go.wait(10) and pack(parts))
-    tube, transport = server_side(Options(max_message=1 << 24))
+    tube, transport = server_side(TubeOptions(max_message=1 << 24))
     transport.feed(OPENING)
     let_go.set()
     tube.write(TEXT * 100)

@@ -13,7 +13,7 @@ from tests.tube.serving import echo, until, url
 from tests.tube.stranger import Stranger, dial, host
 
 from headrace.errors import ClosedError, LimitError, RefusedError, UnreachableError, UsageError
-from headrace.tube import Options, Side, Transport, Tube, connect, serve
+from headrace.tube import Side, Transport, Tube, TubeOptions, connect, serve
 
 TEXT = b"the wheel turns while the water runs; "
 MESSAGES = [b"", b"a", TEXT, TEXT * 100, os.urandom(70_000), TEXT * 30_000, os.urandom(1 << 20), b"", b"z"]
@@ -51,8 +51,8 @@ async def test_what_a_tube_says_of_itself(start: Start, transport: str) -> None:
         async for _ in tube:
             pass
 
-    server = await start(meet, Options(fragment_size=1000))
-    async with connect(url(server), options=Options(fragment_size=2000)) as tube:
+    server = await start(meet, TubeOptions(fragment_size=1000))
+    async with connect(url(server), options=TubeOptions(fragment_size=2000)) as tube:
         assert (tube.fragment_size, tube.options.fragment_size) == (1000, 2000)
         assert tube.transport is Transport(transport)
         assert (tube.side, tube.peer) == (Side.CLIENT, server.addresses[0])
@@ -66,8 +66,8 @@ async def test_what_a_tube_says_of_itself(start: Start, transport: str) -> None:
 
 
 async def test_several_tasks_send_at_once(start: Start) -> None:
-    server = await start(echo, Options(receive_buffer=50_000))
-    options = Options(write_buffer=10_000, compress=False)
+    server = await start(echo, TubeOptions(receive_buffer=50_000))
+    options = TubeOptions(write_buffer=10_000, compress=False)
     async with connect(url(server), options=options) as tube:
 
         async def send(name: int) -> None:
@@ -85,9 +85,9 @@ async def test_several_tasks_send_at_once(start: Start) -> None:
 
 
 async def test_a_message_in_parts(start: Start) -> None:
-    server = await start(echo, Options(fragment_size=1000))
+    server = await start(echo, TubeOptions(fragment_size=1000))
     head, body = b"head", os.urandom(100_000)
-    async with connect(url(server), options=Options(compress=False)) as tube:
+    async with connect(url(server), options=TubeOptions(compress=False)) as tube:
         await tube.send_parts([head, body, b"", memoryview(body)[:7]])
         tube.write_parts([])
         tube.write_parts(part for part in (b"a", b"b"))
@@ -98,7 +98,7 @@ async def test_a_message_in_parts(start: Start) -> None:
 
 async def test_memory_may_be_used_again_at_once(start: Start) -> None:
     server = await start(echo)
-    async with connect(url(server), options=Options(compress=False, write_buffer=1)) as tube:
+    async with connect(url(server), options=TubeOptions(compress=False, write_buffer=1)) as tube:
         memory = bytearray(os.urandom(1 << 20))
         for number in range(4):
             memory[:4] = bytes([number] * 4)
@@ -111,7 +111,7 @@ async def test_memory_may_be_used_again_at_once(start: Start) -> None:
 
 async def test_too_long_a_message_is_not_sent(start: Start) -> None:
     server = await start(echo)
-    async with connect(url(server), options=Options(max_message=100)) as tube:
+    async with connect(url(server), options=TubeOptions(max_message=100)) as tube:
         with pytest.raises(LimitError, match="message length 101"):
             await tube.send(bytes(101))
         with pytest.raises(LimitError):
@@ -125,7 +125,7 @@ async def test_what_is_sent_may_be_longer_than_what_is_taken(start: Start) -> No
         async for message in tube:
             await tube.send(bytes(message) * 2)
 
-    server = await start(twice, Options(max_message=100, max_sent=200))
+    server = await start(twice, TubeOptions(max_message=100, max_sent=200))
     async with connect(url(server)) as tube:
         await tube.send(bytes(100))
         assert await tube.receive() == bytes(200)
@@ -140,7 +140,7 @@ async def test_what_is_sent_may_be_longer_than_what_is_taken(start: Start) -> No
 @pytest.mark.parametrize("fragment_size", [1, 2, 100])
 async def test_tiny_fragments_both_ways(start: Start, fragment_size: int) -> None:
     """64 KiB in one-byte fragments is 65,536 of them, and on WebSocket as many messages."""
-    options = Options(fragment_size=fragment_size, compress=False)
+    options = TubeOptions(fragment_size=fragment_size, compress=False)
     server = await start(echo, options)
     message = os.urandom(1 << 16)
     async with connect(url(server), options=options) as tube:
@@ -151,7 +151,7 @@ async def test_tiny_fragments_both_ways(start: Start, fragment_size: int) -> Non
 @pytest.mark.parametrize("fragment_size", [4 << 10, 1_000_000])
 async def test_a_hundred_megabytes_in_one_message(start: Start, fragment_size: int) -> None:
     size = 100_000_000
-    options = Options(fragment_size=fragment_size, max_message=size, compress=False)
+    options = TubeOptions(fragment_size=fragment_size, max_message=size, compress=False)
     block = os.urandom(1_000_003)
     message = block * (size // len(block))
 
@@ -206,8 +206,8 @@ async def test_all_that_was_sent_arrives_before_the_end(start: Start) -> None:
     async def take(tube: Tube) -> None:
         got.set_result(sum([len(message) async for message in tube]))
 
-    server = await start(take, Options(receive_buffer=1 << 16))
-    async with connect(url(server), options=Options(compress=False)) as tube:
+    server = await start(take, TubeOptions(receive_buffer=1 << 16))
+    async with connect(url(server), options=TubeOptions(compress=False)) as tube:
         for _ in range(10):
             tube.write(os.urandom(1 << 20))
     assert await got == 10 << 20
@@ -223,7 +223,7 @@ async def test_aborting_loses_what_has_not_gone_out(start: Start) -> None:
         ends.set_result(tube.error)
 
     server = await start(take)
-    tube = await connect(url(server), options=Options(compress=False))
+    tube = await connect(url(server), options=TubeOptions(compress=False))
     tube.write(os.urandom(8 << 20))
     tube.abort()
     await tube.wait_closed()
@@ -296,8 +296,8 @@ async def test_a_send_cancelled_while_it_waits_sends_nothing(start: Start) -> No
         await released.wait()
         received.extend([bytes(message[:4]) async for message in tube])
 
-    server = await start(late, Options(receive_buffer=1 << 16))
-    async with connect(url(server), options=Options(compress=False, write_buffer=1 << 16)) as tube:
+    server = await start(late, TubeOptions(receive_buffer=1 << 16))
+    async with connect(url(server), options=TubeOptions(compress=False, write_buffer=1 << 16)) as tube:
         sent = 0
         while not tube.paused:
             await tube.send(b"sent" + bytes(100_000))

@@ -14,7 +14,7 @@ from tests.tube.serving import echo, until, url
 from tests.tube.stranger import WebSocketStranger, dial
 
 from headrace.errors import HeadraceError, LimitError
-from headrace.tube import Options, Tube, connect, serve
+from headrace.tube import Tube, TubeOptions, connect, serve
 from headrace.wire.tube.frames import DEFLATE, stream_pieces, websocket_pieces
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ async def test_two_billion_fragments(start: Start, transport: str) -> None:
 
 async def test_a_message_that_grows_past_the_limit(start: Start, transport: str) -> None:
     handler = Errors()
-    server = await start(handler, Options(max_message=MIB))
+    server = await start(handler, TubeOptions(max_message=MIB))
     fragment = bytes(1 << 18)
     async with await dial(transport, server.addresses[0]) as stranger:
         stranger.say(b"\x02")
@@ -121,7 +121,7 @@ async def test_a_message_that_grows_past_the_limit(start: Start, transport: str)
 
 async def test_too_long_a_fragment(start: Start, transport: str) -> None:
     handler = Errors()
-    server = await start(handler, Options(fragment_size=1000))
+    server = await start(handler, TubeOptions(fragment_size=1000))
     async with await dial(transport, server.addresses[0]) as stranger:
         stranger.say(b"\x02")
         await stranger.hear(2)
@@ -141,7 +141,7 @@ async def test_too_long_a_fragment(start: Start, transport: str) -> None:
 async def test_a_websocket_message_in_endless_frames() -> None:
     """Frames of nothing, or of a byte each: a message may not outgrow a fragment by being cut."""
     handler = Errors()
-    options = Options(fragment_size=1000)
+    options = TubeOptions(fragment_size=1000)
     async with (
         serve(handler, port=0, transport="websocket", options=options) as server,
         await dial("websocket", server.addresses[0]) as stranger,
@@ -172,9 +172,9 @@ async def test_a_slow_consumer_holds_its_peer_back_and_not_the_memory(start: Sta
         await go_on.wait()
         sizes.extend([len(message) async for message in tube])
 
-    server = await start(slow, Options(receive_buffer=2 * MIB))
+    server = await start(slow, TubeOptions(receive_buffer=2 * MIB))
     message = bytes(MIB // 2)
-    options = Options(compress=False, write_buffer=MIB)
+    options = TubeOptions(compress=False, write_buffer=MIB)
     async with connect(url(server), options=options) as tube:
 
         async def send() -> None:
@@ -202,7 +202,7 @@ async def test_a_peer_that_takes_nothing_does_not_keep_a_closing_tube(start: Sta
         for _ in range(64):
             tube.write(bytes(MIB))
 
-    server = await start(flood, Options(compress=False, close_seconds=0.1))
+    server = await start(flood, TubeOptions(compress=False, close_seconds=0.1))
     async with await dial(transport, server.addresses[0]) as stranger:
         stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
         stranger.say(b"\x80\x80\x20")
@@ -222,7 +222,7 @@ async def test_a_half_closed_peer_that_takes_nothing() -> None:
         except HeadraceError as error:
             failed.set_result(error)
 
-    options = Options(compress=False, pong_seconds=0.1)
+    options = TubeOptions(compress=False, pong_seconds=0.1)
     async with (
         serve(flood, port=0, options=options) as server,
         await dial("tcp", server.addresses[0]) as stranger,

@@ -9,10 +9,10 @@ from tests.tube.serving import echo, until, url
 from tests.tube.stranger import Stranger, dial, host
 
 from headrace.errors import UnreachableError
-from headrace.tube import Options, Tube, connect, serve
+from headrace.tube import Tube, TubeOptions, connect, serve
 from headrace.tube.liveness import Ask, GiveUp, Liveness, Wait
 
-OPTIONS = Options(idle_seconds=10, pong_seconds=5, message_seconds=60, handshake_seconds=3)
+OPTIONS = TubeOptions(idle_seconds=10, pong_seconds=5, message_seconds=60, handshake_seconds=3)
 
 # The rules, on a clock of their own
 
@@ -20,7 +20,7 @@ OPTIONS = Options(idle_seconds=10, pong_seconds=5, message_seconds=60, handshake
 class Peer:
     """What a session would tell :class:`Liveness` of a peer that does nothing unless a test says so."""
 
-    def __init__(self, options: Options = OPTIONS, *, opened: bool = True) -> None:
+    def __init__(self, options: TubeOptions = OPTIONS, *, opened: bool = True) -> None:
         self.liveness = Liveness(options, 0.0)
         self.reading = True
         self.unfinished = False
@@ -87,7 +87,7 @@ def test_a_message_must_be_whole_in_time() -> None:
 
 
 def test_never() -> None:
-    never = Options(idle_seconds=math.inf, pong_seconds=math.inf, message_seconds=math.inf)
+    never = TubeOptions(idle_seconds=math.inf, pong_seconds=math.inf, message_seconds=math.inf)
     assert Peer(never).at(1e9) == Wait(math.inf)
 
 
@@ -103,7 +103,7 @@ async def test_a_silent_client_is_pinged_and_cut_off(start: Start, transport: st
         except UnreachableError as error:
             errors.set_result(error)
 
-    server = await start(wait, Options(idle_seconds=0.05, pong_seconds=0.1))
+    server = await start(wait, TubeOptions(idle_seconds=0.05, pong_seconds=0.1))
     async with await dial(transport, server.addresses[0]) as stranger:
         stranger.say(b"\x02")
         assert await stranger.hear(4) == bytes.fromhex("808020 80")
@@ -122,14 +122,14 @@ async def test_a_silent_server_is_pinged_and_given_up(transport: str) -> None:
         await stranger.hear_end()
 
     async with host(transport, behave) as url:
-        tube = await connect(url, options=Options(idle_seconds=0.05, pong_seconds=0.05))
+        tube = await connect(url, options=TubeOptions(idle_seconds=0.05, pong_seconds=0.05))
         with pytest.raises(UnreachableError, match="no answer to a Ping"):
             await tube.receive()
         await tube.wait_closed()
 
 
 async def test_two_of_ours_stay_connected_however_idle(start: Start) -> None:
-    options = Options(idle_seconds=0.01, pong_seconds=1)
+    options = TubeOptions(idle_seconds=0.01, pong_seconds=1)
     server = await start(echo, options)
     async with connect(url(server), options=options) as tube:
         with pytest.raises(TimeoutError):
@@ -141,7 +141,7 @@ async def test_two_of_ours_stay_connected_however_idle(start: Start) -> None:
 
 async def test_a_slow_consumer_is_not_taken_for_dead(start: Start) -> None:
     """It does not read, so it sees no Ping; its own Pings say that it lives."""
-    options = Options(idle_seconds=0.03, pong_seconds=0.06, receive_buffer=1, compress=False)
+    options = TubeOptions(idle_seconds=0.03, pong_seconds=0.06, receive_buffer=1, compress=False)
     go_on = asyncio.Event()
     received: list[bytes] = []
 
@@ -162,7 +162,7 @@ async def test_a_slow_consumer_is_not_taken_for_dead(start: Start) -> None:
 
 
 async def test_a_message_that_drips_in(start: Start, transport: str) -> None:
-    server = await start(echo, Options(message_seconds=0.1, idle_seconds=0.02, pong_seconds=1))
+    server = await start(echo, TubeOptions(message_seconds=0.1, idle_seconds=0.02, pong_seconds=1))
     async with await dial(transport, server.addresses[0]) as stranger:
         stranger.say(b"\x02", *([b"\x00\x80\x7d"]))
         assert await stranger.hear(3) == bytes.fromhex("808020")
@@ -178,7 +178,7 @@ async def test_a_message_that_drips_in(start: Start, transport: str) -> None:
 
 
 async def test_a_websocket_frame_that_drips_in() -> None:
-    options = Options(message_seconds=0.1, idle_seconds=0.02, pong_seconds=1)
+    options = TubeOptions(message_seconds=0.1, idle_seconds=0.02, pong_seconds=1)
     async with (
         serve(echo, port=0, transport="websocket", options=options) as server,
         await dial("websocket", server.addresses[0]) as stranger,
@@ -201,7 +201,7 @@ async def test_a_websocket_frame_that_drips_in() -> None:
 async def test_who_does_not_open_the_tube_is_cut_off(start: Start, transport: str, opening: bytes) -> None:
     ended: list[Tube] = []
     server = await start(
-        echo, Options(handshake_seconds=0.05), admit=lambda tube: not tube.when_closed(ended.append)
+        echo, TubeOptions(handshake_seconds=0.05), admit=lambda tube: not tube.when_closed(ended.append)
     )
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     async with Stranger(reader, writer) as stranger:

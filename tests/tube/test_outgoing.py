@@ -7,29 +7,28 @@ from collections.abc import Sequence
 
 from tests.wire.golden import read
 
-from headrace.tube.codec import Conversation
-from headrace.tube.options import Options
+from headrace.tube.compression import TubeCodec
+from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.tube.outgoing import PIECES_A_TURN, Outgoing
-from headrace.tube.statistics import Counts
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.connection import Side, Transport
 from headrace.wire.tube.frames import FragmentSize, Message, serialize
 from headrace.wire.tube.reassembly import Limits, StreamDecoder
 
 KIB = 1 << 10
-OPTIONS = Options(write_buffer=1 << 20)
+OPTIONS = TubeOptions(write_buffer=1 << 20)
 
 
 class Handed:
     """An outgoing direction whose peer takes fragments of a size, and what it handed over."""
 
     def __init__(self, fragment_size: int) -> None:
-        conversation = Conversation(Side.CLIENT, Transport.TCP, Limits(), compress=False)
+        codec = TubeCodec(Side.CLIENT, Transport.TCP, Limits(), compress=False)
         self.calls: list[list[Buffer]] = []
         self.full_after: int | None = None
-        self.outgoing = Outgoing(conversation, self.write, lambda: None, OPTIONS, Counts())
+        self.outgoing = Outgoing(codec, self.write, lambda: None, OPTIONS, TubeCounts())
         self.outgoing.pump()
-        list(conversation.receive(serialize(FragmentSize(fragment_size))))
+        list(codec.receive(serialize(FragmentSize(fragment_size))))
         self.opening = b"".join(piece for call in self.calls for piece in call)
         self.calls.clear()
 

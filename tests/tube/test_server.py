@@ -12,7 +12,7 @@ from tests.tube.stranger import Stranger, dial
 from tests.tube.test_session import Collector
 
 from headrace.errors import HeadraceError, UnreachableError, UsageError
-from headrace.tube import Options, Tube, connect, serve
+from headrace.tube import Tube, TubeOptions, connect, serve
 
 
 async def test_a_socket_of_your_own(transport: str) -> None:
@@ -84,7 +84,7 @@ async def test_a_handler_that_does_not_end_is_cancelled(start: Start) -> None:
         finally:
             cancelled.set()
 
-    server = await start(stay, Options(close_seconds=0.05))
+    server = await start(stay, TubeOptions(close_seconds=0.05))
     async with connect(url(server)):
         await until(lambda: server.tubes)
         server.close()

@@ -18,10 +18,10 @@ from tests.tube.stranger import BINARY, PING, PONG, frame, request
 from tests.wire.golden import cut
 
 from headrace.errors import ClosedError, HeadraceError, UnreachableError, UsageError
-from headrace.tube import Options, Received, Tube
+from headrace.tube import Received, Tube, TubeOptions
 from headrace.tube.incoming import MAX_OWED
 from headrace.tube.receiver import MESSAGE_COST
-from headrace.tube.transport import READ_BYTES, SMALLEST_BITE
+from headrace.tube.transport import READ_BYTES, SMALLEST_READ
 from headrace.wire.tube.connection import Transport
 from headrace.wire.tube.frames import DEFLATE, RAW, Ping, serialize, stream_pieces
 
@@ -60,7 +60,7 @@ def wire(messages: Iterable[bytes], fragment_size: int = 64, compression: int = 
 @pytest.fixture
 def long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every read is as long as a read can be."""
-    monkeypatch.setattr("headrace.tube.transport.SMALLEST_BITE", READ_BYTES)
+    monkeypatch.setattr("headrace.tube.transport.SMALLEST_READ", READ_BYTES)
 
 
 def gone(transport: FakeTransport) -> None:
@@ -100,7 +100,7 @@ async def test_byte_by_byte() -> None:
 
 
 async def test_a_slow_consumer_stops_reading_and_gets_everything() -> None:
-    options = Options(receive_buffer=10_000)
+    options = TubeOptions(receive_buffer=10_000)
     tube, transport = server_side(options)
     transport.feed(OPENING)
     sent = [bytes([i % 256]) * 1000 for i in range(50)]
@@ -125,7 +125,7 @@ async def test_many_messages_in_one_read_are_looked_at_as_they_are_wanted() -> N
     """A thousand compressed messages fit one read and a thousand megabytes do not fit memory."""
     big = bytes(1 << 20)
     packed = wire([big], 1 << 18, DEFLATE)
-    options = Options(receive_buffer=2 << 20)
+    options = TubeOptions(receive_buffer=2 << 20)
     tube, transport = server_side(options)
     count = (200 << 10) // len(packed)
     assert count > 100
@@ -142,7 +142,7 @@ async def test_many_messages_in_one_read_are_looked_at_as_they_are_wanted() -> N
 
 
 async def test_what_was_read_outlives_the_connection() -> None:
-    tube, transport = server_side(Options(receive_buffer=1))
+    tube, transport = server_side(TubeOptions(receive_buffer=1))
     transport.feed(OPENING)
     transport.feed(wire([b"one", b"two", b"three"]))
     assert tube.counts.messages_received == 1
@@ -155,7 +155,7 @@ async def test_what_was_read_outlives_the_connection() -> None:
 
 @pytest.mark.usefixtures("long_reads")
 async def test_empty_messages_count_toward_the_bound() -> None:
-    tube, transport = server_side(Options(receive_buffer=100 * MESSAGE_COST))
+    tube, transport = server_side(TubeOptions(receive_buffer=100 * MESSAGE_COST))
     transport.feed(OPENING)
     transport.feed(b"\x01\x00" * 100_000)
     assert tube.counts.messages_received == 100
@@ -165,7 +165,7 @@ async def test_empty_messages_count_toward_the_bound() -> None:
 
 @pytest.mark.parametrize("question", [serialize(Ping()), b"\x11\x02a"], ids=["ping", "unknown compression"])
 async def test_who_asks_and_does_not_take_the_answers_is_not_read(question: bytes) -> None:
-    tube, transport = server_side(Options(write_buffer=100), stuck=True)
+    tube, transport = server_side(TubeOptions(write_buffer=100), stuck=True)
     transport.feed(OPENING)
     asked = 0
     while transport.reading:
@@ -188,7 +188,7 @@ async def test_who_asks_and_does_not_take_the_answers_is_not_read(question: byte
 
 
 async def test_websocket_pings_whose_pongs_nobody_takes() -> None:
-    tube, transport = server_side(Options(write_buffer=1000), transport=Transport.WEBSOCKET, stuck=True)
+    tube, transport = server_side(TubeOptions(write_buffer=1000), transport=Transport.WEBSOCKET, stuck=True)
     transport.feed(request())
     transport.feed(frame(BINARY, b"\x02", masked=True))
     transport.take()
@@ -218,7 +218,7 @@ async def test_a_flood_of_pings_in_one_read_is_answered_in_turns() -> None:
 
 async def test_tiny_fragments_go_out_in_turns() -> None:
     """A peer that wants one-byte fragments slows itself down, not the event loop or the memory."""
-    tube, transport = server_side(Options(compress=False, write_buffer=1000), stuck=True)
+    tube, transport = server_side(TubeOptions(compress=False, write_buffer=1000), stuck=True)
     transport.feed(b"\x02")
     message = os.urandom(1 << 20)
     tube.write(message)
@@ -242,13 +242,13 @@ async def test_a_line_reads_more_at_a_time_while_that_goes_quickly() -> None:
                 time.sleep(0.006)
 
     tube.attach(Pensive())
-    assert len(transport.protocol.get_buffer(-1)) == SMALLEST_BITE
+    assert len(transport.protocol.get_buffer(-1)) == SMALLEST_READ
     transport.feed(OPENING + wire([bytes(1 << 20)], 1 << 18))
     grown = len(transport.protocol.get_buffer(-1))
-    assert SMALLEST_BITE < grown <= READ_BYTES
+    assert SMALLEST_READ < grown <= READ_BYTES
     for _ in range(4):
         transport.feed(wire([b"think"]))
-    assert len(transport.protocol.get_buffer(-1)) == SMALLEST_BITE
+    assert len(transport.protocol.get_buffer(-1)) == SMALLEST_READ
     gone(transport)
     await tube.wait_closed()
 
@@ -257,7 +257,7 @@ async def test_a_line_reads_more_at_a_time_while_that_goes_quickly() -> None:
 
 
 async def test_room() -> None:
-    tube, transport = server_side(Options(write_buffer=1000, compress=False), stuck=True)
+    tube, transport = server_side(TubeOptions(write_buffer=1000, compress=False), stuck=True)
     collector = Collector()
     tube.attach(collector)
     transport.feed(OPENING)
@@ -305,7 +305,7 @@ async def test_pausing_and_resuming_from_within_a_callback() -> None:
 
 
 async def test_neither_the_owner_nor_the_queue_overrules_the_other() -> None:
-    tube, transport = server_side(Options(receive_buffer=4 * MESSAGE_COST))
+    tube, transport = server_side(TubeOptions(receive_buffer=4 * MESSAGE_COST))
     transport.feed(OPENING)
     transport.feed(wire([b"one", b"two", b"three", b"four"]))
     assert not transport.reading
@@ -324,7 +324,7 @@ async def test_neither_the_owner_nor_the_queue_overrules_the_other() -> None:
 
 
 async def test_a_receiver_that_pauses_while_it_gets_what_waited() -> None:
-    tube, transport = server_side(Options(receive_buffer=2 * MESSAGE_COST))
+    tube, transport = server_side(TubeOptions(receive_buffer=2 * MESSAGE_COST))
     transport.feed(OPENING)
     transport.feed(wire([b"one", b"two", b"three"]))
 
@@ -396,7 +396,7 @@ async def test_a_receiver_that_comes_too_late_hears_the_end() -> None:
 @pytest.mark.parametrize("before", [True, False])
 async def test_what_is_written_goes_out_before_the_end(before: bool) -> None:
     """Closing waits for the network, whether the peer has shut its side down before or does so meanwhile."""
-    options = Options(write_buffer=1000, compress=False, close_seconds=math.inf)
+    options = TubeOptions(write_buffer=1000, compress=False, close_seconds=math.inf)
     tube, transport = server_side(options, stuck=True)
     transport.feed(OPENING)
     if before:

@@ -13,9 +13,9 @@ from tests.tube.serving import echo, until, url
 from tests.tube.stranger import CLOSE, PING, PONG, TEXT, Stranger, WebSocketStranger, dial, host
 
 from headrace.errors import HeadraceError, MalformedError, RefusedError, UnreachableError
-from headrace.tube import Options, Tube, connect, serve
+from headrace.tube import Tube, TubeOptions, connect, serve
 
-RAW = Options(compress=False)
+RAW = TubeOptions(compress=False)
 
 
 def octets(text: str) -> bytes:
@@ -188,7 +188,7 @@ async def test_a_strange_tcp_server() -> None:
         stranger.say(octets("88 03 0261 0262 0263"))
         assert not (await stranger.hear_end()).strip(octets("80"))
 
-    options = Options(fragment_size=100, compress=False, idle_seconds=0.05)
+    options = TubeOptions(fragment_size=100, compress=False, idle_seconds=0.05)
     async with host("tcp", behave) as url, connect(url, options=options) as tube:
         assert tube.fragment_size == 3
         await tube.send(b"hello")
@@ -205,7 +205,7 @@ async def test_a_strange_websocket_server() -> None:
         stranger.say(octets("88"), octets("03 61"), b"b", b"c")
         assert not (await stranger.hear_end()).strip(octets("80"))
 
-    options = Options(fragment_size=100, compress=False, idle_seconds=0.05)
+    options = TubeOptions(fragment_size=100, compress=False, idle_seconds=0.05)
     async with host("websocket", behave) as url, connect(url, options=options) as tube:
         assert tube.fragment_size == 3
         await tube.send(b"hello")

@@ -27,9 +27,13 @@ PAGES = ("overview", "stream", "services", "subscriptions", "cluster", "pipeline
 SCREENSHOTS = os.environ.get("HEADRACE_SCREENSHOTS")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="NO BROWSER: the dashboard is not tried. Install chromium (apt install chromium)"
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None,
+        reason="NO BROWSER: the dashboard is not tried. Install chromium (apt install chromium)",
+    ),
+]
 
 expect.set_options(timeout=20_000)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headrace.log import frame
 from headrace.log.sealed import SealedSegment, write_segment
 from headrace.log.tail import TailFile
-from headrace.message import SCHEMA, Batch, Offsets, Run
+from headrace.message import SCHEMA, Batch, Offsets, Run, column_type, envelope_rows
 
 ROWS: Final = 16_384
 BYTES: Final = 4 << 20
@@ -26,8 +26,6 @@ BYTES: Final = 4 << 20
 
 TEXT_BYTES: Final = 16 << 20
 """The same of what messages of a frame share, which a record batch has for each: a topic may have 65,535 bytes."""
-
-_SHARED: Final = ("time", "origin", "node", "publisher", "number", "topic")
 
 
 def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
@@ -100,24 +98,23 @@ class _Gathered:
         within = np.arange(self.rows) - np.repeat(np.cumsum(counts) - counts, counts)
         texts = list(zip(*map(_split, self._texts), strict=True))
         origin, publisher, topic = (pa.array(each, pa.string()).take(pa.array(text)) for each in texts)
-        arrays = [
-            pa.array(time).cast(SCHEMA.field("time").type),
-            origin,
-            pa.array(node.astype(np.int32)),
-            publisher,
-            pa.array(number + within, mask=numbered == 0),
-            topic,
-        ]
-        schema = pa.schema([SCHEMA.field(name) for name in _SHARED])
+        columns = {
+            "time": pa.array(time).cast(column_type("time")),
+            "origin": origin,
+            "node": pa.array(node.astype(np.int32)),
+            "publisher": publisher,
+            "number": pa.array(number + within, mask=numbered == 0),
+            "topic": topic,
+        }
         batch = Batch(
             Run(np.frombuffer(b"".join(self._payloads), np.uint8), self._offsets(counts)),
             first=self._first,
-            columns=pa.RecordBatch.from_arrays(arrays, schema=schema),
+            columns=envelope_rows(columns),
         )
         rows = batch.to_arrow()
         for name in {name for _, columns in self._differing for name in columns.schema.names}:
             place = SCHEMA.get_field_index(name)
-            rows = rows.set_column(place, SCHEMA.field(place), self._overlaid(rows.column(place), name))
+            rows = rows.set_column(place, SCHEMA.field(name), self._overlaid(rows.column(name), name))
         return rows
 
     def _offsets(self, counts: npt.NDArray[np.int64]) -> Offsets:

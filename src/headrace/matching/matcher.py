@@ -30,8 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import LimitError, UsageError
-from headrace.matching.extra_programs import predicates_of
-from headrace.matching.index.segment import ALIVE, Ints, Segment
+from headrace.matching.index.segment import ALIVE, Ints, Segment, predicates_of
 from headrace.matching.matches import CLIENT_BYTES, Matches, Memory, nobody
 from headrace.message import SCHEMA, Batch
 from headrace.wire.sdk.predicate import Between, Equals, Predicate, parse_field, serialize_field

@@ -25,7 +25,7 @@ from headrace.matching import attribute_reading
 from headrace.matching.attribute_reading import Facts
 from headrace.matching.index import hashing
 from headrace.matching.index.segment import Bytes, Ints, Segment
-from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.message import NOT_A_MESSAGE, Batch, bytes_of, offsets_of
 
 _TEXTS = ("topic", "origin", "publisher")
 _SIZE = "size"
@@ -33,8 +33,6 @@ _SIZE = "size"
 _ENVELOPE = (*_TEXTS, _SIZE)
 _ENVELOPE_DATA = np.frombuffer("".join(_ENVELOPE).encode(), np.uint8).copy()
 _ENVELOPE_BEGIN = np.cumsum([0, *(len(name) for name in _ENVELOPE)], dtype=np.int64)
-
-_NO_BYTES = np.zeros(0, np.uint8)
 
 
 @dataclass(slots=True)
@@ -46,11 +44,7 @@ class _Strings:
 
     @classmethod
     def of(cls, array: pa.Array) -> _Strings:
-        _, offsets, data = array.buffers()
-        if not len(array):
-            return cls(np.zeros(1, np.int32), _NO_BYTES)
-        edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-        return cls(edges, _NO_BYTES if data is None else np.frombuffer(data, np.uint8))
+        return cls(offsets_of(array), bytes_of(array))
 
     @classmethod
     def repeated(cls, text: str, count: int) -> _Strings:
@@ -185,7 +179,7 @@ def _sources(batch: Batch, asked: set[str], json_attributes: bool) -> Iterator[_
         maps = _column(batch, name)
         if maps is None or not len(maps):
             continue
-        first = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
+        first = offsets_of(maps)
         if first[0] == first[-1]:
             continue
         items = maps.items
@@ -269,7 +263,7 @@ def _strings(values: Sequence[str]) -> _Strings:
 
 
 def _doubles(items: pa.Array) -> npt.NDArray[np.float64]:
-    data = items.buffers()[1]
+    _validity, data = items.buffers()
     if data is None:
         return np.zeros(len(items))
     return np.frombuffer(data, np.float64)[items.offset : items.offset + len(items)]

@@ -15,36 +15,35 @@
         ...
 
 Messages are cut into fragments no longer than their receiver asked for, compressed where that pays, and bounded in
-every direction; the peer is pinged when it is silent. Nothing here knows what is in a message, or the hub.
+every direction; a silent peer is pinged. Nothing here knows what is in a message, or the hub.
 
-How it is built, from the outside in: :mod:`~headrace.tube.client` and :mod:`~headrace.tube.server` make a
-:class:`Tube` (what users hold), its :mod:`session <headrace.tube.session>` (all that is decided) and its
-:mod:`line <headrace.tube.transport>` (the socket: TCP or WebSocket). The session converses in
-:mod:`headrace.wire.tube.connection`, sends through :mod:`~headrace.tube.outgoing`, hands what it receives to a
-:mod:`receiver <headrace.tube.receiver>`, and asks :mod:`~headrace.tube.liveness` about deadlines.
+From the outside in: :mod:`~headrace.tube.client` and :mod:`~headrace.tube.server` make a :class:`Tube` (which users
+hold), its :mod:`session <headrace.tube.session>` (which decides) and its :mod:`transport <headrace.tube.transport>`
+(the socket: TCP or WebSocket). The session speaks :mod:`headrace.wire.tube.connection`, sends through
+:mod:`~headrace.tube.outgoing`, hands messages to a :mod:`receiver <headrace.tube.receiver>`, and asks
+:mod:`~headrace.tube.liveness` about deadlines.
 """
 
 from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT, connect
 from headrace.tube.endpoint import Tube
-from headrace.tube.options import Options, Policy
+from headrace.tube.options import Policy, TubeCounts, TubeOptions
 from headrace.tube.receiver import Received, Receiver
-from headrace.tube.server import Handler, Server, serve
-from headrace.tube.statistics import Counts
+from headrace.tube.server import Handler, TubeServer, serve
 from headrace.wire.tube.connection import Side, Transport
 
 __all__ = [
     "TCP_PORT",
     "WEBSOCKET_PORT",
-    "Counts",
     "Handler",
-    "Options",
     "Policy",
     "Received",
     "Receiver",
-    "Server",
     "Side",
     "Transport",
     "Tube",
+    "TubeCounts",
+    "TubeOptions",
+    "TubeServer",
     "connect",
     "serve",
 ]

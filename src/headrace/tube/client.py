@@ -1,4 +1,4 @@
-"""Connecting: ``tube = await connect(url)``, or ``async with connect(url) as tube``."""
+"""Connect: ``tube = await connect(url)``, or ``async with connect(url) as tube``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from websockets.uri import parse_uri
 
 from headrace.errors import UnreachableError, UsageError
 from headrace.tube.endpoint import Tube
-from headrace.tube.options import DEFAULT_OPTIONS, Options
-from headrace.tube.session import Session
-from headrace.tube.tcp import TcpLine
-from headrace.tube.transport import Line, ReadBuffer
-from headrace.tube.websocket import WebSocketLine
+from headrace.tube.options import DEFAULT_OPTIONS, TubeOptions
+from headrace.tube.session import TubeSession
+from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport
+from headrace.tube.websocket import WebSocketTransport
 from headrace.wire.tube.connection import Side, Transport
 
 TCP_PORT = 8081
@@ -31,15 +30,15 @@ _SCHEMES = {
 }
 
 
-def connect(url: str, *, options: Options = DEFAULT_OPTIONS) -> Connecting:
+def connect(url: str, *, options: TubeOptions = DEFAULT_OPTIONS) -> Connecting:
     """Connect to a tube server.
 
     ``tube://host:port`` is TCP (port 8081 unless it says otherwise), ``ws://host:port/path`` WebSocket (8080);
     ``tube+tcp`` and ``tube+ws`` are other names for the two.
 
-    Raises :class:`~headrace.errors.UnreachableError` if nobody answers in ``options.handshake_seconds``,
-    :class:`~headrace.errors.RefusedError` if a web server says no, and a
-    :class:`~headrace.errors.WireError` if what answers is not a tube.
+    Raises :class:`~headrace.errors.UnreachableError` if there is no answer within ``options.handshake_seconds``,
+    :class:`~headrace.errors.RefusedError` if a web server refuses, and a :class:`~headrace.errors.WireError` if the
+    answer is not a tube's.
 
     >>> from headrace import tube
     >>> async def answer(tube):
@@ -59,9 +58,9 @@ def connect(url: str, *, options: Options = DEFAULT_OPTIONS) -> Connecting:
 
 
 class Connecting:
-    """A tube to be: await it, or enter it to have it closed in the end."""
+    """A tube being opened: await it, or enter it to have it closed in the end."""
 
-    def __init__(self, url: str, options: Options) -> None:
+    def __init__(self, url: str, options: TubeOptions) -> None:
         self._target = _Target.parse(url)
         self._options = options
         self._tube: Tube
@@ -79,7 +78,7 @@ class Connecting:
         await self._tube.close()
 
     async def _connect(self) -> Tube:
-        session = Session(Side.CLIENT, self._target.transport, self._options)
+        session = TubeSession(Side.CLIENT, self._target.transport, self._options)
         tube = Tube(session)
         try:
             async with asyncio.timeout(self._options.handshake_seconds):
@@ -92,10 +91,12 @@ class Connecting:
             raise UnreachableError(self._target.url, str(error)) from error
         return tube
 
-    async def _open(self, session: Session) -> None:
+    async def _open(self, session: TubeSession) -> None:
         loop = asyncio.get_running_loop()
         target = self._target
-        transport, _ = await loop.create_connection(lambda: target.line(session), target.host, target.port)
+        transport, _ = await loop.create_connection(
+            lambda: target.protocol(session), target.host, target.port
+        )
         try:
             await session.wait_open()
         except BaseException:
@@ -105,7 +106,7 @@ class Connecting:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a URL names."""
+    """The parts of a tube's URL."""
 
     url: str
     transport: Transport
@@ -121,7 +122,7 @@ class _Target:
             if not parts.hostname:
                 raise ValueError(url)
             if transport is Transport.WEBSOCKET:
-                # Port 80 is what others take for meant; and the library knows the scheme under one name only.
+                # Without a port the library would take 80; and it knows the scheme under one name only.
                 netloc = parts.netloc if parts.port is not None else f"{parts.netloc.rstrip(':')}:{port}"
                 url = urlunsplit(parts._replace(scheme="ws", netloc=netloc))
                 parse_uri(url)
@@ -130,7 +131,7 @@ class _Target:
             raise UsageError(f"{url!r} is no tube: expected {expected}") from None
         return cls(url, transport, parts.hostname, port)
 
-    def line(self, session: Session) -> Line:
+    def protocol(self, session: TubeSession) -> TubeTransport:
         if self.transport is Transport.TCP:
-            return TcpLine(session, ReadBuffer())
-        return WebSocketLine.client(session, ReadBuffer(), parse_uri(self.url))
+            return TcpTransport(session, ReadBuffer())
+        return WebSocketTransport.client(session, ReadBuffer(), parse_uri(self.url))

@@ -10,10 +10,9 @@ from typing import Self
 from headrace.config import Address
 from headrace.errors import HeadraceError, UsageError
 from headrace.tube.message_parts import gather, steady
-from headrace.tube.options import Options
-from headrace.tube.receiver import Queue, Received, Receiver
-from headrace.tube.session import Phase, Session
-from headrace.tube.statistics import Counts
+from headrace.tube.options import TubeCounts, TubeOptions
+from headrace.tube.receiver import Received, ReceiveQueue, Receiver
+from headrace.tube.session import Phase, TubeSession
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.connection import Side, Transport
 
@@ -42,9 +41,9 @@ class Tube:
     (b'12', <Side.CLIENT: 'client'>)
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TubeSession) -> None:
         self._session = session
-        self._queue = Queue(session.options.receive_buffer, session.pause_reading, self._regulate)
+        self._queue = ReceiveQueue(session.options.receive_buffer, session.pause_reading, self._regulate)
         self._paused_by_owner = False
         session.receiver = self._queue
 
@@ -54,11 +53,11 @@ class Tube:
             f"<Tube {session.transport.value} {session.side.value}, {session.phase.value}, peer {self.peer}>"
         )
 
-    # What it is
+    # Properties
 
     @property
     def peer(self) -> Address:
-        """Who is at the other end."""
+        """The peer's address."""
         return self._session.peer
 
     @property
@@ -73,12 +72,12 @@ class Tube:
 
     @property
     def transport(self) -> Transport:
-        """What carries the tube."""
+        """The transport that carries the tube."""
         return self._session.transport
 
     @property
-    def options(self) -> Options:
-        """What the tube was made with."""
+    def options(self) -> TubeOptions:
+        """The options it was made with."""
         return self._session.options
 
     @property
@@ -87,8 +86,8 @@ class Tube:
         return self._session.fragment_size
 
     @property
-    def counts(self) -> Counts:
-        """What has happened so far."""
+    def counts(self) -> TubeCounts:
+        """What was counted so far."""
         return self._session.counts
 
     @property
@@ -98,7 +97,7 @@ class Tube:
 
     @property
     def error(self) -> HeadraceError | None:
-        """What broke the tube, or kept something sent from going out before it was closed."""
+        """The error that broke the tube, or kept something from going out before it was closed."""
         return self._session.error
 
     # Sending
@@ -106,10 +105,9 @@ class Tube:
     async def send(self, message: Buffer) -> None:
         """Send a message as soon as there is room.
 
-        Cancelled while it waits, it has sent nothing; once it returns, the message is on its way. Messages are
-        received in the order they were sent. Memory that can be written to (a ``bytearray``) is copied, so that
-        you may use it again at once; ``memoryview(…).toreadonly()`` saves the copy, and must then stay as it is
-        until :attr:`unsent` is 0.
+        If cancelled while it waits, it has sent nothing; once it returns, the message is on its way. Messages arrive
+        in the order they were sent. Writable memory (a ``bytearray``) is copied, so that you may reuse it at once;
+        ``memoryview(…).toreadonly()`` saves the copy, and must then not change until :attr:`unsent` is 0.
         """
         if self._session.paused:
             await self._session.drain()
@@ -122,7 +120,7 @@ class Tube:
         self._session.write(gather(parts))
 
     def write(self, message: Buffer) -> None:
-        """Send a message now; what there is no room for waits in memory. See :attr:`paused`."""
+        """Send a message now, without waiting for room: it may wait in memory. See :attr:`paused`."""
         self._session.write((steady(message),))
 
     def write_parts(self, parts: Iterable[Buffer]) -> None:
@@ -131,12 +129,12 @@ class Tube:
 
     @property
     def paused(self) -> bool:
-        """Whether who uses :meth:`write` should wait: for :meth:`drain`, or for ``on_room``."""
+        """Whether a user of :meth:`write` should wait, for :meth:`drain` or for ``on_room``."""
         return self._session.paused
 
     @property
     def unsent(self) -> int:
-        """How many bytes wait in memory for the network to take them."""
+        """Bytes waiting in memory for the network."""
         return self._session.unsent
 
     async def drain(self) -> None:
@@ -146,7 +144,7 @@ class Tube:
     # Receiving
 
     async def receive(self) -> Received:
-        """Return the next message; raise what ended the tube when there will be none.
+        """Return the next message; after the last, raise the error that ended the tube.
 
         Cancelling this loses no message.
         """
@@ -167,7 +165,7 @@ class Tube:
         raise StopAsyncIteration
 
     def attach(self, receiver: Receiver) -> None:
-        """Have a receiver called for each message from now on, first for all those that wait."""
+        """Call a receiver for each message from now on, beginning with those that wait."""
         if self._session.receiver is not self._queue:
             raise UsageError("the tube has a receiver already")
         self._queue.hand_over(receiver)
@@ -176,7 +174,7 @@ class Tube:
             receiver.on_end(self._session.error)
 
     def pause_reading(self) -> None:
-        """Receive no more for now; the peer feels it once the network's buffers are full."""
+        """Receive no more for now; the peer notices once the network's buffers are full."""
         self._paused_by_owner = True
         self._session.pause_reading()
 
@@ -188,10 +186,10 @@ class Tube:
     # Ending
 
     async def close(self) -> None:
-        """Close after what was sent has gone out, and wait until that is done; again and again if you like.
+        """Close once everything sent has gone out, and wait for that; may be called again.
 
-        What the peer still sends is thrown away. Takes no longer than the peer makes progress, see
-        :attr:`Options.close_seconds`.
+        What the peer still sends is discarded. A peer that makes no progress is cut off, see
+        :attr:`TubeOptions.close_seconds`.
         """
         self.start_closing()
         await self._session.wait_gone()
@@ -211,7 +209,7 @@ class Tube:
         await self._session.wait_gone()
 
     def when_closed(self, callback: Callable[[Tube], None]) -> None:
-        """Have a function called once, when the connection is gone."""
+        """Call a function once, when the connection is gone."""
         if self._session.phase is Phase.GONE:
             asyncio.get_running_loop().call_soon(callback, self)
         else:
@@ -226,6 +224,6 @@ class Tube:
         await self.close()
 
     def _regulate(self) -> None:
-        """Read unless the owner, or the queue, is against it."""
+        """Read again unless the owner has paused or the queue is full."""
         if not (self._paused_by_owner or self._queue.full):
             self._session.resume_reading()

@@ -1,11 +1,11 @@
-"""What comes in: looked at only as far as somebody wants it, and not at all from those who take no answers.
+"""The receiving direction: decoded only as far as the receiver wants, and not at all from a peer that takes no answers.
 
 What was read stays in its buffer until the receiver takes more. A read may hold thousands of messages, each of which
-may inflate to a thousand times its length: so one that was not asked for yet is not even put together.
+may inflate to a thousand times its length, so a message that is not wanted yet is not even put together.
 
-A peer may ask for answers (Pings, messages in compressions we lack) faster than it takes them. While more than a few
-wait, it is not read: then a flood of questions costs its sender, not our memory. An honest peer asks once in a
-while, so two that send each other at full speed never stop each other by this.
+A peer may ask for answers (Pings, messages in compressions we lack) faster than it takes them. While more than
+:data:`MAX_OWED` wait, it is not read: a flood of questions costs its sender, not our memory. An honest peer asks once
+in a while, so two that send each other at full speed never stop each other by this.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import WireError
-from headrace.tube.codec import Conversation
+from headrace.tube.compression import TubeCodec
 from headrace.tube.outgoing import Outgoing
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.connection import Event
 
 if TYPE_CHECKING:
-    from headrace.tube.transport import Line
+    from headrace.tube.transport import TubeTransport
 
 MAX_OWED = 256
-"""Answers that may wait."""
+"""Most answers that may wait."""
 
 _NOTHING: Iterator[Event] = iter(())
 
@@ -36,23 +36,23 @@ class Incoming:
 
     def __init__(
         self,
-        conversation: Conversation,
+        codec: TubeCodec,
         outgoing: Outgoing,
-        line: Line,
+        connection: TubeTransport,
         take: Callable[[Event], None],
         refuse: Callable[[WireError], None],
     ) -> None:
-        self._conversation = conversation
+        self._codec = codec
         self._outgoing = outgoing
-        self._line = line
+        self._connection = connection
         self._take = take
         self._refuse = refuse
         self._events = _NOTHING
-        """What was read and not yet looked at."""
+        """The rest of what was read."""
         self._delivering = False
         self._held = False
         self._choked = False
-        """The peer does not take the answers it asked for."""
+        """Whether the peer does not take the answers it asked for."""
         self._owed = 0
 
     @property
@@ -62,22 +62,22 @@ class Incoming:
 
     def receive(self, data: Buffer) -> bool:
         """Take bytes, or one WebSocket message; return whether their memory is free again."""
-        self._events = self._conversation.receive(data)
+        self._events = self._codec.receive(data)
         return self._deliver()
 
     def hold(self) -> None:
         """Hand over nothing more for now."""
         if not self._held:
             self._held = True
-            self._line.pause_reading()
+            self._connection.pause_reading()
 
     def let_go(self) -> bool:
-        """Go on after :meth:`hold`, at once with what was read already; return whether the line is read again."""
+        """Go on after :meth:`hold`, first with what was read already; return whether the connection is read again."""
         self._held = False
         return self._go_on()
 
     def drop(self) -> None:
-        """Forget what was read: nobody wants it any more, nor what still comes."""
+        """Forget what was read; what still comes is not wanted either."""
         self._events = _NOTHING
         self._held = self._choked = False
 
@@ -90,10 +90,10 @@ class Incoming:
                 self._owed = 0
             elif not self._choked:
                 self._choked = True
-                self._line.pause_reading()
+                self._connection.pause_reading()
 
     def settle(self) -> bool:
-        """Note that all answers have gone out; return whether the line is read again because of that."""
+        """Note that all answers have gone out; return whether the connection is read again because of that."""
         self._owed = 0
         if not self._choked:
             return False
@@ -101,12 +101,12 @@ class Incoming:
         return self._go_on()
 
     def _go_on(self) -> bool:
-        # Called from within a callback, it is done when that returns.
+        # Within a callback there is nothing to do: delivery goes on when that returns.
         if self._delivering or not self.taking:
             return False
         if self._events is not _NOTHING and not self._deliver():
             return False
-        self._line.resume_reading()
+        self._connection.resume_reading()
         return True
 
     def _deliver(self) -> bool:

@@ -1,20 +1,20 @@
-"""Whether the peer is still there: when to ask, and when to give up. Decides only; the time is an argument.
+"""Liveness of the peer: when to ping, and when to give up. Decides only; the time is an argument.
 
-A peer that was not heard for ``idle_seconds`` is pinged. What counts as its answer is any byte, not the Pong
-alone: a Pong waits behind the message its sender is in the middle of. For the same reason a peer that takes what
-we send is not given up while it does so, since our Ping may still be behind that.
+A peer that was silent for ``idle_seconds`` is pinged. Any byte counts as its answer, not the Pong alone: a Pong waits
+for the end of the message its sender is in the middle of. For the same reason a peer that takes what we send is not
+given up while it does so: our Ping may still be waiting.
 
-While we do not read (our consumer is slow), silence says nothing about the peer: it is not given up. But then we
+While we do not read (our consumer is slow), silence says nothing about the peer, and it is not given up. But then we
 do not see its Pings either, so we go on sending ours, which shows it that we are there.
 
-A peer that lets a message drip in, a byte now and then, is heard all the time; ``message_seconds`` bounds that.
+A peer that lets a message drip in, a byte now and then, is never silent; ``message_seconds`` bounds that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.tube.options import Options
+from headrace.tube.options import TubeOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The peer is gone, or as good as."""
+    """Close: the peer is gone."""
 
     reason: str
 
 
 class Liveness:
-    """What was last heard from one peer."""
+    """The times at which one peer was last heard."""
 
     __slots__ = ("_asked", "_began", "_heard", "_opened", "_options", "_taken", "_whole")
 
-    def __init__(self, options: Options, now: float) -> None:
+    def __init__(self, options: TubeOptions, now: float) -> None:
         self._options = options
         self._opened = False
         self._began = now
@@ -49,30 +49,30 @@ class Liveness:
         self._whole = now
         """When the peer was last between messages."""
         self._asked: float | None = None
-        """When a Ping went out, or something of ours was last taken after it, unless the peer was heard since."""
+        """When a Ping was sent, or the peer last took something after it; None once the peer was heard."""
         self._taken = 0
 
     def open(self, now: float) -> None:
-        """Both fragment sizes are known."""
+        """Note that both fragment sizes are known."""
         self._opened = True
         self.resume(now)
 
     def hear(self, now: float) -> None:
-        """Bytes came."""
+        """Note that bytes came."""
         self._heard = now
         self._asked = None
 
     def whole(self, now: float) -> None:
-        """A message, or anything else that stands between messages, came to its end."""
+        """Note that the peer is between messages."""
         self._whole = now
 
     def resume(self, now: float) -> None:
-        """We read again after we did not: the peer starts afresh."""
+        """Note that we read again after we did not: all waits start anew."""
         self.hear(now)
         self.whole(now)
 
     def look(self, now: float, *, reading: bool, unfinished: bool, taken: int) -> Wait | Ask | GiveUp:
-        """Say what is due; ``taken`` is how many of our bytes the transport has taken so far."""
+        """Decide what is due; ``taken`` counts our bytes that the network has taken so far."""
         options = self._options
         if not self._opened:
             until = self._began + options.handshake_seconds

@@ -1,8 +1,8 @@
-"""A message given as several buffers, cut into fragments without first being copied together.
+"""Messages given as several buffers, cut into fragments without first being copied together.
 
 A header and its body lie apart in memory, and a fragment may begin in one and end in the other. On TCP a fragment's
-bytes are written one buffer after the other, so nothing is copied. On WebSocket a fragment is one binary message,
-and only one that lies across a seam is put together.
+bytes are written one buffer after the other, so nothing is copied. On WebSocket a fragment is one binary message, and
+only a fragment that spans two buffers is copied together.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from headrace.wire.tube.frames import RAW, Header, serialize, stream_pieces, web
 from headrace.wire.tube.varint import serialize_varint
 
 _JOINED = 16 << 10
-"""Up to this much, parts are copied side by side: that costs less than a write for each."""
+"""Parts up to this size are copied together: that costs less than a write for each."""
 
 Parts = Sequence[memoryview]
 
 
 def steady(message: Buffer) -> memoryview:
-    """Return a message's bytes, sure not to change while they wait to be written.
+    """Return a message's bytes, which must not change while they wait to be written.
 
-    Memory that somebody could write to is copied. ``memoryview(…).toreadonly()`` is its owner's promise not to.
+    Writable memory is copied; ``memoryview(…).toreadonly()`` is its owner's promise not to write.
     """
     view = memoryview(message)
     if not view.readonly or not view.contiguous:
@@ -32,7 +32,7 @@ def steady(message: Buffer) -> memoryview:
 
 
 def gather(parts: Iterable[Buffer]) -> list[memoryview]:
-    """Return the parts of one message, small neighbours copied side by side; at least one, which may be empty."""
+    """Return the parts of one message, small neighbours copied together; at least one, which may be empty."""
     gathered: list[memoryview] = []
     small: list[memoryview] = []
     waiting = 0

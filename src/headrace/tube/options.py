@@ -1,4 +1,4 @@
-"""What a tube may take, keep and wait for: one frozen object, given to ``connect`` and ``serve``."""
+"""The options a tube is made with, and the counts it keeps."""
 
 from __future__ import annotations
 
@@ -10,56 +10,55 @@ from headrace.errors import UsageError
 from headrace.wire.tube.reassembly import DEFAULT_FRAGMENT_SIZE, MAX_MESSAGE, Limits
 
 Policy = Callable[[memoryview], bool]
-"""Told a message (of one sent in parts: its longest part), says whether compressing it is worth a try."""
+"""Called with a message (or its longest part); returns whether compressing it is worth a try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class TubeOptions:
     """How a tube behaves. Sizes are bytes; a duration of ``math.inf`` means never.
 
-    >>> Options(max_message=100_000_000, compress=False).fragment_size
+    >>> TubeOptions(max_message=100_000_000, compress=False).fragment_size
     262144
     """
 
     fragment_size: int = DEFAULT_FRAGMENT_SIZE
-    """The longest fragment we take, which the peer is told."""
+    """The longest fragment we accept; the peer is told."""
 
     max_message: int = MAX_MESSAGE
-    """The longest message, as it travels, that we take; and that we send, unless ``max_sent`` says otherwise."""
+    """The longest message we accept, as it travels; also the longest we send, unless ``max_sent`` is given."""
 
     max_sent: int | None = None
-    """The longest message that we send."""
+    """The longest message we send."""
 
     max_inflated: int = MAX_MESSAGE
-    """What a compressed message may become."""
+    """The longest that a compressed message may become."""
 
     compress: bool | Policy = True
-    """Whether messages are compressed where that pays, never, or where a policy of your own agrees too."""
+    """Compress messages where that pays, never, or where your own policy agrees too."""
 
     idle_seconds: float = 20.0
-    """A peer not heard for this long is pinged."""
+    """Silence after which the peer is pinged."""
 
     pong_seconds: float = 20.0
-    """A pinged peer that neither says nor takes anything for this long is given up."""
+    """How long a pinged peer may neither send nor take anything before it is given up."""
 
     message_seconds: float = 300.0
-    """A message must be whole this long after it began."""
+    """How long a message may take from its first byte to its last."""
 
     handshake_seconds: float = 10.0
-    """Both fragment sizes (on WebSocket, its handshake too) must be known this long after connecting began."""
+    """How long the exchange of fragment sizes (on WebSocket, its handshake too) may take."""
 
     close_seconds: float = 5.0
-    """A closing tube is cut off when its peer takes nothing, or does not close as well, for this long."""
+    """How long the peer of a closing tube may take nothing, or not close as well, before it is cut off."""
 
     receive_buffer: int = 4 << 20
-    """Messages received and not yet consumed: past this, reading stops until half of them are gone."""
+    """Bytes received and not yet consumed: past this, reading stops until half of them are gone."""
 
     write_buffer: int = 1 << 20
     """Bytes handed to the transport and not yet taken by the network: past this, :meth:`Tube.send` waits."""
 
     def __post_init__(self) -> None:
-        # Checks its own three.
-        _ = self.limits
+        _ = self.limits  # checks its own three
         for name in ("receive_buffer", "write_buffer", "max_sent"):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -76,8 +75,41 @@ class Options:
 
     @property
     def limits(self) -> Limits:
-        """The part of this that the codec keeps."""
+        """The limits that the codec keeps."""
         return Limits(self.fragment_size, self.max_message, self.max_inflated)
 
 
-DEFAULT_OPTIONS = Options()
+DEFAULT_OPTIONS = TubeOptions()
+
+
+@dataclass(slots=True)
+class TubeCounts:
+    """Numbers counted since the tube was made.
+
+    >>> import asyncio
+    >>> from headrace import tube
+    >>> async def echo(tube):
+    ...     async for message in tube:
+    ...         await tube.send(message)
+    >>> async def twice():
+    ...     async with (
+    ...         tube.serve(echo, port=0) as server,
+    ...         tube.connect(f"tube://{server.addresses[0]}") as client,
+    ...     ):
+    ...         for _ in range(2):
+    ...             await client.send(b"hello")
+    ...             await client.receive()
+    ...         return client.counts
+    >>> asyncio.run(twice()).messages_received
+    2
+    """
+
+    messages_received: int = 0
+    messages_sent: int = 0
+    compressed_sent: int = 0
+    discarded: int = 0
+    """Messages received in a compression we lack: discarded, and the peer told."""
+    refused: int = 0
+    """Times the peer lacked a compression we used."""
+    ignored: int = 0
+    """Answers to no question of ours."""

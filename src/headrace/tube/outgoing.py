@@ -1,12 +1,12 @@
-"""What goes out, in order: messages as their senders gave them, and between them the protocol's own answers.
+"""The sending direction: messages in the order they were sent, and between them the protocol's own answers.
 
-Fragments are made as the line takes them, never all at once: the peer chooses their size, and eight million
+Fragments are made as the connection takes them, never all at once: the peer chooses their size, and eight million
 fragments of one byte must cost neither memory nor a long turn of the event loop. So one message is *under way* at a
-time, its pieces are handed to the line until that is full or the turn has had its share, and whatever is sent
-meanwhile waits behind it. They are handed over several at a time, about as many bytes as the line keeps when the
-network takes none: between two fragments stand a few bytes that say how long the next one is, and what is given to the
-network alone is a packet of its own, for which the peer is woken. Answers (a Pong, a refusal, a repeated message) stand
-between messages: the conversation hands them out with the next message, or when there is none.
+time. Its pieces are handed to the connection until that is full or the turn has had its share; later messages wait.
+Pieces are handed over several at a time, about as many bytes as the connection keeps when the network takes none: each
+write of its own is a packet of its own, for which the peer wakes up, and the length of a fragment is only a few bytes.
+Answers (a Pong, a refusal, a repeated message) go between messages: the codec hands them out with the next message, or
+when there is none.
 
 A long message that is worth compressing stops the queue while a thread works on it: order is kept by waiting, not by
 sorting afterwards.
@@ -18,11 +18,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace.tube.codec import Conversation
-from headrace.tube.compression import Place, pack, place
+from headrace.tube.compression import CompressIn, TubeCodec, choose_place, pack
 from headrace.tube.message_parts import Parts
-from headrace.tube.options import Options
-from headrace.tube.statistics import Counts
+from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.frames import COMPRESS_FROM
 
@@ -40,14 +38,14 @@ class Outgoing:
 
     def __init__(
         self,
-        conversation: Conversation,
+        codec: TubeCodec,
         write: Callable[[Sequence[Buffer]], None],
         moved: Callable[[], None],
-        options: Options,
-        counts: Counts,
+        options: TubeOptions,
+        counts: TubeCounts,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._conversation = conversation
+        self._codec = codec
         self._write = write
         self._moved = moved
         self._policy = None if isinstance(options.compress, bool) else options.compress
@@ -56,10 +54,10 @@ class Outgoing:
         self._waiting: deque[Parts] = deque()
         self._ping_due = False
         self._pieces = _NOTHING
-        """What is left of what is under way."""
+        """The rest of what is under way."""
         self._under_way = False
         self._message: Parts = ()
-        """The message that is under way, if it is one."""
+        """The message that is under way; empty for an answer."""
         self._packing: Parts | None = None
         """The message that a thread is compressing."""
         self._next_turn: asyncio.Handle | None = None
@@ -73,12 +71,12 @@ class Outgoing:
 
     @property
     def paused(self) -> bool:
-        """Whether senders should wait: the line is full, or what was sent before is not through yet."""
+        """Whether senders should wait: the connection is full, or earlier messages are not handed over yet."""
         return not self.idle
 
     @property
     def waiting_bytes(self) -> int:
-        """How much waits; the message under way counts in full until all of it is handed over."""
+        """Bytes waiting; the message under way counts in full until all of it is handed over."""
         messages = (self._message, self._packing or (), *self._waiting)
         return sum(len(part) for parts in messages for part in parts)
 
@@ -94,16 +92,16 @@ class Outgoing:
         self.pump()
 
     def fill(self) -> None:
-        """The line takes no more for now."""
+        """Note that the connection is full."""
         self._full = True
 
     def make_room(self) -> None:
-        """The line takes more again."""
+        """Note that the connection has room again."""
         self._full = False
         self._go_on()
 
     def stop(self) -> None:
-        """Forget what has not gone out: the line is gone."""
+        """Forget what has not gone out, since the connection is gone."""
         self._stopped = True
         self._waiting.clear()
         self._pieces = _NOTHING
@@ -115,7 +113,7 @@ class Outgoing:
             self._next_turn = None
 
     def pump(self) -> None:
-        """Hand over what the line takes and this turn allows."""
+        """Hand over what the connection takes and this turn allows."""
         if self._blocked:
             return
         left = PIECES_A_TURN
@@ -129,7 +127,7 @@ class Outgoing:
                 return
 
     def _next_pieces(self, most: int) -> list[Buffer]:
-        """What goes out next, of as many messages as it takes; nothing if there is nothing to be sent now."""
+        """The next pieces, of one message or several; none if there is nothing to be sent now."""
         some: list[Buffer] = []
         size = 0
         while self._under_way or self._begin_next():
@@ -147,14 +145,14 @@ class Outgoing:
         return self._full or self._packing is not None or self._next_turn is not None or self._stopped
 
     def _begin_next(self) -> bool:
-        """Put under way what comes next; say whether there is anything."""
+        """Put the next thing under way; return whether there is any."""
         if self._ping_due:
             self._ping_due = False
-            self._pieces = self._conversation.ping()
+            self._pieces = self._codec.ping()
         elif self._waiting:
             return self._begin_message(self._waiting.popleft())
-        elif self._conversation.owes:
-            self._pieces = self._conversation.data_to_send()
+        elif self._codec.owes:
+            self._pieces = self._codec.data_to_send()
         else:
             return False
         self._under_way = True
@@ -162,20 +160,21 @@ class Outgoing:
 
     def _begin_message(self, parts: Parts) -> bool:
         short = sum(map(len, parts)) < COMPRESS_FROM
-        where = Place.NOWHERE if short or not self._conversation.may_compress else place(parts, self._policy)
-        if where is Place.THREAD:
+        may = not short and self._codec.may_compress
+        where = choose_place(parts, self._policy) if may else CompressIn.NOWHERE
+        if where is CompressIn.THREAD:
             self._packing = parts
             self._loop.run_in_executor(None, pack, parts).add_done_callback(self._take_packed)
             return False
-        self._put_under_way(parts, pack(parts) if where is Place.HERE else None)
+        self._put_under_way(parts, pack(parts) if where is CompressIn.LOOP else None)
         return True
 
     def _put_under_way(self, parts: Parts, packed: bytes | None) -> None:
         # A refusal may have come while a thread was at work.
-        if packed is None or not self._conversation.may_compress:
-            self._pieces = self._conversation.send_raw(parts)
+        if packed is None or not self._codec.may_compress:
+            self._pieces = self._codec.send_raw(parts)
         else:
-            self._pieces = self._conversation.send_deflated(packed, parts)
+            self._pieces = self._codec.send_deflated(packed, parts)
             self._counts.compressed_sent += 1
         self._under_way = True
         self._message = parts

@@ -1,4 +1,4 @@
-"""Who gets what a tube receives: an object that is called, for speed, or a queue that is awaited, for ease."""
+"""Receivers of a tube's messages: an object that is called, for speed, or a queue that is awaited, for ease."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Protocol
 from headrace.errors import HeadraceError, UsageError
 
 Received = bytes | bytearray
-"""A message belongs to whoever gets it; a tube keeps no hold on it."""
+"""A message belongs to its receiver; the tube keeps no reference to it."""
 
 MESSAGE_COST = 128
-"""What a message takes beside its bytes: a flood of empty ones fills a queue too."""
+"""Memory that a message takes beside its bytes: a flood of empty ones fills a queue too."""
 
 
 class Receiver(Protocol):
-    """What a tube calls, in its event loop: on its own, or from within ``attach``, ``resume_reading`` and what
-    closes it, never from within ``write``.
+    """An object that a tube calls in its event loop.
+
+    Calls come from the loop itself, or from within ``attach``, ``resume_reading`` and closing; never from ``write``.
 
     >>> from headrace import tube
     >>> class Letters:
@@ -50,14 +51,14 @@ class Receiver(Protocol):
         """Go on sending: the tube is no longer ``paused``. May come without need."""
 
     def on_end(self, error: HeadraceError | None, /) -> None:
-        """No more messages will come: the tube was closed by either side (``None``) or broke.
+        """Take note that no more messages come: either side closed the tube (``None``), or it broke.
 
         After ``None`` from the peer of a TCP server, sending may still go on; see ``Tube.closed``.
         """
 
 
-class Queue:
-    """The receiver behind ``async for``: keeps messages until they are asked for, within a bound of bytes.
+class ReceiveQueue:
+    """The receiver behind ``async for``: keeps messages until they are taken, within a bound of bytes.
 
     Past the bound the tube is not read, until half of it is free again. One message may exceed the bound,
     so that every message can pass.
@@ -83,7 +84,7 @@ class Queue:
         self._wake()
 
     def on_room(self) -> None:
-        """Nothing waits for room here: senders await it."""
+        """Do nothing: senders await room."""
 
     def on_end(self, _error: HeadraceError | None) -> None:
         """Let :meth:`get` end after what is kept."""
@@ -96,7 +97,7 @@ class Queue:
         self._size = 0
 
     async def get(self) -> Received | None:
-        """Return the next message, or ``None`` when there will be none. Cancelling this loses nothing."""
+        """Return the next message, or ``None`` after the last. Cancelling this loses nothing."""
         while not self._messages:
             if self._ended:
                 return None
@@ -110,7 +111,7 @@ class Queue:
         return self._take()
 
     def hand_over(self, to: Receiver) -> None:
-        """Give what is kept to another receiver, which gets everything from now on."""
+        """Give all kept messages to another receiver."""
         if self._waiter is not None:
             raise UsageError("somebody is waiting for this tube's next message")
         while self._messages:

@@ -1,4 +1,4 @@
-"""Serving: a handler for each tube that is opened, and an orderly end for all of them."""
+"""Serve tubes: a handler for each tube that is opened, and an orderly end for all of them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT
 from headrace.tube.endpoint import Tube
-from headrace.tube.options import DEFAULT_OPTIONS, Options
-from headrace.tube.session import Session
-from headrace.tube.tcp import TcpLine
-from headrace.tube.transport import Line, ReadBuffer, address_of
-from headrace.tube.websocket import Origins, WebSocketLine
+from headrace.tube.options import DEFAULT_OPTIONS, TubeOptions
+from headrace.tube.session import TubeSession
+from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport, address_of
+from headrace.tube.websocket import Origins, WebSocketTransport
 from headrace.wire.tube.connection import Side, Transport
 
 logger = logging.getLogger("headrace.tube")
 
 Handler = Callable[[Tube], Awaitable[None] | None]
-"""Called for each tube once it is open. What an ``async def`` does is run as a task, and the tube closed when it is
-done. A plain function attaches a receiver, or keeps the tube, and owns it from then on."""
+"""Called for each tube once it is open. An ``async def`` runs as a task, and the tube is closed when it is done. A
+plain function attaches a receiver, or keeps the tube, and owns it from then on."""
 
 Admit = Callable[[Tube], bool]
 
@@ -38,15 +37,15 @@ def serve(
     *,
     transport: Transport | Literal["tcp", "websocket"] = Transport.TCP,
     sock: socket.socket | None = None,
-    options: Options = DEFAULT_OPTIONS,
+    options: TubeOptions = DEFAULT_OPTIONS,
     admit: Admit | None = None,
     origins: Origins | None = None,
 ) -> Serving:
     """Listen for tubes, on ``host`` and ``port`` (0 takes a free one) or on a socket that is bound already.
 
-    ``admit`` is asked when somebody connects, before anything is read; saying ``False`` ends it there. On WebSocket,
-    ``origins`` lists the web pages' origins that may connect, or patterns for them (``None`` among them: those who send
-    none, which is everybody but browsers); without it, all may.
+    ``admit`` is called for each connection before anything is read; ``False`` ends it there. On WebSocket, ``origins``
+    lists the origins of web pages that may connect, or patterns for them (``None`` allows clients that send none, which
+    all but browsers do); without it, all may.
 
     Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
 
@@ -64,14 +63,14 @@ def serve(
         kind = Transport(transport)
     except ValueError:
         raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'") from None
-    server = Server(handler, kind, options, admit, origins)
+    server = TubeServer(handler, kind, options, admit, origins)
     if port is None:
         port = TCP_PORT if server.transport is Transport.TCP else WEBSOCKET_PORT
     return Serving(server, host, port, sock)
 
 
-class Server:
-    """Somebody who listens; :func:`serve` makes them.
+class TubeServer:
+    """A listening server; :func:`serve` makes them.
 
     >>> from headrace import tube
     >>> async def look():
@@ -87,7 +86,7 @@ class Server:
         self,
         handler: Handler,
         transport: Transport,
-        options: Options,
+        options: TubeOptions,
         admit: Admit | None,
         origins: Origins | None,
     ) -> None:
@@ -97,9 +96,9 @@ class Server:
         self._admit = admit
         self._origins = origins
         self._buffer = ReadBuffer()
-        self._sessions: dict[Session, Tube] = {}
-        """All that are connected, those not yet open among them."""
-        self._tasks: dict[asyncio.Future[None], Session] = {}
+        self._sessions: dict[TubeSession, Tube] = {}
+        """All connections, including those not open yet."""
+        self._tasks: dict[asyncio.Future[None], TubeSession] = {}
         self._listener: asyncio.Server
         self._closing = False
         self._closed = asyncio.Event()
@@ -112,19 +111,19 @@ class Server:
 
     @property
     def addresses(self) -> list[Address]:
-        """Where it listens."""
+        """The addresses it listens on."""
         return [address_of(sock.getsockname()) for sock in self.sockets]
 
     @property
     def tubes(self) -> list[Tube]:
-        """Those that are open."""
+        """The open tubes."""
         return [tube for tube in self._sessions.values() if not tube.closed]
 
     def close(self) -> None:
-        """Stop listening, and let every tube come to its end; again if you like.
+        """Stop listening and let every tube come to its end; may be called again.
 
-        A handler gets the messages that have been received, then the end of its iteration, and may send until it
-        returns; one that is not done after ``options.close_seconds`` is cancelled. A tube without a task is closed.
+        A handler gets the messages received so far, then the end of its iteration, and may send until it returns; it is
+        cancelled after ``options.close_seconds``. A tube without a task is closed.
         """
         if self._closing:
             return
@@ -159,29 +158,29 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             if sock is None:
-                self._listener = await loop.create_server(self._line, host, port)
+                self._listener = await loop.create_server(self._protocol, host, port)
             else:
-                self._listener = await loop.create_server(self._line, sock=sock)
+                self._listener = await loop.create_server(self._protocol, sock=sock)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {sock or f'{host}:{port}'}: {error.strerror or error}"
             ) from error
 
-    def _line(self) -> Line:
-        session = Session(Side.SERVER, self.transport, self.options)
+    def _protocol(self) -> TubeTransport:
+        session = TubeSession(Side.SERVER, self.transport, self.options)
         tube = Tube(session)
         session.admit = partial(self._admits, session, tube)
         session.on_open = partial(self._open, session, tube)
         session.on_gone.append(partial(self._gone, session))
         if self.transport is Transport.TCP:
-            return TcpLine(session, self._buffer)
-        return WebSocketLine.server(session, self._buffer, self._origins)
+            return TcpTransport(session, self._buffer)
+        return WebSocketTransport.server(session, self._buffer, self._origins)
 
-    def _admits(self, session: Session, tube: Tube) -> bool:
+    def _admits(self, session: TubeSession, tube: Tube) -> bool:
         self._sessions[session] = tube
         return not self._closing and (self._admit is None or self._admit(tube))
 
-    def _open(self, session: Session, tube: Tube) -> None:
+    def _open(self, session: TubeSession, tube: Tube) -> None:
         work = self._handler(tube)
         if work is not None:
             task = asyncio.ensure_future(work)
@@ -196,16 +195,16 @@ class Server:
         session.close()
         self._note_closed()
 
-    def _report(self, error: BaseException, session: Session) -> None:
+    def _report(self, error: BaseException, session: TubeSession) -> None:
         if session.explains(error):
-            # How the tube ended is no news for the handler's author.
+            # That the tube has ended is no fault of the handler.
             logger.info("tube from %s ended: %s", session.peer, error)
         else:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"the handler of a tube from {session.peer} failed", "exception": error}
             )
 
-    def _gone(self, session: Session) -> None:
+    def _gone(self, session: TubeSession) -> None:
         self._sessions.pop(session, None)
         self._note_closed()
 
@@ -221,11 +220,11 @@ class Server:
 
 
 class Serving:
-    """A server to be: await it, or enter it to have it closed in the end."""
+    """A server being started: await it, or enter it to have it closed in the end."""
 
     def __init__(
         self,
-        server: Server,
+        server: TubeServer,
         host: str | Sequence[str] | None,
         port: int,
         sock: socket.socket | None,
@@ -233,10 +232,10 @@ class Serving:
         self._server = server
         self._where = host, port, sock
 
-    def __await__(self) -> Generator[object, None, Server]:
+    def __await__(self) -> Generator[object, None, TubeServer]:
         return self._listen().__await__()
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> TubeServer:
         return await self._listen()
 
     async def __aexit__(
@@ -244,6 +243,6 @@ class Serving:
     ) -> None:
         await self._server.__aexit__(kind, error, trace)
 
-    async def _listen(self) -> Server:
+    async def _listen(self) -> TubeServer:
         await self._server.listen(*self._where)
         return self._server

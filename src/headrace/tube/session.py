@@ -1,19 +1,19 @@
-"""One tube's life between its line and its receiver: open, carry messages, keep alive, close.
+"""One tube's life between its connection and its receiver: open, carry messages, keep alive, close.
 
-A session is driven from both sides and runs no task of its own. The line tells it what came (:meth:`Session.receive`,
-:meth:`~Session.end`, :meth:`~Session.lose`) and whether there is room; the owner sends, pauses and closes; one timer
-looks after silence and deadlines.
+A session is driven from both sides and runs no task of its own. The connection reports what came
+(:meth:`TubeSession.receive`, :meth:`~TubeSession.end`, :meth:`~TubeSession.lose`) and whether there is room; the owner
+sends, pauses and closes; one timer handles silence and deadlines.
 
 ::
 
-    opening ──fragment sizes──> open ──close(), refusal──> closing ──line lost──> gone
-       └────────────────── deadline, refusal, line lost ─────────────────────────────┘
+    opening ──fragment sizes──> open ──close(), refusal──> closing ──connection lost──> gone
+       └──────────────── deadline, refusal, connection lost ────────────────────────────┘
 
 Invariants
     - ``on_end`` is called once, after the last message, whatever ends the tube.
     - Every wait for the peer has a deadline.
-    - What is kept for the peer (:mod:`~headrace.tube.outgoing`) and of it (:mod:`~headrace.tube.incoming`) is
-      bounded, and what is not bounded waits on the other side of the network.
+    - Memory for what goes to the peer (:mod:`~headrace.tube.outgoing`) and comes from it
+      (:mod:`~headrace.tube.incoming`) is bounded; the rest waits on the other side of the network.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from typing import TYPE_CHECKING
 
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, WireError
-from headrace.tube.codec import Conversation
+from headrace.tube.compression import TubeCodec
 from headrace.tube.incoming import Incoming
 from headrace.tube.liveness import Ask, GiveUp, Liveness, Wait
 from headrace.tube.message_parts import Parts
-from headrace.tube.options import Options
+from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.tube.outgoing import Outgoing
 from headrace.tube.receiver import Receiver
-from headrace.tube.statistics import Counts
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.connection import CompressionRefused, Event, Ignored, Opened, Side, Transport
 from headrace.wire.tube.frames import Discarded, Message, Ping
 
 if TYPE_CHECKING:
-    from headrace.tube.transport import Line
+    from headrace.tube.transport import TubeTransport
 
 
 class Phase(Enum):
@@ -51,67 +50,65 @@ class Phase(Enum):
     GONE = "gone"
 
 
-class Session:
+class TubeSession:
     """One end of one tube."""
 
-    def __init__(self, side: Side, transport: Transport, options: Options) -> None:
+    def __init__(self, side: Side, transport: Transport, options: TubeOptions) -> None:
         self.options = options
         self.side = side
         self.transport = transport
         self.phase = Phase.OPENING
-        self.counts = Counts()
+        self.counts = TubeCounts()
         self.error: HeadraceError | None = None
         """What broke the tube."""
         self.ended = False
-        """Nothing more will be received."""
+        """Whether nothing more will be received."""
         self.receiver: Receiver
         self.admit: Callable[[], bool] = lambda: True
-        """Asked once, when the line is connected."""
+        """Asked once, when the connection is connected."""
         self.on_open: Callable[[], None] = lambda: None
         self.on_gone: list[Callable[[], None]] = []
-        self._conversation = Conversation(
-            side, transport, options.limits, compress=options.compress is not False
-        )
+        self._codec = TubeCodec(side, transport, options.limits, compress=options.compress is not False)
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._liveness = Liveness(options, self._heard_at)
         self._timer: asyncio.TimerHandle | None = None
-        self._line: Line
+        self._connection: TubeTransport
         self._outgoing: Outgoing
         self._incoming: Incoming
         self._peer = Address("somebody", 0)
         self._opened = False
         self._closed_here = False
         self._finished = False
-        """The line was told that we send no more."""
+        """Whether the connection was told that we send no more."""
         self._peer_ended = False
         self._goodbye: HeadraceError | None = None
-        """What is raised because the tube has ended."""
+        """The error raised because the tube has ended."""
         self._moving = 0
-        """Bytes the line had taken when a closing tube was last looked at."""
+        """Bytes taken by the network when a closing tube was last checked."""
         self._waiters: set[asyncio.Future[None]] = set()
 
-    # What the owner asks
+    # Called by the owner
 
     @property
     def peer(self) -> Address:
-        """Who is at the other end."""
+        """The peer's address."""
         return self._peer
 
     @property
     def local(self) -> Address:
-        """Where we are."""
-        return self._line.local
+        """Our own address."""
+        return self._connection.local
 
     @property
     def fragment_size(self) -> int:
         """The longest fragment the peer takes."""
-        return self._conversation.peer_fragment_size or 0
+        return self._codec.peer_fragment_size or 0
 
     @property
     def max_payload(self) -> int:
         """The longest WebSocket message a peer may send."""
-        return self._conversation.max_payload
+        return self._codec.max_payload
 
     @property
     def paused(self) -> bool:
@@ -121,7 +118,7 @@ class Session:
     @property
     def unsent(self) -> int:
         """Bytes of ours that the network has not taken, at most."""
-        return self._outgoing.waiting_bytes + self._line.unsent
+        return self._outgoing.waiting_bytes + self._connection.unsent
 
     def write(self, parts: Parts) -> None:
         """Send a message, which waits in memory if there is no room."""
@@ -145,7 +142,7 @@ class Session:
             raise self.reason()
 
     async def wait_gone(self) -> None:
-        """Wait until the line is gone."""
+        """Wait until the connection is gone."""
         while self.phase is not Phase.GONE:
             await self._something_happens()
 
@@ -169,7 +166,7 @@ class Session:
         return self.error is not None and not self._closed_here
 
     def explains(self, error: BaseException) -> bool:
-        """Say whether an error only tells that this tube has ended."""
+        """Whether an error says no more than that this tube has ended."""
         return error is self._goodbye or isinstance(error, ClosedError)
 
     def pause_reading(self) -> None:
@@ -177,25 +174,25 @@ class Session:
         self._incoming.hold()
 
     def resume_reading(self) -> None:
-        """Deliver messages again, at once those that were read already."""
+        """Deliver messages again, beginning at once with those that were read already."""
         if self._incoming.let_go():
             self._liveness.resume(self._loop.time())
 
     def stop_receiving(self) -> None:
         """Take no more messages than were read already; sending goes on."""
         if not self.ended:
-            self._line.pause_reading()
+            self._connection.pause_reading()
             self._end(None)
 
     def close(self) -> None:
-        """Send what was written, then close; what is still received is thrown away."""
+        """Send what was written, then close; discard what is still received."""
         if self.phase is Phase.OPENING:
             self.abort()
         elif self.phase is Phase.OPEN:
             self._closed_here = True
             self._begin_closing(None)
             # To see the peer close as well.
-            self._line.resume_reading()
+            self._connection.resume_reading()
             self._finish_when_idle()
 
     def abort(self) -> None:
@@ -204,23 +201,23 @@ class Session:
             self._closed_here = True
             self._begin_closing(None)
         if self.phase is not Phase.GONE:
-            self._line.abort()
+            self._connection.abort()
 
-    # What the line tells
+    # Called by the connection
 
-    def connect(self, line: Line) -> None:
+    def connect(self, connection: TubeTransport) -> None:
         """Begin on a connection just made."""
-        self._line = line
-        self._peer = line.peer
-        self._outgoing = Outgoing(self._conversation, line.write, self._move, self.options, self.counts)
-        self._incoming = Incoming(self._conversation, self._outgoing, line, self._take, self.refuse)
+        self._connection = connection
+        self._peer = connection.peer
+        self._outgoing = Outgoing(self._codec, connection.write, self._move, self.options, self.counts)
+        self._incoming = Incoming(self._codec, self._outgoing, connection, self._take, self.refuse)
         if self.admit():
             self._look()
         else:
             self.abort()
 
     def ready(self) -> None:
-        """Speak: the line carries pieces from now on."""
+        """Begin to send: the connection carries pieces from now on."""
         self._outgoing.pump()
 
     def hear(self) -> float:
@@ -234,7 +231,7 @@ class Session:
         if self.ended:
             return True
         free = self._incoming.receive(data)
-        if not self._conversation.unfinished:
+        if not self._codec.unfinished:
             self._liveness.whole(self._heard_at)
         return free
 
@@ -256,8 +253,8 @@ class Session:
         elif self.phase is Phase.CLOSING:
             # What we still have goes out first.
             return sending and self._closed_here and not self._finished
-        elif error is None and self._conversation.unfinished:
-            cut = f"the connection ended {self._conversation.unfinished} bytes into a message"
+        elif error is None and self._codec.unfinished:
+            cut = f"the connection ended {self._codec.unfinished} bytes into a message"
             error = UnreachableError(str(self._peer), cut)
         elif error is None and sending and self.side is Side.SERVER:
             # A client may shut its side down and wait for the answers; a server that says goodbye goes away.
@@ -271,10 +268,10 @@ class Session:
         """Close because of bytes that break the protocol."""
         if not self.ended:
             self._begin_closing(error)
-            self._line.refuse(error)
+            self._connection.refuse(error)
 
     def lose(self, error: Exception | None) -> None:
-        """Note that the line is gone."""
+        """Note that the connection is gone."""
         reason = UnreachableError(str(self._peer), str(error or "the connection was lost"))
         if not self.ended:
             self._end(reason)
@@ -289,11 +286,11 @@ class Session:
             callback()
 
     def fill(self) -> None:
-        """Note that the line takes no more for now."""
+        """Note that the connection takes no more for now."""
         self._outgoing.fill()
 
     def make_room(self) -> None:
-        """Note that the line takes more again."""
+        """Note that the connection takes more again."""
         self._outgoing.make_room()
 
     # Receiving
@@ -345,14 +342,14 @@ class Session:
         if self._outgoing.idle and not self._finished:
             self._finished = True
             if self._peer_ended:
-                self._line.close()
+                self._connection.close()
             else:
-                self._line.finish()
+                self._connection.finish()
 
     # Waiting
 
     def _move(self) -> None:
-        """Something that waited to be sent has gone through."""
+        """React to something having been handed to the connection."""
         if self.phase is Phase.CLOSING:
             self._finish_when_idle()
         if self._outgoing.paused:
@@ -364,7 +361,7 @@ class Session:
             self.receiver.on_room()
 
     def _look(self) -> None:
-        """Do what is due, and come back when something may be."""
+        """Do what is due, and set the timer for what may be due next."""
         if self.ended:
             self._look_closing()
             return
@@ -372,34 +369,34 @@ class Session:
             verdict = self._liveness.look(
                 self._loop.time(),
                 reading=self.taking,
-                unfinished=bool(self._conversation.unfinished or self._line.unfinished),
-                taken=self._line.written - self._line.unsent,
+                unfinished=bool(self._codec.unfinished or self._connection.unfinished),
+                taken=self._connection.written - self._connection.unsent,
             )
             match verdict:
                 case Ask():
                     self._outgoing.ping()
                 case GiveUp(reason):
                     self._begin_closing(UnreachableError(str(self._peer), reason))
-                    self._line.abort()
+                    self._connection.abort()
                     return
                 case Wait(until):
                     self._set_timer(until - self._loop.time())
                     return
 
     def _watch_closing(self) -> None:
-        self._moving = self._line.written - self._line.unsent
+        self._moving = self._connection.written - self._connection.unsent
         closing = self.phase is Phase.CLOSING
         self._set_timer(self.options.close_seconds if closing else self.options.pong_seconds)
 
     def _look_closing(self) -> None:
-        """Cut off a peer that takes nothing, or (once all is taken) does not close as well."""
-        if self._line.written - self._line.unsent != self._moving:
+        """Cut off a peer that takes nothing or, once it has all, does not close as well."""
+        if self._connection.written - self._connection.unsent != self._moving:
             self._watch_closing()
         elif unsent := self.unsent:
             self.error = self.error or UnreachableError(str(self._peer), f"{unsent} bytes were never taken")
-            self._line.abort()
+            self._connection.abort()
         elif self.phase is Phase.CLOSING:
-            self._line.abort()
+            self._connection.abort()
         else:
             self._watch_closing()
 

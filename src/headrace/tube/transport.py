@@ -1,36 +1,37 @@
-"""The socket under a tube: what TCP and WebSocket share, and what a session may ask of either.
+"""The socket under a tube: TCP itself, and what TCP and WebSocket share.
 
-A line is dull: bytes from the socket go to the session (on TCP as they are, on WebSocket frame by frame), pieces
-from the session go to the socket, and the transport's word that its buffer is full or has room is passed on.
+A transport is dull: bytes from the socket go to the session (on TCP as they are, on WebSocket frame by frame), pieces
+from the session go to the socket, and the news that its buffer is full or has room is passed on.
 
-All lines of a server read into one buffer. The session looks at what was read before control returns to the event
-loop, so it is free again by then; unless the session stops in the middle because its consumer is slow. Then it
+All transports of a server read into one buffer. The session processes what was read before control returns to the
+event loop, so the buffer is free again by then. If the session stops in the middle because its consumer is slow, it
 keeps that buffer, and the others get a new one.
 
-How much is read at a time depends on how long it takes to look at it. A read in long fragments is a copy; the same
-read in one-byte fragments is a hundred thousand steps of Python, during which nobody else is served. So a line begins
-with small bites, takes larger ones while they go down quickly, and smaller ones when they do not.
+How much is read at a time depends on how long it takes to process. A read in long fragments is a copy; the same read
+in one-byte fragments is a hundred thousand steps of Python, during which nobody else is served. So a transport begins
+with small reads, doubles them while they are processed quickly, and cuts them down when they are not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
 from headrace.config import Address
 from headrace.errors import WireError
-from headrace.tube.session import Session
+from headrace.tube.session import TubeSession
 from headrace.wire.receive_buffer import Buffer
 
 READ_BYTES = 256 << 10
-"""What one read may bring: a whole fragment of the size we ask for."""
+"""The most that one read brings: a whole fragment of the size we ask for."""
 
-SMALLEST_BITE = 16 << 10
+SMALLEST_READ = 16 << 10
 
 _TOO_LONG = 0.005
-"""Seconds that looking at one read may take."""
+"""Seconds that processing one read may take."""
 
 
 class ReadBuffer:
@@ -41,38 +42,38 @@ class ReadBuffer:
 
     @property
     def view(self) -> memoryview:
-        """The buffer, which is new if the last was kept."""
+        """The buffer; a new one if the last was kept."""
         if self._view is None:
             self._view = memoryview(bytearray(READ_BYTES))
         return self._view
 
     def keep(self) -> None:
-        """Leave the buffer to whoever has it now."""
+        """Leave the buffer to its present user."""
         self._view = None
 
 
-class Line(asyncio.BufferedProtocol):
+class TubeTransport(asyncio.BufferedProtocol):
     """One connection's socket."""
 
-    def __init__(self, session: Session, buffer: ReadBuffer) -> None:
+    def __init__(self, session: TubeSession, buffer: ReadBuffer) -> None:
         self._session = session
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._bite = SMALLEST_BITE
+        self._read_size = SMALLEST_READ
         self.written = 0
         """Bytes handed to the transport so far."""
 
-    # What the session asks
+    # Called by the session
 
     @property
     def peer(self) -> Address:
-        """Who is at the other end."""
+        """The peer's address."""
         return address_of(self._transport.get_extra_info("peername"))
 
     @property
     def local(self) -> Address:
-        """Where we are."""
+        """Our own address."""
         return address_of(self._transport.get_extra_info("sockname"))
 
     @property
@@ -82,7 +83,7 @@ class Line(asyncio.BufferedProtocol):
 
     @property
     def unfinished(self) -> bool:
-        """Whether the line itself waits for the rest of something."""
+        """Whether the transport itself has only a part of something."""
         return False
 
     @abstractmethod
@@ -91,11 +92,11 @@ class Line(asyncio.BufferedProtocol):
 
     @abstractmethod
     def finish(self) -> None:
-        """Say that we send no more, after what was written; the peer then closes as well."""
+        """Announce, after what was written, that we send no more; the peer then closes as well."""
 
     @abstractmethod
     def refuse(self, error: WireError, /) -> None:
-        """Close because of what the peer sent, telling it why where there is a way."""
+        """Close because of what the peer sent; tell it why if the protocol can."""
 
     def close(self) -> None:
         """Close after what was written, without waiting for the peer."""
@@ -106,7 +107,7 @@ class Line(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        """Leave what the peer sends where it is."""
+        """Leave what the peer sends in the network."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -115,7 +116,7 @@ class Line(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # What the transport tells
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -129,7 +130,7 @@ class Line(asyncio.BufferedProtocol):
 
     def get_buffer(self, _size: int) -> memoryview:
         """Lend memory to read into."""
-        return self._buffer.view[: self._bite]
+        return self._buffer.view[: self._read_size]
 
     def buffer_updated(self, received: int) -> None:
         """Take what was read."""
@@ -137,9 +138,9 @@ class Line(asyncio.BufferedProtocol):
         if not self._take(self._buffer.view[:received]):
             self._buffer.keep()
         if self._loop.time() - began > _TOO_LONG:
-            self._bite = max(SMALLEST_BITE, self._bite // 4)
-        elif received == self._bite:
-            self._bite = min(READ_BYTES, self._bite * 2)
+            self._read_size = max(SMALLEST_READ, self._read_size // 4)
+        elif received == self._read_size:
+            self._read_size = min(READ_BYTES, self._read_size * 2)
 
     def pause_writing(self) -> None:
         """Pass on that the peer takes less than it is sent."""
@@ -156,14 +157,48 @@ class Line(asyncio.BufferedProtocol):
     def _send(self, *data: Buffer) -> None:
         self.written += sum(map(len, data))
         if len(data) == 1:
-            # Python's own transports copy what they are given several of.
+            # Python's own transports copy what writelines() is given.
             self._transport.write(data[0])
         else:
             self._transport.writelines(data)
 
 
+class TcpTransport(TubeTransport):
+    """One TCP connection."""
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Send bytes."""
+        self._send(*pieces)
+
+    def finish(self) -> None:
+        """Half-close: the peer reads all that was written, then our end, and closes as well."""
+        if self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            with contextlib.suppress(OSError):  # reset already, which the loop has not reported yet
+                self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def refuse(self, _error: WireError) -> None:
+        """Close: the protocol has no error message."""
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin: nothing comes before the fragment sizes."""
+        super().connection_made(transport)
+        self._session.ready()
+
+    def eof_received(self) -> bool:
+        """Pass on that the peer sends no more; return whether we may still send."""
+        return self._session.end()
+
+    def _take(self, data: memoryview) -> bool:
+        return self._session.receive(data)
+
+
 def address_of(name: object) -> Address:
-    """Make an address of a socket's name: a tuple for IP, a text for Unix sockets, nothing once it is closed."""
+    """Convert a socket's name: a tuple for IP, a text for Unix sockets, nothing once it is closed."""
     if isinstance(name, tuple) and len(name) >= 2:
         return Address(str(name[0]), int(name[1]))
     return Address(str(name or "somebody"), 0)

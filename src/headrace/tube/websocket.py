@@ -34,12 +34,12 @@ from headrace.errors import (
     UnreachableError,
     WireError,
 )
-from headrace.tube.session import Session
-from headrace.tube.transport import Line, ReadBuffer
+from headrace.tube.session import TubeSession
+from headrace.tube.transport import ReadBuffer, TubeTransport
 from headrace.wire.receive_buffer import Buffer
 
 Origins = Sequence[str | re.Pattern[str] | None]
-"""The origins of web pages that may connect, or patterns for them; ``None`` is for those who send none."""
+"""Origins of web pages that may connect, or patterns for them; ``None`` stands for clients that send none."""
 
 _GOODBYES = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD)
 
@@ -47,37 +47,37 @@ _MAX_REASON = 123
 """A close frame holds 125 bytes, two of which are its code."""
 
 
-class WebSocketLine(Line):
+class WebSocketTransport(TubeTransport):
     """One WebSocket connection, either side."""
 
     def __init__(
-        self, session: Session, buffer: ReadBuffer, protocol: ClientProtocol | ServerProtocol
+        self, session: TubeSession, buffer: ReadBuffer, protocol: ClientProtocol | ServerProtocol
     ) -> None:
         super().__init__(session, buffer)
         self._protocol = protocol
         self._events: deque[Event] = deque()
-        """What was received and not yet looked at."""
+        """Frames received and not yet processed."""
         self._payload = bytearray()
-        """What came of a message that the peer sends in several frames."""
-        self._told = False
-        """Whether the session knows how the peer ended it."""
+        """The beginning of a message that the peer sends in several frames."""
+        self._reported = False
+        """Whether the session knows how the connection ended."""
         self._ended = False
         """Whether the peer sends no more."""
 
     @classmethod
-    def client(cls, session: Session, buffer: ReadBuffer, uri: WebSocketURI) -> WebSocketLine:
-        """Make the line of a client that connects to ``uri``."""
+    def client(cls, session: TubeSession, buffer: ReadBuffer, uri: WebSocketURI) -> WebSocketTransport:
+        """Make the transport of a client that connects to ``uri``."""
         protocol = ClientProtocol(uri, max_size=session.max_payload)
         return cls(session, buffer, protocol)
 
     @classmethod
-    def server(cls, session: Session, buffer: ReadBuffer, origins: Origins | None) -> WebSocketLine:
-        """Make the line of a client that has connected to us."""
+    def server(cls, session: TubeSession, buffer: ReadBuffer, origins: Origins | None) -> WebSocketTransport:
+        """Make the transport of a client that has connected to us."""
         allowed = None if origins is None else [Origin(o) if isinstance(o, str) else o for o in origins]
         protocol = ServerProtocol(origins=allowed, max_size=session.max_payload)
         return cls(session, buffer, protocol)
 
-    # What the session asks
+    # Called by the session
 
     @property
     def unfinished(self) -> bool:
@@ -86,7 +86,7 @@ class WebSocketLine(Line):
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Send each piece as one binary message."""
-        # A peer that has said goodbye takes nothing more, which the session learns when it gets that far.
+        # A peer that has closed takes nothing more; the session learns of it when it gets that far.
         if self._protocol.state is State.OPEN:
             for piece in pieces:
                 self._protocol.send_binary(piece)
@@ -109,11 +109,11 @@ class WebSocketLine(Line):
             self._flush()
 
     def resume_reading(self) -> None:
-        """Go on with what was received already, then read again."""
+        """Process what was received already, then read again."""
         if self._work():
             super().resume_reading()
 
-    # What the transport tells
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin: a client sends its request."""
@@ -144,7 +144,7 @@ class WebSocketLine(Line):
             if not self._session.taking:
                 return False
             self._pass_on(self._events.popleft())
-        self._tell_failure()
+        self._report_failure()
         return self._session.taking
 
     def _pass_on(self, event: Event) -> None:
@@ -168,7 +168,7 @@ class WebSocketLine(Line):
             case Frame(opcode=Opcode.PING):
                 self._session.owe()
             case Frame(opcode=Opcode.CLOSE):
-                self._told = True
+                self._reported = True
                 self._session.end(self._goodbye(), sending=False)
 
     def _answer(self, protocol: ServerProtocol, request: Request) -> None:
@@ -183,14 +183,14 @@ class WebSocketLine(Line):
             return None
         return RefusedError(f"websocket-{int(close.code)}", close.reason or str(close))
 
-    def _tell_failure(self) -> None:
-        """Translate what ended the connection otherwise than by a Close."""
-        if self._told:
+    def _report_failure(self) -> None:
+        """Report what ended the connection other than a Close."""
+        if self._reported:
             return
         failure = self._protocol.handshake_exc or self._protocol.parser_exc
         if failure is None:
             return
-        self._told = True
+        self._reported = True
         error = self._translated(failure)
         if isinstance(error, WireError) and self._protocol.handshake_exc is None:
             self._session.refuse(error)
@@ -198,7 +198,7 @@ class WebSocketLine(Line):
             self._session.end(error, sending=False)
 
     def _translated(self, failure: Exception) -> HeadraceError:
-        """Say in our own words what the library refused."""
+        """Translate the library's errors into ours."""
         peer = str(self._session.peer)
         match failure:
             case InvalidStatus(response=response):
@@ -220,7 +220,7 @@ class WebSocketLine(Line):
             if data:
                 self._send(data)
             elif self._transport.can_write_eof():
-                with contextlib.suppress(OSError):  # It is reset already, and the loop has not come to tell.
+                with contextlib.suppress(OSError):  # reset already, which the loop has not reported yet
                     self._transport.write_eof()
             else:
                 self._transport.close()

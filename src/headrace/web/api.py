@@ -31,7 +31,7 @@ from aiohttp import web
 from headrace.errors import FullError, HeadraceError, StorageError, UsageError
 from headrace.hub.filters import Filter
 from headrace.hub.services.objects import Service
-from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Run
+from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.net.server.status_report import measured
 from headrace.web import messages
@@ -369,18 +369,12 @@ async def _publication(request: web.Request) -> tuple[Publication, bytes]:
 
 
 def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
-    import pyarrow as pa
-
     texts = {name: value for name, value in wanted.attributes.items() if isinstance(value, str)}
     numbers = {name: float(value) for name, value in wanted.attributes.items() if not isinstance(value, str)}
     columns = None
     if texts or numbers:
-        names = ("attributes", "numbers")
-        given: tuple[list[Any], list[Any]] = [*texts.items()], [*numbers.items()]
-        arrays = [
-            pa.array([pairs], SCHEMA.field(name).type) for name, pairs in zip(names, given, strict=True)
-        ]
-        columns = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in names]))
+        maps = {"attributes": map_column("attributes", [texts]), "numbers": map_column("numbers", [numbers])}
+        columns = envelope_rows(maps)
     return Batch(Run.of([payload]), origin=ORIGIN, publisher=peer, topic=wanted.topic, columns=columns)
 
 

@@ -59,26 +59,59 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
 
 
 class _Gate(asyncio.Protocol):
-    """Lets a connection in while there are not too many: the log needs open files more than a dashboard does."""
+    """Admits a connection like every other door's, and passes what happens to it on to the http protocol."""
 
     def __init__(self, server: Server, runner: web.AppRunner, deadlines: _Deadlines) -> None:
         self._server = server
         self._runner = runner
         self._deadlines = deadlines
+        self._handler: asyncio.Protocol | None = None
+        self._address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand the connection to the http protocol, or close it."""
         stream = cast("asyncio.Transport", transport)
-        serving = self._runner.server
-        if serving is None or len(serving.connections) >= MAX_CONNECTIONS:
-            peer = stream.get_extra_info("peername")
-            self._server.hub.counters.refuse("http", "connections", str(peer), f"{MAX_CONNECTIONS} are open")
+        serving, peer = self._runner.server, stream.get_extra_info("peername")
+        if serving is None or peer is None:
             stream.abort()
             return
-        handler = serving()
-        stream.set_protocol(handler)
+        if len(serving.connections) >= MAX_CONNECTIONS:
+            refusal: str | None = f"{MAX_CONNECTIONS} are open"
+        else:
+            refusal = self._server.admission.admit(peer[0])
+        if refusal is not None:
+            self._server.hub.counters.refuse("http", "connections", str(peer), refusal)
+            stream.abort()
+            return
+        self._address = peer[0]
+        self._handler = handler = serving()
         handler.connection_made(stream)
         self._deadlines.set(handler, stream)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the connection."""
+        if self._handler is not None:
+            self._server.admission.release(self._address)
+            self._handler.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on."""
+        if self._handler is not None:
+            self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        return None if self._handler is None else self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        if self._handler is not None:
+            self._handler.resume_writing()
 
 
 class _Deadlines:

@@ -218,8 +218,8 @@ async def test_a_stranger_that_takes_no_answers_is_not_read_from(start: Start, p
     asking = asyncio.ensure_future(peer.send(SEQ_REQ * 200_000))
     try:
         [door] = [door for door in server._doors if isinstance(door, ParcelDoor)]
-        await until(lambda: any(stream.buffered for stream in door.streams))
-        (stream,) = door.streams
+        await until(lambda: any(stream.buffered for stream in door.connections))
+        (stream,) = door.connections
         await until(lambda: stream._full or stream.buffered > 1 << 20)
         assert stream.buffered < 1 << 20
     finally:

@@ -247,7 +247,7 @@ async def test_a_follow_whose_tube_is_gone_leaves_nothing(server: Server) -> Non
         await peer.ask(op="follow", id=1)
         assert link.facts() == {"tube": 1, "tube_streams": 1}
     await until(lambda: not link.facts()["tube"])
-    assert link._live.followers == 0
+    assert link._cache.readers == 0
     await until(lambda: not server.connections)
 
 

@@ -23,7 +23,7 @@ from tests.net.attribute_peers import (
 from tests.net.conftest import Start
 from tests.net.raw import until
 
-from headrace.net.routing.roles import connector_id
+from headrace.hub.routing.roles import connector_id
 from headrace.net.server.process import Server
 from headrace.wire.attribute import push_parts
 

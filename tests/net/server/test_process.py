@@ -329,8 +329,8 @@ class TestDrain:
             await peer.send(push(bytes(60_000)) * 100)
             await until(lambda: server.hub.log.head == 100)
             await peer.send(request(1, 100))
-            (stream,) = backbone_of(server).tcp.streams
-            await until(lambda: stream.feed.paused)
+            (stream,) = backbone_of(server).tcp.connections
+            await until(lambda: stream._full)
             began = loop.time()
         assert 0.2 < loop.time() - began < 3
         assert server.connections == 0

@@ -53,7 +53,6 @@ def archived(s3: S3, path: str) -> pa.Table:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark_with_keys")
 def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path) -> None:
     """Whatever step is refused, readers see the log up to some number, and the next run adds the rest, once."""
@@ -111,7 +110,6 @@ def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path)
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark_with_keys")
 @pytest.mark.parametrize("job", ["verify", "measure"])
 def test_other_jobs_write_there_too(hub: HubProcess, play: Play, s3: S3, tmp_path: Path, job: str) -> None:

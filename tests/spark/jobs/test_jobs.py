@@ -26,7 +26,7 @@ from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import Run
 from headrace.spark.options import Access
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 def linked(hub: HubProcess) -> Any:

@@ -57,7 +57,6 @@ def test_edges() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_what_is_chosen(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Times choose as exactly as numbers do, and by them Spark need not read what files say they do not have."""
     pq.write_table(rows(1, 100, step=1_000_000), tmp_path / "a.parquet")
@@ -76,7 +75,6 @@ def test_what_is_chosen(spark: SparkSession, tmp_path: Path, capfd: pytest.Captu
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("where", ["topik = 1", "topic =", "seq", "count(*) > 1"])
 def test_a_condition_that_is_none(
     spark: SparkSession, tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]

@@ -24,7 +24,7 @@ from headrace.errors import UsageError
 from headrace.message import SCHEMA
 from headrace.spark.runtime.standalone import command
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "spark-cluster" / "cluster.py"
 DRIVER = Path(__file__).with_name("copying.py")

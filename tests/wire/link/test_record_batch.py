@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.wire.link.record_batch import Layout
+from headrace.wire.link.record_batch import Decoded, Layout
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("t", pa.string())])
 LAYOUT = Layout(SCHEMA)
@@ -22,15 +22,20 @@ def by_arrow(values: list[str | None]) -> bytes:
     return bytes(memoryview(pa.RecordBatch.from_arrays(columns, schema=SCHEMA).serialize()))
 
 
+def buffers_of(found: Decoded) -> list[memoryview]:
+    return [buffer for name in SCHEMA.names for buffer in found.column(name)]
+
+
 @given(texts)
 def test_taken_apart_and_put_together_again(values: list[str | None]) -> None:
     message = by_arrow(values)
     found = LAYOUT.decode(message)
     assert found is not None
     assert found.length == len(values)
-    assert found.nodes == (len(values), 0, len(values), values.count(None))
-    assert bytes(found.buffers[1]) == struct.pack(f"<{len(values)}q", *range(len(values)))
-    assert LAYOUT.encode(found.length, found.nodes, found.buffers) == message
+    assert found.nulls("t") == values.count(None)
+    assert bytes(found.column("n")[1]) == struct.pack(f"<{len(values)}q", *range(len(values)))
+    columns = {name: found.column(name) for name in SCHEMA.names}
+    assert LAYOUT.encode(found.length, columns, found.nulls("t")) == message
 
 
 def test_what_is_laid_out_otherwise_is_left_to_arrow() -> None:
@@ -58,7 +63,7 @@ def test_cut_anywhere(size: int) -> None:
     """Whatever is found lies within what is there."""
     message = by_arrow(["abc", None])[:size]
     found = LAYOUT.decode(message)
-    assert found is None or sum(map(len, found.buffers)) <= size
+    assert found is None or sum(map(len, buffers_of(found))) <= size
 
 
 @given(st.integers(0, len(by_arrow(["abc", None])) - 1), st.integers(1, 255))
@@ -67,4 +72,4 @@ def test_any_byte_may_lie(at: int, change: int) -> None:
     message[at] ^= change
     found = LAYOUT.decode(message)
     if found is not None:
-        assert all(len(buffer) <= len(message) for buffer in found.buffers)
+        assert all(len(buffer) <= len(message) for buffer in buffers_of(found))

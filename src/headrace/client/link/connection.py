@@ -27,7 +27,7 @@ from headrace.errors import (
     UsageError,
     WireError,
 )
-from headrace.tube import Options, connect
+from headrace.tube import TubeOptions, connect
 from headrace.wire.link.message import MAX_ANSWER, VERSION, VERSIONS, Body, LinkMessage
 from headrace.wire.link.requests import Hello
 
@@ -186,7 +186,7 @@ class Connection:
         raise UnreachableError(",".join(map(str, self._hosts)), "; ".join(dict.fromkeys(problems)))
 
     async def _try_host(self, address: Address) -> Session:
-        options = Options(max_message=MAX_ANSWER, max_inflated=MAX_ANSWER, compress=False)
+        options = TubeOptions(max_message=MAX_ANSWER, max_inflated=MAX_ANSWER, compress=False)
         if len(self._hosts) > 1:
             # Where there is another one to go to, a host that hangs is not waited for as long.
             options = replace(options, idle_seconds=_IDLE_SECONDS, pong_seconds=_PONG_SECONDS)

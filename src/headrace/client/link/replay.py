@@ -1,20 +1,23 @@
-"""Replaying: messages that another log has numbered, published here, once.
+"""Replay: publish messages that another log has numbered, each once.
+
+Everything a replay decides is here: what it is called, which messages are left out, and how rows become requests.
+``headrace replay`` and the Spark job bring rows in order.
 
 The publisher of a replay has a name of its own, and a message's number is its sequence number in the log it comes from.
-The hub that gets it knows the highest number it has of a publisher, and takes none below it again: that is what makes a
-replay repeatable. It is also why rows are sent in order, and each request only after the answer to the one before: a
-row that came late would be taken for a repeat.
+The hub knows the highest number it has of a publisher and takes none below it again: that makes a replay repeatable.
+So rows are sent in order, and each request waits for the answer to the one before: a row that came late would be taken
+for a repeat.
 
-A publish has numbers without a gap. Where few of a log's messages are replayed there are hardly two that follow one
-another, and a request for each would take a way to the hub and back. Then rows go **as picked**: in the request by
-which frontends pass on what they took in, whose rows have numbers of their own. What makes it repeatable there is its
-mark, a number of the request. Marks are counted for all who replay the same: of two that do so at once one finds its
-mark taken, asks how far the replay has come, and goes on from there.
+A publish has numbers without a gap. Where few of a log's messages are replayed, hardly two follow one another, and a
+request for each would cost a round trip. Then rows are sent **as picked**: in the request by which frontends pass on
+what they took in, whose rows have numbers of their own. Its mark, a number of the request, makes it repeatable. Marks
+are counted for the replay's name: of two processes that replay the same at once, one finds its mark taken, asks how far
+the replay has come, and goes on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -24,30 +27,71 @@ import pyarrow.compute as pc
 
 from headrace.client.link.client import LinkClient
 from headrace.errors import LimitError
+from headrace.message import NOT_A_MESSAGE
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PASSED, PUBLISHED, Buffer, body_of
 
 MAX_ROWS: Final = MAX_MESSAGE - MAX_HEAD
-"""What the rows of one request may take: a hub takes no longer message."""
+"""Bytes that the rows of one request may take: a hub takes no longer message."""
 _REQUEST_BYTES: Final = 1 << 20
 _REQUEST_ROWS: Final = 8192
-
 
 ORIGIN: Final = "replay"
 
 
+def publisher_name(log: str, choice: Sequence[str] | None = None) -> str:
+    """Name the replay of a log; another choice of its messages is another replay."""
+    name = f"replay {log}"
+    return name if choice is None else f"{name} {sha256(chr(10).join(choice).encode()).hexdigest()[:8]}"
+
+
 class ReplayTarget(LinkClient):
-    """The hub that gets the messages."""
+    """The hub that a log is replayed to: :meth:`resume`, then :meth:`send` rows in order."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._publisher = ""
+        self._picked = False
         self._mark = 0
         self._known = -1
+        self.messages = 0
+        """Messages sent."""
+        self.first_seq: int | None = None
+        """Sequence number of the first of them at this hub."""
+        self.last_seq: int | None = None
+
+    async def resume(self, publisher: str, *, picked: bool = False) -> int | None:
+        """Begin or resume a replay; return the number of its last message that this hub has, if any.
+
+        ``picked`` says that hardly two of the messages to come follow one another.
+        """
+        self._publisher, self._picked = publisher, picked
+        newest = await (self.known(publisher) if picked else self.newest(publisher))
+        self._known = -1 if newest is None else newest
+        return newest
+
+    async def send(self, rows: pa.RecordBatch) -> None:
+        """Publish rows of the envelope's schema, but for log entries that are no messages and what is here already."""
+        wanted = pc.and_(
+            pc.greater(rows.column("seq"), self._known), pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
+        )
+        rows = rows if pc.all(wanted).as_py() else rows.filter(wanted)
+        if self._picked:
+            for part in picks(rows):
+                self._note(await self.append_picked(self._publisher, part))
+        else:
+            for number, run in runs(rows):
+                self._note(await self.append(self._publisher, number, run))
+        self.messages += rows.num_rows
+
+    def _note(self, place: tuple[int | None, int | None]) -> None:
+        first, self.last_seq = place
+        self.first_seq = first if self.first_seq is None else self.first_seq
 
     async def append(
         self, publisher: str, number: int, rows: pa.RecordBatch
     ) -> tuple[int | None, int | None]:
-        """Publish rows under the publisher's own numbers; asked again after a lost tube, they are there once."""
+        """Publish rows under the publisher's own numbers; a request repeated after a lost tube adds nothing."""
         body = _body(rows, number)
         answer = await self.ask(
             lambda n: ask.Publish(id=n, publisher=publisher, number=number, origin=ORIGIN), body
@@ -55,8 +99,8 @@ class ReplayTarget(LinkClient):
         return answer.head.get("first"), answer.head.get("last")
 
     async def known(self, publisher: str) -> int | None:
-        """The last message that a replay of picked rows has brought; asked before :meth:`append_picked`."""
-        # In this order: who replays the same and comes between the two has taken the mark.
+        """Ask for the last message that a replay of picked rows has brought; call it before :meth:`append_picked`."""
+        # In this order: another process that replays the same and comes between the two has taken the mark.
         mark = await self.newest(_marks(publisher))
         newest = await self.newest(publisher)
         self._mark = 0 if mark is None else mark + 1
@@ -64,7 +108,7 @@ class ReplayTarget(LinkClient):
         return newest
 
     async def append_picked(self, publisher: str, rows: pa.RecordBatch) -> tuple[int | None, int | None]:
-        """Publish rows of the envelope's schema, whose sequence numbers become their own; they are there once."""
+        """Publish rows of the envelope's schema, once, under their sequence numbers as the publisher's own."""
         place = None, None
         while (rows := rows.filter(pc.greater(rows.column("seq"), self._known))).num_rows:
             body = _body(_picked(publisher, rows), rows.column("seq")[0].as_py())
@@ -73,7 +117,7 @@ class ReplayTarget(LinkClient):
             )
             place = answer.head.get("first"), answer.head.get("last")
             if answer.head.get("repeated"):
-                # It went out twice, as its tube was lost; or somebody else replays the same.
+                # The request was repeated after a lost tube; or another process replays the same.
                 await self.known(publisher)
             else:
                 self._mark += 1
@@ -82,10 +126,7 @@ class ReplayTarget(LinkClient):
 
 
 def runs(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows to be published, in runs whose sequence numbers have no gap and that a request has room for.
-
-    Each comes with its first number.
-    """
+    """Cut rows into runs without a gap in their numbers that fit a request; each comes with its first number."""
     seqs = rows.column("seq").to_numpy()
     gaps = (np.flatnonzero(np.diff(seqs) != 1) + 1).tolist()
     for run in _cut(rows, gaps):
@@ -93,12 +134,12 @@ def runs(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def picks(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows to be published as picked, in parts that a request has room for."""
+    """Cut rows to be published as picked into parts that fit a request."""
     return _cut(rows, [])
 
 
 def _cut(rows: pa.RecordBatch, edges: list[int]) -> Iterator[pa.RecordBatch]:
-    """Parts of rows, cut at these places and where there are too many for a request."""
+    """Cut rows at these places, and where there are too many for a request."""
     sizes = np.cumsum(pc.binary_length(rows.column("payload")).to_numpy(zero_copy_only=False), dtype=np.int64)
     begin = 0
     for end in [*edges, rows.num_rows]:
@@ -106,7 +147,7 @@ def _cut(rows: pa.RecordBatch, edges: list[int]) -> Iterator[pa.RecordBatch]:
             before = int(sizes[begin - 1]) if begin else 0
             room = int(np.searchsorted(sizes, before + _REQUEST_BYTES, side="right"))
             stop = max(begin + 1, min(end, room, begin + _REQUEST_ROWS))
-            # Payloads are measured, attributes are not: where they are the larger part, it is halved until it fits.
+            # Only payloads are measured. Where attributes are the larger part, halve until it fits.
             while stop - begin > 1 and _size(rows.slice(begin, stop - begin)) > MAX_ROWS:
                 stop = begin + (stop - begin) // 2
             yield rows.slice(begin, stop - begin)
@@ -119,7 +160,6 @@ def _size(rows: pa.RecordBatch) -> int:
 
 
 def _picked(publisher: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows as they are passed on."""
     fixed = {"origin": ORIGIN, "publisher": publisher}
     columns = {name: pa.repeat(pa.scalar(value, pa.string()), rows.num_rows) for name, value in fixed.items()}
     columns["number"] = rows.column("seq")
@@ -128,14 +168,14 @@ def _picked(publisher: str, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _marks(publisher: str) -> str:
-    """The name under which the marks of a replay are counted; as long as a name may be, whatever the publisher's is."""
+    """Name the count of a replay's marks; short enough for a name, however long the publisher's is."""
     return f"replay-{sha256(publisher.encode()).hexdigest()[:32]}"
 
 
 def _body(rows: pa.RecordBatch, number: int) -> Buffer:
     body = body_of(rows)
     if len(body) > MAX_ROWS:
-        # Only a lone row can be so long: see _cut().
+        # Only a single row can be so long: see _cut().
         limit = f"{MAX_ROWS} bytes, as long as rows of one publish may be; --from {number + 1} leaves it out"
         raise LimitError("link", f"message {number}, with its envelope", len(body), limit)
     return body

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UnexpectedError, UsageError
-from headrace.message import NOT_A_MESSAGE, SCHEMA, Message, maps, messages
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Message, bytes_of, map_column, messages
 from headrace.wire.link.message import PUBLISHED, LinkMessage, rows_of
 from headrace.wire.link.plain_rows import parse_messages
 
@@ -103,8 +103,7 @@ def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
 
 def _may_have_entries(origins: pa.Array) -> bool:
     """Whether the texts, taken as one, hold the word that marks log entries: to look for that is much quicker."""
-    data = origins.buffers()[2]
-    return data is not None and NOT_A_MESSAGE.encode() in data.to_pybytes()
+    return NOT_A_MESSAGE.encode() in bytes_of(origins).tobytes()
 
 
 def received_messages(message: LinkMessage, *, entries: bool) -> Iterator[Message]:
@@ -208,7 +207,7 @@ def _empty_maps(kind: pa.MapType, count: int) -> pa.Array:
 
 def _maps(name: str, entries: Sequence[Mapping[str, Any]]) -> pa.Array:
     try:
-        return maps(entries, PUBLISHED.field(name).type)
+        return map_column(name, entries)
     except (pa.ArrowException, TypeError) as error:
         what = "strings" if name == "attributes" else "numbers"
         raise UsageError(f"{name}: expected names and {what} ({error})") from None

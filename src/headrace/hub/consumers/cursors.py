@@ -40,7 +40,7 @@ from msgspec import Meta
 from headrace.errors import LimitError, MalformedError, RefusedError, WireError
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
-from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA, Batch, Run, maps
+from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch, Run, envelope_rows, map_column
 
 PART: Final = "consumer"
 
@@ -293,18 +293,17 @@ def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int)
     )
     if not rows.num_rows:
         return done
-    columns = [
-        pa.array([DEAD] * rows.num_rows + [NOT_A_MESSAGE], pa.string()),
-        pa.array([consumer.dead_letter] * rows.num_rows + [done.topic], pa.string()),
-        maps([*_attributes(consumer, rows, tries), {}], SCHEMA.field("attributes").type),
-        pa.concat_arrays([rows.column("numbers"), maps([{}], SCHEMA.field("numbers").type)]),
-    ]
-    schema = pa.schema([SCHEMA.field(name) for name in ("origin", "topic", "attributes", "numbers")])
+    columns = {
+        "origin": pa.array([DEAD] * rows.num_rows + [NOT_A_MESSAGE], pa.string()),
+        "topic": pa.array([consumer.dead_letter] * rows.num_rows + [done.topic], pa.string()),
+        "attributes": map_column("attributes", [*_attributes(consumer, rows, tries), {}]),
+        "numbers": pa.concat_arrays([rows.column("numbers"), map_column("numbers", [{}])]),
+    }
     return Batch(
         Run.of([*Run.from_arrow(rows.column("payload")), *done.run]),
         origin=DEAD,
         publisher=consumer.name,
-        columns=pa.RecordBatch.from_arrays(columns, schema=schema),
+        columns=envelope_rows(columns),
     )
 
 

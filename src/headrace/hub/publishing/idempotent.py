@@ -30,7 +30,7 @@ from headrace.errors import HeadraceError, RefusedError, StorageError, Unavailab
 from headrace.hub.publishing.publisher_numbers import Publishers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Told, ToldNewest
-from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run
+from headrace.message import NOT_A_MESSAGE, Batch, Run, envelope_rows
 
 FRONTEND: Final = "frontend"
 """What the topic of a mark begins with."""
@@ -173,15 +173,11 @@ def published(
         maps = rows.column(name)
         if maps.offsets[0] != maps.offsets[-1]:
             differing[name] = maps
-    columns = None
-    if differing:
-        schema = pa.schema([SCHEMA.field(name) for name in differing])
-        columns = pa.RecordBatch.from_arrays(list(differing.values()), schema=schema)
     return Batch(
         Run.from_arrow(rows.column("payload")),
         origin=origin,
         publisher=publisher,
         number=number,
         topic="" if "topic" in differing else distinct[0].as_py(),
-        columns=columns,
+        columns=envelope_rows(differing) if differing else None,
     )

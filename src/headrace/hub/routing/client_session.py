@@ -16,14 +16,23 @@ The seam between the two is exact:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from headrace.hub.cursor import NOWHERE, Cursor
 from headrace.hub.routing.subscriptions import Fields
-from headrace.message import MAX_SEQUENCE
+from headrace.message import MAX_SEQUENCE, Batch
 
 NOTHING: Final = MAX_SEQUENCE
 """The sequence number of a mark that withdraws what a matcher's marks said by this way: a number that no log reaches. A
 mark of 0 says that all there will ever be is still to come."""
+
+
+class FoundRows(NamedTuple):
+    """Batches of the log, and which of each one's messages are for a client, by place."""
+
+    first: int
+    last: int
+    batches: list[tuple[Batch, list[int]]]
 
 
 class Outlet(Protocol):
@@ -130,8 +139,7 @@ class Session:
     """One client that is connected here; made by :meth:`~headrace.hub.routing.connector.Connector.join`."""
 
     __slots__ = (
-        "after", "client", "cursor", "floor", "guest", "last", "outlet", "path", "pending", "placed", "reading",
-        "says", "wants"
+        "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "place", "placed", "says", "wants"
     )  # fmt: skip
 
     def __init__(self, client: bytes, outlet: Outlet, *, after: int | None, guest: bool) -> None:
@@ -147,16 +155,24 @@ class Session:
         """The fields that the client says it wants, where they are nothing new to a state that may be too old."""
         self.wants = False
         """Whether it has a subscription."""
-        self.cursor: int | None = None
-        """The next message to read from the log for it; ``None`` while it is live or wants nothing."""
+        self.place: Cursor[FoundRows] = Cursor()
+        """Its cursor over the log, which wants nothing while the session is live or wants nothing."""
         self.last = 0
         """All up to here is dealt with."""
         self.floor = 0
         """A path may be relied on from behind here only: its matcher has had the client's subscription since."""
         self.path: Path | None = None
-        self.reading = False
         self.pending = 0
         """How many changes of its subscription are under way to the log."""
+
+    @property
+    def cursor(self) -> int | None:
+        """The next message to read from the log for it; ``None`` while it is live or wants nothing."""
+        return self.place.next if self.place.follows else None
+
+    @cursor.setter
+    def cursor(self, seq: int | None) -> None:
+        self.place.next = NOWHERE if seq is None else seq
 
     @property
     def live(self) -> bool:

@@ -4,10 +4,10 @@ What a client subscribes is an entry of the log (:mod:`headrace.hub.routing.subs
 entries and obeys the state. It decides when a client that went away has been away for too long, which of two
 connections with one client id stays (the newer), and by which path each session is fed
 (:mod:`headrace.hub.routing.client_session`). Where another hub numbers messages, a session begins once it is known
-where the sequence was when its client came (:mod:`headrace.hub.routing.head_query`).
+where the sequence was when its client came.
 
-What each is sent is :mod:`headrace.hub.routing.session_feed`'s. Nothing here knows a socket, a thread or a clock:
-reading the log for those who are behind is the owner's to do (``read``), and ``now`` is an argument.
+:mod:`headrace.hub.routing.session_feed` decides what each is sent. Nothing here knows a socket, a thread or a clock:
+the owner reads the log for those who are behind (``read``), and ``now`` is an argument.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 
 from headrace.errors import LimitError, StorageError
 from headrace.hub.routing.client_session import Outlet, Path, Session, Source
-from headrace.hub.routing.head_query import Asking
 from headrace.hub.routing.session_feed import Feeding, Read
 from headrace.hub.routing.subscriptions import (
     Change,
     Fields,
     Predicates,
     Subscriptions,
+    alive,
     expire,
     move,
     serialize_fields,
@@ -68,7 +68,7 @@ class Connector:
         self._max_predicates = max_predicates
         self._replay = replay
         self._pending = 0
-        self._asking = Asking(hub, connector_id, self._placed)
+        self._head_query = _HeadQuery(hub, connector_id, self._placed)
         self._now = 0.0
         self._away = {client: self._now for client, kept in subscriptions if kept.connector == connector_id}
         """Clients with a subscription here and no connection, and since when; longest first."""
@@ -116,7 +116,7 @@ class Connector:
             # It goes on as it is: clients that reconnect say again what they want.
             if not session.placed:
                 session.says = fields
-                self._asking.ask(session)
+                self._head_query.ask(session)
             return
         if fields and kept is None and len(self._subscriptions) + self._pending >= self._max_subscriptions:
             count = len(self._subscriptions) + self._pending + 1
@@ -156,7 +156,7 @@ class Connector:
 
     def tick(self, now: float) -> None:
         """Give up the subscriptions of those who have been away for too long."""
-        self._asking.go_on()
+        self._head_query.go_on()
         if not self._now:
             self._away = dict.fromkeys(self._away, now)
         self._now = now
@@ -172,7 +172,7 @@ class Connector:
     @property
     def behind(self) -> int:
         """How many clients are fed from the log, or will be as soon as it is known from where on."""
-        return len(self._feeding) + len(self._asking)
+        return len(self._feeding) + len(self._head_query)
 
     def _is_here(self, client: bytes) -> bool:
         kept = self._subscriptions.get(client)
@@ -199,7 +199,7 @@ class Connector:
             self._begin(session, cursor)
             self._feeding.pump(session)
         else:
-            self._asking.ask(session)
+            self._head_query.ask(session)
 
     def _placed(self, session: Session, seq: int) -> None:
         """All that happened before a client came lies before entry ``seq``, which is in the log."""
@@ -207,7 +207,7 @@ class Connector:
         if session.placed or self.sessions.get(client) is not session:
             return
         session.placed = True
-        self._asking.forget(session)
+        self._head_query.forget(session)
         kept = self._subscriptions.get(client)
         if kept is not None and kept.connector != self.id and kept.seq > seq:
             self._moved(session)
@@ -257,7 +257,7 @@ class Connector:
             self._feeding.forget(session)
         elif not session.placed:
             if not session.pending:
-                self._asking.ask(session)
+                self._head_query.ask(session)
         elif new.connector != self.id:
             self._moved(session)
         elif not session.wants:
@@ -281,5 +281,54 @@ class Connector:
 
     def _forget(self, session: Session) -> None:
         session.end()
-        self._asking.forget(session)
+        self._head_query.forget(session)
         self._feeding.forget(session)
+
+
+class _HeadQuery:
+    """Finds out where the sequence was when a client came, for a connector whose own log is a copy.
+
+    A client may have got more than the copy has: matchers elsewhere push as soon as they know a message. And what the
+    copy says of the client may have changed. So a session begins only once an entry that was written for it is in the
+    copy: all that happened before the client came lies before that entry. What the client subscribes is such an entry;
+    for clients that only come back, the connector writes one sign of life (:func:`alive`) for all who came before.
+    """
+
+    def __init__(self, hub: Hub, connector: bytes, found: Callable[[Session, int], None]) -> None:
+        self._hub = hub
+        self._connector = connector
+        self._found = found
+        self._waiting: dict[Session, None] = {}
+        self._asked: dict[Session, None] | None = None
+        """Sessions whose entry is under way; those that come later wait for the next."""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._asked or ())
+
+    def ask(self, session: Session) -> None:
+        """Report a place after all that has happened so far, once there is one."""
+        if self._asked is None or session not in self._asked:
+            self._waiting[session] = None
+        self.go_on()
+
+    def forget(self, session: Session) -> None:
+        """Drop a session that has left, or knows its place."""
+        self._waiting.pop(session, None)
+        if self._asked is not None:
+            self._asked.pop(session, None)
+
+    def go_on(self) -> None:
+        """Write an entry for those who wait, unless one is under way."""
+        if self._waiting and self._asked is None:
+            self._asked, self._waiting = self._waiting, {}
+            self._hub.submit(alive(self._connector), self._answered)
+
+    def _answered(self, outcome: Batch | StorageError) -> None:
+        asked, self._asked = self._asked or {}, None
+        if isinstance(outcome, StorageError):
+            # The hub that numbers messages cannot be reached now; the next tick tries again.
+            self._waiting = asked | self._waiting
+            return
+        for session in tuple(asked):
+            self._found(session, outcome.first)
+        self.go_on()

@@ -7,12 +7,13 @@ at a time, and only while its client has room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import LimitError, StorageError, TrimmedError
-from headrace.hub.routing.client_session import Session, Source
+from headrace.hub.cursor import EncodedCache
+from headrace.hub.routing.client_session import FoundRows, Session, Source
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
@@ -27,6 +28,23 @@ Read: TypeAlias = Callable[[bytes, int, int, Then], None]
 """Looks for a client through some of the log, from the first number on and not past the last, and tells ``Then``."""
 
 
+CACHE_BYTES: Final = 1 << 20
+"""Payload bytes of the newest messages whose pushes are kept encoded."""
+
+
+class PushFrames(NamedTuple):
+    """The pushes of messages ``first`` to ``last``, by sequence number, each encoded when it is first wanted."""
+
+    first: int
+    last: int
+    size: int
+    frames: dict[int, bytes]
+
+
+def _push_frames(batches: Sequence[Batch]) -> PushFrames:
+    return PushFrames(batches[0].first, batches[-1].last, sum(batch.size for batch in batches), {})
+
+
 class Feeding:
     """The sessions of a connector, by client, as those who have to be sent something."""
 
@@ -37,8 +55,7 @@ class Feeding:
         self._delivered = hub.counters.counter("delivered", door="sdk")
         self._repeats = hub.counters.counter("repeats", door="sdk")
         self._behind: dict[Session, None] = {}
-        self._encoded_batch: Batch | None = None
-        self._encoded: dict[int, bytes] = {}
+        self._cache = EncodedCache(_push_frames, max_bytes=CACHE_BYTES)
 
     def __len__(self) -> int:
         """How many are fed from the log."""
@@ -106,7 +123,7 @@ class Feeding:
 
     def pump(self, session: Session) -> None:
         """Read on for a session that is behind, or let it be live."""
-        if session.cursor is None or session.reading:
+        if session.cursor is None or session.place.reading:
             return
         if session.outlet.room <= 0:
             session.outlet.later()
@@ -114,10 +131,14 @@ class Feeding:
         if session.catch_on():
             self._behind.pop(session, None)
             return
-        first, head = session.cursor, self._hub.log.head
-        if first <= head:
-            session.reading = True
-            self._read(session.client, first, head, lambda found: self._was_read(session, first, found))
+        found, wanted = session.place.step(self._hub.log.head)
+        if wanted is not None:
+            self._read(session.client, *wanted, lambda outcome: self._was_read(session, outcome))
+        elif found is not None:
+            # What there is no room for is looked for again later: the client may want something else by then.
+            session.place.drop()
+            if all(self._feed(session, batch, rows) for batch, rows in found.batches):
+                self.pump(session)
 
     def _concerned(self, matches: Matches) -> dict[Session, list[int]]:
         """The messages of each live session, by place in the batch."""
@@ -143,18 +164,20 @@ class Feeding:
             session.outlet.later()
 
     def _frames(self, batch: Batch, rows: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Messages of a batch as pushes; each is encoded once while the same batch is worked on."""
-        if self._encoded_batch is not batch:
-            self._encoded_batch, self._encoded = batch, {}
+        """Messages of a batch as pushes; each is encoded once while it is among the newest."""
+        encoded = self._cache.find(batch.first)
+        if encoded is None or encoded.last < batch.last:
+            encoded = _push_frames([batch])
+            self._cache.add(encoded)
         frames = []
-        for row in rows:
-            frame = self._encoded.get(row)
+        for seq in (batch.first + row for row in rows):
+            frame = encoded.frames.get(seq)
             if frame is None:
-                frame = self._encode(batch.first + row, batch.run[row])
+                frame = self._encode(seq, batch.run[seq - batch.first])
                 if frame is None:
                     continue
-                self._encoded[row] = frame
-            frames.append((batch.first + row, frame))
+                encoded.frames[seq] = frame
+            frames.append((seq, frame))
         return frames
 
     def _encode(self, seq: int, payload: bytes) -> bytes | None:
@@ -164,15 +187,14 @@ class Feeding:
             self._hub.counters.report("undeliverable", seq, seq, str(error), door="sdk")
             return None
 
-    def _was_read(self, session: Session, first: int, outcome: Found | StorageError) -> None:
-        session.reading = False
-        if session.cursor == first and self._sessions.get(session.client) is session:
-            if isinstance(outcome, StorageError):
-                self._cannot_read(session, first, outcome)
+    def _was_read(self, session: Session, outcome: Found | StorageError) -> None:
+        if isinstance(outcome, StorageError):
+            lost = session.place.read_failed(outcome)
+            if lost is not None:
+                self._cannot_read(session, lost.first, outcome)
                 return
-            for batch, rows in outcome:
-                if not self._feed(session, batch, rows):
-                    return
+        else:
+            session.place.was_read(FoundRows(outcome[0][0].first, outcome[-1][0].last, outcome))
         self.pump(session)
 
     def _feed(self, session: Session, batch: Batch, rows: list[int]) -> bool:

@@ -32,7 +32,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Done
 from headrace.hub.services.merge_patch import parse_object
 from headrace.hub.services.objects import Kind, Services, check_id, create
-from headrace.message import SCHEMA, Batch, Run
+from headrace.message import Batch, Run, envelope_rows
 
 
 class Change(NamedTuple):
@@ -213,8 +213,5 @@ def _batch(changes: Sequence[Change], origin: str, publisher: str) -> Batch:
     topics = [change.service_id for change in changes]
     if topics.count(topics[0]) == len(topics):
         return Batch(run, origin=origin, publisher=publisher, topic=topics[0])
-    columns = pa.RecordBatch.from_arrays([pa.array(topics, pa.string())], schema=_TOPICS)
+    columns = envelope_rows({"topic": pa.array(topics, pa.string())})
     return Batch(run, origin=origin, publisher=publisher, columns=columns)
-
-
-_TOPICS = pa.schema([SCHEMA.field("topic")])

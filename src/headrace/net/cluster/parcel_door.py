@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from headrace.cluster.membership import SILENCE_SECONDS, Answer, Effect, Membership, Refuse
 from headrace.errors import UnexpectedError, WireError
 from headrace.net.cluster.parcel_authentication import Seal
-from headrace.net.server.connection import BACKLOG, Stream, StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import BACKLOG, DoorConnection, TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import (
     Body,
@@ -91,7 +91,7 @@ class Circle(Protocol):
         """A connection is over."""
 
 
-class ParcelStream(Stream[Any]):
+class ParcelStream(DoorConnection[Any]):
     """One connection, whoever opened it."""
 
     dialled = False
@@ -243,7 +243,7 @@ class ParcelStream(Stream[Any]):
         proven = not self._seal.tag or self.peer is not None
         self._unproven = None if proven else identity
         self.peer = identity
-        self.name = f"{identity.name} ({self._address})"
+        self.name = f"{identity.name} ({self.endpoint[0]})"
         if greeted:
             self._parcels.max_bulk = wire.MAX_BULK
         tag = self._seal.hello if greeted else 0
@@ -286,13 +286,17 @@ class ParcelStream(Stream[Any]):
             self.refuse("idle", f"not heard of for {patience:g} s")
 
 
-class ParcelDoor(StreamDoor[ParcelStream]):
+class ParcelDoor(TcpDoor[ParcelStream]):
     """Where other nodes, and whoever speaks the document, connect."""
 
     def __init__(
-        self, house: House, circle: Circle, listening: socket.socket, tls: ssl.SSLContext | None = None
+        self,
+        context: DoorContext,
+        circle: Circle,
+        listening: socket.socket,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(house, "parcel", listening)
+        super().__init__(context, "parcel", listening)
         self.circle = circle
         self._tls = tls
 

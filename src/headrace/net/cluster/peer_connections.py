@@ -11,8 +11,8 @@ from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
 from headrace.net.cluster.parcel_door import SHUTDOWN_SECONDS, Circle, ParcelStream
-from headrace.net.server.connection import Streams
-from headrace.net.server.door import House
+from headrace.net.server.connection import ConnectionGroup
+from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import Body, DscReq, DscRes, Ping, SeqReq, SeqRes, StateChange
 from headrace.wire.parcel.stream import Parcel
@@ -101,11 +101,11 @@ class DialledStream(ParcelStream):
         self.circle.joined(self, responder)
 
 
-class Peers(Streams[DialledStream]):
+class Peers(ConnectionGroup[DialledStream]):
     """The connections to the configured peers, made again whenever one is lost."""
 
-    def __init__(self, house: House, circle: Circle, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(house, "parcel")
+    def __init__(self, context: DoorContext, circle: Circle, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(context, "parcel")
         self.circle = circle
         self._tls = tls
         self._tasks: dict[Address, asyncio.Task[None]] = {}

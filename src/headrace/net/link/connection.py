@@ -25,7 +25,7 @@ from headrace.errors import (
     UsageError,
     WireError,
 )
-from headrace.net.link.streams import Stream
+from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
 from headrace.wire.link.message import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_before
 from headrace.wire.link.requests import MAX_ID, Cancel, Hello, More, parse_request
@@ -61,7 +61,7 @@ class LinkConnection:
         """Nothing is left to be sent."""
         self._door = door
         self._open: set[int] = set()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, LinkStream] = {}
         self._uncommitted = 0
         self._reading = True
         self._ended = False
@@ -148,7 +148,7 @@ class LinkConnection:
             # Not now: it is a stream that sends, and it would be closed under its feet.
             asyncio.get_running_loop().call_soon(self.hang_up)
 
-    def stream(self, stream: Stream) -> None:
+    def stream(self, stream: LinkStream) -> None:
         """Begin a stream."""
         self._streams[stream.id] = stream
         stream.pump()

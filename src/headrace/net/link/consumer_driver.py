@@ -36,7 +36,7 @@ from headrace.hub.sequence_ranges import Range
 from headrace.log import Log
 from headrace.message import Batch, merge
 from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, beginning
-from headrace.net.link.streams import Credit, Outlet
+from headrace.net.link.streams import Credit, StreamTarget
 from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
 from headrace.wire.link.requests import parse_where
 
@@ -62,7 +62,9 @@ class Concern:
 class Member:
     """One stream of a durable consumer; a stream of its connection."""
 
-    def __init__(self, stream_id: int, outlet: Outlet, driver: Driver, number: int, credit: int) -> None:
+    def __init__(
+        self, stream_id: int, outlet: StreamTarget, driver: Driver, number: int, credit: int
+    ) -> None:
         self.id = stream_id
         self.outlet = outlet
         self.number = number
@@ -189,7 +191,7 @@ class Driver:
             self._soon()
         self._unanswered.append(told)
 
-    def nack(self, outlet: Outlet, ranges: Iterable[Range], told: Told) -> None:
+    def nack(self, outlet: StreamTarget, ranges: Iterable[Range], told: Told) -> None:
         """A client's members have failed with some of what they have."""
         members = [number for number, member in self._members.items() if member.outlet is outlet]
         try:

@@ -18,17 +18,17 @@ from headrace.hub.publishing.staging import Commits, Staging
 from headrace.hub.services.publish import Changes
 from headrace.hub.state import entry
 from headrace.message import Batch
-from headrace.net.link.background_work import Aside
+from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.lost_ranges import LinkLosses
 from headrace.net.link.publishing import LinkPublishing
 from headrace.net.link.reading import LinkReading
 from headrace.net.link.request_rows import Bodies
-from headrace.net.link.row_bodies import Live
+from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
-from headrace.net.server.door import House
+from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import Reports
 from headrace.wire.link import requests as ask
 
@@ -38,28 +38,28 @@ class Operations:
 
     def __init__(
         self,
-        house: House,
-        live: Live,
+        context: DoorContext,
+        cache: RowCache,
         consumers: LinkConsumers,
         status: Callable[[], dict[str, object]],
         reports: Reports,
     ) -> None:
-        hub, parts = house.hub, house.parts
+        hub, parts = context.hub, context.parts
         self._hub = hub
         self._log = hub.log
         self._status = status
         self._reports = reports
         self.publishing = Publishing(hub, parts.publishers)
         """Judges what is published once; there is one in a hub."""
-        staging = Staging(house.settings.node.data / "stages")
+        staging = Staging(context.settings.node.data / "stages")
         staging.sweep()
         self.commits = Commits(hub, parts.queries, staging)
         changes = Changes(hub, parts.services)
-        bodies = Bodies(house.settings.limits.message_bytes)
-        aside = Aside(house.readers)
-        reading = LinkReading(hub, house.readers, live, aside, consumers, parts.subscriptions)
+        bodies = Bodies(context.settings.limits.message_bytes)
+        background = BackgroundWork(context.readers)
+        reading = LinkReading(hub, context.readers, cache, background, consumers, parts.subscriptions)
         publishing = LinkPublishing(self.publishing, bodies)
-        self._stages = LinkStages(staging, self.commits, changes, bodies, aside, hub.counters)
+        self._stages = LinkStages(staging, self.commits, changes, bodies, background, hub.counters)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
             ask.Head: reading.head,
             ask.Status: self._tell_status,

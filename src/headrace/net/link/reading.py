@@ -13,10 +13,10 @@ from headrace.hub.filters import Filter
 from headrace.hub.routing.subscriptions import Subscriptions, tables
 from headrace.hub.sequence import Hub
 from headrace.log.snapshot import Snapshot, serialize
-from headrace.net.link.background_work import Aside
+from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.row_bodies import Live
+from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.streams import PieceStream, RowStream, byte_pieces, row_pieces
 from headrace.wire.link import requests as ask
 
@@ -28,16 +28,16 @@ class LinkReading:
         self,
         hub: Hub,
         readers: Executor,
-        live: Live,
-        aside: Aside,
+        cache: RowCache,
+        background: BackgroundWork,
         consumers: LinkConsumers,
         subscriptions: Subscriptions,
     ) -> None:
         self._hub = hub
         self._log = hub.log
         self._readers = readers
-        self._aside = aside
-        self._live = live
+        self._background = background
+        self._cache = cache
         self._delivered = hub.counters.counter("delivered", door="tube")
         self._consumers = consumers
         self._subscribed = subscriptions
@@ -87,7 +87,7 @@ class LinkReading:
             connection.check_room_for_stream()
             self._begin(connection, request, seq, None)
 
-        self._aside.answer(connection, request.id, found, self._log.seq_at, request.time)
+        self._background.answer(connection, request.id, found, self._log.seq_at, request.time)
 
     def snapshot(self, connection: LinkConnection, request: ask.Snapshot, _body: memoryview) -> None:
         """Send the hub's state."""
@@ -108,7 +108,7 @@ class LinkReading:
             connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
         self._packing.add(connection)
-        self._aside.answer(connection, request.id, made, serialize, taken, failed=over)
+        self._background.answer(connection, request.id, made, serialize, taken, failed=over)
 
     def subscriptions(
         self, connection: LinkConnection, request: ask.Subscriptions, _body: memoryview
@@ -129,9 +129,9 @@ class LinkReading:
             request.id,
             connection,
             self._log,
-            self._live,
+            self._cache,
             self._readers,
-            cursor=cursor,
+            first=cursor,
             last=last,
             wanted=wanted,
             credit=request.credit,

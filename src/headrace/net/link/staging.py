@@ -26,7 +26,7 @@ from headrace.hub.publishing.staging import (
 )
 from headrace.hub.services.publish import Changes, Use, uses
 from headrace.message import Batch
-from headrace.net.link.background_work import Aside
+from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.request_rows import Bodies, check_origin
 from headrace.wire.link import requests as ask
@@ -41,7 +41,7 @@ class LinkStages:
         commits: Commits,
         changes: Changes,
         bodies: Bodies,
-        aside: Aside,
+        aside: BackgroundWork,
         counters: Counters,
     ) -> None:
         self._staging = staging

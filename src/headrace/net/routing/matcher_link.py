@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from time import time
 
-from headrace.hub.routing.matcher_pushes import mark
+from headrace.hub.routing.local_matcher import mark
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
-from headrace.net.server.door import House
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import (
     ConnectorDecoder,
     ConnectorMessage,
@@ -28,8 +28,10 @@ from headrace.wire.attribute.push_parts import split
 class ToDispatcher(Dialling["MatcherLink"]):
     """The connection to the dispatcher in use, if there is one."""
 
-    def __init__(self, house: House, node: int, place: Callable[[], int], go_on: Callable[[], None]) -> None:
-        super().__init__(house, "to_dispatcher", house.settings.matching.dispatchers, every=False)
+    def __init__(
+        self, context: DoorContext, node: int, place: Callable[[], int], go_on: Callable[[], None]
+    ) -> None:
+        super().__init__(context, "to_dispatcher", context.settings.matching.dispatchers, every=False)
         self.node = node
         self.place = place
         """Tells up to where everything has been matched."""
@@ -42,11 +44,11 @@ class ToDispatcher(Dialling["MatcherLink"]):
     @property
     def full(self) -> bool:
         """Whether matching has to wait."""
-        return any(stream.room <= 0 for stream in self.streams if stream.admitted)
+        return any(stream.room <= 0 for stream in self.connections if stream.admitted)
 
     def push(self, pushes: Iterable[MatcherPush], upto: int) -> None:
         """Push what was matched; ``upto`` is the last message of the batch."""
-        links = [stream for stream in self.streams if stream.admitted]
+        links = [stream for stream in self.connections if stream.admitted]
         if not links:
             for push in pushes:
                 seq = seq_of(push.msg_id)

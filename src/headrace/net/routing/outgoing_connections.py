@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from headrace.config import Address
-from headrace.net.server.connection import Stream, Streams
-from headrace.net.server.door import House
+from headrace.net.server.connection import ConnectionGroup, DoorConnection
+from headrace.net.server.door import DoorContext
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
@@ -28,11 +28,13 @@ logger = logging.getLogger("headrace")
 S = TypeVar("S", bound="Dialled[Any]")
 
 
-class Dialling(Streams[S]):
+class Dialling(ConnectionGroup[S]):
     """Connections to addresses that settings name: to each of them, or to the first that answers."""
 
-    def __init__(self, house: House, name: str, addresses: Sequence[Address], *, every: bool = True) -> None:
-        super().__init__(house, name)
+    def __init__(
+        self, context: DoorContext, name: str, addresses: Sequence[Address], *, every: bool = True
+    ) -> None:
+        super().__init__(context, name)
         self._lists = [[address] for address in addresses] if every else [list(addresses)]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -81,7 +83,7 @@ class Dialling(Streams[S]):
 D = TypeVar("D", bound=Dialling[Any])
 
 
-class Dialled(Stream[D]):
+class Dialled(DoorConnection[D]):
     """A connection that was dialled. It sends heartbeats, and expects to hear something in return."""
 
     def __init__(self, door: D, decoder: Any) -> None:

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headrace.message import SCHEMA, Batch
-from headrace.net.server.connection import Stream, StreamDoor
-from headrace.net.server.door import House
+from headrace.message import Batch, column_type, envelope_rows
+from headrace.net.server.connection import DoorConnection, TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.publish import Attributes, PublisherDecoder, Publishes
 
 ORIGIN = "attribute"
 
 
-class PublisherDoor(StreamDoor["PublisherStream"]):
+class PublisherDoor(TcpDoor["PublisherStream"]):
     """The door, open on a TCP socket."""
 
-    def __init__(self, house: House, listening: socket.socket) -> None:
-        super().__init__(house, "publisher", listening)
+    def __init__(self, context: DoorContext, listening: socket.socket) -> None:
+        super().__init__(context, "publisher", listening)
 
     def connection(self) -> PublisherStream:
         """The protocol of a new connection."""
@@ -35,7 +35,7 @@ class PublisherDoor(StreamDoor["PublisherStream"]):
         return {}
 
 
-class PublisherStream(Stream[PublisherDoor]):
+class PublisherStream(DoorConnection[PublisherDoor]):
     """One publisher."""
 
     def __init__(self, door: PublisherDoor) -> None:
@@ -71,14 +71,13 @@ def columns_of(attributes: Sequence[Attributes]) -> pa.RecordBatch | None:
                 numbers[1].append(value)
         texts[2].append(len(texts[0]))
         numbers[2].append(len(numbers[0]))
-    fields = [SCHEMA.field("attributes"), SCHEMA.field("numbers")]
-    columns = [
-        pa.MapArray.from_arrays(
+    columns = {
+        column: pa.MapArray.from_arrays(
             pa.array(ends, pa.int32()),
             pa.array(names, pa.string()),
-            pa.array(values, field.type.item_type),
-            type=field.type,
+            pa.array(values, column_type(column).item_type),
+            type=column_type(column),
         )
-        for field, (names, values, ends) in zip(fields, (texts, numbers), strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        for column, (names, values, ends) in (("attributes", texts), ("numbers", numbers))
+    }
+    return envelope_rows(columns)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from headrace.net.server.connection import Stream, Streams
+from headrace.net.server.connection import ConnectionGroup, DoorConnection
 from headrace.wire.attribute.messages import AnyPush
 from headrace.wire.attribute.push_parts import Joiner
 from headrace.wire.receive_buffer import Decoder
 
-D = TypeVar("D", bound=Streams[Any])
+D = TypeVar("D", bound=ConnectionGroup[Any])
 P = TypeVar("P", bound=AnyPush)
 
 
-class JoiningStream(Stream[D]):
+class JoiningStream(DoorConnection[D]):
     """A connection of a matcher or a dispatcher."""
 
     def __init__(self, door: D, decoder: Decoder[Any]) -> None:

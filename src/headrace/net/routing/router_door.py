@@ -12,8 +12,8 @@ from time import time
 from headrace.hub.routing.client_session import Source
 from headrace.net.routing.push_stream import JoiningStream
 from headrace.net.routing.roles import Routing
-from headrace.net.server.connection import StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import (
     Handshake,
     Heartbeat,
@@ -25,11 +25,11 @@ from headrace.wire.attribute.messages import (
 )
 
 
-class RouterDoor(StreamDoor["RouterStream"]):
+class RouterDoor(TcpDoor["RouterStream"]):
     """The door, open on a TCP socket."""
 
-    def __init__(self, house: House, routing: Routing, listening: socket.socket) -> None:
-        super().__init__(house, "router", listening)
+    def __init__(self, context: DoorContext, routing: Routing, listening: socket.socket) -> None:
+        super().__init__(context, "router", listening)
         self.routing = routing
 
     def connection(self) -> RouterStream:
@@ -42,7 +42,7 @@ class RouterStream(JoiningStream[RouterDoor]):
 
     def __init__(self, door: RouterDoor) -> None:
         super().__init__(door, RouterDecoder())
-        self._source: Source = door.routing.source()
+        self._source = Source()
 
     def take(self, frame: RouterMessage) -> None:
         """Do what a dispatcher asks."""

@@ -14,8 +14,8 @@ from typing import Final
 
 from headrace.hub.routing.client_session import Session
 from headrace.hub.routing.connector import Connector
-from headrace.net.server.connection import Stream, StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import DoorConnection, TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 from headrace.wire.sdk.auth import Auth, client_id_text
 from headrace.wire.sdk.commands import (
@@ -36,11 +36,11 @@ from headrace.wire.sdk.commands import (
 RETRY_SECONDS: Final = 0.001
 
 
-class SdkDoor(StreamDoor["SdkStream"]):
+class SdkDoor(TcpDoor["SdkStream"]):
     """The door, open on a TCP socket."""
 
-    def __init__(self, house: House, connector: Connector, listening: socket.socket) -> None:
-        super().__init__(house, "sdk", listening)
+    def __init__(self, context: DoorContext, connector: Connector, listening: socket.socket) -> None:
+        super().__init__(context, "sdk", listening)
         self.connector = connector
 
     def connection(self) -> SdkStream:
@@ -48,19 +48,19 @@ class SdkDoor(StreamDoor["SdkStream"]):
         return SdkStream(self)
 
 
-class SdkStream(Stream[SdkDoor]):
+class SdkStream(DoorConnection[SdkDoor]):
     """One client."""
 
     def __init__(self, door: SdkDoor) -> None:
         super().__init__(door, ServerDecoder())
-        self._machine = new_session(auth_required=door.house.authentication.required)
+        self._machine = new_session(auth_required=door.context.authentication.required)
         self._session: Session | None = None
         self._retrying = False
 
     def take(self, frame: Command) -> None:
         """Do what a client commands."""
         if isinstance(frame, Auth) and self._machine.allows(Event.AUTH):
-            denied = self.door.house.authentication.judge(frame, time())
+            denied = self.door.context.authentication.judge(frame, time())
             if denied is not None:
                 self.refuse(denied, f"client {client_id_text(frame.client_id)}")
                 return

@@ -31,9 +31,9 @@ from headrace.message import node_id
 from headrace.net.cluster.node import Cluster
 from headrace.net.cluster.node_disk import STATE_FILE
 from headrace.net.routing.roles import Routing
-from headrace.net.server.admission import Connections, room_for
+from headrace.net.server.admission import Admission, room_for
 from headrace.net.server.binding import Listening
-from headrace.net.server.door import Door, House, close_all
+from headrace.net.server.door import Door, DoorContext, close_all
 from headrace.net.server.doors import Opening
 from headrace.net.server.log_maintenance import GroupCommit, Upkeep
 from headrace.net.server.program_reports import Reports
@@ -98,7 +98,7 @@ class Server:
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "headrace-disk")
         self._readers = ThreadPoolExecutor(2, "headrace-read")
         limits = settings.limits
-        self._connections = Connections(
+        self.admission = Admission(
             per_address=limits.connections_per_address, total=room_for(limits.connections)
         )
         self._turn_due = False
@@ -117,7 +117,7 @@ class Server:
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._connections)
+        return len(self.admission)
 
     @property
     def readers(self) -> Executor:
@@ -324,8 +324,10 @@ class Server:
     async def _open_doors(self) -> None:
         auth, cluster = self.settings.auth, self._cluster
         authentication = Authentication(auth.clients, required=auth.required, allow_sha1=auth.sha1)
-        house = House(self.hub, self.settings, self._connections, self._readers, self.parts, authentication)
-        opening = Opening(house, self.listening, self._add)
+        context = DoorContext(
+            self.hub, self.settings, self.admission, self._readers, self.parts, authentication
+        )
+        opening = Opening(context, self.listening, self._add)
         await opening.backbone()
         await opening.services()
         self.routing = await opening.routing()

@@ -1,13 +1,12 @@
-"""``replay``: messages of an archive to a hub, all or some, at their own pace, at a rate, or as fast as it goes.
+"""``replay``: publish messages of an archive to a hub, at their own pace, at a rate, or as fast as possible.
 
-Spark reads and chooses, with as many tasks as there are; the order is one, so one task publishes. A message's number is
-its sequence number in the archive, and the publisher is named after the archive's log and what was chosen. So a
-replay that was cut off, or is run a second time, adds what is missing and nothing else.
+Spark reads and chooses in many tasks; one task publishes, in order. :mod:`headrace.client.link.replay` ensures that a
+replay that was cut off, or is run a second time, adds what is missing and nothing else. It is named after the archive's
+log and the choice of messages.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import time
@@ -22,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.client.link.replay import ReplayTarget, publisher_name
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived, format_of
@@ -91,11 +91,12 @@ def start(run: Run) -> dict[str, object]:
     pace = Pace(run.number("rate"), run.number("speed"))
     log, rows = archived(run, _within(run.param("from"), run.param("until")))
     rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
-    name = run.param("name") or publisher_name(log, run)
+    choice = [run.param(each) for each in ("where", "from", "until")]
+    name = run.param("name") or publisher_name(log, choice)
     run.at_work = lambda client: {"through": client.newest(name)}
     # Where nothing is chosen, Spark may run no task at all.
-    told = published(rows, run.access, name, pace, picked=bool(run.param("where"))).toArrow().to_pylist()
-    result = told[0] if told else {"messages": 0, "first": None, "last": None}
+    results = published(rows, run.access, name, pace, picked=bool(run.param("where"))).toArrow().to_pylist()
+    result = results[0] if results else {"messages": 0, "first": None, "last": None}
     return {"log": log, "publisher": name, **result}
 
 
@@ -129,12 +130,6 @@ def published(
     return ordered.mapInArrow(partial(_publish, access, publisher, pace, picked), _DONE)
 
 
-def publisher_name(log: str, run: Run) -> str:
-    """The name of a replay: another choice of messages is another replay."""
-    choice = "\n".join(run.param(name) for name in ("where", "from", "until"))
-    return f"replay {log} {hashlib.sha256(choice.encode()).hexdigest()[:8]}"
-
-
 def paced(
     batches: Iterable[pa.RecordBatch],
     pace: Pace,
@@ -159,7 +154,6 @@ def paced(
 def _publish(
     access: Access, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    from headrace.client.link.replay import ReplayTarget, picks, runs
     from headrace.spark.hub_connections import opened
     from headrace.spark.jobs.archive.files import enveloped
 
@@ -169,24 +163,18 @@ def _publish(
             access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key
         )
 
-    messages, first, last = 0, None, None
     with closing(opened(target, access.patience)) as hub:
-        newest = hub.known(publisher) if picked else hub.newest(publisher)
+        newest = hub.resume(publisher, picked=picked)
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)
         for rows in paced((each for each in missing if each.num_rows), pace):
-            if picked:
-                places = (hub.append_picked(publisher, part) for part in picks(rows))
-            else:
-                places = (hub.append(publisher, number, run) for number, run in runs(rows))
-            for at_first, at_last in places:
-                first, last = at_first if first is None else first, at_last
-            messages += rows.num_rows
-    made = [pa.array([value], pa.int64()) for value in (messages, first, last)]
-    yield pa.RecordBatch.from_arrays(made, names=["messages", "first", "last"])
+            hub.send(rows)
+        facts = {"messages": hub.messages, "first": hub.first_seq, "last": hub.last_seq}
+    yield pa.RecordBatch.from_pydict({name: pa.array([fact], pa.int64()) for name, fact in facts.items()})
 
 
 def _beyond(rows: pa.RecordBatch, known: int) -> pa.RecordBatch:
+    # What the hub has must not be waited for either.
     return rows.filter(pc.greater(rows.column("seq"), known))
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from headrace.spark.datasource import HeadraceDataSource, register_kind
 from headrace.spark.options import Reading, as_text, reading
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
     from headrace.client.link.client import Extent
 
 NAME: Final = "headrace-ranges"
-SPARK_RANGES: Final = StructType(
-    [
-        StructField("log", StringType()),
-        StructField("path", StringType()),
-        StructField("first", LongType()),
-        StructField("last", LongType()),
-    ]
-)
 _RANGES: Final = pa.schema(
     [
         pa.field("log", pa.string()),
@@ -50,6 +43,7 @@ _RANGES: Final = pa.schema(
         pa.field("last", pa.int64()),
     ]
 )
+SPARK_RANGES: Final = from_arrow_schema(_RANGES)
 
 
 class RangesDataSource(HeadraceDataSource):

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -24,19 +25,10 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import (
-    BinaryType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
+from headrace.message import SCHEMA
 from headrace.spark.options import Reading
 from headrace.spark.runtime.python_workers import settle
 
@@ -45,21 +37,8 @@ if TYPE_CHECKING:
 
     from headrace.client.link.client import Extent
 
-SPARK_SCHEMA: Final = StructType(
-    [
-        StructField("seq", LongType(), False),
-        StructField("time", TimestampType(), False),
-        StructField("origin", StringType(), False),
-        StructField("node", IntegerType(), False),
-        StructField("publisher", StringType(), False),
-        StructField("number", LongType(), True),
-        StructField("topic", StringType(), False),
-        StructField("attributes", MapType(StringType(), StringType()), False),
-        StructField("numbers", MapType(StringType(), DoubleType()), False),
-        StructField("payload", BinaryType(), False),
-    ]
-)
-"""The envelope as Spark has it; in Arrow it is :data:`headrace.message.SCHEMA`."""
+SPARK_SCHEMA: Final = from_arrow_schema(SCHEMA)
+"""The envelope as Spark has it."""
 
 
 def schema_of(options: Reading) -> StructType:

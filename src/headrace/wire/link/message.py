@@ -21,7 +21,7 @@ import cbor2
 import pyarrow as pa
 
 from headrace.errors import LimitError, MalformedError
-from headrace.message import SCHEMA
+from headrace.message import SCHEMA, envelope_schema
 
 VERSIONS: Final = (1,)
 """The versions of the link that are spoken here, in ascending order."""
@@ -38,12 +38,10 @@ MAX_ROWS_BYTES: Final = 64 << 20
 MAX_HEAD: Final = 128 << 10
 MAX_DEPTH: Final = 8
 
-PUBLISHED: Final = pa.schema([SCHEMA.field(name) for name in ("topic", "attributes", "numbers", "payload")])
+PUBLISHED: Final = envelope_schema("topic", "attributes", "numbers", "payload")
 """The schema of rows to be published: the rest of the envelope is the hub's to fill in."""
 
-PASSED: Final = pa.schema(
-    [SCHEMA.field(name) for name in SCHEMA.names if name not in ("seq", "time", "node")]
-)
+PASSED: Final = envelope_schema(*(name for name in SCHEMA.names if name not in ("seq", "time", "node")))
 """The schema of rows that a frontend passes on: the whole envelope but for what the numbering hub stamps."""
 
 SUBSCRIPTIONS: Final = pa.schema(

@@ -14,26 +14,58 @@ the caller's to check.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+Columns: TypeAlias = Mapping[str, Sequence[Buffer | list[Buffer]]]
+"""The buffers of each column, in Arrow's order. A buffer in pieces is copied once, to its place."""
+
+_NO_OFFSETS: Final = bytes(4)
+"""The offsets of a column without rows."""
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
 _ALIGNED: Final = 8
 _PADDING: Final = tuple(bytes(-size % _ALIGNED) for size in range(_ALIGNED))
 
 
-class Decoded(NamedTuple):
-    """A message taken apart: the rows and nulls of each node of the schema, and each buffer."""
+class Decoded:
+    """A message taken apart: its columns by name."""
 
-    length: int
-    """How many rows there are."""
-    nodes: tuple[int, ...]
-    """Rows and nulls in turn."""
-    buffers: list[memoryview]
+    __slots__ = ("_buffers", "_layout", "_nulls", "length")
+
+    def __init__(
+        self, layout: Layout, length: int, nulls: tuple[int, ...], buffers: list[memoryview]
+    ) -> None:
+        self.length = length
+        """Number of rows."""
+        self._layout = layout
+        self._nulls = nulls
+        self._buffers = buffers
+
+    def column(self, name: str) -> list[memoryview]:
+        """A column's buffers in Arrow's order: validity, then values or offsets and data, then a map's entries."""
+        return self._buffers[self._layout.buffers[name]]
+
+    def nulls(self, name: str) -> int:
+        """Count the absent values of a column that may have some."""
+        return self._nulls[self._layout.nullable.index(name)]
+
+    def is_empty_map(self, name: str) -> bool:
+        """Tell whether a map column has no entries in any row."""
+        _, offsets, *entries = self.column(name)
+        size = 4 * self.length + 4
+        # A view's own comparison goes item by item, which takes longer than a copy.
+        return (
+            len(offsets) == size
+            and bytes(offsets) == bytes(size)
+            and all(each in (b"", _NO_OFFSETS) for each in entries)
+        )
 
 
 class Layout:
@@ -52,9 +84,10 @@ class Layout:
         self._body_at = _field(self._head, root, 3)
         self._count_at = _field(self._head, batch, 0)
         self._nodes_at, nodes = _vector(self._head, batch, 1)
-        self._buffers_at, self._buffers = _vector(self._head, batch, 2)
+        self._buffers_at, buffers = _vector(self._head, batch, 2)
         self._nodes = struct.Struct(f"<{2 * nodes}q")
-        self._places = struct.Struct(f"<{2 * self._buffers}q")
+        self._name_columns(schema)
+        self._places = struct.Struct(f"<{2 * buffers}q")
         numbers = sorted(
             [
                 (self._body_at, 8),
@@ -69,22 +102,54 @@ class Layout:
             (begin, end, self._head[begin:end]) for begin, end in zip(edges[::2], edges[1::2], strict=True)
         ]
 
-    def encode(self, count: int, nodes: Sequence[int], buffers: Sequence[Buffer | list[Buffer]]) -> bytes:
-        """A message: ``nodes`` are the rows and nulls of each node in turn, ``buffers`` all that the schema has.
+    def _name_columns(self, schema: pa.Schema) -> None:
+        """Note which nodes and buffers are each column's: a map has three nodes more, for its entries."""
+        self.buffers: dict[str, slice] = {}
+        self.nullable: list[str] = []
+        self._nulls_at: list[int] = []
+        """The nodes' numbers that count the absent values of each of them."""
+        self._empty_entries: dict[str, tuple[bytes, ...]] = {}
+        self._row_counts: list[int] = []
+        """1 where a node's number is that of the rows, 0 where a plain message has none."""
+        at = 0
+        for field in schema:
+            own = _empty_buffers(field.type)
+            if pa.types.is_map(field.type):
+                entries = (b"", *_empty_buffers(field.type.key_type), *_empty_buffers(field.type.item_type))
+                self._empty_entries[field.name] = entries
+                own = (b"", _NO_OFFSETS, *entries)
+            self.buffers[field.name] = slice(at, at + len(own))
+            at += len(own)
+            if field.nullable:
+                self.nullable.append(field.name)
+                self._nulls_at.append(len(self._row_counts) + 1)
+            self._row_counts += (1, 0, *(0, 0) * (3 * pa.types.is_map(field.type)))
+        self._packed_nodes = lru_cache(maxsize=64)(self._pack_nodes)
 
-        A buffer may be in pieces: it is copied once, to its place.
+    def empty_map(self, name: str, offsets: bytes) -> tuple[bytes, ...]:
+        """Make a map column without entries: ``offsets`` are zeros, one more than there are rows."""
+        return (b"", offsets, *self._empty_entries[name])
+
+    def _pack_nodes(self, count: int, nulls: tuple[int, ...]) -> bytes:
+        nodes = [count * rows for rows in self._row_counts]
+        for at, missing in zip(self._nulls_at, nulls, strict=True):
+            nodes[at] = missing
+        return self._nodes.pack(*nodes)
+
+    def encode(self, count: int, columns: Columns, *nulls: int) -> bytes:
+        """Make a message of ``count`` rows whose maps have no entries.
+
+        ``nulls`` counts the absent values of each column that may have some.
         """
-        return b"".join(self.parts(count, nodes, buffers))
+        return b"".join(self.parts(count, columns, *nulls))
 
-    def parts(
-        self, count: int, nodes: Sequence[int], buffers: Sequence[Buffer | list[Buffer]]
-    ) -> list[Buffer]:
-        """The same message in parts, which stand side by side: buffers as they were given, and what is between them."""
+    def parts(self, count: int, columns: Columns, *nulls: int) -> list[Buffer]:
+        """Make the same message in parts to be written side by side: the buffers as given, and what is between."""
         head = bytearray(self._head)
         parts: list[Buffer] = [head]
         places: list[int] = []
         at = 0
-        for buffer in buffers:
+        for buffer in chain.from_iterable(map(columns.__getitem__, self.buffers)):
             if isinstance(buffer, list):
                 size = sum(len(piece) for piece in buffer)
                 parts += buffer
@@ -98,27 +163,38 @@ class Layout:
                 at += size + padding
         struct.pack_into("<q", head, self._body_at, at)
         struct.pack_into("<q", head, self._count_at, count)
-        self._nodes.pack_into(head, self._nodes_at, *nodes)
+        head[self._nodes_at : self._nodes_at + self._nodes.size] = self._packed_nodes(count, nulls)
         self._places.pack_into(head, self._buffers_at, *places)
         return parts
 
     def decode(self, message: Buffer) -> Decoded | None:
-        """What a message says, if it is laid out as ours are; every buffer lies within it."""
+        """Take a message apart if it is laid out as ours are, its maps without entries; every buffer lies within it."""
         view = memoryview(message)
         begin = len(self._head)
-        if len(view) < begin or any(view[first:last] != fixed for first, last, fixed in self._fixed):
+        # Bytes compare at once, views item by item.
+        head = bytes(view[:begin])
+        if len(head) < begin or any(head[first:last] != fixed for first, last, fixed in self._fixed):
             return None
-        (count,) = struct.unpack_from("<q", view, self._count_at)
-        (size,) = struct.unpack_from("<q", view, self._body_at)
+        (count,) = struct.unpack_from("<q", head, self._count_at)
+        (size,) = struct.unpack_from("<q", head, self._body_at)
         if size > len(view) - begin:
             return None
-        places = self._places.unpack_from(view, self._buffers_at)
+        nulls = tuple(struct.unpack_from("<q", head, self._nodes_at + 8 * at)[0] for at in self._nulls_at)
+        nodes = head[self._nodes_at : self._nodes_at + self._nodes.size]
+        if nodes != self._packed_nodes(count, nulls):
+            return None
+        places = self._places.unpack_from(head, self._buffers_at)
         buffers = []
         for at, length in zip(places[::2], places[1::2], strict=True):
             if at % _ALIGNED or not 0 <= at <= at + length <= size:
                 return None
             buffers.append(view[begin + at : begin + at + length])
-        return Decoded(count, self._nodes.unpack_from(view, self._nodes_at), buffers)
+        return Decoded(self, count, nulls, buffers)
+
+
+def _empty_buffers(kind: pa.DataType) -> tuple[bytes, ...]:
+    """The buffers of a column without rows."""
+    return (b"", _NO_OFFSETS, b"") if pa.types.is_string(kind) or pa.types.is_binary(kind) else (b"", b"")
 
 
 def _field(data: bytes, table: int, number: int) -> int:

@@ -22,7 +22,7 @@ from headrace.spark.jobs.match import match
 from headrace.spark.options import Access, Reading
 from headrace.spark.source.range_source import frame
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 Begin = Callable[..., Started]
 

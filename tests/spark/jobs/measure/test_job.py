@@ -17,11 +17,12 @@ from pyspark.sql import functions as F
 from tests.spark.jobs.rows import BEGIN, frame, rows
 
 from headrace.spark.jobs.job import Run
-from headrace.spark.jobs.measure import PARAMETERS, SPANS, measure, windows
-from headrace.spark.jobs.measure.windows import Measurer
+from headrace.spark.jobs.measure import PARAMETERS, SPANS, measure
+from headrace.spark.jobs.measure import run as running
+from headrace.spark.jobs.measure.run import Measurer
 from headrace.spark.options import Access
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 def messages(count: int, *, step: int = 7_000) -> pa.Table:
@@ -94,7 +95,7 @@ def test_micro_batches_make_the_same_tables(
     """Hours of messages in a few micro-batches, one of them run twice: as if all had come at once."""
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        windows, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
+        running, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
     table = messages(9_000, step=900_000)
     run = Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS)
@@ -135,11 +136,11 @@ def test_a_micro_batch_fits_the_driver_however_thin_it_is(
     measurer = Measurer(Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS))
     collected: list[pa.Table] = []
     monkeypatch.setattr(Measurer, "_write", lambda _, table: collected.append(table))
-    monkeypatch.setattr(windows, "publish_services", lambda *_: None)
+    monkeypatch.setattr(running, "publish_services", lambda *_: None)
     measurer.measure(frame(spark, messages(2000, step=1_000_000)), 0)
     (table,) = collected
     assert table.num_rows > 1000
-    assert table.nbytes / table.num_rows * windows.ROWS_A_TIME < 160 << 20
+    assert table.nbytes / table.num_rows * running.ROWS_A_TIME < 160 << 20
 
 
 def test_nothing_to_measure_is_nothing_to_say(
@@ -147,7 +148,7 @@ def test_nothing_to_measure_is_nothing_to_say(
 ) -> None:
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        windows, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
+        running, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
     measurer = Measurer(Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS))
     measurer.measure(frame(spark, rows(1, 50)), 0)

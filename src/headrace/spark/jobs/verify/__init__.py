@@ -1,7 +1,7 @@
 """``verify``: holes, repeats and disorder in each log, and whether several logs say the same.
 
 The order is total, so nothing has to be sorted: each task comes down to a few segments
-(:mod:`~headrace.spark.jobs.verify.segments`), and those are joined at their edges
+(:mod:`~headrace.spark.jobs.verify.segment_scan`), and those are joined at their edges
 (:mod:`~headrace.spark.jobs.verify.findings`). Logs are compared by digests of :data:`BLOCK` messages; only where two
 digests differ, their messages are looked at one by one.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.message import SCHEMA
 from headrace.spark.jobs.job import COMMON, Run, Started
 from headrace.spark.jobs.verify.findings import Judge, table
-from headrace.spark.jobs.verify.segments import DDL, find_segments
+from headrace.spark.jobs.verify.segment_scan import DDL, find_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
