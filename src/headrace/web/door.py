@@ -17,12 +17,14 @@ from typing import Final, cast
 
 from aiohttp import web
 
+from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
 from headrace.web.access import AccessCheck
 from headrace.web.api import Api, as_json
 
 MAX_CONNECTIONS: Final = 128
+"""Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
 
@@ -45,6 +47,7 @@ class HttpDoor:
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
     deadlines = _FirstRequestDeadlines(server)
+    admission = Admission(per_address=MAX_CONNECTIONS, total=MAX_CONNECTIONS)
     runner = web.AppRunner(
         application(server, deadlines),
         access_log=None,
@@ -53,7 +56,7 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
     )
     await runner.setup()
     listening = await asyncio.get_running_loop().create_server(
-        lambda: _ConnectionLimit(server, runner, deadlines), sock=sock, backlog=128
+        lambda: _ConnectionLimit(server, runner, deadlines, admission), sock=sock, backlog=128
     )
     return HttpDoor(runner, listening)
 
@@ -61,9 +64,12 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
 class _ConnectionLimit(asyncio.Protocol):
     """Admits a connection as every other door does, and passes its events on to the http protocol."""
 
-    def __init__(self, server: Server, runner: web.AppRunner, deadlines: _FirstRequestDeadlines) -> None:
+    def __init__(
+        self, server: Server, runner: web.AppRunner, deadlines: _FirstRequestDeadlines, admission: Admission
+    ) -> None:
         self._server = server
         self._runner = runner
+        self._admission = admission
         self._deadlines = deadlines
         self._handler: asyncio.Protocol | None = None
         self._address = ""
@@ -75,10 +81,7 @@ class _ConnectionLimit(asyncio.Protocol):
         if serving is None or peer is None:
             stream.abort()
             return
-        if len(serving.connections) >= MAX_CONNECTIONS:
-            refusal: str | None = f"{MAX_CONNECTIONS} are open"
-        else:
-            refusal = self._server.admission.admit(peer[0])
+        refusal = self._admission.admit(peer[0])
         if refusal is not None:
             self._server.hub.counters.refuse("http", "connections", str(peer), refusal)
             stream.abort()
@@ -91,7 +94,7 @@ class _ConnectionLimit(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
         if self._handler is not None:
-            self._server.admission.release(self._address)
+            self._admission.release(self._address)
             self._handler.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
