@@ -27,7 +27,7 @@ from headrace.cli.access import Client, unknown
 from headrace.cli.output import console, counted, print_json, size, wants_json
 from headrace.config import DOORS, Address, Settings
 from headrace.errors import HeadraceError, RefusedError, UsageError
-from headrace.log.lock import holder
+from headrace.log.files import holder
 
 HUB_MEMORY: Final = 512 << 20
 """What a hub wants: its kernels and Arrow, and room for a few thousand connections."""

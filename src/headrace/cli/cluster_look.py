@@ -14,8 +14,8 @@ from headrace.cli.access import Access
 from headrace.cli.output import console, print_json, wants_json
 from headrace.cli.stderr import speak_briefly
 from headrace.errors import UsageError
-from headrace.log.copy_start import is_log
 from headrace.log.files import translating
+from headrace.log.start_after_snapshot import is_log
 
 
 def show(hub: Access, *, as_json: bool) -> None:

@@ -40,7 +40,7 @@ disk has.
     Fetch a snapshot from that node in the background; then call :meth:`Replica.fetched` with its number, or None.
 :class:`Install`
     Have the log begin behind the snapshot that was fetched under that token
-    (:func:`headrace.log.install_snapshot.install`, with the log closed meanwhile), and the hub's state with it. A
+    (:func:`headrace.log.start_after_snapshot.install`, with the log closed meanwhile), and the hub's state with it. A
     snapshot that is not installed at once is dropped.
 :class:`Become`
     For the doors: while the status is normal, publishes go to ``primary``; otherwise they wait. A node that was

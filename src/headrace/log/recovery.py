@@ -36,8 +36,8 @@ from uuid import UUID, uuid4
 from headrace.errors import DamagedError, UsageError
 from headrace.log import snapshot as snapshots
 from headrace.log.files import MAKING, sync_directory
-from headrace.log.install_snapshot import INSTALLING, finish
 from headrace.log.sealed import SealedSegment
+from headrace.log.start_after_snapshot import INSTALLING, finish_installing
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
 
 _NAME: Final = re.compile(r"(\d{16})\.(open|arrow|index)")
@@ -67,7 +67,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
 
     ``uuid`` is that of a log that is begun.
     """
-    finish(directory)
+    finish_installing(directory)
     segments, torn, litter = _read_segments(directory, writable=True)
     if segments:
         recovered = _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))

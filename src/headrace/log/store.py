@@ -19,14 +19,13 @@ from typing import Literal
 from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
-from headrace.log import cut_back, recovery, retention, snapshot
-from headrace.log.files import sync_directory, translated, translating
+from headrace.log import recovery, retention, snapshot
+from headrace.log.files import WriterLock, sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
-from headrace.log.lock import WriterLock
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.tail import READ_BYTES, TailFile, TornEnd
-from headrace.log.tail_writer import Writing
+from headrace.log.tail_writer import TailWriter, cut_back
 from headrace.message import MAX_SEQUENCE, Batch
 
 Fsync = Literal["always", "interval", "never"]
@@ -67,7 +66,7 @@ class Log:
         self._changing = threading.Lock()
         self._syncing = threading.Lock()
         self._sealing = threading.Lock()
-        self._writing = Writing()
+        self._writer = TailWriter()
         self._sync_failure: str | None = None
         last = self._segments[-1]
         self.head = last.last if committed is None else min(max(committed, self._safe), last.last)
@@ -164,7 +163,7 @@ class Log:
             following, time = following + count, last_time
         if following - 1 > MAX_SEQUENCE:
             raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
-        self._writing.write(file, pieces)
+        self._writer.write(file, pieces)
         for note in notes:
             file.appended(*note)
         self._last_time = time
@@ -200,9 +199,9 @@ class Log:
             return
         # A sync under way could say of what is appended next that it is on the disk.
         with self._syncing, self._changing, translating(self.directory):
-            self._segments = cut_back.cut_back(self.directory, self._segments, last)
+            self._segments = cut_back(self.directory, self._segments, last)
             self._synced = min(self._synced, last)
-            self._writing.cut_back()
+            self._writer.note_cut_back()
         self._last_time = self._tail_file.last_time
 
     def sync(self) -> int:
@@ -309,7 +308,7 @@ class Log:
             return
         path = self.directory / f"{old.next:016d}.open"
         with translating(path):
-            self._writing.tidy(old)
+            self._writer.tidy(old)
             sync = self.fsync == "always"
             fresh = TailFile.create(path, self.uuid, old.next, self._last_time, sync=sync)
         self._dirty_directory = True

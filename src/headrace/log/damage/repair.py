@@ -35,8 +35,7 @@ from headrace.log.damage.repair_plan import (
     decide,
     files_of,
 )
-from headrace.log.files import making, sync_directory, translating, write_whole
-from headrace.log.lock import WriterLock
+from headrace.log.files import WriterLock, making, sync_directory, translating, write_whole
 from headrace.log.sealed import SealedSegment, write_segment
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile
 

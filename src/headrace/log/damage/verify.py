@@ -21,7 +21,7 @@ from headrace.log.damage.inspection import (
     survey_snapshot,
     survey_tail,
 )
-from headrace.log.lock import is_at_work
+from headrace.log.files import has_writer
 from headrace.log.recovery import REPAIRING
 
 _LOOKS: Final = 5
@@ -107,7 +107,7 @@ def _problems(surveyed: Surveyed) -> list[Problem]:
         if again.size == surveyed.size and again.problems == surveyed.problems:
             break
         surveyed = again
-    if is_at_work(surveyed.path.with_name("lock")):
+    if has_writer(surveyed.path.with_name("lock")):
         # It cut off a torn end when it opened the log. On a busy machine an append may be under way for any time.
         return [problem for problem in surveyed.problems if not problem.mends]
     return surveyed.problems

@@ -26,8 +26,8 @@ from headrace.hub.publishing.idempotent import Publishing
 from headrace.hub.publishing.staging import Commits
 from headrace.hub.sequence import Hub
 from headrace.log import Log
-from headrace.log.install_snapshot import install
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import install
 from headrace.message import node_id
 from headrace.net.cluster.node_disk import STATE_FILE, open_log
 from headrace.net.cluster.own_address import is_own

@@ -26,7 +26,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import Policy, obey
 from headrace.hub.state_parts import Parts
 from headrace.log import Log
-from headrace.log.copy_start import check_original
+from headrace.log.start_after_snapshot import check_original
 from headrace.message import node_id
 from headrace.net.cluster.node import Cluster
 from headrace.net.cluster.node_disk import STATE_FILE
