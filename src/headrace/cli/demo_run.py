@@ -176,13 +176,13 @@ def _run_jobs(jobs: Sequence[str], servers: str, root: str, said: Path) -> None:
     with ending():
         from headrace.cli.pipeline_run import stop_on_signals
         from headrace.spark.jobs.job import Job
-        from headrace.spark.options import Access
-        from headrace.spark.runner import Asked, Pipeline
+        from headrace.spark.options import HubAccess
+        from headrace.spark.runner import Pipeline, PipelineRequest
 
         job: Job = import_module("headrace.demo.job")
-        asked = Asked(
+        asked = PipelineRequest(
             jobs,
-            Access(servers),
+            HubAccess(servers),
             master="local[1]",
             root=root,
             # One that fails does not take the others along; the audit names it.

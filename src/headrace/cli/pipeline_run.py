@@ -27,8 +27,8 @@ from headrace.config import Settings
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
 from headrace.spark.jobs.job import DEFAULT_JOBS, find, parameters_of
-from headrace.spark.options import Access
-from headrace.spark.runner import Asked, Pipeline
+from headrace.spark.options import HubAccess
+from headrace.spark.runner import Pipeline, PipelineRequest
 from headrace.spark.runtime.session import cores
 
 logger = logging.getLogger("headrace")
@@ -50,9 +50,9 @@ def run(
     speak_briefly()
     introduce(client)
     names = tuple(dict.fromkeys(jobs or DEFAULT_JOBS))
-    asked = Asked(
+    asked = PipelineRequest(
         names,
-        Access.to(servers),
+        HubAccess.to(servers),
         master=master,
         params=parse_params(params),
         available_now=available_now,
@@ -80,9 +80,9 @@ def run_for_hub(settings: Settings) -> None:
     introduce(client)
     wanted, where = settings.pipeline, settings.listen.tube_tcp
     master = f"local[{max(cores('local[*]') - 1, 1)}]" if wanted.master == "auto" else wanted.master
-    asked = Asked(
+    asked = PipelineRequest(
         wanted.jobs,
-        Access(str(where)),
+        HubAccess(str(where)),
         master=master,
         params=wanted.params,
         root=str(settings.node.data.absolute() / "pipeline"),

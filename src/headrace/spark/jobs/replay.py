@@ -26,8 +26,8 @@ from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived, format_of
 from headrace.spark.jobs.folder import Folder, is_local
-from headrace.spark.jobs.job import Parameter, Run, at_least
-from headrace.spark.options import Access, micros
+from headrace.spark.jobs.job import JobRun, Parameter, at_least
+from headrace.spark.options import HubAccess, micros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,7 +85,7 @@ def check(params: Mapping[str, str], _available_now: bool) -> None:
         raise UsageError(f"replay: {path}: there is no archive")
 
 
-def start(run: Run) -> dict[str, object]:
+def start(run: JobRun) -> dict[str, object]:
     """Replay, to the end."""
     check(run.params, run.available_now)
     pace = Pace(run.number("rate"), run.number("speed"))
@@ -120,7 +120,7 @@ def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -
 
 
 def published(
-    rows: DataFrame, access: Access, publisher: str, pace: Pace, *, picked: bool = False
+    rows: DataFrame, access: HubAccess, publisher: str, pace: Pace, *, picked: bool = False
 ) -> DataFrame:
     """Publish rows in the order of the sequence; one row says how many, and where they are now.
 
@@ -152,9 +152,9 @@ def paced(
 
 
 def _publish(
-    access: Access, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
+    access: HubAccess, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    from headrace.spark.hub_connections import opened
+    from headrace.spark.hub_connections import open_client
     from headrace.spark.jobs.archive.files import enveloped
 
     def target() -> ReplayTarget:
@@ -163,7 +163,7 @@ def _publish(
             access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key
         )
 
-    with closing(opened(target, access.patience)) as hub:
+    with closing(open_client(target, access.patience)) as hub:
         newest = hub.resume(publisher, picked=picked)
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.spark.jobs.rows import BEGIN, frame, rows
 
-from headrace.spark.jobs.job import Run
+from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.measure import PARAMETERS, SPANS, measure, windows
 from headrace.spark.jobs.measure.windows import Measurer
-from headrace.spark.options import Access
+from headrace.spark.options import HubAccess
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -41,7 +41,7 @@ def messages(count: int, *, step: int = 7_000) -> pa.Table:
 
 
 def counted(table: pa.Table) -> dict[tuple[int, int], dict[str, Any]]:
-    """The same figures, counted plainly, by span and start."""
+    """The same figures, counted naming_job, by span and start."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     times = table.column("time").cast(pa.int64()).to_pylist()
     for row, time in zip(table.drop_columns(["time"]).to_pylist(), times, strict=True):
@@ -97,7 +97,7 @@ def test_micro_batches_make_the_same_tables(
         windows, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
     table = messages(9_000, step=900_000)
-    run = Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS)
+    run = JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS)
     measurer = Measurer(run)
     edges = [0, 10, 4_000, 4_001, 8_999, 9_000]
     for batch, (begin, end) in enumerate(itertools.pairwise(edges)):
@@ -132,7 +132,7 @@ def test_a_micro_batch_fits_the_driver_however_thin_it_is(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are each alone in their second, of a hub with little to do that is measured late."""
-    measurer = Measurer(Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS))
+    measurer = Measurer(JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS))
     collected: list[pa.Table] = []
     monkeypatch.setattr(Measurer, "_write", lambda _, table: collected.append(table))
     monkeypatch.setattr(windows, "publish_services", lambda *_: None)
@@ -149,7 +149,7 @@ def test_nothing_to_measure_is_nothing_to_say(
     monkeypatch.setattr(
         windows, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
-    measurer = Measurer(Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS))
+    measurer = Measurer(JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS))
     measurer.measure(frame(spark, rows(1, 50)), 0)
     measurer.measure(frame(spark, rows(51, 60, origin=["spark", "log"] * 5)), 1)
     assert len(published) == 1

@@ -23,11 +23,11 @@ from headrace.errors import UsageError
 from headrace.spark.datasource import register_kind
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.archive.files import Added
-from headrace.spark.jobs.archive.parquet import ParquetArchive, log_of
+from headrace.spark.jobs.archive.parquet import ParquetArchive, archived_rows, log_of
 from headrace.spark.jobs.archive.table import Ledger, TableArchive
 from headrace.spark.jobs.folder import Folder, is_s3
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
-from headrace.spark.options import Reading
+from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
+from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import NAME, RangesDataSource
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ class Archive(Protocol):
     def through(self) -> int:
         """The last sequence number that is archived; 0 when none is."""
 
-    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+    def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
         """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Archive the sequence, from where the archive ends on."""
     with link(run.access) as client:
         archive = open_archive(run, client.log)
@@ -81,7 +81,7 @@ def start(run: Run) -> Started:
         # A query whose checkpoint is lost is a new one: what follows the archive and is gone is lost all the same.
         starting = str(min(archive.through, head) + 1)
 
-    reading = Reading(
+    reading = SourceOptions(
         run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True, reader=run.name
     )
     done: dict[str, object] = {}
@@ -117,10 +117,10 @@ def start(run: Run) -> Started:
         maxBytesPerTrigger=MOST_BYTES,
         maxTriggerDelay=interval,
     )
-    return Started(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)
+    return RunningJob(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)
 
 
-def open_archive(run: Run, log: str) -> Archive:
+def open_archive(run: JobRun, log: str) -> Archive:
     """The archive that a run is told to write; made, if it is not there."""
     wanted = run.param("table_format").lower()
     found = format_of(run.folder)
@@ -133,7 +133,7 @@ def open_archive(run: Run, log: str) -> Archive:
     return TableArchive(run.folder, ledger(wanted, run, log), log)
 
 
-def ledger(kind: str, run: Run, log: str | None) -> Ledger:
+def ledger(kind: str, run: JobRun, log: str | None) -> Ledger:
     """The account that a table of a format with transactions has."""
     if kind == "delta":
         from headrace.spark.jobs.archive.delta import DeltaLedger
@@ -154,7 +154,7 @@ def format_of(folder: Folder) -> str | None:
     return "parquet" if any(name.startswith("day=") for name in names) else None
 
 
-def archived(run: Run, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
+def archived(run: JobRun, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
     """The log that an archive is of, and all that it has, or at least what is ``wanted`` of it."""
     found = format_of(run.folder)
     if found is None:
@@ -164,8 +164,6 @@ def archived(run: Run, wanted: pc.Expression | None = None) -> tuple[str, DataFr
         if log is None:
             raise UsageError(f"{run.path}: there is no archive")
         if is_s3(run.path):
-            from headrace.spark.jobs.archive.reading import archived_rows
-
             return log, archived_rows(run.spark, run.folder, wanted)
         return log, run.spark.read.parquet(run.path)
     from headrace.spark.source.reader import SPARK_SCHEMA

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from headrace.errors import StorageError, UsageError
 from headrace.message import NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.options import Reading
+from headrace.spark.options import SourceOptions
 from headrace.spark.source.parquet_files import GROUP_ROWS, NAMES, RowGroups
 from headrace.spark.source.range_source import rows_of
 
@@ -51,7 +51,7 @@ _STAGED: Final = pa.schema(
 STAGED: Final = "name string, hour long, first long, last long, rows long, messages long, bytes long"
 
 
-class Staged(NamedTuple):
+class StagedFile(NamedTuple):
     """A file that a task has written: its name in the making, and what :data:`STAGED` tells of it."""
 
     name: str
@@ -72,15 +72,15 @@ class Added:
 
 
 def stage(
-    rows: DataFrame, folder: Folder, after: int, log: str, reading: Reading | None = None
-) -> list[Staged]:
+    rows: DataFrame, folder: Folder, after: int, log: str, reading: SourceOptions | None = None
+) -> list[StagedFile]:
     """Have tasks write rows to files that nobody sees yet; returns the files in the order of the sequence."""
     made = staged(rows, folder, after, log, reading).toArrow().sort_by("first")
-    return [Staged(**row) for row in made.to_pylist()]
+    return [StagedFile(**row) for row in made.to_pylist()]
 
 
 def staged(
-    rows: DataFrame, folder: Folder, after: int, log: str, reading: Reading | None = None
+    rows: DataFrame, folder: Folder, after: int, log: str, reading: SourceOptions | None = None
 ) -> DataFrame:
     """Rows in the envelope's schema, written to files that nobody sees yet; one row per file says what it has.
 
@@ -93,7 +93,7 @@ def staged(
     return columns.mapInArrow(partial(write_files, folder, after, log), STAGED)
 
 
-def in_order(files: Iterable[Staged], through: int, hour: int) -> None:
+def in_order(files: Iterable[StagedFile], through: int, hour: int) -> None:
     """Nothing is archived that would break the order behind ``through``, whose hour is ``hour``."""
     for file in files:
         if file.first <= through or file.hour < hour:
@@ -123,7 +123,7 @@ def write_files(
 
 
 def _write_ranges(
-    reading: Reading, folder: Folder, after: int, log: str, ranges: Iterable[pa.RecordBatch]
+    reading: SourceOptions, folder: Folder, after: int, log: str, ranges: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """A task: the messages of ranges to files by hour."""
     return write_files(folder, after, log, rows_of(reading, ranges))

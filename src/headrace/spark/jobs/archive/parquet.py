@@ -17,13 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from headrace.spark.jobs.archive.files import (
     FILE_BYTES,
     Added,
-    Staged,
+    StagedFile,
     another_log,
+    enveloped,
     folder_of,
     in_order,
     join,
@@ -31,15 +37,18 @@ from headrace.spark.jobs.archive.files import (
     stage,
     told,
 )
-from headrace.spark.jobs.folder import MAKING, Folder, blaming
-from headrace.spark.options import Reading
+from headrace.spark.jobs.folder import MAKING, Folder, storage_errors
+from headrace.spark.options import SourceOptions
+from headrace.spark.source.reader import SPARK_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+_BATCH_ROWS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ParquetFile:
     """A file of the archive: the hour (since 1970) its messages are of, the first and the last of them, its size."""
 
     hour: int
@@ -61,7 +70,7 @@ class ParquetArchive:
         self._log = log
         self._file_bytes = file_bytes
         self._making = folder.sub(MAKING)
-        with blaming(folder.path):
+        with storage_errors(folder.path):
             self._making.remove_all()
             self.newest = self._find_newest()
 
@@ -70,17 +79,17 @@ class ParquetArchive:
         """The last sequence number that is archived; 0 when none is."""
         return 0 if self.newest is None else self.newest.last
 
-    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+    def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
         """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
         made = stage(rows, self._making, self.through, self._log, reading)
         in_order(made, self.through, 0 if self.newest is None else self.newest.hour)
-        with blaming(self._folder.path):
+        with storage_errors(self._folder.path):
             for group in self._groups(made):
                 self._place(group)
             self._making.remove_all()
         return Added(self.through, sum(file.messages for file in made))
 
-    def _find_newest(self) -> File | None:
+    def _find_newest(self) -> ParquetFile | None:
         found = _newest_file(self._folder)
         if found is None:
             return None
@@ -88,13 +97,13 @@ class ParquetArchive:
         log, last = told(place, name)
         if log != self._log:
             raise another_log(self._folder.path, log, self._log)
-        return File(hour, int(name.removesuffix(".parquet")), last, place.size(name))
+        return ParquetFile(hour, int(name.removesuffix(".parquet")), last, place.size(name))
 
-    def _groups(self, files: Iterable[Staged]) -> Iterator[list[tuple[str | None, File]]]:
+    def _groups(self, files: Iterable[StagedFile]) -> Iterator[list[tuple[str | None, ParquetFile]]]:
         """Which files become one: those of the same hour, until it is large enough. No name: it has its place."""
-        group: list[tuple[str | None, File]] = [] if self.newest is None else [(None, self.newest)]
+        group: list[tuple[str | None, ParquetFile]] = [] if self.newest is None else [(None, self.newest)]
         for each in files:
-            file = File(each.hour, each.first, each.last, each.bytes)
+            file = ParquetFile(each.hour, each.first, each.last, each.bytes)
             size = sum(known.size for _, known in group)
             grown = size >= self._file_bytes // 4 or size + file.size > self._file_bytes
             if group and (grown or file.hour != group[0][1].hour):
@@ -103,7 +112,7 @@ class ParquetArchive:
             group.append((each.name, file))
         yield group
 
-    def _place(self, group: Sequence[tuple[str | None, File]]) -> None:
+    def _place(self, group: Sequence[tuple[str | None, ParquetFile]]) -> None:
         if all(name is None for name, _ in group):
             return
         first, last = group[0][1], group[-1][1]
@@ -115,16 +124,49 @@ class ParquetArchive:
                 for staged_name, part in group
             ]
             name = join(parts, self._making, self._log, last.last)
-        file = File(first.hour, first.first, last.last, self._making.size(name))
+        file = ParquetFile(first.hour, first.first, last.last, self._making.size(name))
         self._making.move(name, folder, file.name)
         self.newest = file
 
 
 def log_of(folder: Folder) -> str | None:
     """The log that an archive is of; ``None`` where there is no archive."""
-    with blaming(folder.path):
+    with storage_errors(folder.path):
         found = _newest_file(folder)
         return None if found is None else told(*found[:2])[0]
+
+
+def archived_rows(spark: SparkSession, folder: Folder, wanted: pc.Expression | None = None) -> DataFrame:
+    """The messages of an archive in Parquet; at least those that are ``wanted``, by their columns ``seq`` and ``time``.
+
+    What a task reads is in order, the tasks are in none.
+    """
+    with storage_errors(folder.path):
+        names = list(_files(folder))
+    parts = max(min(len(names), spark.sparkContext.defaultParallelism), 1)
+    listed = spark.createDataFrame(pa.table({"name": pa.array(names, pa.string())})).repartition(parts)
+    return listed.mapInArrow(partial(_read, folder, wanted), SPARK_SCHEMA)
+
+
+def _files(folder: Folder) -> Iterator[str]:
+    for day in folder.names():
+        if day.startswith("day="):
+            for hour in folder.sub(day).names():
+                for name in folder.sub(day).sub(hour).names():
+                    if name.endswith(".parquet"):
+                        yield f"{day}/{hour}/{name}"
+
+
+def _read(
+    folder: Folder, wanted: pc.Expression | None, listed: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """A task: files by their names."""
+    for batch in listed:
+        for name in batch.column("name").to_pylist():
+            with storage_errors(f"{folder.path}/{name}"):
+                file = ds.dataset(f"{folder.path}/{name}", format="parquet", filesystem=folder.system)
+                for rows in file.to_batches(filter=wanted, batch_size=_BATCH_ROWS, use_threads=False):
+                    yield enveloped(rows)
 
 
 def _newest_file(folder: Folder) -> tuple[Folder, str, int] | None:

@@ -29,8 +29,8 @@ from headrace.spark.jobs.archive.files import (
     parse_hour,
     stage,
 )
-from headrace.spark.jobs.folder import MAKING, Folder, blaming
-from headrace.spark.options import Reading
+from headrace.spark.jobs.folder import MAKING, Folder, storage_errors
+from headrace.spark.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -115,24 +115,24 @@ class TableArchive:
         self._ledger = ledger
         self._log = log
         self._file_bytes = file_bytes
-        with blaming(folder.path):
+        with storage_errors(folder.path):
             self._making.remove_all()
         self.through = ledger.through()
         self._open = sorted(ledger.newest_hour())
 
-    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
+    def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
         """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
         made = stage(rows, self._making, self.through, self._log, reading)
         in_order(made, self.through, self._open[-1].hour if self._open else 0)
         files = [TableFile(each.hour, each.first, each.last, each.rows, each.bytes) for each in made]
-        with blaming(self._ledger.files.path):
+        with storage_errors(self._ledger.files.path):
             for each, file in zip(made, files, strict=True):
                 self._place(each.name, file)
         if files:
             self._ledger.append(files, self.through)
             self.through = files[-1].last
             self._open += files
-            with blaming(self._ledger.files.path):
+            with storage_errors(self._ledger.files.path):
                 self._fold()
                 self._making.remove_all()
         return Added(self.through, sum(each.messages for each in made))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from headrace.config import DOORS, Settings
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.jobs.folder import Folder, is_local
-from headrace.spark.jobs.job import Parameter, Run
+from headrace.spark.jobs.job import JobRun, Parameter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +77,7 @@ def check(params: Mapping[str, str], _available_now: bool) -> None:
         _found(captures)
 
 
-def start(run: Run) -> dict[str, object]:
+def start(run: JobRun) -> dict[str, object]:
     """Decode all captures of a folder, or one."""
     check(run.params, run.available_now)
     folder, names = _found(run.param("captures"))

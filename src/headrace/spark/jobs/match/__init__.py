@@ -28,10 +28,10 @@ from headrace.message import SCHEMA
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.archive.files import enveloped
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
+from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
 from headrace.spark.jobs.match.push import Lifeline
-from headrace.spark.jobs.match.tables import EVERY, Tables, matcher_table
-from headrace.spark.options import Reading
+from headrace.spark.jobs.match.tables import EVERY, SubscriptionTables, matcher_table
+from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import rows_of
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
@@ -76,7 +76,7 @@ def parse_dispatchers(text: str) -> list[Address]:
     return [Address.parse(each.strip(), DISPATCHER_PORT) for each in text.split(",")]
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Match what comes from now on."""
     from headrace.spark.jobs.match.source import NAME, FleetDataSource
 
@@ -84,7 +84,7 @@ def start(run: Run) -> Started:
     dispatchers = parse_dispatchers(run.param("dispatchers"))
     most, json_attributes = int(run.number("most")), run.truth("json_attributes")
     shares = run.params.get("shares") and int(run.number("shares"))
-    fleet = Driver(run)
+    fleet = FleetDriver(run)
     try:
         options = {
             "dispatcher": fleet.lifeline.open(dispatchers),
@@ -100,13 +100,13 @@ def start(run: Run) -> Started:
         fleet.close()
         raise
     fleet.lifeline.watch(lambda: query.isActive, fleet.close)
-    return Started(query, fleet.facts)
+    return RunningJob(query, fleet.facts)
 
 
-class Driver:
+class FleetDriver:
     """What the driver does: begin with the subscriptions, and mark how far the fleet is."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._access = run.access
         runs = f"{run.path.rstrip('/')}/runs"
         # What an earlier run left is of no use to this one.
@@ -114,7 +114,7 @@ class Driver:
         self._path = f"{runs}/{uuid4().hex}"
         self.tables_path = f"{self._path}/subscriptions"
         run.params = {**run.params, "checkpoint": f"{self._path}/checkpoint"}
-        self._tables = Tables(Folder.at(self.tables_path))
+        self._tables = SubscriptionTables(Folder.at(self.tables_path))
         self._newest_table = self._take_table()
         self.lifeline = Lifeline(self._newest_table, run.access.patience)
         self._done: dict[str, int | float] = {}
@@ -163,7 +163,7 @@ def match(
     subscriptions: pa.Table,
     *,
     json_attributes: bool = False,
-    reading: Reading | None = None,
+    reading: SourceOptions | None = None,
 ) -> DataFrame:
     """The clients of each message that is for anybody: ``seq``, ``clients`` (the 12 bytes of each).
 
@@ -182,7 +182,7 @@ _matcher: tuple[str, Matcher] | None = None
 
 
 def _match_ranges(
-    reading: Reading,
+    reading: SourceOptions,
     work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     ranges: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:

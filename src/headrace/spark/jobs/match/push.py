@@ -37,7 +37,7 @@ LOOK_SECONDS: Final = 0.25
 logger = logging.getLogger("headrace.spark")
 
 
-class Connection:
+class DispatcherConnection:
     """One connection to a dispatcher; whatever is wrong with it is an :class:`~headrace.errors.UnreachableError`."""
 
     def __init__(self, address: Address, patience: float) -> None:
@@ -104,7 +104,7 @@ class Lifeline:
         """The dispatcher that is used."""
         self._place = place
         self._patience = patience
-        self._connection: Connection | None = None
+        self._connection: DispatcherConnection | None = None
         self._busy = False
         self._using = threading.Lock()
         self._ended = threading.Event()
@@ -181,12 +181,12 @@ class Lifeline:
 
     def _beat(self) -> None:
         """See that the dispatcher lives; find it again if that may be."""
-        self._use(Connection.settle)
+        self._use(DispatcherConnection.settle)
         if self._connection is None and not self._busy and not self._ended.is_set():
             self._dial()
 
     def _dial(self) -> None:
-        connection = Connection(self.address, self._patience)
+        connection = DispatcherConnection(self.address, self._patience)
         try:
             connection.send(serialize(mark(self._place, NODE)))
             connection.settle()
@@ -195,7 +195,7 @@ class Lifeline:
             raise
         self._connection = connection
 
-    def _use(self, act: Callable[[Connection], None]) -> None:
+    def _use(self, act: Callable[[DispatcherConnection], None]) -> None:
         """Do something with the connection, or be without one."""
         if self._connection is not None:
             try:

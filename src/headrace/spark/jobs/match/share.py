@@ -23,7 +23,7 @@ from headrace.hub.routing.subscriptions import PART, Subscriptions
 from headrace.matching import Ring
 from headrace.matching.ring import PLACE_BYTES, VNODES
 from headrace.message import NOT_A_MESSAGE, Batch
-from headrace.spark.jobs.match.tables import Table
+from headrace.spark.jobs.match.tables import SubscriptionTable
 from headrace.wire.attribute.messages import MatcherPush
 from headrace.wire.sdk.auth import parse_client_id
 
@@ -43,7 +43,7 @@ def ring(shares: int) -> Ring:
 class Share:
     """Share ``number`` of ``shares``, at ``place``: all entries up to there are in it."""
 
-    def __init__(self, table: Table, number: int, shares: int, *, json_attributes: bool) -> None:
+    def __init__(self, table: SubscriptionTable, number: int, shares: int, *, json_attributes: bool) -> None:
         self.place = table.seq
         self.changed = table.seq
         """The last entry that changed anything: it is the share of all places from here to ``place``."""

@@ -26,12 +26,12 @@ from headrace.config import Address
 from headrace.errors import LostRangeError, UnreachableError
 from headrace.message import NOT_A_MESSAGE
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.match.push import Connection
+from headrace.spark.jobs.match.push import DispatcherConnection
 from headrace.spark.jobs.match.share import ENTRIES, Share
-from headrace.spark.jobs.match.tables import Tables
-from headrace.spark.options import Reading, reading
-from headrace.spark.runtime.python_workers import settle
-from headrace.spark.source.range_rows import Span, read_span
+from headrace.spark.jobs.match.tables import SubscriptionTables
+from headrace.spark.options import SourceOptions, parse_source_options
+from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.source.range_rows import LogRange, read_range
 from headrace.spark.source.reader import Offset, SequencePartition, SequenceStreamReader, cores
 from headrace.wire.attribute.messages import MatcherPush, serialize
 from headrace.wire.attribute.push_parts import split
@@ -64,7 +64,7 @@ _keeping = threading.Lock()
 class Fleet:
     """What every task is told."""
 
-    options: Reading
+    options: SourceOptions
     dispatcher: Address
     tables: str
     """The folder with the run's tables."""
@@ -75,7 +75,7 @@ class Fleet:
 class FleetPartition(InputPartition):
     """A range of the sequence, and a share of the clients."""
 
-    def __init__(self, span: Span, share: int) -> None:
+    def __init__(self, span: LogRange, share: int) -> None:
         self.span = span
         self.share = share
 
@@ -97,7 +97,7 @@ class FleetDataSource(DataSource):
         given = {name.lower(): value for name, value in self.options.items()}
         own = {name: given.pop(name) for name in ("dispatcher", "tables", "shares", "jsonattributes")}
         fleet = Fleet(
-            reading(given, stream=True),
+            parse_source_options(given, stream=True),
             Address.parse(own["dispatcher"]),
             own["tables"],
             int(own["shares"]),
@@ -118,7 +118,7 @@ class FleetReader(SequenceStreamReader):
         ranges = [each for each in super().partitions(start, end) if isinstance(each, SequencePartition)]
         if not ranges:
             return []
-        span = Span(ranges[0].log, ranges[0].path, ranges[0].first, ranges[-1].last)
+        span = LogRange(ranges[0].log, ranges[0].path, ranges[0].first, ranges[-1].last)
         return [FleetPartition(span, share) for share in range(self._fleet.shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -128,10 +128,10 @@ class FleetReader(SequenceStreamReader):
         done = push_share(self._fleet, partition.span, partition.share)
         columns = [pa.array([done[field.name]], field.type) for field in _DONE]
         yield pa.RecordBatch.from_arrays(columns, schema=_DONE)
-        settle("match")
+        hide_from_collector("match")
 
 
-def push_share(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
+def push_share(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
     """Match a part of the sequence for one share and push it, from its beginning again if the dispatcher gets lost."""
     deadline = None
     while True:
@@ -145,21 +145,21 @@ def push_share(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
             threading.Event().wait(AGAIN_SECONDS)
 
 
-def _push_once(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
+def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
     key = (span.log, fleet.tables, fleet.shares, number)
     share = _share_at(fleet, span, number, key)
     share.matched = share.found = pushed = 0
     connection = None
     try:
         following = span.first
-        for rows in read_span(replace(fleet.options, entries=True), span):
+        for rows in read_range(replace(fleet.options, entries=True), span):
             seqs = rows.column("seq")
             if seqs[0].as_py() != following or seqs[-1].as_py() != following + rows.num_rows - 1:
                 raise LostRangeError(following, seqs[-1].as_py(), "the hub did not send all of it")
             following += rows.num_rows
             for data, count in _serialized(share.pushes(rows)):
                 if connection is None:
-                    connection = Connection(fleet.dispatcher, fleet.options.access.patience)
+                    connection = DispatcherConnection(fleet.dispatcher, fleet.options.access.patience)
                 connection.send(data)
                 pushed += count
             if connection is not None:
@@ -184,17 +184,17 @@ def _push_once(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
     return facts
 
 
-def _share_at(fleet: Fleet, span: Span, number: int, key: tuple[str, str, int, int]) -> Share:
+def _share_at(fleet: Fleet, span: LogRange, number: int, key: tuple[str, str, int, int]) -> Share:
     """The share as it is before a span: remembered, or made of a table; nobody else has it meanwhile."""
     place = span.first - 1
     with _keeping:
         share = _kept.pop(key, None)
     if share is None or share.changed > place:
-        table = Tables(Folder.at(fleet.tables)).find(place)
+        table = SubscriptionTables(Folder.at(fleet.tables)).find(place)
         share = Share(table, number, fleet.shares, json_attributes=fleet.json_attributes)
     if share.place < place:
         between = replace(fleet.options, topic=ENTRIES, origins=(NOT_A_MESSAGE,))
-        for entries in read_span(between, span._replace(first=share.place + 1, last=place)):
+        for entries in read_range(between, span._replace(first=share.place + 1, last=place)):
             share.follow(entries)
     share.place = place
     return share

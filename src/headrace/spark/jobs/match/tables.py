@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from headrace.errors import StorageError
-from headrace.spark.jobs.folder import Folder, blaming
+from headrace.spark.jobs.folder import Folder, storage_errors
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
 EVERY: Final = 1_000_000
@@ -24,14 +24,14 @@ look through at most, about."""
 _SUFFIX: Final = ".subscriptions"
 
 
-class Table(NamedTuple):
+class SubscriptionTable(NamedTuple):
     """The subscriptions as they were when entry ``seq`` was in the log."""
 
     seq: int
     rows: pa.Table
 
 
-class Tables:
+class SubscriptionTables:
     """The tables of one run, in a folder; tasks get copies of this."""
 
     def __init__(self, folder: Folder) -> None:
@@ -43,24 +43,24 @@ class Tables:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows)
-        with blaming(f"the subscriptions cannot be written to {self._folder.path}"):
+        with storage_errors(f"the subscriptions cannot be written to {self._folder.path}"):
             self._folder.write(f"{seq:015d}{_SUFFIX}", sink.getvalue().to_pybytes())
         return seq
 
-    def find(self, place: int) -> Table:
+    def find(self, place: int) -> SubscriptionTable:
         """The newest table that is not beyond a place."""
-        with blaming(f"the subscriptions cannot be read from {self._folder.path}"):
+        with storage_errors(f"the subscriptions cannot be read from {self._folder.path}"):
             seqs = [seq for seq in self._seqs() if seq <= place]
             if not seqs:
                 raise StorageError(
                     f"{self._folder.path} has no subscriptions of before {place + 1}: executors must see the same path"
                 )
             with pa.ipc.open_stream(self._folder.read(f"{seqs[-1]:015d}{_SUFFIX}")) as reader:
-                return Table(seqs[-1], reader.read_all())
+                return SubscriptionTable(seqs[-1], reader.read_all())
 
     def drop_before(self, place: int) -> None:
         """Remove what nobody at or behind a place needs."""
-        with blaming(f"{self._folder.path}"):
+        with storage_errors(f"{self._folder.path}"):
             for seq in [seq for seq in self._seqs() if seq <= place][:-1]:
                 self._folder.remove(f"{seq:015d}{_SUFFIX}")
 

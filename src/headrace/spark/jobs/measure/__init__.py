@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace.message import NOT_A_MESSAGE
-from headrace.spark.jobs.job import COMMON, Run, Started
+from headrace.spark.jobs.job import COMMON, JobRun, RunningJob
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -45,13 +45,13 @@ _MICROSECONDS: Final = 1_000_000
 _PERCENTILES: Final = {"lag_p50": 0.5, "lag_p90": 0.9, "lag_p99": 0.99}
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Measure the sequence as it grows."""
     from headrace.spark.jobs.measure.windows import ROWS_A_TIME, Measurer
 
     measurer = Measurer(run)
     rows = run.stream(maxOffsetsPerTrigger=ROWS_A_TIME)
-    return Started(run.query(rows, measurer.measure), measurer.facts)
+    return RunningJob(run.query(rows, measurer.measure), measurer.facts)
 
 
 def seconds(rows: DataFrame, now: Column | None = None) -> DataFrame:

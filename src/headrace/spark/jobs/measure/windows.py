@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.spark.jobs.folder import blaming
-from headrace.spark.jobs.job import Run
+from headrace.spark.jobs.folder import storage_errors
+from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.measure import SPANS, figures, seconds, together, windows
-from headrace.spark.jobs.publishing import publish_services
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,9 +37,9 @@ _MICROSECONDS: Final = 1_000_000
 class Measurer:
     """A run of ``measure``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._run = run
-        self._kept = run.kept()
+        self._memory = run.memory()
         self._shown: dict[str, dict[str, Any]] = {}
         # A run of its own to the hub: what it publishes is what is true now, and not worth repeating.
         self._id = f"measure-{uuid4().hex}"
@@ -51,7 +50,7 @@ class Measurer:
 
     def measure(self, rows: DataFrame, batch: int) -> None:
         """Count one micro-batch."""
-        content = self._kept.before(batch)
+        content = self._memory.before(batch)
         before = None if content is None else pa.ipc.open_stream(content).read_all()
         made = windows(seconds(rows))
         if before is not None and before.num_rows:
@@ -59,11 +58,11 @@ class Measurer:
         table = self._collect(made)
         if before is not None and _messages(table["sketches"]) == pc.sum(before["messages"]).as_py():
             # Nothing that counts has come. To say so would be the next thing to come.
-            self._kept.after(batch, _serialized(before))
+            self._memory.after(batch, _serialized(before))
             return
         self._write(table)
         self._tell(table, batch)
-        self._kept.after(batch, _serialized(_open(table)))
+        self._memory.after(batch, _serialized(_open(table)))
 
     def _collect(self, made: DataFrame) -> pa.Table:
         """Sketches, under ``sketches``, and figures, in the order of time."""
@@ -79,7 +78,7 @@ class Measurer:
         for hour in hours.to_pylist():
             rows = done.filter(pc.equal(pc.floor_temporal(done["start"], unit="hour"), hour))
             folder = self._run.folder.sub(f"day={hour:%Y-%m-%d}").sub(f"hour={hour:%H}")
-            with blaming(folder.path):
+            with storage_errors(folder.path):
                 if _FILE in folder.names():
                     rows = _merged(pq.read_table(pa.BufferReader(folder.read(_FILE))), rows)
                 written = BytesIO()
@@ -99,7 +98,7 @@ class Measurer:
             if changed:
                 changes[f"measure/{name}"] = changed
                 self._shown[name] = now
-        publish_services(self._run.access, self._id, batch, changes)
+        self._run.publish_services(self._id, batch, changes)
 
 
 def _messages(sketches: pa.ChunkedArray) -> int | None:

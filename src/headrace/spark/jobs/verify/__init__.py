@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from headrace.message import SCHEMA
-from headrace.spark.jobs.job import COMMON, Run, Started
-from headrace.spark.jobs.verify.findings import Judge, table
+from headrace.spark.jobs.job import COMMON, JobRun, RunningJob
+from headrace.spark.jobs.verify.findings import SequenceChecker, table
 from headrace.spark.jobs.verify.segments import DDL, find_segments
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _SHOWN: Final = 48
 """Characters of a value that evidence repeats."""
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Verify the sequence as it grows."""
     from headrace.spark.jobs.verify.run import Verifier
 
@@ -58,7 +58,7 @@ def start(run: Run) -> Started:
             "away": list(verifier.away),
         }
 
-    return Started(run.query(rows, verifier.verify), facts)
+    return RunningJob(run.query(rows, verifier.verify), facts)
 
 
 def segments(rows: DataFrame) -> DataFrame:
@@ -71,7 +71,7 @@ def segments(rows: DataFrame) -> DataFrame:
 
 def verify(rows: DataFrame) -> DataFrame:
     """What is wrong with a log: one row per finding."""
-    return segments(rows).repartition(1).mapInArrow(_judged, FINDINGS_DDL)
+    return segments(rows).repartition(1).mapInArrow(_checked, FINDINGS_DDL)
 
 
 def digests(rows: DataFrame) -> DataFrame:
@@ -127,10 +127,10 @@ def _segments(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return find_segments(context.partitionId() if context else 0, batches)
 
 
-def _judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     taken = list(batches)
     if taken:
-        yield from table(Judge().judge(pa.Table.from_batches(taken))).to_batches()
+        yield from table(SequenceChecker().check(pa.Table.from_batches(taken))).to_batches()
 
 
 def _comparable(column: Column, name: str) -> Column:

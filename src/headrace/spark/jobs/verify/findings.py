@@ -63,7 +63,7 @@ Reached = tuple[int, int, int]
 """The highest value so far, the message that has it, and the last message that was looked at."""
 
 
-class Judge(msgspec.Struct):
+class SequenceChecker(msgspec.Struct):
     """What is known of one log so far; kept from micro-batch to micro-batch as JSON."""
 
     first: int | None = None
@@ -77,11 +77,11 @@ class Judge(msgspec.Struct):
     """Each publisher's numbers."""
 
     @classmethod
-    def expecting(cls, seq: int) -> Judge:
+    def expecting(cls, seq: int) -> SequenceChecker:
         """One who knows with which message a log begins."""
         return cls(first=seq, last=seq - 1)
 
-    def judge(self, segments: pa.Table) -> list[Finding]:
+    def check(self, segments: pa.Table) -> list[Finding]:
         """Take the next segments; return what is wrong."""
         ordered = segments.sort_by([("part", "ascending"), ("at", "ascending")])
         known = list(self.holes)

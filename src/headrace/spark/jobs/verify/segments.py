@@ -48,7 +48,7 @@ DDL: Final = (
 Longs = npt.NDArray[np.int64]
 
 
-class Segment(NamedTuple):
+class RowSegment(NamedTuple):
     """Rows from sequence number ``begin`` to ``end``, whose values go from ``first`` to ``last``."""
 
     at: int
@@ -57,20 +57,20 @@ class Segment(NamedTuple):
     begin: int
     end: int
 
-    def and_then(self, other: Segment) -> Segment:
+    def and_then(self, other: RowSegment) -> RowSegment:
         """Both as one."""
-        return Segment(self.at, self.first, other.last, self.begin, other.end)
+        return RowSegment(self.at, self.first, other.last, self.begin, other.end)
 
 
-class Segments:
+class SegmentFinder:
     """The segments of one part, found chunk by chunk."""
 
     def __init__(self) -> None:
         self._row = 0
-        self._done: list[tuple[str, str, Segment]] = []
-        self._run: Segment | None = None
-        self._times: Segment | None = None
-        self._numbers: dict[str, Segment] = {}
+        self._done: list[tuple[str, str, RowSegment]] = []
+        self._run: RowSegment | None = None
+        self._times: RowSegment | None = None
+        self._numbers: dict[str, RowSegment] = {}
 
     def look(self, rows: pa.Table) -> None:
         """Look at the next rows: ``seq``, ``time`` in µs, ``publisher`` and ``number``."""
@@ -84,7 +84,7 @@ class Segments:
         for begin, end in itertools.pairwise([0, *steps.tolist(), len(seqs)]):
             at = self._row + begin
             here = slice(begin, end)
-            run = Segment(at, int(seqs[begin]), int(seqs[end - 1]), int(seqs[begin]), int(seqs[end - 1]))
+            run = RowSegment(at, int(seqs[begin]), int(seqs[end - 1]), int(seqs[begin]), int(seqs[end - 1]))
             if self._run is not None and run.first == self._run.last + 1:
                 self._run = self._run.and_then(run)
             else:
@@ -103,7 +103,7 @@ class Segments:
             [segment.at for _, _, segment in done],
             [what for what, _, _ in done],
             [publisher for _, publisher, _ in done],
-            *([segment[index] for _, _, segment in done] for index in range(1, len(Segment._fields))),
+            *([segment[index] for _, _, segment in done] for index in range(1, len(RowSegment._fields))),
         ]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
@@ -153,7 +153,7 @@ class Segments:
 
 def find_segments(part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The segments of a part whose rows come in batches."""
-    segments = Segments()
+    segments = SegmentFinder()
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -169,14 +169,14 @@ def find_segments(part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
 
 def _segments(
     values: Longs, seqs: Longs, rows: npt.NDArray[np.int64], breaks: npt.NDArray[np.bool_]
-) -> Iterator[Segment]:
+) -> Iterator[RowSegment]:
     """The segments of values that break before the row after each mark in ``breaks``."""
     if not len(values):
         return
     begins = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     ends = np.concatenate((begins[1:], [len(values)])) - 1
     columns = (rows[begins], values[begins], values[ends], seqs[begins], seqs[ends])
-    yield from map(Segment._make, zip(*(column.tolist() for column in columns), strict=True))
+    yield from map(RowSegment._make, zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _longs(column: pa.ChunkedArray) -> Longs:
