@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from headrace.spark.progress import progress_of
 from pyspark.errors import PySparkRuntimeError
 
 from headrace.errors import PeerError, RefusedError, StorageError, UnreachableError, UsageError
@@ -19,6 +18,7 @@ from headrace.spark.jobs.job import JOBS, JobRun, find, parameters_of
 from headrace.spark.options import HubAccess
 from headrace.spark.runner import Pipeline, PipelineRequest
 from headrace.spark.source.range_rows import GO_ON
+from headrace.spark.supervised_job import progress_of
 
 
 def jobs(*names: str) -> dict[str, Any]:

@@ -63,6 +63,15 @@ def at_least(least: float) -> Callable[[str], float]:
     return check
 
 
+def spark_ddl(schema: pa.Schema) -> str:
+    """An Arrow schema as Spark's functions take it.
+
+    >>> spark_ddl(pa.schema({"seq": pa.int64(), "kind": pa.string()}))
+    '`seq` long, `kind` string'
+    """
+    return ", ".join(f"`{field.name}` {_SPARK_TYPES.get(str(field.type), field.type)}" for field in schema)
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     """Make the check of a parameter that is one of some words, in any case."""
 
@@ -85,6 +94,12 @@ _PASSED: Final = 500
 """Characters of a failure that are passed to Spark; :attr:`JobRun.failure` has all of it."""
 
 _MEMORY_SUFFIX: Final = ".kept"
+_SPARK_TYPES: Final = {
+    "int32": "int",
+    "int64": "long",
+    "bool": "boolean",
+    "timestamp[us, tz=UTC]": "timestamp",
+}
 
 _OWNER: Final = "job"
 """A file in a checkpoint with the name of its job."""

@@ -94,7 +94,7 @@ def test_micro_batches_make_the_same_tables(
     """Hours of messages in a few micro-batches, one of them run twice: as if all had come at once."""
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        windows, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
+        JobRun, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
     table = messages(9_000, step=900_000)
     run = JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS)
@@ -135,7 +135,7 @@ def test_a_micro_batch_fits_the_driver_however_thin_it_is(
     measurer = Measurer(JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS))
     collected: list[pa.Table] = []
     monkeypatch.setattr(Measurer, "_write", lambda _, table: collected.append(table))
-    monkeypatch.setattr(windows, "publish_services", lambda *_: None)
+    monkeypatch.setattr(JobRun, "publish_services", lambda *_: None)
     measurer.measure(frame(spark, messages(2000, step=1_000_000)), 0)
     (table,) = collected
     assert table.num_rows > 1000
@@ -147,7 +147,7 @@ def test_nothing_to_measure_is_nothing_to_say(
 ) -> None:
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        windows, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
+        JobRun, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
     measurer = Measurer(JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS))
     measurer.measure(frame(spark, rows(1, 50)), 0)

@@ -1,16 +1,16 @@
 """``archive``: the sequence as a table, by day and hour, each sequence number once.
 
-The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parquet`), or one of a format with
-transactions (:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. Whichever it is, it is always the sequence
-up to some number, ``through``, which the table itself knows, and what comes up to there again is passed over.
+The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parquet`), or of a format with transactions
+(:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. It is always the sequence up to some number, ``through``,
+which the table itself knows; what comes up to there again is skipped.
 
-Everything that has a number is archived, entries of origin ``log`` too: an archive without a hole can be seen to be
-without a hole. Retention waits for the archive, by a hold that follows it.
+Everything that has a number is archived, entries of origin ``log`` too, so that an archive can be seen to have no hole.
+Retention waits for the archive, by a hold that follows it.
 
-Tasks are given ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's
-files as Arrow has it, in one process.
+Tasks get ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's files
+as Arrow, in one process.
 
-A micro-batch is due when there are ``size`` bytes of new messages, and each ``interval`` if there are fewer. It has at
+A micro-batch is due when there are ``size`` bytes of new messages, and after ``interval`` if there are fewer. It has at
 most :data:`MOST_BYTES`.
 """
 
@@ -53,22 +53,22 @@ PARAMETERS: Final = {
 }
 
 MOST_BYTES: Final = 1 << 30
-"""Of the log's files, in a micro-batch: however much there is to catch up with, the hold moves now and then, and what
-retention takes meanwhile, where a hold cannot keep it, costs no more than one micro-batch."""
+"""Most bytes of the log's files in a micro-batch: the hold moves now and then however much there is to catch up with,
+and what retention removes despite it costs no more than one micro-batch."""
 
 LOOK_SECONDS: Final = 1.0
-"""How often the source is asked whether enough has come."""
+"""Interval at which the source is asked whether enough has come."""
 
 
 class Archive(Protocol):
-    """What a micro-batch is added to."""
+    """An archive of any format."""
 
     @property
     def through(self) -> int:
-        """The last sequence number that is archived; 0 when none is."""
+        """The last archived sequence number; 0 if there is none."""
 
     def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+        """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
 
 
 def start(run: JobRun) -> RunningJob:
@@ -78,7 +78,7 @@ def start(run: JobRun) -> RunningJob:
         head = client.head().head
     starting = run.param("starting")
     if starting == "earliest" and archive.through:
-        # A query whose checkpoint is lost is a new one: what follows the archive and is gone is lost all the same.
+        # Without its checkpoint the query is a new one, but goes on after the archive.
         starting = str(min(archive.through, head) + 1)
 
     reading = SourceOptions(
@@ -93,7 +93,7 @@ def start(run: JobRun) -> RunningJob:
         with link(run.access) as client:
             extent = client.head()
             if extent.message > archive.through and name not in client.holds():
-                # The first time: what is to be read now must not go while it is.
+                # The first time: what is read now must not be removed meanwhile.
                 client.hold(name, max(archive.through + 1, extent.first))
         added = archive.add(ranges, reading)
         done["rows"] = added.messages
@@ -121,7 +121,7 @@ def start(run: JobRun) -> RunningJob:
 
 
 def open_archive(run: JobRun, log: str) -> Archive:
-    """The archive that a run is told to write; made, if it is not there."""
+    """Open the archive of a run, or make it."""
     wanted = run.param("table_format").lower()
     found = format_of(run.folder)
     if found is not None and found != wanted:
@@ -134,7 +134,7 @@ def open_archive(run: JobRun, log: str) -> Archive:
 
 
 def ledger(kind: str, run: JobRun, log: str | None) -> Ledger:
-    """The account that a table of a format with transactions has."""
+    """Open the ledger of a table of a format with transactions."""
     if kind == "delta":
         from headrace.spark.jobs.archive.delta import DeltaLedger
 
@@ -145,7 +145,7 @@ def ledger(kind: str, run: JobRun, log: str | None) -> Ledger:
 
 
 def format_of(folder: Folder) -> str | None:
-    """What an archive is; ``None`` where there is none."""
+    """The format of an archive; ``None`` if there is none."""
     names = folder.names()
     if "_delta_log" in names:
         return "delta"
@@ -155,7 +155,7 @@ def format_of(folder: Folder) -> str | None:
 
 
 def archived(run: JobRun, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
-    """The log that an archive is of, and all that it has, or at least what is ``wanted`` of it."""
+    """An archive's log and its messages, at least those ``wanted``."""
     found = format_of(run.folder)
     if found is None:
         raise UsageError(f"{run.path}: there is no archive")

@@ -1,16 +1,18 @@
 """An archive that is a folder of Parquet files and nothing else.
 
-A folder has no transactions, and readers other than Spark know nothing of Spark's. Three rules make what they see right
-at every moment, whatever is killed:
+A folder has no transactions. Three rules make what readers see right at every moment, whatever is killed:
 
-- **Whole files.** Tasks write to a folder that readers pass over; a file is moved to its place when it is whole.
+- **Whole files.** Tasks write to a folder that readers skip; a file is moved to its place when it is whole.
 - **In order.** The driver moves the files of a micro-batch in the order of the sequence. So the archive is always the
-  sequence up to some number, ``through``, which its newest file tells. Whatever a micro-batch brings up to there, in a
-  second try or after a checkpoint was lost, is there already and is passed over.
+  sequence up to some number, ``through``, which its newest file has. What a micro-batch brings up to there, in a second
+  try or after a checkpoint was lost, is skipped.
 - **Grown, not compacted.** A file is named after its first sequence number. While the newest one is small, what follows
-  is appended to a copy of it, which then takes its place in one move. So there are no small files to put together
-  later, which could not be done without showing a message twice or not at all for a moment. A copy costs as much as
-  what is copied, so a file is small only up to a quarter of what is large enough.
+  is appended to a copy of it, which replaces it in one move. So there are no small files to join later, which could not
+  be done without showing a message twice or not at all for a moment. A copy costs as much as what is copied, so a file
+  counts as small only up to a quarter of what is large enough.
+
+Spark reads such a folder itself, but not from S3 without a cluster of jars: there tasks read the files by pyarrow, as
+they wrote them (:func:`archived_rows`).
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from headrace.spark.jobs.archive.files import (
     StagedFile,
     another_log,
     enveloped,
+    file_facts,
     folder_of,
     in_order,
     join,
     parse_hour,
     stage,
-    told,
 )
 from headrace.spark.jobs.folder import MAKING, Folder, storage_errors
 from headrace.spark.options import SourceOptions
@@ -49,7 +51,7 @@ _BATCH_ROWS: Final = 16_384
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """A file of the archive: the hour (since 1970) its messages are of, the first and the last of them, its size."""
+    """A file of the archive: its hour (since 1970), its first and last message, and its size."""
 
     hour: int
     first: int
@@ -58,7 +60,7 @@ class ParquetFile:
 
     @property
     def name(self) -> str:
-        """What it is called in its hour's folder."""
+        """Its name in its hour's folder."""
         return f"{self.first:015d}.parquet"
 
 
@@ -76,11 +78,11 @@ class ParquetArchive:
 
     @property
     def through(self) -> int:
-        """The last sequence number that is archived; 0 when none is."""
+        """The last archived sequence number; 0 if there is none."""
         return 0 if self.newest is None else self.newest.last
 
     def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+        """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
         made = stage(rows, self._making, self.through, self._log, reading)
         in_order(made, self.through, 0 if self.newest is None else self.newest.hour)
         with storage_errors(self._folder.path):
@@ -94,13 +96,13 @@ class ParquetArchive:
         if found is None:
             return None
         place, name, hour = found
-        log, last = told(place, name)
+        log, last = file_facts(place, name)
         if log != self._log:
             raise another_log(self._folder.path, log, self._log)
         return ParquetFile(hour, int(name.removesuffix(".parquet")), last, place.size(name))
 
     def _groups(self, files: Iterable[StagedFile]) -> Iterator[list[tuple[str | None, ParquetFile]]]:
-        """Which files become one: those of the same hour, until it is large enough. No name: it has its place."""
+        """Group files of one hour that become one file; one without a name is in its place already."""
         group: list[tuple[str | None, ParquetFile]] = [] if self.newest is None else [(None, self.newest)]
         for each in files:
             file = ParquetFile(each.hour, each.first, each.last, each.bytes)
@@ -130,16 +132,16 @@ class ParquetArchive:
 
 
 def log_of(folder: Folder) -> str | None:
-    """The log that an archive is of; ``None`` where there is no archive."""
+    """The log of an archive; ``None`` if there is no archive."""
     with storage_errors(folder.path):
         found = _newest_file(folder)
-        return None if found is None else told(*found[:2])[0]
+        return None if found is None else file_facts(*found[:2])[0]
 
 
 def archived_rows(spark: SparkSession, folder: Folder, wanted: pc.Expression | None = None) -> DataFrame:
-    """The messages of an archive in Parquet; at least those that are ``wanted``, by their columns ``seq`` and ``time``.
+    """The messages of an archive in Parquet, at least those ``wanted`` by their columns ``seq`` and ``time``.
 
-    What a task reads is in order, the tasks are in none.
+    Each task's messages are in order; the tasks are not.
     """
     with storage_errors(folder.path):
         names = list(_files(folder))
@@ -160,7 +162,6 @@ def _files(folder: Folder) -> Iterator[str]:
 def _read(
     folder: Folder, wanted: pc.Expression | None, listed: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """A task: files by their names."""
     for batch in listed:
         for name in batch.column("name").to_pylist():
             with storage_errors(f"{folder.path}/{name}"):
@@ -170,7 +171,7 @@ def _read(
 
 
 def _newest_file(folder: Folder) -> tuple[Folder, str, int] | None:
-    """Where the newest file of an archive is, its name and its hour."""
+    """The newest file of an archive: its folder, name and hour."""
     for day in reversed(_named(folder.names(), "day=")):
         for hour in reversed(_named(folder.sub(day).names(), "hour=")):
             place = folder.sub(day).sub(hour)

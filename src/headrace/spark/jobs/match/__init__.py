@@ -1,13 +1,13 @@
-"""``match``: the matcher fleet. What clients subscribed to by content is found here, and pushed to the dispatcher.
+"""``match``: the matcher fleet. It matches messages with content subscriptions and pushes them to the dispatcher.
 
 It is the hub's own matcher on as many cores and machines as Spark has, for ``matching.engine = "spark"``. A micro-batch
 is matched by several tasks, each for its share of the clients (:mod:`~headrace.spark.jobs.match.source`); when all have
-pushed what they found and the dispatcher has taken it, the driver marks how far the fleet is
+pushed and the dispatcher has taken everything, the driver marks how far the fleet is
 (:mod:`~headrace.spark.jobs.match.push`).
 
-The fleet keeps no place of its own between runs. While it is away, connectors feed their clients from the log; a run
-begins with the subscriptions as they are then, says from where on it pushes, and clients are pushed to again as soon as
-they are there. So there is nothing that a run could have to make up for, and its checkpoint is for Spark alone.
+The fleet keeps no position between runs. While it is away, connectors feed their clients from the log. A run begins
+with the subscriptions of that moment and announces from where on it pushes; connectors then rely on pushes again. So a
+run has nothing to make up for, and its checkpoint is for Spark alone.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ PARAMETERS: Final = {
 
 
 def check(params: Mapping[str, str], available_now: bool) -> None:
-    """See that there is something to begin with."""
+    """Check the parameters before Spark starts."""
     if available_now:
         raise UsageError("match has no end: what is in the log already, connectors find there")
     parse_dispatchers(params.get("dispatchers") or PARAMETERS["dispatchers"].default)
 
 
 def parse_dispatchers(text: str) -> list[Address]:
-    """Addresses with commas between."""
+    """Parse addresses with commas between."""
     return [Address.parse(each.strip(), DISPATCHER_PORT) for each in text.split(",")]
 
 
@@ -104,12 +104,12 @@ def start(run: JobRun) -> RunningJob:
 
 
 class FleetDriver:
-    """What the driver does: begin with the subscriptions, and mark how far the fleet is."""
+    """The driver's part: take the subscriptions, and mark how far the fleet is."""
 
     def __init__(self, run: JobRun) -> None:
         self._access = run.access
         runs = f"{run.path.rstrip('/')}/runs"
-        # What an earlier run left is of no use to this one.
+        # The files of an earlier run are of no use.
         Folder.at(runs).remove_all()
         self._path = f"{runs}/{uuid4().hex}"
         self.tables_path = f"{self._path}/subscriptions"
@@ -120,13 +120,13 @@ class FleetDriver:
         self._done: dict[str, int | float] = {}
 
     def push(self, batch: DataFrame, _number: int) -> None:
-        """Have the tasks of a micro-batch push."""
+        """Run the tasks of a micro-batch, which push."""
         self.lifeline.begin()
         begin = monotonic()
         try:
             done = batch.collect()
         except BaseException:
-            # Not all of it was pushed: nobody must rely on that.
+            # Not everything was pushed: clients must not rely on it.
             self.lifeline.close()
             raise
         if not done:
@@ -145,11 +145,11 @@ class FleetDriver:
         self._tables.drop_before(self.lifeline.place)
 
     def facts(self) -> dict[str, object]:
-        """What Spark does not know: messages of the last micro-batch, subscriptions, and what was found so far."""
+        """Facts that Spark does not have: messages of the last micro-batch, subscriptions, and matches so far."""
         return {**self._done, "through": self.lifeline.place, "dispatcher": str(self.lifeline.address)}
 
     def close(self) -> None:
-        """The run is over: its folder goes."""
+        """End the run and remove its folder."""
         self.lifeline.close()
         Folder.at(self._path).remove_all()
 
@@ -165,7 +165,7 @@ def match(
     json_attributes: bool = False,
     reading: SourceOptions | None = None,
 ) -> DataFrame:
-    """The clients of each message that is for anybody: ``seq``, ``clients`` (the 12 bytes of each).
+    """Match messages; give ``seq`` and ``clients`` (12 bytes each) of those that have any.
 
     ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``). With
     ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.source.range_source.frame`), which
@@ -186,12 +186,11 @@ def _match_ranges(
     work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     ranges: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """A task: the messages of ranges."""
     return work(rows_of(reading, ranges))
 
 
 def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: the same worker may have had the same subscriptions before."""
+    """Match in a task; the worker may have the matcher from an earlier task."""
     global _matcher
     name, table = shared.value
     if _matcher is None or _matcher[0] != name:

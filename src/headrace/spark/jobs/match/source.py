@@ -1,13 +1,12 @@
 """The fleet as a Spark source: a task is a whole micro-batch and one share of the clients.
 
 Offsets are the source's own (:mod:`headrace.spark.source.reader`). But a range is not cut by messages: every task
-reads all of it and matches it for its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order,
-pushing as it goes. So what is for one client is pushed by one task, in the order of the sequence and without a hole,
-and a task that is run again pushes the same again from the micro-batch's beginning: connectors drop what they have
-had. What comes out as rows is what each task did.
+reads all of it, matches it for its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order, and pushes
+as it goes. So one task pushes everything for a client, in the order of the sequence and without a hole. A repeated task
+pushes the same again from the beginning of the micro-batch; connectors drop what they have had. The rows are facts
+about each task.
 
-A Python worker serves many tasks, and remembers the shares it had: one that is asked for again needs only the
-subscriptions that changed since.
+A Python worker serves many tasks and remembers the shares it had: the next time only changed subscriptions are needed.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from headrace.config import Address
 from headrace.errors import LostRangeError, UnreachableError
 from headrace.message import NOT_A_MESSAGE
 from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.jobs.match.push import DispatcherConnection
 from headrace.spark.jobs.match.share import ENTRIES, Share
 from headrace.spark.jobs.match.tables import SubscriptionTables
@@ -37,7 +37,6 @@ from headrace.wire.attribute.messages import MatcherPush, serialize
 from headrace.wire.attribute.push_parts import split
 
 NAME: Final = "headrace-fleet"
-DDL: Final = "share int, first long, last long, subscriptions long, messages long, matched long, pushed long"
 _DONE: Final = pa.schema(
     [
         pa.field("share", pa.int32()),
@@ -85,12 +84,12 @@ class FleetDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """The name for ``format``."""
         return NAME
 
     def schema(self) -> str:
-        """What each task did."""
-        return DDL
+        """The facts about each task."""
+        return spark_ddl(_DONE)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """The fleet."""
@@ -126,13 +125,12 @@ class FleetReader(SequenceStreamReader):
         if not isinstance(partition, FleetPartition):
             return
         done = push_share(self._fleet, partition.span, partition.share)
-        columns = [pa.array([done[field.name]], field.type) for field in _DONE]
-        yield pa.RecordBatch.from_arrays(columns, schema=_DONE)
+        yield pa.RecordBatch.from_pylist([done], _DONE)
         hide_from_collector("match")
 
 
 def push_share(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
-    """Match a part of the sequence for one share and push it, from its beginning again if the dispatcher gets lost."""
+    """Match a range for one share and push it; start again if the connection to the dispatcher is lost."""
     deadline = None
     while True:
         try:
@@ -185,7 +183,7 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
 
 
 def _share_at(fleet: Fleet, span: LogRange, number: int, key: tuple[str, str, int, int]) -> Share:
-    """The share as it is before a span: remembered, or made of a table; nobody else has it meanwhile."""
+    """The share as of the beginning of a range, remembered or made from a table; no other task uses it meanwhile."""
     place = span.first - 1
     with _keeping:
         share = _kept.pop(key, None)
@@ -204,13 +202,13 @@ def _keep(key: tuple[str, str, int, int], share: Share) -> None:
     with _keeping:
         _kept[key] = share
         for old in [each for each in _kept if each[:3] != key[:3]]:
-            del _kept[old]  # Another run's.
+            del _kept[old]  # of another run
         while len(_kept) > MAX_KEPT:
             del _kept[next(iter(_kept))]
 
 
 def _serialized(pushes: Iterator[MatcherPush]) -> Iterator[tuple[bytes, int]]:
-    """Pushes as bytes, many at a time; and how many they are."""
+    """Serialize pushes, many at a time; yield their bytes and number."""
     parts: list[bytes] = []
     size = count = 0
     for push in pushes:

@@ -1,15 +1,15 @@
-"""``verify`` as it runs: each micro-batch of one hub's log, or as much as that of each of several.
+"""``verify`` as it runs: each micro-batch of one hub's log, or the same range of several.
 
-A micro-batch of a lone hub is judged as it comes. Of several hubs, whichever answers says how far there is something to
-look at; each of them is then read by itself, up to there or as far as it has come, judged, and compared with the
-others. One that does not answer holds up nobody: what it missed is looked at when it is back.
+A micro-batch of a lone hub is checked as it comes. With several hubs, one that answers gives the range; each hub is
+then read by itself, up to its end or as far as it has come, checked, and compared with the others. A hub that does not
+answer delays nobody: what it missed is checked when it is back.
 
-Logs are compared in pairs, each with that of the hub that has been compared the furthest. Those that have come as far
-as each other are the same so far, whoever was compared with whom; so if all that have come the furthest are away, the
-others wait for one of them with the comparison, not with the rest.
+Logs are compared in pairs, each with that of the leader, the hub that was compared furthest. Hubs that were compared
+equally far are equal so far, whatever the pairs were. If all the furthest are away, the comparison waits for one of
+them; the other checks go on.
 
-Findings are rows of Parquet files, one file for each micro-batch that has any, and a short account of them is the
-service ``verify``, which changes only when they do.
+Findings are rows of Parquet files, one file for each micro-batch that has any; the service ``verify`` summarizes them,
+and changes only when they do.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ logger = logging.getLogger("headrace")
 SERVICE: Final = "verify"
 
 MAX_DISAGREEMENTS: Final = 10_000
-"""Messages of one comparison that are looked at one by one; beyond, their blocks are named."""
+"""Messages that one comparison reports one by one; beyond, it names their blocks."""
 
 ANSWER_SECONDS: Final = 5.0
-"""How long one of several hubs may be lost before it is left for later."""
+"""Seconds that one of several hubs may be lost before it is left for later."""
 
 _POLL_SECONDS: Final = 0.2
 
 
 class VerifyState(msgspec.Struct):
-    """What is kept from micro-batch to micro-batch."""
+    """What is remembered from micro-batch to micro-batch."""
 
     id: str
-    """Whose micro-batches these are, for the hub to know one that comes again."""
+    """The name under which the hub recognizes a repeated micro-batch."""
     checkers: dict[str, SequenceChecker]
     findings: dict[str, int]
-    """How many there are of each kind."""
+    """Findings counted by kind."""
     told: bool = False
     begin: int = 0
-    """Where the run began; 0 before it has."""
+    """The first message checked; 0 before there is one."""
     compared: dict[str, int] = {}
     """How far each of several hubs has been compared."""
 
@@ -83,15 +83,15 @@ class Verifier:
         }
         self.through = 0
         self.away: Sequence[str] = ()
-        """Hubs that did not answer the last time."""
+        """Hubs that did not answer last time."""
         self.findings: Mapping[str, int] = {}
         with storage_errors(self._folder.path):
             if not any(name.endswith(".parquet") for name in self._folder.names()):
-                # So that whoever reads the folder finds rows, if only none of them.
+                # So that readers of the folder find a table, if an empty one.
                 self._folder.write("findings.parquet", _parquet([]))
 
     def verify(self, rows: DataFrame, batch: int) -> None:
-        """Look at one micro-batch."""
+        """Check one micro-batch."""
         content = self._memory.before(batch)
         known = (
             VerifyState(uuid4().hex, {}, {})
@@ -118,7 +118,7 @@ class Verifier:
         with link(self._access[server]) as client:
             oldest = client.head().first
         for finding in found:
-            # Retention removed them before they were looked at: nobody can tell, and nothing is wrong.
+            # Retention removed them before they were checked: nothing is known to be wrong.
             if finding.kind != HOLE or finding.last >= oldest:
                 yield _of(finding, server)
 
@@ -153,7 +153,7 @@ class Verifier:
         return found
 
     def _present(self, last: int) -> dict[str, Extent]:
-        """How far each hub is that answers, once one of them is as far as ``last``, if one comes that far."""
+        """The extents of the hubs that answer, once one of them has reached ``last`` or time is up."""
         deadline = monotonic() + self._run.access.patience
         while True:
             present, lost = {}, None
@@ -179,7 +179,7 @@ class Verifier:
 
     @contextmanager
     def _unless_gone(self, present: dict[str, Extent], *servers: str) -> Iterator[None]:
-        """Leave what concerns a hub for later if it fails because the hub is gone."""
+        """Leave a hub for later if something fails because the hub is gone."""
         try:
             yield
         except Exception:
