@@ -21,7 +21,7 @@ from headrace.spark.jobs.job import JobRun, Parameter, spark_ddl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.spark.jobs.decode.frames import Frame, Stream
+    from headrace.spark.jobs.decode.frames import DecodedStream, FrameRow
 
 ABOUT: Final = (
     "captures of connections, and pcap files, to rows: a frame a row, malformed ones with their error"
@@ -161,18 +161,18 @@ def rows_of(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[s
 
 
 def _of_capture(file: Any) -> Iterator[dict[str, Any]]:
-    from headrace.spark.jobs.decode.frames import Stream, datagram
+    from headrace.spark.jobs.decode.frames import DecodedStream, datagram
     from headrace.wire.capture import Capture, CaptureDecoder, Chunk
 
     decoder = CaptureDecoder()
     about: Capture | None = None
-    streams: dict[bool, Stream] = {}
+    streams: dict[bool, DecodedStream] = {}
     while data := file.read(_READ):
         for item in decoder.feed(data):
             match item:
                 case Capture():
                     about = item
-                    streams = {out: Stream(item.door, outgoing=out) for out in (False, True)}
+                    streams = {out: DecodedStream(item.door, outgoing=out) for out in (False, True)}
                 case Chunk(outgoing, time, content) if about is not None:
                     where = {"door": about.door, "peer": about.peer, "outgoing": outgoing, "time": time}
                     if about.datagrams:
@@ -191,10 +191,10 @@ def _of_capture(file: Any) -> Iterator[dict[str, Any]]:
 
 
 def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
-    from headrace.spark.jobs.decode.frames import Stream, datagram
+    from headrace.spark.jobs.decode.frames import DecodedStream, datagram
     from headrace.spark.jobs.decode.pcap import Flow, pieces
 
-    streams: dict[Flow, Stream] = {}
+    streams: dict[Flow, DecodedStream] = {}
     for piece in pieces(file):
         flow = piece.flow
         outgoing = flow.target_port not in ports
@@ -206,7 +206,7 @@ def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
         if flow.udp:
             yield from (_row(where, frame) for frame in datagram(door, piece.data, outgoing=outgoing))
             continue
-        stream = streams.setdefault(flow, Stream(door, outgoing=outgoing))
+        stream = streams.setdefault(flow, DecodedStream(door, outgoing=outgoing))
         if piece.lost:
             yield from (_row(where, frame) for frame in stream.lost(piece.lost))
         yield from (_row(where, frame) for frame in stream.feed(piece.data))
@@ -214,7 +214,7 @@ def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
             yield from (_row(where, frame) for frame in streams.pop(flow).end())
 
 
-def _row(where: dict[str, Any], frame: Frame) -> dict[str, Any]:
+def _row(where: dict[str, Any], frame: FrameRow) -> dict[str, Any]:
     return {
         **where,
         "offset": frame.offset,
