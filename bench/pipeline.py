@@ -40,7 +40,7 @@ from headrace.config import Address
 from headrace.spark import map_in_arrow, register, session
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.job import JobRun
-from headrace.spark.options import HubAccess
+from headrace.spark.options import HubOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -267,7 +267,7 @@ def _archived(spark: SparkSession, servers: str, directory: Path, total: int) ->
     """How long the job ``archive`` takes for everything."""
     place = Path(tempfile.mkdtemp(dir=directory))
     run = JobRun(
-        spark, "archive", HubAccess(servers), {"path": str(place)}, archive.PARAMETERS, available_now=True
+        spark, "archive", HubOptions(servers), {"path": str(place)}, archive.PARAMETERS, available_now=True
     )
     started = archive.start(run)
     started.query.awaitTermination()
@@ -345,7 +345,7 @@ async def _fill(servers: str, total: int) -> None:
         publisher = link.publisher()
         for begin in range(0, total, 1000):
             payloads = [_event(rng, number) for number in range(begin, begin + 1000)]
-            await publisher.publish(payloads, topic="in")
+            await publisher.send(payloads, topic="in")
         await publisher.flush()
 
 
@@ -391,7 +391,7 @@ async def _pings(servers: str, seconds: float) -> list[float]:
         publisher = writer.publisher()
         for number in range(count):
             await asyncio.sleep(max(0.0, begin + number / RATE - time.perf_counter()))
-            await publisher.publish(b"%.6f" % time.perf_counter(), topic="ping")
+            await publisher.send(b"%.6f" % time.perf_counter(), topic="ping")
         await listening
         await follow.aclose()
     return delays

@@ -1,4 +1,4 @@
-"""Draw the pictures of the concepts page: ``python tools/pictures.py`` writes them, ``--check`` says if one is old.
+"""Draw the docs' pictures of ideas: ``python tools/pictures.py`` writes them, ``--check`` says if one is old.
 
 Each picture is a list of boxes, arrows and words placed by hand on a grid; this program only writes them as SVG, all in
 one style. They stand on a light ground of their own, so that they can be read on a dark page too, and need no font, no
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "headrace"
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
 
 INK, FAINT, GROUND = "#24292f", "#57606a", "#ffffff"
@@ -171,11 +172,90 @@ def matching() -> Picture:
     return made
 
 
+def rooms() -> Picture:
+    """The packages of ``src/headrace``, the ones that know others above the ones that are known."""
+    layers = (
+        (
+            ("cli", "one module per command", 270),
+            ("web", "dashboard, API, metrics", 270),
+            ("spark", "the sequence in, results out", 270),
+        ),
+        (("net", "the only sockets of a hub", 540), ("client", "one package per protocol", 270)),
+        (("hub", "decides, returns work, owns no socket", 824),),
+        (
+            ("cluster", "membership, views", 192),
+            ("log", "append, seal, read", 192),
+            ("matching", "predicates, index", 192),
+            ("tube", "a transport of its own", 192),
+        ),
+        (("wire", "bytes to frames and back", 824),),
+        (("message · errors · config", "the shared words", 824),),
+    )
+    depths = [_depth([_packages(name) for name, _, _ in layer], layer) for layer in layers]
+    made = Picture(
+        860, sum(depths) + 26 * len(layers) + 12, "The rooms: a room knows those below it, none above it"
+    )
+    y = 14
+    for at, (layer, depth) in enumerate(zip(layers, depths, strict=True)):
+        gap = (824 - sum(width for _, _, width in layer)) // max(len(layer) - 1, 1)
+        x = 18
+        for name, note, width in layer:
+            _room(made, x, y, width, depth, name, note)
+            x += width + gap
+        y += depth
+        if at < len(layers) - 1:
+            made.arrow((430, y), (430, y + 24))
+        y += 26
+    return made
+
+
+_ROOM_KINDS = {
+    "net": "door",
+    "client": "door",
+    "web": "door",
+    "tube": "door",
+    "hub": "core",
+    "cluster": "core",
+}
+_ROOM_KINDS |= {"matching": "core", "log": "kept", "spark": "spark"}
+_TILE = 118, 30
+
+
+def _packages(room: str) -> list[str]:
+    """The packages inside a room."""
+    return sorted(path.name for path in (SOURCE / room).glob("*") if any(path.glob("*.py")))
+
+
+def _depth(insides: list[list[str]], layer: tuple[tuple[str, str, int], ...]) -> int:
+    """How high a layer has to be."""
+    rows = max(
+        -(-len(inside) // max(width // (_TILE[0] + 8), 1))
+        for inside, (_, _, width) in zip(insides, layer, strict=True)
+    )
+    return 50 + rows * (_TILE[1] + 8)
+
+
+def _room(made: Picture, x: int, y: int, width: int, depth: int, name: str, note: str) -> None:
+    """A room, and the packages inside it as tiles."""
+    made.box(x, y, width, depth, "", _ROOM_KINDS.get(name, "plain"))
+    made.word(x + width // 2, y + 21, name)
+    if note:
+        made.word(x + width // 2, y + 38, note, faint=True)
+    inside = _packages(name)
+    across = max(width // (_TILE[0] + 8), 1)
+    for at, package in enumerate(inside):
+        row, column = divmod(at, across)
+        here = min(across, len(inside) - row * across)
+        left = x + (width - here * (_TILE[0] + 8) + 8) // 2
+        made.box(left + column * (_TILE[0] + 8), y + 46 + row * (_TILE[1] + 8), *_TILE, package)
+
+
 PICTURES: dict[str, Callable[[], Picture]] = {
     "concept-flow.svg": flow,
     "concept-log.svg": log,
     "concept-readers.svg": readers,
     "concept-matching.svg": matching,
+    "rooms.svg": rooms,
 }
 
 

@@ -9,16 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.conftest import spark
 from tests.spark.jobs.rows import frame, rows
 
 from headrace.demo.fleet import TURN
 from headrace.demo.job import Logbook, legs
 from headrace.demo.town import fleet, payload
-
-__all__ = ["spark"]
-
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 TURNS = 30
 
@@ -31,7 +26,7 @@ def said() -> tuple[list[dict[str, Any]], list[str]]:
                 vehicle.telemetry(turn * TURN) if (turn + number) % 7 == 0 else vehicle.position(turn * TURN)
             )
             words.append(told)
-            origins.append(vehicle.way.value)
+            origins.append(vehicle.protocol.value)
     return words, origins
 
 

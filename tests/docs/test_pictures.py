@@ -1,4 +1,4 @@
-"""The pictures of the concepts page are what their program draws, hold what they show, and need nothing else."""
+"""The pictures of ideas are what their program draws, hold what they show, and need nothing else."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_a_picture_holds_what_it_shows(name: str) -> None:
 
 
 def test_every_picture_is_shown() -> None:
-    page = (ROOT / "docs" / "concepts.md").read_text()
-    assert all(f"img/{name}" in page for name in pictures.PICTURES)
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    assert all(f"](img/{name})" in pages for name in pictures.PICTURES)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.matching.naive import holds
 
 from headrace.hub.filters import Filter, topic_pattern
 from headrace.message import SCHEMA, Batch, Message, Run, messages
@@ -62,24 +63,6 @@ predicates = (
     | st.tuples(values, values).map(lambda pair: Between(min(pair), max(pair)))
     | extras
 )
-
-
-def holds(predicate: Predicate, value: str | float | None) -> bool:
-    match predicate:
-        case Equals(wanted):
-            return value == wanted
-        case Between(low, high):
-            return isinstance(value, float) and low <= value <= high
-        case In(wanted):
-            return value is not None and any(type(each) is type(value) and each == value for each in wanted)
-        case Prefix(text):
-            return isinstance(value, str) and value.startswith(text)
-        case Not(inner):
-            return not holds(inner, value)
-        case Exists(present):
-            return (value is not None) == present
-        case Any(inner):
-            return any(holds(each, value) for each in inner)
 
 
 def wanted(message: Message, where: Mapping[str, Predicate]) -> bool:

@@ -12,7 +12,7 @@ from tests.net.raw import (
     until,
 )
 
-from headrace.net.fyrehose.tcp import FyrehoseTcp
+from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.server.process import Server
 
 
@@ -26,7 +26,7 @@ def counted(server: Server, name: str) -> int:
     return server.hub.counters.get(name, door="fyrehose", transport="tcp")
 
 
-def door(server: Server) -> FyrehoseTcp:
+def door(server: Server) -> FyrehoseTcpDoor:
     """Its TCP half."""
     return backbone_of(server).tcp
 
@@ -38,7 +38,7 @@ def logged(server: Server) -> list[bytes]:
 
 def narrow(server: Server) -> None:
     """Let the system take little for each connection, so that a peer that does not read is felt soon."""
-    backbone_of(server)._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
+    backbone_of(server).tcp._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
 
 
 def committed(server: Server, seq: int) -> bool:

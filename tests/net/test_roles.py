@@ -88,7 +88,7 @@ async def test_a_part_without_a_hub_is_refused_and_told_what_it_lacks(tmp_path: 
 
 def test_frontends_on_one_machine_have_names_of_their_own(tmp_path: Path) -> None:
     from headrace.config import load
-    from headrace.net.routing.roles import role_name
+    from headrace.hub.routing.roles import role_name
 
     def name(*sets: str) -> str:
         return role_name(load(environ={}, sets=list(sets)))

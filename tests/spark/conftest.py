@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a process: a JVM takes seconds to start and a gigabyte to live in."""
+"""Hubs for tests of the source and the sink."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.hubs import Hub
 
-from headrace.spark import session
 from headrace.spark.hub_connections import close_links
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    made = session("local[2]", app="headrace tests", memory="1g")
-    yield made
-    made.stop()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
-from headrace.spark.options import HubAccess, check_source_options, parse_sink_options, parse_source_options
+from headrace.spark.options import HubOptions, check_source_options, parse_sink_options, parse_source_options
 
 
 def test_nothing_said() -> None:
@@ -198,16 +198,16 @@ def test_a_key_is_read_where_it_is_needed(tmp_path: Path) -> None:
     access = parse_source_options({"clientId": "spark-1", "keyFile": str(file)}, stream=True).access
     assert access.credentials({}) == ("spark-1", "s3cret")
     assert b"s3cret" not in pickle.dumps(access)
-    assert HubAccess().credentials({}) is None
+    assert HubOptions().credentials({}) is None
     environ = {CLIENT_VARIABLE: "spark-2", KEY_VARIABLE: "other"}
-    assert HubAccess().credentials(environ) == ("spark-2", "other")
+    assert HubOptions().credentials(environ) == ("spark-2", "other")
     assert access.credentials(environ) == ("spark-1", "s3cret")
 
 
 def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no key in HEADRACE_KEY"):
-        HubAccess(client_id="me").credentials({})
+        HubOptions(client_id="me").credentials({})
     with pytest.raises(UsageError, match="Say it with clientId"):
-        HubAccess(key_file=str(tmp_path / "none")).credentials({})
+        HubOptions(key_file=str(tmp_path / "none")).credentials({})
     with pytest.raises(UsageError, match="cannot be read"):
-        HubAccess(client_id="me", key_file=str(tmp_path / "none")).credentials({})
+        HubOptions(client_id="me", key_file=str(tmp_path / "none")).credentials({})

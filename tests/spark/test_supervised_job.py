@@ -12,7 +12,7 @@ from tests.spark.hubs import until
 from headrace.errors import PeerError, UnreachableError, UsageError
 from headrace.spark import supervised_job
 from headrace.spark.jobs.job import JobRun, RunningJob, find
-from headrace.spark.options import HubAccess
+from headrace.spark.options import HubOptions
 from headrace.spark.supervised_job import LONGEST_PAUSE, STEADY_SECONDS, Pauses, SupervisedJob
 
 
@@ -74,7 +74,7 @@ def tend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tend]:
 
     def begin(job: OwnJob, *, again: bool = True, available_now: bool = False) -> SupervisedJob:
         def ready() -> JobRun:
-            return JobRun(None, "own", HubAccess(), {}, job.PARAMETERS, available_now)  # type: ignore[arg-type]
+            return JobRun(None, "own", HubOptions(), {}, job.PARAMETERS, available_now)  # type: ignore[arg-type]
 
         begun.append(SupervisedJob("own", job, ready, again=again, stopping=stopping))
         begun[-1].start()

@@ -69,7 +69,6 @@ class Fleet:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_whatever_is_killed_every_client_gets_its_messages_once(tmp_path: Path, random: Random) -> None:
     with ExitStack() as stack:
 

@@ -3,29 +3,29 @@
 - A **topic pattern** has ``*`` for any characters but ``/`` and ``**`` for any characters; everything else stands for
   itself, and the whole topic must match.
 - An **origin** is one name or several.
-- **Attribute predicates** are the SDK's (:mod:`headrace.wire.sdk.predicate`); all of them must hold. An attribute
-  that is a
-  string is looked for in ``attributes``, a number in ``numbers``; where both have the name, the string counts, as it
-  does for the matcher.
+- **Attribute predicates** are the SDK's (:mod:`headrace.wire.sdk.predicate`); all of them must hold. They look at the
+  message's own attributes and numbers (:mod:`headrace.matching.row_filter`).
 
 A filter looks at messages: log entries that are none (origin ``log``) pass only where ``origin`` names them.
-Columns are compared with Arrow's own kernels. A predicate costs one pass over the entries of the maps, however many
-rows have the attribute.
+Columns are compared whole, never message by message in Python.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.message import NOT_A_MESSAGE, Batch, offsets_of
-from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, Extra, In, Not, Predicate, Prefix
+from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.wire.sdk.predicate import Predicate
+
+if TYPE_CHECKING:
+    from headrace.matching.row_filter import RowFilter
 
 Mask = npt.NDArray[np.bool_]
 
@@ -51,6 +51,7 @@ class Filter:
         self._names = None if origins is None else frozenset(origins)
         self._origins = None if origins is None else pa.array(sorted(set(origins)), pa.string())
         self._where = dict(where or {})
+        self._row_filter: RowFilter | None = None
         self._seen: dict[str, bool] = {}
         """Whether topics that were asked for last match the pattern."""
 
@@ -88,11 +89,20 @@ class Filter:
             passing = _truth(pc.is_in(origin, value_set=self._origins))
         if self._topic is not None and passing.any():
             passing &= self._topics(rows.column("topic"))
-        for name, predicate in self._where.items():
-            if not passing.any():
-                break
-            passing &= _holds(predicate, _Attribute.of(rows, name))
+        if self._where and passing.any():
+            for mask in self._attributes().masks(rows):
+                passing &= mask
+                if not passing.any():
+                    break
         return passing
+
+    def _attributes(self) -> RowFilter:
+        if self._row_filter is None:
+            # Numba is loaded only where attributes are asked for.
+            from headrace.matching.row_filter import RowFilter
+
+            self._row_filter = RowFilter(self._where)
+        return self._row_filter
 
     def _is_topic(self, topic: str) -> bool:
         if self._literal is not None:
@@ -122,64 +132,6 @@ def topic_pattern(pattern: str) -> str:
     parts = re.split(r"(\*\*|\*)", pattern)
     body = "".join(words.get(part) or re.escape(part) for part in parts)
     return rf"(?s)\A(?:{body})\z"
-
-
-class _Attribute:
-    """One attribute of every row: ``texts`` and ``numbers``, null where a row has none of that kind."""
-
-    def __init__(self, texts: pa.Array, numbers: pa.Array) -> None:
-        self.texts = texts
-        self.has_text = _truth(pc.is_valid(texts))
-        # A string of the same name hides the number.
-        self.numbers = pc.if_else(pa.array(~self.has_text), numbers, pa.scalar(None, pa.float64()))
-        self.present = self.has_text | _truth(pc.is_valid(self.numbers))
-
-    @classmethod
-    def of(cls, rows: pa.RecordBatch, name: str) -> _Attribute:
-        return cls(_looked_up(rows.column("attributes"), name), _looked_up(rows.column("numbers"), name))
-
-
-def _holds(predicate: Predicate, attribute: _Attribute) -> Mask:
-    match predicate:
-        case Equals(value):
-            return _truth(pc.equal(attribute.texts, value))
-        case Between(low, high):
-            inside = pc.and_(pc.greater_equal(attribute.numbers, low), pc.less_equal(attribute.numbers, high))
-            return _truth(inside)
-        case _:
-            return _holds_extra(predicate, attribute)
-
-
-def _holds_extra(predicate: Extra, attribute: _Attribute) -> Mask:
-    match predicate:
-        case In(values):
-            texts = pa.array([value for value in values if isinstance(value, str)], pa.string())
-            numbers = pa.array([value for value in values if not isinstance(value, str)], pa.float64())
-            found = _truth(pc.is_in(attribute.texts, value_set=texts)) & attribute.has_text
-            valid = _truth(pc.is_valid(attribute.numbers))
-            return found | (_truth(pc.is_in(attribute.numbers, value_set=numbers)) & valid)
-        case Prefix(text):
-            return _truth(pc.starts_with(attribute.texts, text))
-        case Not(inner):
-            return ~_holds_extra(inner, attribute)
-        case Exists(present):
-            return attribute.present if present else ~attribute.present
-        case Any(predicates):
-            holding = np.zeros(len(attribute.present), np.bool_)
-            for each in predicates:
-                holding |= _holds_extra(each, attribute)
-            return holding
-
-
-def _looked_up(maps: pa.Array, name: str) -> pa.Array:
-    """The value each row's map has under ``name``, the last if there are several; null if none."""
-    offsets = offsets_of(maps)
-    begin, end = int(offsets[0]), int(offsets[-1])
-    keys, items = maps.keys, maps.items
-    found = np.flatnonzero(_truth(pc.equal(keys.slice(begin, end - begin), name))) + begin
-    indices = np.full(len(maps), -1, np.int64)
-    indices[np.searchsorted(offsets, found, side="right") - 1] = found
-    return items.take(pa.array(indices, mask=indices < 0))
 
 
 def _truth(values: pa.Array) -> Mask:

@@ -3,6 +3,9 @@
 from headrace.matching.matcher import TABLE, Matcher
 from headrace.matching.matches import Matches, Memory
 from headrace.matching.ring import Ring
-from headrace.matching.warm_up import is_cold, warm
+from headrace.matching.warm_up import is_cold, remove_stale_caches, warm
 
 __all__ = ["TABLE", "Matcher", "Matches", "Memory", "Ring", "is_cold", "warm"]
+
+# Before any module of kernels is loaded.
+remove_stale_caches()

@@ -10,25 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.matching.index.hashing import (
-    BYTES,
-    BYTES_IN,
-    FLOATS,
-    HASHES,
-    INDEX,
-    INTS,
-    INTS_2,
-    OFFSETS_IN,
-    PRIME,
-    SEED,
-    WIDE,
-    Hashes,
-    intern,
-    kernel,
-    mixed,
-    types,
-)
+from headrace.matching.index.hashing import FLOATS, HASHES, PRIME, SEED, Hashes, intern, mixed
 from headrace.matching.index.segment import Bytes, Floats, Ints, Wide
+from headrace.wire.numba_kernels import BYTES, BYTES_IN, INDEX, INTS, INTS_2, OFFSETS_IN, WIDE, kernel, types
 
 
 class Facts(NamedTuple):

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.matching.attribute_reading import Facts
-from headrace.matching.index.hashing import find_key, find_word, hash_text, inline, mixed
+from headrace.matching.index.hashing import find_key, find_word, hash_text, mixed
 from headrace.matching.index.segment import Ints, Segment
+from headrace.wire.numba_kernels import inline
 
 # The kinds of keys of an attribute, as bits; and a key's kind is 4 * attribute + one of the numbers.
 TEXT_KEY, NUMBER_KEY, PREFIX_KEY, PRESENT_KEY = 0, 1, 2, 3

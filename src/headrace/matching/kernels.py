@@ -20,21 +20,10 @@ import numpy as np
 
 from headrace.matching.attribute_reading import FACTS, Facts
 from headrace.matching.group_lookup import Matrix, points, visits_of
-from headrace.matching.index.hashing import (
-    BYTES,
-    CLIENTS,
-    FLOATS,
-    INDEX,
-    INTS,
-    INTS_2,
-    NEAR,
-    SEED,
-    WIDE,
-    inline,
-    kernel,
-    types,
-)
-from headrace.matching.index.segment import Bytes, Clients, Ints, Segment, Wide
+from headrace.matching.index.hashing import CLIENTS, FLOATS, NEAR, SEED
+from headrace.matching.index.segment import Clients, Ints, Segment, Wide
+from headrace.wire.numba_kernels import BYTES, INDEX, INTS, INTS_2, WIDE, inline, kernel, types
+from headrace.wire.sdk.predicate import NOTHING, NUMBER, TEXT, holds
 
 LEAF: Final = 16
 """Entries to a leaf of a tree, and nodes to a node."""
@@ -51,11 +40,6 @@ CHUNK: Final = 256
 POINTS: Final = 1 << 16
 """Messages of a chunk times attributes, at most: that bounds what a chunk's points take."""
 
-# The operations of programs, and the types of their values.
-IN, PREFIX, EXISTS, ABSENT, NOT, NONE, OR = range(1, 8)
-TEXT, NUMBER = 0, 1
-HEAD: Final = 2
-
 SEGMENT: Any = types.NamedTuple(
     [
         *(CLIENTS, WIDE, INTS, INTS),
@@ -68,69 +52,7 @@ SEGMENT: Any = types.NamedTuple(
 )
 
 
-@inline
-def _runs(
-    pool: Wide,
-    at: int,
-    message: int,
-    x: Matrix,
-    fact_of: Ints,
-    bits: Wide,
-    text_begin: Wide,
-    text_end: Wide,
-    text: Bytes,
-    words: Bytes,
-    begins: Wide,
-) -> bool:
-    """Whether the program at ``at`` holds for a message."""
-    end = at + pool[at]
-    attribute = pool[at + 1]
-    fact = fact_of[message, attribute]
-    # Nothing is said, or a string, or a number.
-    kind = 0 if fact < 0 else 2 if np.isnan(x[message, 2 * attribute + 1]) else 1
-    at += HEAD
-    stack = 0
-    while at < end:
-        operation = pool[at]
-        at += 1
-        if operation == IN:
-            count = pool[at]
-            holds = 0
-            for index in range(count):
-                value = pool[at + 2 + 2 * index]
-                if pool[at + 1 + 2 * index] == TEXT:
-                    if kind == 1 and x[message, 2 * attribute + 1] == value:
-                        holds = 1
-                        break
-                elif kind == 2 and bits[fact] == value:
-                    holds = 1
-                    break
-            at += 1 + 2 * count
-            stack = (stack << 1) | holds
-        elif operation == PREFIX:
-            holds = 0
-            if kind == 1:
-                begin, size = begins[pool[at]], begins[pool[at] + 1] - begins[pool[at]]
-                if text_end[fact] - text_begin[fact] >= size:
-                    holds = 1
-                    for offset in range(size):
-                        if words[begin + offset] != text[text_begin[fact] + offset]:
-                            holds = 0
-                            break
-            at += 1
-            stack = (stack << 1) | holds
-        elif operation == EXISTS:
-            stack = (stack << 1) | (1 if kind != 0 else 0)
-        elif operation == ABSENT:
-            stack = (stack << 1) | (1 if kind == 0 else 0)
-        elif operation == NOT:
-            stack ^= 1
-        elif operation == NONE:
-            stack <<= 1
-        else:
-            holds = stack & 1
-            stack = (stack >> 1) | holds
-    return stack & 1 == 1
+_holds = inline(holds)
 
 
 @inline
@@ -162,26 +84,25 @@ def _check(
     for candidate in range(count):
         message = candidates[candidate, 0]
         row = entry[candidates[candidate, 1]]
-        holds = died[row] > version
+        passes = died[row] > version
         for predicate in range(start[row] + candidates[candidate, 2], start[row + 1]):
             if dim[predicate] >= 0:
                 point = x[message, dim[predicate] + 1]
-                holds &= (lo[predicate] <= point) & (point <= hi[predicate])
-            elif holds:
-                holds = _runs(
-                    pool,
-                    int(lo[predicate]),
-                    message,
-                    x,
-                    fact_of,
-                    bits,
-                    text_begin,
-                    text_end,
-                    text,
-                    word_data,
-                    word_begin,
-                )
-        if holds:
+                passes &= (lo[predicate] <= point) & (point <= hi[predicate])
+            elif passes:
+                program = int(lo[predicate])
+                attribute = pool[program + 1]
+                fact = fact_of[message, attribute]
+                kind, value, begin, end = NOTHING, -1, 0, 0
+                if fact >= 0:
+                    code = x[message, 2 * attribute + 1]
+                    if np.isnan(code):
+                        kind, value = NUMBER, bits[fact]
+                    else:
+                        kind, value = TEXT, int(code)
+                        begin, end = text_begin[fact], text_end[fact]
+                passes = _holds(pool, program, kind, value, text, begin, end, word_data, word_begin)
+        if passes:
             if used == len(found):
                 return -1
             found[used, 0] = message

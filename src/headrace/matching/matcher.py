@@ -30,8 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import LimitError, UsageError
-from headrace.matching.extra_programs import predicates_of
-from headrace.matching.index.segment import ALIVE, Ints, Segment
+from headrace.matching.index.segment import ALIVE, Ints, Segment, predicates_of
 from headrace.matching.matches import CLIENT_BYTES, Matches, Memory, nobody
 from headrace.message import SCHEMA, Batch
 from headrace.wire.sdk.predicate import Between, Equals, Predicate, parse_field, serialize_field
@@ -174,7 +173,7 @@ class Matcher:
         said, attributes = message_columns.read(
             batch, segments, self._seed, json_attributes=self._json_attributes
         )
-        walk = batch_scan.Walk(segments, said, attributes, self._seed, view.version)
+        walk = batch_scan.BatchScan(segments, said, attributes, self._seed, view.version)
         begin = 0
         while begin < len(batch):
             offsets, clients = walk.piece(begin, len(batch), most)
@@ -195,7 +194,7 @@ class Matcher:
         said, attributes = message_columns.read(
             batch, segments, self._seed, json_attributes=self._json_attributes
         )
-        offsets, _ = batch_scan.Walk(segments, said, attributes, self._seed, 0).piece(
+        offsets, _ = batch_scan.BatchScan(segments, said, attributes, self._seed, 0).piece(
             0, len(batch), len(batch)
         )
         return np.diff(offsets) > 0

@@ -1,12 +1,13 @@
-"""Having the kernels at hand, before anybody has to wait for them.
+"""Loading the kernels before a message has to wait for them.
 
 Numba loads kernels from its cache, which takes a moment, or compiles them, which takes a minute the first time after an
-installation. That is nothing for an event loop: where :func:`is_cold`, :func:`warm` is for a thread, as early as can
-be.
+installation. That is too long for an event loop: where :func:`is_cold`, run :func:`warm` in a thread, as early as
+possible.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
@@ -15,10 +16,16 @@ from typing import Final
 from headrace.matching.matcher import Matcher
 from headrace.matching.matches import CLIENT_BYTES
 from headrace.message import Batch, Run
+from headrace.wire.sdk import predicate
 from headrace.wire.sdk.predicate import Between, Equals
 
 _KERNELS: Final = "headrace.matching.kernels"
 """The module of kernels that takes longest."""
+
+_PACKAGE: Final = Path(__file__).parent
+
+_SHARED_SOURCES: Final = (predicate.__file__,)
+"""Functions outside this package that its kernels are made of."""
 
 
 def is_cold() -> bool:
@@ -31,10 +38,24 @@ def is_cold() -> bool:
     spec = find_spec(_KERNELS)
     if spec is None or spec.origin is None:
         return True
-    source = Path(spec.origin)
-    written = source.stat().st_mtime
-    cached = Path(cache_from_source(spec.origin)).parent.glob(f"{source.stem}.*.nbi")
-    return not any(index.stat().st_mtime >= written for index in cached)
+    cached = Path(cache_from_source(spec.origin)).parent.glob(f"{Path(spec.origin).stem}.*.nbi")
+    newest = _newest_source()
+    return not any(index.stat().st_mtime >= newest for index in cached)
+
+
+def remove_stale_caches() -> None:
+    """Have every kernel here compiled again if any of the sources is newer: kernels call functions of other files."""
+    newest = _newest_source()
+    for index in _PACKAGE.rglob("__pycache__/*.nbi"):
+        # A cache that is not ours to remove stays; another process may have removed it.
+        with contextlib.suppress(OSError):
+            if index.stat().st_mtime < newest:
+                index.unlink()
+
+
+def _newest_source() -> float:
+    sources = (*_PACKAGE.rglob("*.py"), *map(Path, _SHARED_SOURCES))
+    return max(source.stat().st_mtime for source in sources)
 
 
 def warm() -> None:
@@ -43,3 +64,4 @@ def warm() -> None:
     matcher.subscribe(bytes(CLIENT_BYTES), {"a": Equals("a"), "b": Between(0, 1)})
     matcher.rebuild(everything=True)
     matcher.match(Batch(Run.one(b"")))
+    import headrace.matching.row_filter  # noqa: F401 -- importing compiles

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from headrace.client.link.client import Extent, LinkClient
-from headrace.client.sync import AsyncClient, Sync
+from headrace.client.sync import SyncLinkClient
 from headrace.errors import UnreachableError
-from headrace.spark.options import HubAccess
+from headrace.spark.options import HubOptions
 
 CREDIT: Final = 16 << 20
 """Most bytes of rows on their way to a reader."""
@@ -27,19 +27,17 @@ CREDIT: Final = 16 << 20
 _POLL_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 0.2
 
-T = TypeVar("T", bound=AsyncClient)
-
-_idle: dict[HubAccess, list[Sync[LinkClient]]] = {}
+_idle: dict[HubOptions, list[SyncLinkClient]] = {}
 _idle_lock = threading.Lock()
 
 
-def new_client(access: HubAccess) -> LinkClient:
+def new_client(access: HubOptions) -> LinkClient:
     """Make a client that is not open yet."""
     client_id, key = access.credentials() or (None, None)
     return LinkClient(
         access.hosts,
         name="spark",
-        patience=access.patience,
+        reconnect_timeout=access.patience,
         timeout=max(access.patience, 10.0),
         credit=CREDIT,
         client_id=client_id,
@@ -48,7 +46,7 @@ def new_client(access: HubAccess) -> LinkClient:
 
 
 @contextmanager
-def link(access: HubAccess, *, at_once: bool = False) -> Iterator[Any]:
+def link(access: HubOptions, *, at_once: bool = False) -> Iterator[SyncLinkClient]:
     """Lend a connected client whose methods block, to one user at a time. ``at_once``: do not wait for a hub."""
     with _idle_lock:
         kept = _idle.get(access)
@@ -65,19 +63,19 @@ def link(access: HubAccess, *, at_once: bool = False) -> Iterator[Any]:
         _idle.setdefault(access, []).append(client)
 
 
-def open_client(make: Callable[[], T], seconds: float) -> Sync[T]:
+def open_client(make: Callable[[], LinkClient], seconds: float) -> SyncLinkClient:
     """Open the client that ``make`` makes, waiting for its hub."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return Sync(make()).open()
+            return SyncLinkClient(make()).open()
         except UnreachableError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_AGAIN_SECONDS)
 
 
-def wait_for_head(client: Any, seq: int, access: HubAccess) -> Extent:
+def wait_for_head(client: SyncLinkClient, seq: int, access: HubOptions) -> Extent:
     """Wait until the log reaches ``seq``; return its extent, whether or not it came that far.
 
     What one node of a cluster reports as committed reaches the others a moment later, so of several servers one is
@@ -85,7 +83,7 @@ def wait_for_head(client: Any, seq: int, access: HubAccess) -> Extent:
     """
     deadline = time.monotonic() + (access.patience if len(access.hosts) > 1 else 0.0)
     while True:
-        extent: Extent = client.head()
+        extent = client.head()
         if extent.head >= seq or time.monotonic() >= deadline:
             return extent
         time.sleep(_POLL_SECONDS)

@@ -20,9 +20,10 @@ from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import HeadraceError, UsageError
 from headrace.message import MAX_SEQUENCE, SCHEMA
+from headrace.protocols import PORTS
 
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
-DEFAULT_PORT: Final = 8081
+DEFAULT_PORT: Final = PORTS["tube_tcp"]
 
 READER: Final = "spark"
 """The default name of a reader."""
@@ -94,7 +95,7 @@ _MOST_TIME: Final = 253_402_300_800_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class HubAccess:
+class HubOptions:
     """The hubs' addresses, and the client's identity."""
 
     servers: str = DEFAULT_SERVERS
@@ -103,7 +104,7 @@ class HubAccess:
     patience: float = 30.0
 
     @classmethod
-    def to(cls, servers: str) -> HubAccess:
+    def to(cls, servers: str) -> HubOptions:
         """Access to hubs as people name them: ``host:port``, or as a URL, with commas between."""
         hosts = ",".join(host.strip().removeprefix("tube://") for host in servers.split(","))
         if "@" in hosts:
@@ -147,7 +148,7 @@ class HubAccess:
 class SourceOptions:
     """The options of the source."""
 
-    access: HubAccess
+    access: HubOptions
     starting: OffsetOption | None = None
     starting_time: int | None = None
     """µs since 1970."""
@@ -181,7 +182,7 @@ class SourceOptions:
 class SinkOptions:
     """The options of the sink."""
 
-    access: HubAccess
+    access: HubOptions
     topic: str = ""
 
 
@@ -360,7 +361,7 @@ class _Given:
                 raise UsageError(f"{name} has {column} twice")
         return columns
 
-    def access(self) -> HubAccess:
+    def access(self) -> HubOptions:
         patience = self.text("patience")
         try:
             seconds = 30.0 if patience is None else float(patience)
@@ -368,7 +369,7 @@ class _Given:
             seconds = -1.0
         if not 0 <= seconds <= 3600:
             raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
-        access = HubAccess.to(self.text("servers") or DEFAULT_SERVERS)
+        access = HubOptions.to(self.text("servers") or DEFAULT_SERVERS)
         return replace(
             access, client_id=self.text("clientId"), key_file=self.text("keyFile"), patience=seconds
         )

@@ -24,7 +24,7 @@ from headrace.errors import HeadraceError, PeerError, UsageError
 from headrace.spark.failures import naming_job, translating_spark
 from headrace.spark.hub_connections import close_links, link
 from headrace.spark.jobs.job import Job, JobRun, find, parameters_of
-from headrace.spark.options import HubAccess
+from headrace.spark.options import HubOptions
 from headrace.spark.runtime.session import session
 from headrace.spark.supervised_job import SupervisedJob
 
@@ -60,7 +60,7 @@ class PipelineRequest:
     """The jobs to run, and how."""
 
     jobs: Sequence[str]
-    access: HubAccess
+    access: HubOptions
     master: str = "local[*]"
     params: Mapping[str, str] = field(default_factory=dict)
     available_now: bool = False

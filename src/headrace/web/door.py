@@ -1,7 +1,7 @@
 """The ``http`` door.
 
 ``GET /``         the dashboard
-``/api/...``      what it asks (:mod:`~headrace.web.api`), ``/api/status`` first of all
+``/api/...``      the JSON API of the dashboard (:mod:`~headrace.web.api`)
 ``GET /metrics``  the hub's counters for Prometheus
 ``GET /healthz``  200 while the process works
 ``GET /readyz``   200 while every door accepts and, at a frontend, the upstream hub answers; else 503
@@ -17,12 +17,14 @@ from typing import Final, cast
 
 from aiohttp import web
 
+from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
-from headrace.web.access import Access
+from headrace.web.access import AccessCheck
 from headrace.web.api import Api, as_json
 
 MAX_CONNECTIONS: Final = 128
+"""Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
 
@@ -44,7 +46,8 @@ class HttpDoor:
 
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
-    deadlines = _Deadlines(server)
+    deadlines = _FirstRequestDeadlines(server)
+    admission = Admission(per_address=MAX_CONNECTIONS, total=MAX_CONNECTIONS)
     runner = web.AppRunner(
         application(server, deadlines),
         access_log=None,
@@ -53,55 +56,88 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
     )
     await runner.setup()
     listening = await asyncio.get_running_loop().create_server(
-        lambda: _Gate(server, runner, deadlines), sock=sock, backlog=128
+        lambda: _ConnectionLimit(server, runner, deadlines, admission), sock=sock, backlog=128
     )
     return HttpDoor(runner, listening)
 
 
-class _Gate(asyncio.Protocol):
-    """Lets a connection in while there are not too many: the log needs open files more than a dashboard does."""
+class _ConnectionLimit(asyncio.Protocol):
+    """Admits a connection as every other door does, and passes its events on to the http protocol."""
 
-    def __init__(self, server: Server, runner: web.AppRunner, deadlines: _Deadlines) -> None:
+    def __init__(
+        self, server: Server, runner: web.AppRunner, deadlines: _FirstRequestDeadlines, admission: Admission
+    ) -> None:
         self._server = server
         self._runner = runner
+        self._admission = admission
         self._deadlines = deadlines
+        self._handler: asyncio.Protocol | None = None
+        self._address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand the connection to the http protocol, or close it."""
         stream = cast("asyncio.Transport", transport)
-        serving = self._runner.server
-        if serving is None or len(serving.connections) >= MAX_CONNECTIONS:
-            peer = stream.get_extra_info("peername")
-            self._server.hub.counters.refuse("http", "connections", str(peer), f"{MAX_CONNECTIONS} are open")
+        serving, peer = self._runner.server, stream.get_extra_info("peername")
+        if serving is None or peer is None:
             stream.abort()
             return
-        handler = serving()
-        stream.set_protocol(handler)
+        refusal = self._admission.admit(peer[0])
+        if refusal is not None:
+            self._server.hub.counters.refuse("http", "connections", str(peer), refusal)
+            stream.abort()
+            return
+        self._address = peer[0]
+        self._handler = handler = serving()
         handler.connection_made(stream)
         self._deadlines.set(handler, stream)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the connection."""
+        if self._handler is not None:
+            self._admission.release(self._address)
+            self._handler.connection_lost(error)
 
-class _Deadlines:
-    """When each new connection must have sent its first request; aiohttp has deadlines for the later ones only."""
+    def data_received(self, data: bytes) -> None:
+        """Pass it on."""
+        if self._handler is not None:
+            self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        return None if self._handler is None else self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        if self._handler is not None:
+            self._handler.resume_writing()
+
+
+class _FirstRequestDeadlines:
+    """Deadlines for the first request of each connection; aiohttp has them only for later ones."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._timers: dict[object, asyncio.TimerHandle] = {}
 
     def set(self, handler: object, transport: asyncio.Transport) -> None:
-        """Give a new connection its time."""
+        """Start the deadline of a new connection."""
         seconds = self._server.settings.limits.handshake_seconds
         loop = asyncio.get_running_loop()
-        self._timers[handler] = loop.call_later(seconds, self._passed, handler, transport)
+        self._timers[handler] = loop.call_later(seconds, self._expired, handler, transport)
 
     @web.middleware
     async def met(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A request has come whole."""
+        """End the deadline: a request has come whole."""
         if (timer := self._timers.pop(request.protocol, None)) is not None:
             timer.cancel()
         return await handler(request)
 
-    def _passed(self, handler: object, transport: asyncio.Transport) -> None:
+    def _expired(self, handler: object, transport: asyncio.Transport) -> None:
         del self._timers[handler]
         if not transport.is_closing():
             peer = transport.get_extra_info("peername")
@@ -110,8 +146,8 @@ class _Deadlines:
             transport.abort()
 
 
-def application(server: Server, deadlines: _Deadlines) -> web.Application:
-    """The routes of one hub."""
+def application(server: Server, deadlines: _FirstRequestDeadlines) -> web.Application:
+    """Make the application of one hub."""
 
     async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=metrics.render(server), headers={"Content-Type": metrics.CONTENT_TYPE})
@@ -130,7 +166,7 @@ def application(server: Server, deadlines: _Deadlines) -> web.Application:
     api = Api(server)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),
-        middlewares=[deadlines.met, Access(server).judge],
+        middlewares=[deadlines.met, AccessCheck(server).check],
     )
     app.add_routes(
         [

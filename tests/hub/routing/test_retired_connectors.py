@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.hub.routing.retired_connectors import Retiring
+from headrace.hub.routing.retired_connectors import RetiredConnectors
 from headrace.hub.routing.subscriptions import Subscriptions, alive, move, serialize_fields, subscribe
 from headrace.hub.sequence import Hub
 from headrace.hub.state import State
@@ -24,7 +24,7 @@ class Scene:
         self.log = Log.open(directory, fsync="never")
         self.subscriptions = Subscriptions()
         self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
-        self.retiring = Retiring(self.hub, self.subscriptions, own, keep_seconds=300.0)
+        self.retiring = RetiredConnectors(self.hub, self.subscriptions, own, keep_seconds=300.0)
 
     def enter(self, *entries: Any) -> None:
         for entry in entries:
@@ -83,7 +83,7 @@ def test_what_comes_before_the_first_tick_is_as_young_as_that(scene: Scene) -> N
 
 def test_after_a_restart_the_time_begins_anew(scene: Scene) -> None:
     scene.enter(*clients(1, EAST))
-    again = Retiring(scene.hub, scene.subscriptions, HERE, 300.0)
+    again = RetiredConnectors(scene.hub, scene.subscriptions, HERE, 300.0)
     again.tick(5000.0)
     again.tick(5299.0)
     scene.hub.turn(1)

@@ -23,6 +23,7 @@ from tests.net.raw import (
 )
 
 from headrace.errors import DamagedError
+from headrace.hub.cursor import EncodedChunk
 from headrace.hub.holds import hold
 from headrace.hub.state import entry
 from headrace.log import snapshot
@@ -30,9 +31,8 @@ from headrace.log.snapshot import Snapshot
 from headrace.log.tail import TailFile
 from headrace.message import MAX_SEQUENCE, Batch, Run
 from headrace.net.fyrehose import tcp
-from headrace.net.fyrehose.tcp import FyrehoseTcp
+from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.server import log_maintenance
-from headrace.net.server.encoded_cache import Chunk
 from headrace.net.server.process import Server
 
 
@@ -157,15 +157,15 @@ class TestSlow:
     async def test_it_is_fed_from_the_log_and_rejoins(
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch, *, sealed: bool
     ) -> None:
-        monkeypatch.setattr(tcp, "RECENT_BYTES", 256 << 10)
+        monkeypatch.setattr(tcp, "CACHE_BYTES", 256 << 10)
         reads = []
 
-        def read_chunk(self: FyrehoseTcp, first: int, last: int) -> Chunk:
+        def read_chunk(self: FyrehoseTcpDoor, first: int, last: int) -> EncodedChunk:
             reads.append(first)
             return plainly(self, first, last)
 
-        plainly = FyrehoseTcp.read_chunk
-        monkeypatch.setattr(FyrehoseTcp, "read_chunk", read_chunk)
+        plainly = FyrehoseTcpDoor.read_chunk
+        monkeypatch.setattr(FyrehoseTcpDoor, "read_chunk", read_chunk)
         server = await start("limits.queue_bytes=64KiB", "log.segment_bytes=1MiB")
         narrow(server)
         slow, quick = await dial(server, receive_buffer=16 << 10), await dial(server)
@@ -177,7 +177,7 @@ class TestSlow:
             await server.upkeep.seal()
         assert len(await reading) == self.MESSAGES
         # Nothing was queued for it but what its transport may hold.
-        stream = next(stream for stream in door(server).streams if stream.name == slow.name)
+        stream = next(stream for stream in door(server).connections if stream.name == slow.name)
         assert stream.buffered < 4 << 20
         for seq in range(1, self.MESSAGES // 2):
             assert await slow.deliver() == (seq, self.payload(seq))
@@ -253,7 +253,7 @@ class TestSlow:
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(log_maintenance, "_PAUSE", 0.01)
-        monkeypatch.setattr(tcp, "RECENT_BYTES", 256 << 10)
+        monkeypatch.setattr(tcp, "CACHE_BYTES", 256 << 10)
         server = await start("limits.queue_bytes=64KiB", "log.segment_bytes=256KiB", "log.retain_bytes=1KiB")
         narrow(server)
         slow = await dial(server, receive_buffer=16 << 10)
@@ -268,7 +268,7 @@ class TestSlow:
         assert [seq for seq, _ in got] == list(range(1, len(got) + 1))
         assert server.hub.counters.get("undeliverable", door="fyrehose") == self.MESSAGES - len(got)
         slow.close()
-        await until(lambda: not door(server).streams)
+        await until(lambda: not door(server).connections)
 
     async def test_one_that_cannot_be_fed_and_does_not_leave_is_cut_off(
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
@@ -276,16 +276,16 @@ class TestSlow:
         server = await start("limits.slow_seconds=0.3")
         await filled(server, dial, 3)
 
-        def damaged(*_: object) -> Chunk:
+        def damaged(*_: object) -> EncodedChunk:
             raise DamagedError("0001.arrow", 7, 1, 3, "torn")
 
-        monkeypatch.setattr(FyrehoseTcp, "read_chunk", damaged)
+        monkeypatch.setattr(FyrehoseTcpDoor, "read_chunk", damaged)
         stays = await dial(server)
         await stays.send(request(1, 3))
         await until(lambda: refused(server, "damaged") == 1)
-        (stream,) = (each for each in door(server).streams if each.name == stays.name)
+        (stream,) = (each for each in door(server).connections if each.name == stays.name)
         await stays.send(push(b"not heard") + keepalive())
-        await until(lambda: stream not in door(server).streams)
+        await until(lambda: stream not in door(server).connections)
         assert (server.hub.log.head, counted(server, "subscribed")) == (3, 0)
         assert refused(server, "slow") == 0
 
@@ -297,8 +297,8 @@ class TestSlow:
         await self.publish(server, dial, 1, self.MESSAGES)
         peer = await dial(server, receive_buffer=16 << 10)
         await peer.send(request(1, self.MESSAGES))
-        (stream,) = door(server).streams
-        await until(lambda: stream.feed.paused)
+        (stream,) = door(server).connections
+        await until(lambda: stream._full)
         assert stream.buffered < 2 << 20
         for seq in range(1, self.MESSAGES + 1):
             assert await peer.deliver() == (seq, self.payload(seq))

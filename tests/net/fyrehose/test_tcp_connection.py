@@ -26,11 +26,10 @@ from tests.net.raw import (
 )
 
 from headrace.errors import DamagedError, FullError, TrimmedError
+from headrace.hub.cursor import EncodedChunk
 from headrace.message import MAX_SEQUENCE, Batch
-from headrace.net.fyrehose.tcp import RECEIVE_BYTES, FyrehoseTcp
-from headrace.net.fyrehose.tcp_connection import MAX_ACKS, MAX_FRAMES, MAX_RANGES
+from headrace.net.fyrehose.tcp import MAX_ACKS, MAX_FRAMES, MAX_RANGES, RECEIVE_BYTES, FyrehoseTcpDoor
 from headrace.net.server import log_maintenance
-from headrace.net.server.encoded_cache import Chunk
 from headrace.net.server.process import Server
 
 
@@ -182,7 +181,7 @@ class TestKeepalive:
             assert server.settings.fyrehose.subscriber_seconds == 5.0
             with await TcpPeer.connect(server) as peer:
                 await peer.subscribe()
-                (stream,) = door(server).streams
+                (stream,) = door(server).connections
                 now = asyncio.get_running_loop().time()
                 stream.tick(now + 4.9)
                 assert stream in door(server).subscribers
@@ -195,9 +194,9 @@ class TestKeepalive:
         narrow(server)
         peer, count = await dial(server, receive_buffer=16 << 10), 100_000
         flood = asyncio.ensure_future(peer.send(keepalive("10.9.8.7", 6) * count))
-        await until(lambda: door(server).streams)
-        (stream,) = door(server).streams
-        await until(lambda: stream._acks > MAX_ACKS)
+        await until(lambda: door(server).connections)
+        (stream,) = door(server).connections
+        await until(lambda: stream._unread_acks > MAX_ACKS)
         # It is read no further: what waits for it does not grow.
         held = stream.buffered
         assert held <= (64 << 10) + MAX_ACKS + RECEIVE_BYTES
@@ -376,13 +375,13 @@ class TestRefusal:
         stream.get_buffer(100)[:5] = push(b"ab")
         stream.buffer_updated(5)
         stream.connection_lost(None)
-        assert (server.connections, server.hub.log.head, len(door(server).streams)) == (0, 0, 0)
+        assert (server.connections, server.hub.log.head, len(door(server).connections)) == (0, 0, 0)
 
     async def test_a_flood_of_small_packets_costs_nobody_else(self, server: Server, dial: Dial) -> None:
         flooder, peer, count = await dial(server), await dial(server), 50_000
         flood = asyncio.ensure_future(flooder.send(keepalive() * count))
-        await until(lambda: any(stream.reading_paused for stream in door(server).streams))
-        (stream,) = (stream for stream in door(server).streams if stream.name == flooder.name)
+        await until(lambda: any(stream.reading_paused for stream in door(server).connections))
+        (stream,) = (stream for stream in door(server).connections if stream.name == flooder.name)
         before = stream._sent
         await peer.subscribe()
         await peer.send(push(b"quick"))
@@ -459,14 +458,14 @@ class TestStorage:
     async def test_what_retention_removes_from_a_range_meanwhile_is_passed_over(
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        plainly = FyrehoseTcp.read_chunk
+        plainly = FyrehoseTcpDoor.read_chunk
 
-        def read_chunk(self: FyrehoseTcp, first: int, last: int) -> Chunk:
+        def read_chunk(self: FyrehoseTcpDoor, first: int, last: int) -> EncodedChunk:
             if first < 4:
                 raise TrimmedError(first, last, 4)
             return plainly(self, first, last)
 
-        monkeypatch.setattr(FyrehoseTcp, "read_chunk", read_chunk)
+        monkeypatch.setattr(FyrehoseTcpDoor, "read_chunk", read_chunk)
         server = await start()
         await filled(server, dial, 6)
         peer = await dial(server)

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import socket
 import struct
-from collections import deque
 from random import Random
 
 import numpy as np
@@ -825,42 +824,17 @@ class TestRefusal:
 
 
 class TestKept:
-    """What the driver keeps encoded for subscribers that pacing holds back."""
-
-    def packets(self, first: int, last: int, size: int = 10) -> Packets:
-        count = last - first + 1
-        return Packets(first, last, memoryview(bytes(count * size)), np.arange(count + 1) * size)
-
-    async def test_the_newest_without_a_hole(self, server: Server) -> None:
-        udp = door(server)
-        for first in (1, 11, 21):
-            udp._keep(self.packets(first, first + 9))
-        found = udp._find(15)
-        assert found is not None
-        assert (found.first, found.last) == (11, 20)
-        assert udp._find(31) is None
-        udp._keep(self.packets(41, 50))
-        assert udp._find(25) is None
-        assert udp._find(41) is not None
-
-    async def test_bounded(self, server: Server) -> None:
-        udp = door(server)
-        for first in range(1, 400, 10):
-            udp._keep(self.packets(first, first + 9, size=100_000))
-        assert udp._recent_bytes <= 9 << 20
-        assert len(udp._recent) == 8
-        assert udp._find(1) is None
-        assert udp._find(395) is not None
+    """What the driver keeps encoded for subscribers that pacing holds back (:mod:`tests.hub.test_cursor`)."""
 
     async def test_nothing_when_nobody_is_subscribed(self, start: Start, bind: Bind) -> None:
         server = await start("fyrehose.subscriber_seconds=0.2")
         peer = bind(server)
         await peer.subscribe()
         await filled(server, 3)
-        assert len(door(server)._recent) == 1
+        assert door(server)._cache.find(3) is not None
         await until(lambda: counted(server, "lapsed") == 1)
         await filled(server, 6)
-        assert door(server)._recent == deque()
+        assert door(server)._cache.find(6) is None
 
 
 class TestCalls:

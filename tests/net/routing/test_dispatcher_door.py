@@ -29,8 +29,8 @@ from tests.net.conftest import Start
 from tests.net.raw import SECONDS, running_hub, until
 
 from headrace.hub.routing.connector import Connector
+from headrace.hub.routing.roles import connector_id
 from headrace.message import node_id
-from headrace.net.routing.roles import connector_id
 from headrace.net.server.process import Server
 
 CONN = b"conn0001"
@@ -484,7 +484,7 @@ async def test_a_connector_that_is_not_listened_to_is_not_taken_for_silent(
     with await there.accept() as peer:
         await peer.message()
         (door,) = [door for door in server._doors if getattr(door, "name", "") == "to_connectors"]
-        (stream,) = door.streams  # type: ignore[attr-defined]
+        (stream,) = door.connections  # type: ignore[attr-defined]
         late = asyncio.get_running_loop().time() + server.settings.limits.idle_seconds + 1.0
         stream.pause_reading()
         door.tick(late)

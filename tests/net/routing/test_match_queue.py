@@ -11,7 +11,7 @@ import pytest
 from tests.net.raw import until
 
 from headrace.errors import TrimmedError
-from headrace.hub.routing.local_matcher import Matching
+from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.routing.subscriptions import Subscriptions, serialize_fields, subscribe
 from headrace.hub.sequence import Hub
 from headrace.hub.state import State
@@ -19,7 +19,7 @@ from headrace.log import Log
 from headrace.matching import Matches
 from headrace.message import Batch, Run
 from headrace.net.routing import match_queue as module
-from headrace.net.routing.match_queue import FEW, SLICE, Stage
+from headrace.net.routing.match_queue import FEW, SLICE, MatchQueue
 from headrace.wire.sdk.predicate import Between
 
 ALICE = bytes([7]) * 12
@@ -31,11 +31,11 @@ class Scene:
         self.log = Log.open(directory, fsync="never")
         self.subscriptions = Subscriptions()
         self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
-        self.matching = Matching(self.subscriptions, lambda _client, _kept: True)
+        self.matching = LocalMatcher(self.subscriptions, lambda _client, _kept: True)
         self.readers, self.thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.matched: list[tuple[int, int]] = []
         """The number and the count of clients of each message, as it was matched."""
-        self.stage = Stage(self.hub, self.matching, self.take, self.readers, self.thread)
+        self.stage = MatchQueue(self.hub, self.matching, self.take, self.readers, self.thread)
         self.hub.doors.append(self.stage)  # type: ignore[arg-type]
 
     def take(self, batch: Batch, matches: Matches | None) -> None:
@@ -101,12 +101,12 @@ async def test_many_are_matched_aside_and_in_order(scene: Scene) -> None:
 async def test_what_is_too_much_for_memory_is_read_from_the_log(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 10 * 2 * SLICE)
+    monkeypatch.setattr(scene.stage._cache, "_max_bytes", 10 * 2 * SLICE)
     monkeypatch.setattr(module, "READ_BYTES", 10_000)
     await warm(scene)
     for _ in range(10):
         scene.commit(SLICE)
-        assert scene.stage._bytes <= 10 * 3 * SLICE
+        assert scene.stage._cache._bytes <= 10 * 3 * SLICE
     await scene.all()
 
 
@@ -135,7 +135,7 @@ async def test_a_barrier_is_met_between_two_messages(scene: Scene) -> None:
 
 async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     await warm(scene)
-    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    monkeypatch.setattr(scene.stage._cache, "_max_bytes", 1)
 
     def trimmed(first: int, last: int, _bytes: int) -> list[Batch]:
         raise TrimmedError(first, last, last + 1)
@@ -153,7 +153,7 @@ async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: py
 
 async def test_what_retention_has_left_is_matched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     await warm(scene)
-    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    monkeypatch.setattr(scene.stage._cache, "_max_bytes", 1)
     read, oldest = scene.log.read, scene.log.head + 16
 
     def trimmed(first: int, last: int, most: int) -> list[Batch]:

@@ -104,8 +104,8 @@ async def test_a_publisher_is_not_read_while_the_hub_is_congested(
     await publisher.send(publish({}, b"first"))
     await until(lambda: logged(server))
     await publisher.send(publish({}, b"second"))
-    (stream,) = next(door for door in server._doors if getattr(door, "name", "") == "publisher").streams  # type: ignore[attr-defined]
-    await until(lambda: stream._reading_paused)
+    (stream,) = next(door for door in server._doors if getattr(door, "name", "") == "publisher").connections  # type: ignore[attr-defined]
+    await until(lambda: stream.reading_paused)
     monkeypatch.setattr(server.hub, "_max_uncommitted", 1 << 20)
     server._relieved()
     await until(lambda: len(logged(server)) == 2)

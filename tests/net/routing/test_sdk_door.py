@@ -298,8 +298,8 @@ class TestConnections:
 
 async def _streams(scene: Scene) -> list[object]:
     door = scene.door()
-    await until(lambda: door.streams)
-    return list(door.streams)
+    await until(lambda: door.connections)
+    return list(door.connections)
 
 
 class TestResuming:
@@ -362,7 +362,7 @@ class TestResuming:
         quick = await locked.subscribed(BOB, x=(0, 1))
         payload = "ž" * 400
         door, sent = locked.door(), 0
-        stream = next(s for s in door.streams if s.name == ALICE.hex())
+        stream = next(s for s in door.connections if s.name == ALICE.hex())
         while not door.connector.behind or sent < 2000:
             await locked.publish(*[({"x": n % 2}, f"{sent + n} {payload}".encode()) for n in range(500)])
             sent += 500

@@ -4,11 +4,11 @@ import resource
 
 import pytest
 
-from headrace.net.server.admission import Connections, room_for
+from headrace.net.server.admission import Admission, room_for
 
 
 def test_so_many_of_one_address() -> None:
-    connections = Connections(per_address=2, total=10)
+    connections = Admission(per_address=2, total=10)
     assert [connections.admit("a"), connections.admit("a")] == [None, None]
     assert connections.admit("a") == "2 connections from a are open (limits.connections_per_address)"
     assert connections.admit("b") is None
@@ -16,14 +16,14 @@ def test_so_many_of_one_address() -> None:
 
 
 def test_so_many_in_all() -> None:
-    connections = Connections(per_address=2, total=3)
+    connections = Admission(per_address=2, total=3)
     for address in "abc":
         assert connections.admit(address) is None
     assert connections.admit("d") == "3 connections are open (limits.connections)"
 
 
 def test_who_goes_makes_room() -> None:
-    connections = Connections(per_address=1, total=2)
+    connections = Admission(per_address=1, total=2)
     connections.admit("a")
     connections.admit("b")
     connections.release("a")
@@ -33,7 +33,7 @@ def test_who_goes_makes_room() -> None:
 
 
 def test_a_refusal_takes_no_room() -> None:
-    connections = Connections(per_address=1, total=5)
+    connections = Admission(per_address=1, total=5)
     connections.admit("a")
     for _ in range(10):
         assert connections.admit("a") is not None
@@ -43,7 +43,7 @@ def test_a_refusal_takes_no_room() -> None:
 
 
 def test_addresses_that_have_gone_are_forgotten() -> None:
-    connections = Connections(per_address=1, total=5)
+    connections = Admission(per_address=1, total=5)
     for number in range(1000):
         connections.admit(str(number))
         connections.release(str(number))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import DamagedError, StorageError, TrimmedError
-from headrace.net.server.encoded_cache import Chunk, Recent
-from headrace.net.server.log_feed import Feed, Range
+from headrace.errors import DamagedError, HeadraceError, StorageError, TrimmedError
+from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
+from headrace.net.server.log_feed import LogFeed
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Log:
     reads: list[tuple[int, int]] = field(default_factory=list)
     error: Exception | None = None
 
-    def encode(self, first: int, last: int) -> Chunk:
+    def encode(self, first: int, last: int) -> EncodedChunk:
         self.reads.append((first, last))
         if self.error is not None:
             raise self.error
@@ -36,8 +36,8 @@ class Log:
         return chunk(first, min(last, first + self.most - 1))
 
 
-def chunk(first: int, last: int) -> Chunk:
-    return Chunk(first, last, " ".join(map(str, range(first, last + 1))).encode())
+def chunk(first: int, last: int) -> EncodedChunk:
+    return EncodedChunk(first, last, " ".join(map(str, range(first, last + 1))).encode())
 
 
 @dataclass
@@ -47,27 +47,33 @@ class Consumer:
     room: int = 1_000_000
     sent: list[int] = field(default_factory=list)
     cut: list[tuple[int, int]] = field(default_factory=list)
-    failed: list[tuple[int, int, StorageError]] = field(default_factory=list)
-    done: int = 0
-    feed: Feed | None = None
+    failed: list[tuple[int, int, HeadraceError]] = field(default_factory=list)
+    paused: bool = False
+    feed: LogFeed[EncodedChunk] | None = None
 
-    def send(self, data: bytes | memoryview, count: int) -> None:
-        seqs = [int(seq) for seq in bytes(data).split()]
-        assert len(seqs) == count
+    @property
+    def ready(self) -> bool:
+        return not self.paused
+
+    def take_chunk(self, chunk: EncodedChunk) -> bool:
+        seqs = [int(seq) for seq in bytes(chunk.data).split()]
+        assert seqs == list(range(chunk.first, chunk.last + 1))
         self.sent += seqs
         self.room -= 1
-        if self.room == 0 and self.feed is not None:
-            self.feed.pause()
+        self.paused = self.room == 0
+        return True
 
-    def range_cut(self, first: int, last: int, error: TrimmedError) -> None:
-        assert error.oldest > last
-        self.cut.append((first, last))
+    def read_failed(self, lost: Lost, error: HeadraceError) -> None:
+        if lost.ended:
+            self.failed.append((lost.first, lost.last, error))
+        else:
+            assert isinstance(error, TrimmedError)
+            assert error.oldest > lost.last
+            self.cut.append((lost.first, lost.last))
 
-    def range_done(self) -> None:
-        self.done += 1
-
-    def feed_failed(self, first: int, last: int, error: StorageError) -> None:
-        self.failed.append((first, last, error))
+    def pump(self) -> None:
+        if self.feed is not None:
+            self.feed.pump()
 
 
 class Readers(Executor):
@@ -98,10 +104,21 @@ class Readers(Executor):
 @dataclass
 class World:
     log: Log
-    recent: Recent
+    recent: EncodedCache[EncodedChunk]
     readers: Readers
     consumer: Consumer
-    feed: Feed
+    feed: LogFeed[EncodedChunk]
+
+    @property
+    def cursor(self) -> Cursor[EncodedChunk]:
+        return self.feed.cursor
+
+    def pause(self) -> None:
+        self.consumer.paused = True
+
+    def resume(self) -> None:
+        self.consumer.paused = False
+        self.feed.pump()
 
     def append(self, count: int) -> None:
         """Commit messages and hand them out, as a door does."""
@@ -116,11 +133,11 @@ class World:
             await turns()
 
     def subscribe(self) -> None:
-        self.feed.cursor = self.log.head + 1
+        self.cursor.next = self.log.head + 1
         self.feed.pump()
 
     def ask(self, first: int, last: int) -> None:
-        self.feed.ranges.append(Range(first, last))
+        self.cursor.ranges.append(RequestedRange(first, last))
         self.feed.pump()
 
 
@@ -135,8 +152,9 @@ async def world() -> World:
 
 
 def make(recent_bytes: int = 1000) -> World:
-    log, recent, readers, consumer = Log(), Recent(recent_bytes), Readers(), Consumer()
-    feed = Feed(log, recent, log.encode, readers, consumer)  # type: ignore[arg-type]
+    log, readers, consumer = Log(), Readers(), Consumer()
+    recent: EncodedCache[EncodedChunk] = EncodedCache(lambda _: None, max_bytes=recent_bytes)
+    feed = LogFeed(log, Cursor(find=recent.find, read_ahead=True), log.encode, readers, consumer)
     consumer.feed = feed
     return World(log, recent, readers, consumer, feed)
 
@@ -158,11 +176,11 @@ async def test_who_keeps_up_is_sent_from_memory(world: World) -> None:
 
 async def test_who_is_a_little_behind_takes_older_chunks(world: World) -> None:
     world.subscribe()
-    world.feed.pause()
+    world.pause()
     for count in (1, 2, 3):
         world.append(count)
     assert world.consumer.sent == []
-    world.feed.resume()
+    world.resume()
     assert world.consumer.sent == [1, 2, 3, 4, 5, 6]
     assert world.log.reads == []
 
@@ -170,10 +188,10 @@ async def test_who_is_a_little_behind_takes_older_chunks(world: World) -> None:
 async def test_who_is_further_behind_is_fed_from_the_log_and_rejoins() -> None:
     world = make(recent_bytes=10)
     world.subscribe()
-    world.feed.pause()
+    world.pause()
     for _ in range(6):
         world.append(2)
-    world.feed.resume()
+    world.resume()
     await world.settle()
     assert world.consumer.sent == list(range(1, 13))
     assert world.log.reads
@@ -185,7 +203,7 @@ async def test_who_is_further_behind_is_fed_from_the_log_and_rejoins() -> None:
 
 async def test_from_the_middle_of_a_chunk(world: World) -> None:
     world.append(10)
-    world.feed.cursor = 4
+    world.cursor.next = 4
     world.feed.pump()
     await world.settle()
     world.append(2)
@@ -195,7 +213,7 @@ async def test_from_the_middle_of_a_chunk(world: World) -> None:
 async def test_what_comes_while_the_log_is_read(world: World) -> None:
     world.append(4)
     world.recent.clear()
-    world.feed.cursor = 1
+    world.cursor.next = 1
     world.feed.pump()
     assert world.readers.waiting
     world.append(2)
@@ -212,20 +230,20 @@ async def test_a_full_buffer_stops_it_and_room_goes_on(world: World) -> None:
         world.append(1)
     assert world.consumer.sent == [1, 2]
     world.consumer.room = 1
-    world.feed.resume()
+    world.resume()
     assert world.consumer.sent == [1, 2, 3]
     world.consumer.room = 100
-    world.feed.resume()
+    world.resume()
     assert world.consumer.sent == [1, 2, 3, 4, 5]
 
 
 async def test_paused_while_the_log_is_read_it_keeps_one_chunk_and_sends_it_first(world: World) -> None:
     world.append(9)
     world.ask(1, 9)
-    world.feed.pause()
+    world.pause()
     await world.settle()
     assert world.consumer.sent == []
-    world.feed.resume()
+    world.resume()
     await world.settle()
     assert world.consumer.sent == list(range(1, 10))
 
@@ -237,7 +255,7 @@ async def test_one_chunk_and_no_more_is_read_ahead_of_a_consumer_that_takes_noth
     await world.settle()
     assert world.consumer.sent == [1, 2, 3]
     assert world.log.reads == [(1, 9), (4, 9)]
-    world.feed.resume()
+    world.resume()
     await world.settle()
     assert world.consumer.sent == list(range(1, 10))
 
@@ -250,13 +268,12 @@ async def test_ranges_go_first_and_in_their_order(world: World) -> None:
     world.append(1)
     await world.settle()
     assert world.consumer.sent == [5, 6, 1, 2, 10]
-    assert world.consumer.done == 2
-    assert not world.feed.ranges
+    assert not world.cursor.ranges
 
 
 async def test_an_empty_range_is_done_at_once(world: World) -> None:
     world.ask(3, 2)
-    assert world.consumer.done == 1
+    assert not world.cursor.ranges
     assert world.log.reads == []
 
 
@@ -264,7 +281,7 @@ async def test_a_range_asked_for_while_the_live_sequence_is_read(world: World) -
     # It begins with the very number that is being read, and is shorter than what comes: neither may suffer.
     world.append(6)
     world.recent.clear()
-    world.feed.cursor = 4
+    world.cursor.next = 4
     world.feed.pump()
     world.ask(4, 4)
     await world.settle()
@@ -275,9 +292,9 @@ async def test_a_range_asked_for_while_the_live_sequence_is_read(world: World) -
 async def test_a_subscription_that_lapses_while_the_log_is_read(world: World) -> None:
     world.append(4)
     world.recent.clear()
-    world.feed.cursor = 1
+    world.cursor.next = 1
     world.feed.pump()
-    world.feed.cursor = None
+    world.cursor.next = NOWHERE
     await world.settle()
     assert world.consumer.sent == []
 
@@ -285,9 +302,9 @@ async def test_a_subscription_that_lapses_while_the_log_is_read(world: World) ->
 async def test_one_that_begins_anew_meanwhile(world: World) -> None:
     world.append(4)
     world.recent.clear()
-    world.feed.cursor = 1
+    world.cursor.next = 1
     world.feed.pump()
-    world.feed.cursor = None
+    world.cursor.next = NOWHERE
     world.subscribe()
     world.append(1)
     await world.settle()
@@ -302,7 +319,7 @@ class TestTrimmed:
         await world.settle()
         assert world.consumer.cut == [(1, 3)]
         assert world.consumer.sent == [4, 5, 6]
-        assert (world.consumer.failed, world.consumer.done) == ([], 1)
+        assert (world.consumer.failed, len(world.cursor.ranges)) == ([], 0)
 
     async def test_a_range_that_is_gone_whole(self, world: World) -> None:
         world.append(9)
@@ -317,7 +334,7 @@ class TestTrimmed:
         world.append(9)
         world.recent.clear()
         world.log.first = 4
-        world.feed.cursor = 2
+        world.cursor.next = 2
         world.feed.pump()
         await world.settle()
         ((first, last, error),) = world.consumer.failed
@@ -332,7 +349,7 @@ class TestTrimmed:
         world.append(9)
         world.recent.clear()
         world.log.first = 4
-        world.feed.cursor = 2
+        world.cursor.next = 2
         world.feed.pump()
         world.ask(7, 8)
         await world.settle()
@@ -347,7 +364,7 @@ async def test_damage_ends_it(world: World) -> None:
     world.ask(1, 5)
     await world.settle()
     assert world.consumer.failed == [(1, 5, world.log.error)]
-    assert not world.feed.ranges
+    assert not world.cursor.ranges
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -356,11 +373,11 @@ async def test_closed_while_the_log_is_read(world: World, *, fails: bool) -> Non
     world.ask(1, 5)
     if fails:
         world.log.error = DamagedError("0001.arrow", 0, 1, 5, "torn")
-    world.feed.close()
+    world.cursor.close()
     await world.settle()
     assert (world.consumer.sent, world.consumer.failed) == ([], [])
     world.append(1)
-    world.feed.resume()
+    world.resume()
     assert world.consumer.sent == []
 
 
@@ -393,12 +410,12 @@ def test_without_hole_or_repeat_whatever_happens(
                     await turns()
                 case "room":
                     world.consumer.room = count
-                    world.feed.resume()
+                    world.resume()
                 case "forget":
                     world.recent.clear()
             assert world.consumer.sent == list(range(4, 4 + len(world.consumer.sent)))
         world.consumer.room = 1_000_000
-        world.feed.resume()
+        world.resume()
         await world.settle()
         assert world.consumer.sent == list(range(4, world.log.head + 1))
 

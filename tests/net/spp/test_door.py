@@ -211,7 +211,7 @@ class TestSubscriptions:
         assert await peer.until_info("a") == b"1"
         (door,) = (door for door in server._doors if isinstance(door, SppDoor))
         peer.sock.shutdown(socket.SHUT_WR)
-        await until(lambda: all(stream._ended for stream in door.streams))
+        await until(lambda: all(stream._ended for stream in door.connections))
         # Gone at once: of one that closes in the usual way the system says for a minute that it is there.
         peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
@@ -376,7 +376,7 @@ class TestLagging:
         await peer.send(publish("done", b""))
         await until(lambda: server.services.get("done") is not None)
         (door,) = (door for door in server._doors if isinstance(door, SppDoor))
-        (stream,) = door.streams
+        (stream,) = door.connections
         assert stream._transport.get_write_buffer_size() <= 3 << 20
 
     async def test_who_takes_nothing_is_cut_off(self, start: Start, dial: Dial) -> None:
@@ -411,7 +411,7 @@ class TestLagging:
         first = publish("a", b"1")
         await peer.send(first[:10])
         (door,) = (door for door in server._doors if isinstance(door, SppDoor))
-        await until(lambda: any(stream._decoder.unfinished for stream in door.streams))
+        await until(lambda: any(stream._decoder.unfinished for stream in door.connections))
         door.tick(asyncio.get_running_loop().time())
         await peer.send(first[10:])
         assert await peer.packet() == offer("a")

@@ -21,7 +21,7 @@ from headrace.errors import UsageError
 from headrace.message import SCHEMA
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import JobRun, find, parameters_of
-from headrace.spark.options import HubAccess
+from headrace.spark.options import HubOptions
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,6 @@ def archived(s3: S3, path: str) -> pa.Table:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark_with_keys")
 def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path) -> None:
     """Whatever step is refused, readers see the log up to some number, and the next run adds the rest, once."""
@@ -111,7 +110,6 @@ def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path)
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark_with_keys")
 @pytest.mark.parametrize("job", ["verify", "measure"])
 def test_other_jobs_write_there_too(hub: HubProcess, play: Play, s3: S3, tmp_path: Path, job: str) -> None:
@@ -135,7 +133,7 @@ def test_keys_travel_in_no_task_and_stand_in_no_path(s3: S3) -> None:
 
 def test_a_checkpoint_has_a_place_of_its_own(s3: S3) -> None:
     """Spark writes it, and cannot write where only pyarrow can."""
-    run = JobRun(None, "archive", HubAccess(), {"path": s3.uri("archive")}, find("archive").PARAMETERS)  # type: ignore[arg-type]
+    run = JobRun(None, "archive", HubOptions(), {"path": s3.uri("archive")}, find("archive").PARAMETERS)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"--param archive\.checkpoint="):
         _ = run.checkpoint
     run.params = {"path": "hdfs://name/archive"}

@@ -27,7 +27,7 @@ from headrace.spark.hub_connections import close_links
 from headrace.spark.jobs.verify import run
 from headrace.spark.jobs.verify.run import Verifier
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from headrace.spark import register
 from headrace.spark.jobs import archive, verify
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import JobRun
-from headrace.spark.options import HubAccess
+from headrace.spark.options import HubOptions
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 def linked(hub: HubProcess) -> Any:
@@ -135,7 +135,7 @@ def test_archive_takes_a_burst_at_once_and_lets_a_trickle_wait(
     every_look_tells = "spark.sql.streaming.noDataProgressEventInterval"
     spark.conf.set(every_look_tells, "0")
     started = archive.start(
-        JobRun(spark, "archive", HubAccess(hub.doors["tube_tcp"]), told, archive.PARAMETERS)
+        JobRun(spark, "archive", HubOptions(hub.doors["tube_tcp"]), told, archive.PARAMETERS)
     )
     try:
         with linked(hub) as link:
@@ -209,7 +209,7 @@ def test_what_follows_an_archive_and_is_gone_is_lost_though_its_checkpoint_is_to
 
 def test_a_checkpoint_may_be_where_only_spark_can_write(spark: SparkSession) -> None:
     asked = {"path": "x", "checkpoint": "nowhere://that.pyarrow/knows"}
-    run = JobRun(spark, "archive", HubAccess("127.0.0.1:1"), asked, archive.PARAMETERS)
+    run = JobRun(spark, "archive", HubOptions("127.0.0.1:1"), asked, archive.PARAMETERS)
     run._own_checkpoint()
 
 
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_in_a_line(spark: SparkSessi
     """Spark would tell it in two pages of Java, and again at each try."""
     (tmp_path / "a file").touch()
     asked = {"path": f"{tmp_path}/a file/archive"}
-    run = JobRun(spark, "archive", HubAccess("127.0.0.1:1"), asked, archive.PARAMETERS)
+    run = JobRun(spark, "archive", HubOptions("127.0.0.1:1"), asked, archive.PARAMETERS)
     with pytest.raises(StorageError, match=r"archive: .*/a file/archive/_checkpoint cannot be written: "):
         run._own_checkpoint()
 

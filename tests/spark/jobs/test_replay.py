@@ -16,7 +16,7 @@ from tests.spark.jobs.rows import BEGIN, rows
 import headrace
 from headrace.errors import UsageError
 from headrace.spark.jobs.replay import Pace, _edge, _publish, chosen, paced
-from headrace.spark.options import HubAccess
+from headrace.spark.options import HubOptions
 
 
 def played(table: pa.Table, pace: Pace, batch: int) -> list[tuple[float, int]]:
@@ -57,7 +57,6 @@ def test_edges() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_what_is_chosen(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Times choose as exactly as numbers do, and by them Spark need not read what files say they do not have."""
     pq.write_table(rows(1, 100, step=1_000_000), tmp_path / "a.parquet")
@@ -76,7 +75,6 @@ def test_what_is_chosen(spark: SparkSession, tmp_path: Path, capfd: pytest.Captu
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("where", ["topik = 1", "topic =", "seq", "count(*) > 1"])
 def test_a_condition_that_is_none(
     spark: SparkSession, tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]
@@ -92,24 +90,24 @@ def test_a_condition_that_is_none(
 
 def test_a_hub_that_is_being_restarted_is_waited_for(hub: HubProcess) -> None:
     """Also before the first message: a replay's task begins well after the command."""
-    access = HubAccess(hub.doors["tube_tcp"], patience=60.0)
+    access = HubOptions(hub.doors["tube_tcp"], patience=60.0)
     hub.kill9()
     asked = Event()
 
-    def credentials(_: HubAccess) -> None:
+    def credentials(_: HubOptions) -> None:
         asked.set()
 
     back = Thread(target=lambda: (asked.wait(), hub.restart()))
     back.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HubAccess, "credentials", credentials)
+        patch.setattr(HubOptions, "credentials", credentials)
         (told,) = _publish(access, "replay", Pace(), False, rows(1, 10).to_batches())
     back.join()
     assert told.to_pylist() == [{"messages": 10, "first": 1, "last": 10}]
 
 
 def test_what_is_picked_is_published_once(hub: HubProcess) -> None:
-    access = HubAccess(hub.doors["tube_tcp"])
+    access = HubOptions(hub.doors["tube_tcp"])
     picked = rows(1, 1000).take(list(range(0, 1000, 3)))
     wanted = picked.column("seq").to_pylist()
     half = picked.slice(0, 100).to_batches()

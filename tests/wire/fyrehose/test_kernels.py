@@ -70,7 +70,7 @@ def test_warm_runs_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_do_without_a_place_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
-    double = kernels._kernel("intp(intp)")(lambda number: 2 * number)
+    double = kernels.kernel("intp(intp)")(lambda number: 2 * number)
     assert double(21) == 42
 
 

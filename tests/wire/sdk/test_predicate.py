@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any as Anything
 
+import numpy as np
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
+from tests.matching import naive
+from tests.matching.drawn import NUMBERS as DRAWN_NUMBERS
+from tests.matching.drawn import TEXTS, predicates
 
 from headrace.errors import LimitError, MalformedError
 from headrace.wire.sdk.predicate import (
     MAX_DEPTH,
     MAX_TERMS,
+    NOTHING,
+    NUMBER,
+    TEXT,
     Any,
     Between,
     Equals,
@@ -22,6 +29,10 @@ from headrace.wire.sdk.predicate import (
     Not,
     Predicate,
     Prefix,
+    bits,
+    compile_predicate,
+    decompile,
+    holds,
     parse_field,
     serialize_field,
 )
@@ -241,3 +252,34 @@ def test_any_field_is_read_or_refused(field: dict[str, object]) -> None:
 def test_any_bytes_are_read_or_refused(field: bytes) -> None:
     with pytest.raises(MalformedError):
         parse_field(field)
+
+
+@given(predicates)
+def test_a_program_reads_back_as_the_predicate_it_was_compiled_from(predicate: Predicate) -> None:
+    words: dict[str, int] = {}
+    program = compile_predicate(predicate, 5, lambda text: words.setdefault(text, len(words)))
+    assert program[:2] == [len(program), 5]
+    assert decompile(program, list(words).__getitem__) == predicate
+
+
+@given(predicates, st.none() | TEXTS | DRAWN_NUMBERS)
+def test_a_program_holds_where_the_plain_reading_does(
+    predicate: Predicate, value: str | float | None
+) -> None:
+    words: dict[str, int] = {}
+    program = np.array(compile_predicate(predicate, 0, lambda text: words.setdefault(text, len(words))))
+    kind, number, text = NOTHING, -1, b""
+    if isinstance(value, str):
+        kind, number, text = TEXT, words.get(value, -1), value.encode()
+    elif value is not None:
+        kind, number = NUMBER, bits(value)
+    data = np.frombuffer("".join(words).encode(), np.uint8)
+    begins = np.cumsum([0, *(len(word.encode()) for word in words)])
+    found = holds(program, 0, kind, number, np.frombuffer(text, np.uint8), 0, len(text), data, begins)
+    assert found == naive.holds(predicate, value)
+
+
+def test_equal_numbers_have_the_same_bits() -> None:
+    assert bits(-0.0) == bits(0.0) == 0
+    assert bits(7) == bits(7.0)
+    assert bits(1.0) != bits(-1.0)

@@ -296,7 +296,7 @@ class Backbone:
         return SendForward(forwarder.endpoint, Forward(*requester.endpoint, first, last))
 
     def _expire(self, now: float) -> list[Effect]:
-        return [Lapsed(gone.endpoint, gone.cursor) for gone in self._subscribers.expire(now)]
+        return [Lapsed(gone.endpoint, gone.cursor.next) for gone in self._subscribers.expire(now)]
 
 
 def _resolve(frame: Keepalive | Request, source: Endpoint) -> Endpoint:

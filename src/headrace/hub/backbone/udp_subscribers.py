@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from headrace.hub.cursor import Cursor, EncodedChunk
 from headrace.hub.pacing import Bucket, Pace
 from headrace.hub.sequence_ranges import Ranges
 
@@ -117,7 +118,7 @@ class Subscriber:
 
     def __init__(self, endpoint: Endpoint, cursor: int, bounds: Bounds, now: float) -> None:
         self.endpoint = endpoint
-        self.cursor = cursor
+        self.cursor: Cursor[EncodedChunk] = Cursor(cursor)
         self.coalesce = False
         self.lease = Lease(bounds.lease)
         self.forwards = Bucket(bounds.forwards, now)
@@ -132,21 +133,20 @@ class Subscriber:
 
         What the live feed has yet to send is on its way already.
         """
-        last = min(last, self.cursor - 1)
+        last = min(last, self.cursor.next - 1)
         return first > last or self._repairs.add(first, last)
 
     def due(self, first: int, head: int, now: float) -> list[SendRange | Skipped]:
         """What to send now, given that the log holds ``first`` to ``head``."""
         work: list[SendRange | Skipped] = []
-        behind = head + 1 - self.cursor
-        if behind > self._bounds.lag:
+        if self.cursor.behind(head) > self._bounds.lag:
             # Half of what is allowed stays, so that a subscriber at the bound is not skipped message by message.
             work.append(self._skip(max(first, head + 1 - self._bounds.lag // 2)))
-        elif self.cursor < first:
+        elif self.cursor.next < first:
             work.append(self._skip(first))
         if self._repairs:
             work += [Skipped(self.endpoint, *gone) for gone in self._repairs.cut_below(first)]
-        behind = head + 1 - self.cursor
+        behind = self.cursor.behind(head)
         if self._granted is not None or not (behind > 0 or self._repairs):
             return work
         datagrams, size = self._bucket.allowance(now)
@@ -155,8 +155,7 @@ class Subscriber:
         most = max(1, size // _DELIVER_HEADER) if self.coalesce else datagrams
         live = behind > 0 and (self._live_next or not self._repairs)
         if live:
-            begin, end = self.cursor, self.cursor + min(behind, most) - 1
-            self.cursor = end + 1
+            begin, end = self.cursor.take(head, most)
         else:
             begin, end = self._repairs.take(most)
         self._live_next = not live
@@ -175,19 +174,17 @@ class Subscriber:
         unsent = max(last + 1, grant.first)
         if not grant.live:
             self._repairs.add(unsent, grant.last)
-        elif self.cursor == grant.last + 1:
-            self.cursor = unsent
+        elif self.cursor.next == grant.last + 1:
+            self.cursor.next = unsent
 
     def ready(self, head: int) -> float | None:
         """When there is something to send and the pace allows it; ``None`` if nothing is, or a grant is out."""
-        if self._granted is not None or not (self.cursor <= head or self._repairs):
+        if self._granted is not None or not (self.cursor.behind(head) or self._repairs):
             return None
         return self._bucket.ready()
 
     def _skip(self, onward: int) -> Skipped:
-        skipped = Skipped(self.endpoint, self.cursor, onward - 1)
-        self.cursor = onward
-        return skipped
+        return Skipped(self.endpoint, *self.cursor.skip_to(onward))
 
 
 class Subscribers:

@@ -1,14 +1,20 @@
-"""The matchers that share the subscriptions, kept as a part of the hub's state.
+"""The ring of matchers that share the subscriptions, and the rule by which silent ones go off it.
 
-A matcher that pushes to connectors elsewhere stands on the ring. It joins and leaves by entries of the log,
-``matcher/NAME``: ``{"start": HEX}`` or ``{}``. So every process changes its ring at the same place in the sequence, and
-at each message exactly one matcher has each client. A hub that serves its own connector alone writes no such entry.
+A matcher that pushes to connectors elsewhere is on the ring. It joins and leaves by entries of the log,
+``matcher/NAME``: ``{"start": HEX}`` or ``{}``. So every process changes its ring at the same point in the sequence, and
+at each message exactly one matcher has each client. A hub that serves only its own connector writes no such entry.
+
+**Silence.** A matcher hears those that it dials, by name. One that it has heard, and hears no more, is gone after
+``patience`` seconds. One that it has never heard may have died before this process began, which looks the same as one
+that others dial and this one does not. So a name on the ring that stays unheard is given as long, and then goes off the
+ring, **once**, and only while some of those that are dialled have not said who they are: it may be one of them. A
+matcher that is alive after all finds itself off the ring, joins again, and is left alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -21,7 +27,10 @@ from headrace.message import Batch, node_id
 PART: Final = "matcher"
 
 MAX_MATCHERS: Final = 1024
-"""On the ring; whoever wrote the entries. It is no setting: the state would then depend on more than the log."""
+"""MatcherRing on the ring. This is no setting: the state would then depend on more than the log."""
+
+MAX_SPARED: Final = MAX_MATCHERS
+"""Names that were taken off unheard, and are not again; of more, the oldest are forgotten."""
 
 FLEET: Final = "fleet"
 """The matchers in Spark are one matcher to all others, of this name; it is on no ring, as it has all clients."""
@@ -29,8 +38,8 @@ FLEET: Final = "fleet"
 logger = logging.getLogger("headrace")
 
 
-class Matchers:
-    """Who is on the ring; a part of the state."""
+class MatcherRing:
+    """The matchers on the ring; a part of the state."""
 
     name = PART
     follows_messages = False
@@ -38,7 +47,7 @@ class Matchers:
     def __init__(self) -> None:
         self.ring = Ring()
         self.changed: Callable[[int], None] = lambda _seq: None
-        """Told when the ring has changed, and by which entry."""
+        """Called with the entry's number after the ring has changed."""
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
         """Follow a ``matcher`` entry."""
@@ -70,17 +79,68 @@ class Matchers:
         self.changed(0)
 
     def owner(self, client: bytes) -> int | None:
-        """The node id of the matcher that has a client; ``None`` if nobody is on the ring."""
+        """The node id of the matcher that has a client; ``None`` if the ring is empty."""
         return node_id(self.ring.owner(client)) if len(self.ring) else None
 
 
+class SilentMatchers:
+    """What one matcher has heard of the others; ``me`` is its own name."""
+
+    def __init__(self, me: str, patience: float) -> None:
+        self._me = me
+        self._patience = patience
+        self._heard: dict[str, float] = {}
+        self._unheard: dict[str, float] = {}
+        """Names on the ring that were not heard, and since when."""
+        self._spared: dict[str, None] = {}
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a matcher was heard lately."""
+        return name in self._heard
+
+    def heard(self, name: str, now: float) -> None:
+        """Note that a matcher lives."""
+        self._heard[name] = now
+        self._unheard.pop(name, None)
+
+    def gone(self, ring: Iterable[str], now: float, *, all_here: bool) -> list[str]:
+        """The names to take off the ring now; ``all_here``: all that are dialled have said who they are."""
+        on_ring = set(ring)
+        late = [name for name, heard in self._heard.items() if now - heard >= self._patience]
+        for name in late:
+            del self._heard[name]
+        strangers = [name for name in on_ring if name != self._me and name not in self._heard]
+        self._unheard = {name: self._unheard.get(name, now) for name in strangers if name not in self._spared}
+        gone = [name for name in late if name in on_ring]
+        if not all_here:
+            unheard = [
+                name
+                for name, since in self._unheard.items()
+                if name not in gone and now - since >= self._patience
+            ]
+            self._spare(unheard)
+            gone += unheard
+        return sorted(gone)
+
+    def stayed(self, name: str) -> None:
+        """Judge a matcher anew that could not be taken off the ring."""
+        self._spared.pop(name, None)
+
+    def _spare(self, names: list[str]) -> None:
+        for name in names:
+            del self._unheard[name]
+            self._spared[name] = None
+        while len(self._spared) > MAX_SPARED:
+            del self._spared[next(iter(self._spared))]
+
+
 def join(name: str, start: bytes) -> Batch:
-    """The log entry of a matcher that is there."""
+    """The log entry that puts a matcher on the ring."""
     return entry(PART, name, msgspec.json.encode(_Order(start.hex())))
 
 
 def leave(name: str) -> Batch:
-    """The log entry of a matcher that is gone."""
+    """The log entry that takes a matcher off the ring."""
     return entry(PART, name, msgspec.json.encode(_Order()))
 
 

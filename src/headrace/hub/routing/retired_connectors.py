@@ -1,8 +1,8 @@
-"""Connectors that are gone for good: their clients' subscriptions are given up, as those of clients are that went away.
+"""Connectors that are gone for good: their clients' subscriptions expire, as those of absent clients do.
 
-A connector gives up its own clients' subscriptions. One that never comes back cannot. So a connector that has
-subscriptions and is not in the hub that numbers messages says now and then, by an entry of the log, that it lives
-(``subscription/``: ``{"connector": ID}``); and the hub that numbers messages gives up what is at connectors it has not
+A connector expires its own clients' subscriptions; one that never comes back cannot. So a connector that has
+subscriptions and is not in the hub that numbers messages writes a sign of life to the log now and then
+(``subscription/``: ``{"connector": ID}``); and the hub that numbers messages expires what is at connectors it has not
 heard of, by that or by any other entry, for as long as subscriptions are kept.
 """
 
@@ -12,20 +12,20 @@ from collections import Counter
 from itertools import islice
 from typing import Final
 
-from headrace.hub.routing.subscriptions import Change, Subscriptions, alive, expire
+from headrace.hub.routing.subscriptions import SubscriptionChange, Subscriptions, alive, expire
 from headrace.hub.sequence import Hub
 
 SIGNS: Final = 3
 """Signs of life within the time that subscriptions are kept."""
 
 LEAST_SECONDS: Final = 1.0
-"""However short that time is, the log is not filled with signs of life."""
+"""Shortest time between signs of life, so that they do not fill the log."""
 
 EXPIRED_A_TICK: Final = 1000
 
 
-class Retiring:
-    """When each connector elsewhere was last heard of; or, elsewhere, signs of life."""
+class RetiredConnectors:
+    """At the hub that numbers messages, when each connector was last heard of; elsewhere, our own signs of life."""
 
     def __init__(
         self, hub: Hub, subscriptions: Subscriptions, own: bytes | None, keep_seconds: float
@@ -42,7 +42,7 @@ class Retiring:
         subscriptions.signs.append(self._hear)
 
     def tick(self, now: float) -> None:
-        """Give a sign of life where that is due, or look for those who have not."""
+        """Give a sign of life if one is due, or look for connectors that gave none."""
         self._now = now
         if self._hub.sequencer is None:
             for connector in tuple(self._counts):
@@ -70,7 +70,7 @@ class Retiring:
         detail = f"not heard of for {seconds:g} s: {amount} of its subscriptions are given up"
         self._hub.counters.refuse("connector", "retired", name, detail)
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: SubscriptionChange) -> None:
         _, old, new = change
         if old is not None:
             self._counts[old.connector] -= 1
@@ -82,6 +82,6 @@ class Retiring:
             self._hear(new.connector)
 
     def _hear(self, connector: bytes) -> None:
-        # Before the first tick nobody knows what time it is; with it, the time begins for everyone.
+        # The time is not known before the first tick, from which on it counts for everyone.
         if connector in self._counts and self._now:
             self._heard[connector] = self._now

@@ -14,12 +14,13 @@ import numpy.typing as npt
 from headrace.matching.group_lookup import PREFIX_KEY
 from headrace.matching.index import hashing
 from headrace.matching.index.grouping import group
-from headrace.matching.index.hashing import CLIENTS, FLOATS, INTS, kernel, types
+from headrace.matching.index.hashing import CLIENTS, FLOATS
 from headrace.matching.index.layout import bound, nearly, nodes, pack, place_near
 from headrace.matching.index.merging import Columns
 from headrace.matching.index.planning import Entries, plan
 from headrace.matching.index.segment import ALIVE, Bytes, Clients, Floats, Ints, Segment, Wide, Words
 from headrace.matching.kernels import LEAF
+from headrace.wire.numba_kernels import INTS, kernel, types
 
 
 def build(segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) -> Segment:

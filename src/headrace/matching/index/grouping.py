@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.matching.index.hashing import FLOATS, HASHES, INTS, INTS_2, kernel, types
+from headrace.matching.index.hashing import FLOATS, HASHES
 from headrace.matching.index.planning import Entries
 from headrace.matching.index.segment import Floats, Ints
+from headrace.wire.numba_kernels import INTS, INTS_2, kernel, types
 
 VISIT: Final = 16
 """What visiting a group costs, in entries checked."""

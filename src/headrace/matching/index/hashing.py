@@ -1,32 +1,19 @@
-"""Hash tables of words, clients and keys, as arrays; and how a function becomes a kernel.
+"""Hash tables of words, clients and keys, as arrays.
 
-Here stands everything that hashes, so that whoever files and whoever looks up agree. Hashes begin with a matcher's own
-secret ``seed``: subscriptions and messages come from peers, who must not be able to choose strings, ids or values that
-all fall into one place. Tables are open addressing: slots, a power of two of them, at most half used.
-
-Each kernel without its decorator (``.py_func``) is its own reference: plain Python on the same arrays. Signatures are
-explicit, so nothing is compiled while the hub runs: importing a module compiles its kernels once, which takes seconds,
-and finds them in numba's cache from then on. The cache is renewed when a kernel's own file changes, and not when
-another does: whoever changes a function here that others call in their kernels touches their files too.
+Everything that hashes is here, so that filing and looking up agree. Hashes begin with a matcher's own secret ``seed``:
+subscriptions and messages come from peers, who must not be able to choose strings, ids or values that all fall into one
+slot. Tables are open addressing: slots, a power of two of them, at most half used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import numba.extending
 import numpy as np
 import numpy.typing as npt
 
-from headrace.matching.index.segment import Bytes, Clients, Ints, Wide
-
-F = TypeVar("F", bound=Callable[..., object])
-
-# Numba is typed in parts only; here it is all taken as untyped.
-types: Any = numba.types
-njit: Any = numba.njit
-extending: Any = numba.extending
+from headrace.matching.index.segment import Bytes, Clients, Ints, Wide, Words
+from headrace.wire.numba_kernels import BYTES, BYTES_IN, INDEX, INTS, WIDE, inline, kernel, types
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -35,41 +22,13 @@ _MIX_1: Final = np.uint64(0xFF51AFD7ED558CCD)
 _MIX_2: Final = np.uint64(0xC4CEB9FE1A85EC53)
 _SHIFT: Final = np.uint64(33)
 
-BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
-OFFSETS_IN = types.Array(types.int32, 1, "C", readonly=True, aligned=False)
-BYTES = types.uint8[::1]
-INTS = types.int32[::1]
-INTS_2 = types.int32[:, ::1]
-WIDE = types.int64[::1]
 FLOATS = types.float64[::1]
 FLOATS_2 = types.float64[:, ::1]
 SINGLES = types.float32[::1]
 NEAR = types.float32[:, ::1]
 HASHES = types.uint64[::1]
 CLIENTS = types.uint32[:, ::1]
-INDEX = types.intp
 SEED = types.uint64
-
-
-def kernel(signature: object) -> Callable[[F], F]:
-    """Compile a function for these types, once and for all."""
-
-    def compiled(function: F) -> F:
-        made: F
-        try:
-            made = njit(signature, nogil=True, cache=True)(function)
-        except RuntimeError:
-            # Numba found no directory to keep its cache in: then each start compiles, for some seconds.
-            made = njit(signature, nogil=True)(function)
-        return made
-
-    return compiled
-
-
-def inline(function: F) -> F:
-    """Let kernels call a function that plain Python can call too."""
-    shared: F = extending.register_jitable(function)
-    return shared
 
 
 @inline
@@ -237,3 +196,43 @@ def find_key(kinds: Ints, values: Wide, slots: Ints, kind: int, value: int, seed
             return int(key)
         slot = (slot + 1) & mask
     return -1
+
+
+class WordTable:
+    """Words and their codes, growing.
+
+    Readers hold ``table`` of some moment and read it without a lock. New words are written in place after those they
+    know; a table without room is left as it is and replaced by a larger one, all three arrays at once.
+    """
+
+    def __init__(self, seed: np.uint64) -> None:
+        self._seed = seed
+        self._codes: dict[str, int] = {}
+        self.table = _empty_words(16, 256)
+
+    def code(self, text: str) -> int:
+        """The code of a word, which is added if it is new."""
+        known = self._codes.get(text)
+        if known is not None:
+            return known
+        raw = np.frombuffer(text.encode(), np.uint8)
+        count = len(self._codes)
+        used = int(self.table.begin[count])
+        if count + 1 == len(self.table.begin) or used + len(raw) > len(self.table.data):
+            self._grow(count, used + len(raw))
+        code: int = intern(raw, 0, len(raw), *self.table, count, self._seed)
+        self._codes[text] = code
+        return code
+
+    def _grow(self, count: int, size: int) -> None:
+        larger = _empty_words(2 * count, 2 * size)
+        used, codes = np.ones(count, np.uint8), np.empty(count, np.int32)
+        begin = self.table.begin[: count + 1]
+        intern_used(self.table.data, begin, used, *larger, 0, self._seed, codes)
+        self.table = larger
+
+
+def _empty_words(words: int, size: int) -> Words:
+    """A table with room for some words and for their bytes."""
+    slots = np.zeros(1 << (2 * words).bit_length(), np.int32)
+    return Words(np.empty(size, np.uint8), np.zeros(words + 1, np.int64), slots)

@@ -14,21 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.matching.index.grouping import Groups, radix_order
-from headrace.matching.index.hashing import (
-    BYTES,
-    FLOATS,
-    HASHES,
-    INTS,
-    INTS_2,
-    NEAR,
-    SINGLES,
-    inline,
-    kernel,
-    types,
-)
+from headrace.matching.index.hashing import FLOATS, HASHES, NEAR, SINGLES
 from headrace.matching.index.planning import Entries
 from headrace.matching.index.segment import Bytes, Floats, Ints, Near
 from headrace.matching.kernels import LEAF
+from headrace.wire.numba_kernels import BYTES, INTS, INTS_2, inline, kernel, types
 
 CURVE_BITS: Final = 16
 """Bits of a rank on the curve."""

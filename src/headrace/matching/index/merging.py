@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.matching.index import hashing
-from headrace.matching.index.hashing import BYTES, CLIENTS, FLOATS, INTS, WIDE, inline, kernel, types
+from headrace.matching.index.hashing import CLIENTS, FLOATS
 from headrace.matching.index.segment import ALIVE, Bytes, Clients, Floats, Ints, Segment, Wide, Words
-from headrace.matching.kernels import HEAD, IN, PREFIX, SEGMENT, TEXT
+from headrace.matching.kernels import SEGMENT
+from headrace.wire.numba_kernels import BYTES, INTS, WIDE, inline, kernel, types
+from headrace.wire.sdk.predicate import HEAD, TEXT
 
 
 class Columns:
@@ -85,38 +87,25 @@ def _interned(tables: Sequence[Words], used: Sequence[Bytes], seed: np.uint64) -
 
 
 @inline
-def _renumber(pool: Wide, begin: int, end: int, words: Ints) -> None:
-    """Give a program's words their new codes."""
+def _mark_words(pool: Wide, begin: int, end: int, words: Bytes) -> None:
     at = begin + HEAD
     while at < end:
-        operation = pool[at]
-        at += 1
-        if operation == IN:
-            count = pool[at]
-            for value in range(count):
-                if pool[at + 1 + 2 * value] == TEXT:
-                    pool[at + 2 + 2 * value] = words[pool[at + 2 + 2 * value]]
-            at += 1 + 2 * count
-        elif operation == PREFIX:
-            pool[at] = words[pool[at]]
-            at += 1
+        operands = at + 2
+        at = operands + 2 * pool[at + 1]
+        for operand in range(operands, at, 2):
+            if pool[operand] == TEXT:
+                words[pool[operand + 1]] = 1
 
 
 @inline
-def _mark(pool: Wide, begin: int, end: int, words: Bytes) -> None:
+def _renumber_words(pool: Wide, begin: int, end: int, codes: Ints) -> None:
     at = begin + HEAD
     while at < end:
-        operation = pool[at]
-        at += 1
-        if operation == IN:
-            count = pool[at]
-            for value in range(count):
-                if pool[at + 1 + 2 * value] == TEXT:
-                    words[pool[at + 2 + 2 * value]] = 1
-            at += 1 + 2 * count
-        elif operation == PREFIX:
-            words[pool[at]] = 1
-            at += 1
+        operands = at + 2
+        at = operands + 2 * pool[at + 1]
+        for operand in range(operands, at, 2):
+            if pool[operand] == TEXT:
+                pool[operand + 1] = codes[pool[operand + 1]]
 
 
 @kernel(types.UniTuple(types.intp, 2)(SEGMENT, INTS, BYTES, BYTES))
@@ -130,7 +119,7 @@ def mark_used(segment: Segment, rows: Ints, names: Bytes, words: Bytes) -> tuple
             if dimension < 0:
                 begin = int(segment.lo[at])
                 names[segment.pool[begin + 1]] = 1
-                _mark(segment.pool, begin, begin + segment.pool[begin], words)
+                _mark_words(segment.pool, begin, begin + segment.pool[begin], words)
                 pooled += segment.pool[begin]
             else:
                 names[dimension >> 1] = 1
@@ -184,7 +173,7 @@ def append_rows(
                 for offset in range(size):
                     pool[pooled + offset] = segment.pool[begin + offset]
                 pool[pooled + 1] = names[segment.pool[begin + 1]]
-                _renumber(pool, pooled, pooled + size, words)
+                _renumber_words(pool, pooled, pooled + size, words)
                 dim[to] = -1
                 lo[to] = hi[to] = pooled
                 pooled += size

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from headrace.matching.group_lookup import PREFIX_KEY, PRESENT_KEY
 from headrace.matching.index import hashing
-from headrace.matching.index.hashing import FLOATS, FLOATS_2, INTS, INTS_2, WIDE, inline, kernel, types
+from headrace.matching.index.hashing import FLOATS, FLOATS_2
 from headrace.matching.index.merging import Columns
 from headrace.matching.index.segment import Floats, Ints, Wide
-from headrace.matching.kernels import EXISTS, HEAD, IN, PREFIX, TEXT
+from headrace.wire.numba_kernels import INTS, INTS_2, WIDE, inline, kernel, types
+from headrace.wire.sdk.predicate import EXISTS, HEAD, IN, PREFIX, TEXT
 
 FEW_VALUES: Final = 16
 """Values of an ``In`` that is a key although the subscription has intervals: each takes an entry of its own."""
@@ -141,16 +142,15 @@ def range_shares(dim: Ints, lo: Floats, hi: Floats, counts: Ints, middles: Matri
 
 @inline
 def _key_rank(pool: Wide, at: int, intervals: int) -> int:
-    """How well a program serves as key: 3 best, 0 not at all."""
-    operation = pool[at + HEAD]
-    if operation == IN and pool[at] == HEAD + 2 + 2 * pool[at + HEAD + 1]:
-        count = pool[at + HEAD + 1]
+    """How well a program serves as key: 3 best, 0 not at all, as all do that have several instructions."""
+    operation, count = pool[at + HEAD], pool[at + HEAD + 1]
+    if pool[at] != HEAD + 2 + 2 * count:
+        return 0
+    if operation == IN:
         return 3 if count <= FEW_VALUES or intervals == 0 else 0
-    if operation == PREFIX and pool[at] == HEAD + 2:
+    if operation == PREFIX:
         return 2
-    if operation == EXISTS and pool[at] == HEAD + 1 and intervals == 0:
-        return 1
-    return 0
+    return 1 if operation == EXISTS and intervals == 0 else 0
 
 
 @inline
@@ -266,12 +266,10 @@ def enter(
             if keyed:
                 if program < 0:
                     value[at] = int(lo[begin])
-                elif pool[program + HEAD] == IN:
+                elif pool[program + HEAD + 1] > 0:
                     value[at] = pool[program + HEAD + 3 + 2 * index]
-                    if pool[program + HEAD + 2 + 2 * index] != TEXT:
+                    if pool[program + HEAD] == IN and pool[program + HEAD + 2 + 2 * index] != TEXT:
                         kind[at] += 1
-                elif pool[program + HEAD] == PREFIX:
-                    value[at] = pool[program + HEAD + 1]
             repeated = False
             for other in range(mine, at):
                 if kind[other] == kind[at] and value[other] == value[at]:

@@ -4,7 +4,7 @@
 string (as the code of a word, see below) and ``2a + 1`` for its number. A message is a point there, NaN where it says
 nothing. ``Equals`` and ``Between`` are then the same thing, an interval ``lo <= x <= hi`` of a dimension, and a
 message that lacks the attribute, or has the other type, is NaN, which lies in no interval. Every other predicate is a
-*program* (:mod:`headrace.matching.extra_programs`): its ``dim`` is negative and ``lo`` is its place in ``pool``.
+*program* (:mod:`headrace.wire.sdk.predicate`): its ``dim`` is negative and ``lo`` is its place in ``pool``.
 
 **Words** are the strings that subscriptions name, each once; a word's code is its place. Attribute names are words of
 a table of their own. A segment shares nothing with others, so what no subscription names any more is gone when
@@ -29,6 +29,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace.wire.sdk.predicate import Between, Equals, Predicate, decompile
 
 ALIVE: Final = np.iinfo(np.int64).max
 """``died`` of a subscription that has not."""
@@ -134,7 +136,32 @@ class Segment(NamedTuple):
         return sum(column.nbytes for column in self)
 
 
-def word(words: Words, code: int) -> str:
+def predicates_of(segment: Segment, row: int) -> dict[str, Predicate]:
+    """The predicates of a subscription, as they were given."""
+
+    def text(code: int) -> str:
+        return _word(segment.words, code)
+
+    found: dict[str, Predicate] = {}
+    begin, end = segment.start[row : row + 2].tolist()
+    for dim, low, high in zip(
+        segment.dim[begin:end].tolist(),
+        segment.lo[begin:end].tolist(),
+        segment.hi[begin:end].tolist(),
+        strict=True,
+    ):
+        if dim < 0:
+            at = int(low)
+            program = segment.pool[at : at + int(segment.pool[at])].tolist()
+            found[_word(segment.names, program[1])] = decompile(program, text)
+        elif dim % 2:
+            found[_word(segment.names, dim // 2)] = Between(low, high)
+        else:
+            found[_word(segment.names, dim // 2)] = Equals(text(int(low)))
+    return found
+
+
+def _word(words: Words, code: int) -> str:
     """The word of a code."""
     begin, end = words.begin[code : code + 2].tolist()
     return words.data[begin:end].tobytes().decode()

@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from headrace.matching.extra_programs import compiled
 from headrace.matching.index import hashing
-from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide, Words
-from headrace.wire.sdk.predicate import Between, Equals, Predicate
+from headrace.matching.index.hashing import WordTable
+from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide
+from headrace.wire.sdk.predicate import Between, Equals, Predicate, compile_predicate
 
 ROWS: Final = 1024
 """Subscriptions that a tail takes: checking one takes some nanoseconds a message."""
@@ -48,8 +48,8 @@ class Tail:
         self._near = np.full((4, rows + _BEHIND), -np.inf, np.float32)
         self._near[1::2] = np.inf
         self._near_dims = np.full((2, rows + _BEHIND), -1, np.int32)
-        self._names = _Interned(seed)
-        self._words = _Interned(seed)
+        self._names = WordTable(seed)
+        self._words = WordTable(seed)
         self._rows: dict[bytes, int] = {}
         self.count = 0
 
@@ -84,7 +84,7 @@ class Tail:
                 hi[at] = predicate.high
             else:
                 dim[at] = -1
-                lo[at] = hi[at] = self._write(compiled(predicate, attribute, self._words.code))  # type: ignore[arg-type]
+                lo[at] = hi[at] = self._write(compile_predicate(predicate, attribute, self._words.code))
             at += 1
         self._clients[row] = np.frombuffer(client, np.uint32)
         self._start[row + 1] = at
@@ -158,46 +158,6 @@ class Tail:
         self._pool[at : at + len(program)] = program
         self._pooled += len(program)
         return at
-
-
-class _Interned:
-    """A table of words that grows.
-
-    Those who match hold ``table`` of some moment and read it without a lock. New words are written in place behind
-    those they know; a table without room is left as it is and replaced by a larger one, all three arrays at once.
-    """
-
-    def __init__(self, seed: np.uint64) -> None:
-        self._seed = seed
-        self._codes: dict[str, int] = {}
-        self.table = _roomy(16, 256)
-
-    def code(self, text: str) -> int:
-        """The code of a word, which is a new one if it has none."""
-        known = self._codes.get(text)
-        if known is not None:
-            return known
-        raw = np.frombuffer(text.encode(), np.uint8)
-        count = len(self._codes)
-        used = int(self.table.begin[count])
-        if count + 1 == len(self.table.begin) or used + len(raw) > len(self.table.data):
-            self._grow(count, used + len(raw))
-        code: int = hashing.intern(raw, 0, len(raw), *self.table, count, self._seed)
-        self._codes[text] = code
-        return code
-
-    def _grow(self, count: int, size: int) -> None:
-        larger = _roomy(2 * count, 2 * size)
-        used, codes = np.ones(count, np.uint8), np.empty(count, np.int32)
-        begin = self.table.begin[: count + 1]
-        hashing.intern_used(self.table.data, begin, used, *larger, 0, self._seed, codes)
-        self.table = larger
-
-
-def _roomy(words: int, size: int) -> Words:
-    """A table without words, with room for some."""
-    slots = np.zeros(1 << (2 * words).bit_length(), np.int32)
-    return Words(np.empty(size, np.uint8), np.zeros(words + 1, np.int64), slots)
 
 
 def _grown(array: A, size: int) -> A:

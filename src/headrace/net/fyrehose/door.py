@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Network
@@ -12,27 +11,24 @@ from headrace.hub.backbone.rules import Access, Backbone
 from headrace.hub.backbone.rules import Door as OwnDoor
 from headrace.hub.backbone.udp_subscribers import Bounds
 from headrace.message import Batch
-from headrace.net.fyrehose.tcp import FyrehoseTcp
+from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.fyrehose.udp import FyrehoseUdp
-from headrace.net.server.door import House
+from headrace.net.server.door import DoorContext
 from headrace.net.server.recording import recorded_datagrams
 
 
 class FyrehoseDoor:
     """The backbone, open on a TCP and a UDP socket."""
 
-    def __init__(self, house: House, tcp: socket.socket, udp: socket.socket) -> None:
+    def __init__(self, context: DoorContext, tcp: socket.socket, udp: socket.socket) -> None:
         udp = recorded_datagrams(udp, "fyrehose")
-        backbone = _backbone(house, udp)
-        self.tcp = FyrehoseTcp(house.hub, house.settings, backbone, house.connections, house.readers)
-        self.udp = FyrehoseUdp(house.hub, house.settings, backbone, udp, house.readers)
-        self._listening = tcp
-        self._server: asyncio.Server | None = None
+        backbone = _backbone(context, udp)
+        self.tcp = FyrehoseTcpDoor(context, backbone, tcp)
+        self.udp = FyrehoseUdp(context, backbone, udp)
 
     async def open(self) -> None:
         """Accept connections."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self.tcp.connection, sock=self._listening, backlog=1024)
+        await self.tcp.open()
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to every subscriber that has room."""
@@ -40,7 +36,7 @@ class FyrehoseDoor:
         self.udp.deliver(batches)
 
     def tick(self, now: float) -> None:
-        """Let subscriptions lapse and cut off those who take nothing."""
+        """Judge the deadlines of TCP connections; UDP has its own timer."""
         self.tcp.tick(now)
 
     def relieved(self) -> None:
@@ -48,28 +44,25 @@ class FyrehoseDoor:
         self.tcp.relieved()
 
     def facts(self) -> dict[str, int]:
-        """Who subscribes."""
+        """Return how many subscribers there are."""
         return {"fyrehose_tcp": len(self.tcp.subscribers), "fyrehose_udp": len(self.udp)}
 
     def stop(self) -> None:
         """Accept and read nothing more."""
-        if self._server is not None:
-            self._server.close()
         self.tcp.stop()
         self.udp.close()
 
     async def close(self) -> None:
         """Send what is buffered and close every connection."""
-        self.tcp.close()
-        await self.tcp.closed.wait()
+        await self.tcp.close()
 
     def abort(self) -> None:
-        """Close whatever is still open, now."""
+        """Close every connection that is still open, now."""
         self.tcp.abort()
 
 
-def _backbone(house: House, udp: socket.socket) -> Backbone:
-    settings = house.settings
+def _backbone(context: DoorContext, udp: socket.socket) -> Backbone:
+    settings = context.settings
     host, port = udp.getsockname()[:2]
     everyone = Addresses([IPv4Network("0.0.0.0/0")] if settings.fyrehose.coalesce else [])
     bounds = Bounds(
@@ -81,7 +74,7 @@ def _backbone(house: House, udp: socket.socket) -> Backbone:
     access = Access(
         allow=Addresses(settings.fyrehose.allow), required=settings.auth.required, coalesce=everyone
     )
-    return Backbone(house.hub.log, OwnDoor(_OwnAddresses(host), port), access, bounds)
+    return Backbone(context.hub.log, OwnDoor(_OwnAddresses(host), port), access, bounds)
 
 
 class _OwnAddresses:

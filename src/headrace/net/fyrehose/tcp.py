@@ -1,111 +1,97 @@
-"""The backbone over TCP: PUSH in, DELIVER out, packets back to back; what its connections share.
+"""The backbone over TCP: PUSH in, DELIVER out, packets back to back.
 
-All connections (:mod:`~headrace.net.fyrehose.tcp_connection`) receive into one buffer that belongs to the door. What is
-committed is encoded once for all who are subscribed, and the newest of it is kept ready to send.
+The connection is the return path: KEEPALIVE subscribes it for some seconds whatever address it names, and only
+KEEPALIVE renews; when it lapses the connection stays open. REQUEST is served whole, however long the range, at the
+pace the peer takes it. What is committed is encoded once for all who are subscribed.
+
+Bytes are read from the socket into the door's buffer, scanned and gathered into a run before control returns to the
+event loop, so a connection keeps no more than one unfinished packet. Only if it sends many small packets is the rest of
+a read kept and taken in turns: a flood of KEEPALIVEs costs its sender, not the others.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Executor
+import socket
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
-from headrace.config import Settings
-from headrace.hub.backbone.rules import Backbone
+from headrace.errors import HeadraceError
+from headrace.hub.backbone.rules import Backbone, Reason, Refused, ServeRange, Unserved
 from headrace.hub.conversion import backbone_run
-from headrace.hub.sequence import Hub
+from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
+from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.fyrehose.tcp_connection import FyrehoseStream
-from headrace.net.server.admission import Connections
-from headrace.net.server.encoded_cache import Chunk, Recent
-from headrace.wire.fyrehose.stream import deliver_run
+from headrace.net.server.connection import DoorConnection, Refusal, TcpDoor
+from headrace.net.server.door import DoorContext
+from headrace.net.server.log_feed import LogFeed
+from headrace.wire.fyrehose.stream import (
+    MAX_PACKET,
+    Keepalive,
+    KeepaliveAck,
+    PushRun,
+    Request,
+    ServerDecoder,
+    ServerFrame,
+    deliver_run,
+    serialize,
+)
+from headrace.wire.receive_buffer import Buffer
 
 RECEIVE_BYTES: Final = 256 << 10
 """What one read may bring: large enough that a turn's batch is worth its overhead."""
 
-_LONGEST_PACKET: Final = 65_535 + 9
-
-RECENT_BYTES: Final = 32 << 20
+CACHE_BYTES: Final = 32 << 20
 """How much of the newest sequence is kept ready to send; who is further behind is fed from the log."""
 
-CHUNK_BYTES: Final = 1 << 20
-"""About how much is encoded as one piece: a commit may bring far more than should wait for one connection."""
+MAX_RANGES: Final = 64
+"""REQUESTs one connection may have waiting; past it the connection is not read until one is done."""
+
+MAX_FRAMES: Final = 64
+"""Frames taken from one connection before the others have their turn; a run of PUSHes is one frame."""
+
+MAX_ACKS: Final = 64 << 10
+"""Bytes of KEEPALIVE-ACKs that may wait after DELIVERs that a peer does not take; past it, it is not read."""
 
 
-class FyrehoseTcp:
+class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
     """The TCP half of the fyrehose door: what its connections share."""
 
-    def __init__(
-        self, hub: Hub, settings: Settings, backbone: Backbone, connections: Connections, readers: Executor
-    ) -> None:
-        self.hub = hub
-        self.settings = settings
+    def __init__(self, context: DoorContext, backbone: Backbone, listening: socket.socket) -> None:
+        super().__init__(context, "fyrehose", listening, RECEIVE_BYTES + MAX_PACKET)
         self.backbone = backbone
-        self.connections = connections
-        self.readers = readers
-        self.recent = Recent(RECENT_BYTES)
-        self.view = memoryview(bytearray(RECEIVE_BYTES + _LONGEST_PACKET))
-        self.streams: set[FyrehoseStream] = set()
-        self.subscribers: dict[FyrehoseStream, None] = {}
-        self.delivered = hub.counters.counter("delivered", door="fyrehose", transport="tcp")
-        self.draining = False
-        self.closed = asyncio.Event()
-        """Set when, after :meth:`close`, the last connection has gone."""
+        self.cache = EncodedCache(self.encode, max_bytes=CACHE_BYTES)
+        self.subscribers: dict[FyrehoseConnection, None] = {}
+        self.delivered = self.counters.counter("delivered", door="fyrehose", transport="tcp")
 
-    def connection(self) -> FyrehoseStream:
+    def connection(self) -> FyrehoseConnection:
         """Make the protocol of a new connection."""
-        return FyrehoseStream(self)
+        return FyrehoseConnection(self)
+
+    def admit(self, address: str) -> Refusal | None:
+        """Count a new connection, or return why it is refused."""
+        refusal = super().admit(address)
+        if refusal is None and not self.backbone.admits(address):
+            self.release(address)
+            detail = "auth.required is on and fyrehose.allow does not list this address"
+            return Refusal(Reason.NOT_ALLOWED, detail)
+        return refusal
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to every subscriber that has room."""
         if not self.subscribers:
-            self.recent.clear()
+            self.cache.clear()
             return
-        begin = size = 0
-        for end, batch in enumerate(batches[:-1], 1):
-            size += batch.run.size
-            if size >= CHUNK_BYTES:
-                self.recent.add(self._encode_batches(batches[begin:end]))
-                begin, size = end, 0
-        self.recent.add(self._encode_batches(batches[begin:]))
-        for stream in tuple(self.subscribers):
-            stream.feed.pump()
+        self.cache.encode(batches)
+        for connection in tuple(self.subscribers):
+            connection.feed.pump()
 
-    def read_chunk(self, first: int, last: int) -> Chunk:
+    def read_chunk(self, first: int, last: int) -> EncodedChunk:
         """Read some messages from the log as DELIVER packets; runs in a reader thread."""
-        return self._encode_batches(self.hub.log.read(first, last))
+        return self.encode(self.hub.log.read(first, last))
 
-    def tick(self, now: float) -> None:
-        """Let subscriptions lapse and cut off those who take nothing; called about each second."""
-        for stream in tuple(self.streams):
-            stream.tick(now)
-
-    def relieved(self) -> None:
-        """Read from publishers again."""
-        for stream in self.streams:
-            stream.resume_reading()
-
-    def stop(self) -> None:
-        """Accept and read nothing more; what is committed is still sent."""
-        self.draining = True
-        for stream in self.streams:
-            stream.pause_reading()
-
-    def close(self) -> None:
-        """Close every connection after what is buffered for it has gone out."""
-        self.draining = True
-        for stream in tuple(self.streams):
-            stream.close()
-        if not self.streams:
-            self.closed.set()
-
-    def abort(self) -> None:
-        """Close every connection that is still open, whatever is buffered for it."""
-        for stream in tuple(self.streams):
-            stream.abort()
-
-    def _encode_batches(self, batches: Sequence[Batch]) -> Chunk:
+    def encode(self, batches: Sequence[Batch]) -> EncodedChunk:
+        """Encode batches that follow one another as DELIVER packets."""
         parts = []
         hollow = 0
         for batch in batches:
@@ -113,5 +99,177 @@ class FyrehoseTcp:
             parts.append(data)
             hollow += missing
         if hollow:
-            self.hub.counters.add("hollow", hollow, door="fyrehose", transport="tcp")
-        return Chunk(batches[0].first, batches[-1].last, parts[0] if len(parts) == 1 else b"".join(parts))
+            self.counters.add("hollow", hollow, door="fyrehose", transport="tcp")
+        return EncodedChunk(
+            batches[0].first, batches[-1].last, parts[0] if len(parts) == 1 else b"".join(parts)
+        )
+
+
+class _InPlaceDecoder(ServerDecoder):
+    """Frames read where they were received, :data:`MAX_FRAMES` at a time; ``rest`` is what was not read yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = b""
+
+    def feed(self, data: Buffer) -> Iterator[ServerFrame]:
+        """Yield the frames at the beginning of ``data``, which begins with the rest; without data, of the rest."""
+        view = memoryview(data or self.rest)
+        frames, consumed, error = self.scan(view, 0, len(view), MAX_FRAMES)
+        self.rest = bytes(view[consumed:]) if consumed < len(view) else b""
+        yield from frames
+        if error is not None:
+            raise error
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes that were received and not read yet."""
+        return len(self.rest)
+
+    @property
+    def frame_at(self) -> int:
+        """How far the stream has come: a packet may come slowly, as long as it comes."""
+        return super().frame_at + len(self.rest)
+
+
+class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
+    """One TCP connection of the backbone."""
+
+    max_frames = MAX_FRAMES
+
+    def __init__(self, door: FyrehoseTcpDoor) -> None:
+        self._packets = _InPlaceDecoder()
+        super().__init__(door, self._packets)
+        self._hub = door.hub
+        self._acks: list[bytes] = []
+        self._unread_acks = 0
+        """Bytes of ACKs written since the peer stopped taking what it is sent."""
+        self._subscribed_until = 0.0
+        self.cursor = Cursor(find=door.cache.find, read_ahead=True)
+        self.feed = LogFeed(self._hub.log, self.cursor, door.read_chunk, door.context.readers, self)
+
+    # What the peer sends.
+
+    def get_buffer(self, _size: int) -> memoryview:
+        """Offer the door's buffer, after what is left of the last read."""
+        view, rest = self.door.view, self._packets.rest
+        view[: len(rest)] = rest
+        return view[len(rest) :]
+
+    def buffer_updated(self, received: int) -> None:
+        """Take what was received."""
+        super().buffer_updated(len(self._packets.rest) + received)
+        if self._hub.full:
+            self._hub.take_turn()
+
+    def take(self, frame: ServerFrame) -> None:
+        """Do what the peer asks; its KEEPALIVEs gather."""
+        match frame:
+            case PushRun(run):
+                self._hub.submit(Batch(run, origin="fyrehose", publisher=self.name), self.settled)
+            case Keepalive(address, port):
+                self._acks.append(_acknowledgement(address, port))
+            case Request():
+                self._request(frame)
+
+    def done_taking(self) -> None:
+        """Answer KEEPALIVEs: "the backbone has to respond to every KEEPALIVE", before the first DELIVER."""
+        if not self._acks:
+            return
+        acks = b"".join(self._acks)
+        self._acks.clear()
+        self.send(acks)
+        if self._full:
+            self._unread_acks += len(acks)
+        self._subscribed_until = self.loop.time() + self.door.settings.fyrehose.subscriber_seconds
+        if self not in self.door.subscribers:
+            self.door.subscribers[self] = None
+            self.counters.add("subscribed", door="fyrehose", transport="tcp")
+            self.cursor.next = self._hub.log.head + 1
+
+    def eof_received(self) -> bool:
+        """Keep feeding a peer that sends no more (a pipe's end) while it is subscribed."""
+        super().eof_received()
+        return self._is_wanted()
+
+    def must_wait(self) -> bool:
+        """Return whether what the peer sends must wait; a peer that takes little may publish all the same."""
+        return (
+            self._hub.congested
+            or self.door.stopping
+            or len(self.cursor.ranges) >= MAX_RANGES
+            or self._unread_acks > MAX_ACKS
+        )
+
+    # What the peer is sent.
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is room for another chunk."""
+        return not self._full
+
+    def take_chunk(self, chunk: EncodedChunk) -> bool:
+        """Send DELIVER packets."""
+        self.door.delivered.value += chunk.last - chunk.first + 1
+        self.send(chunk.data)
+        return True
+
+    def read_failed(self, lost: Lost, error: HeadraceError) -> None:
+        """Report what retention removed from a range; cut off a peer that the log can feed no further."""
+        self.counters.report("undeliverable", lost.first, lost.last, str(error), door="fyrehose")
+        if lost.ended:
+            self.cut_off(error)
+
+    def pump(self) -> None:
+        """Send what there is; a REQUEST that is done makes room for another."""
+        self.feed.pump()
+        self.resume_reading()
+
+    def drained(self) -> None:
+        """Go on sending."""
+        self._unread_acks = 0
+        self.feed.pump()
+
+    def unsent(self) -> Range | None:
+        """Return the committed messages that a subscriber has not been sent."""
+        following, head = self.cursor.next, self._hub.log.head
+        return None if following > head else (following, head)
+
+    def judge(self, now: float) -> None:
+        """Let the subscription lapse; close a half-closed connection that nothing more is to be sent to."""
+        # Who is not read cannot renew.
+        if self in self.door.subscribers and now >= self._subscribed_until and not self.reading_paused:
+            del self.door.subscribers[self]
+            self.cursor.next = NOWHERE
+            self.counters.add("lapsed", door="fyrehose", transport="tcp")
+        if self._ended and not (self.buffered or self._is_wanted()):
+            self._transport.close()
+
+    def closed(self) -> None:
+        """Stop feeding the connection."""
+        self.cursor.close()
+        self.door.subscribers.pop(self, None)
+
+    def _is_wanted(self) -> bool:
+        return bool(self.cursor.ranges) or self.cursor.follows
+
+    def _request(self, frame: Request) -> None:
+        self.counters.add("requests", door="fyrehose", transport="tcp")
+        for effect in self.door.backbone.stream_request(frame, self.endpoint):
+            match effect:
+                case Refused(reason):
+                    self.refuse(reason.value, f"REQUEST from {frame.first} to {frame.last}")
+                case Unserved(_, first, last):
+                    detail = f"asked by {self.name}"
+                    self.counters.report("unavailable", first, last, detail, at_will=True, door="fyrehose")
+                case ServeRange(first, last):
+                    self.cursor.ranges.append(RequestedRange(first, last))
+                    self.feed.pump()
+                case _:
+                    raise AssertionError(effect)
+
+
+@lru_cache(maxsize=1024)
+def _acknowledgement(address: str, port: int) -> bytes:
+    """The answer to a KEEPALIVE; a client sends the same one every second."""
+    return serialize(KeepaliveAck(address, port))

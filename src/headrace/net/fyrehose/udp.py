@@ -14,7 +14,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +28,6 @@ from headrace.client.udp_offload import (
     enlarge,
     segment_size,
 )
-from headrace.config import Settings
 from headrace.errors import StorageError
 from headrace.hub.backbone.rules import (
     Acknowledge,
@@ -44,8 +42,9 @@ from headrace.hub.backbone.rules import (
 )
 from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, Skipped
 from headrace.hub.conversion import backbone_run
-from headrace.hub.sequence import Hub
+from headrace.hub.cursor import EncodedCache
 from headrace.message import Batch
+from headrace.net.server.door import DoorContext
 from headrace.wire.fyrehose.stream import (
     MAX_DATAGRAM,
     BadDatagram,
@@ -71,10 +70,8 @@ _STEPS_PER_TURN: Final = 256
 """Reads from the socket, and things found in them, before everyone else gets a turn. A run of PUSHes is one thing, a
 KEEPALIVE another; and one read may bring 64 datagrams."""
 
-_RECENT_TURNS: Final = 256
-_RECENT_BYTES: Final = 8 << 20
-"""How much of the newest sequence is kept encoded, for subscribers that pacing holds back a little. Few enough turns
-that looking through them costs nothing."""
+_CACHE_BYTES: Final = 8 << 20
+"""How much of the newest sequence is kept encoded, for subscribers that pacing holds back a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +82,11 @@ class Packets:
     last: int
     data: memoryview
     edges: npt.NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that they keep."""
+        return len(self.data)
 
 
 @dataclass(slots=True)
@@ -102,18 +104,14 @@ class Sending:
 class FyrehoseUdp:
     """The UDP half of the fyrehose door."""
 
-    def __init__(
-        self, hub: Hub, settings: Settings, backbone: Backbone, sock: socket.socket, readers: Executor
-    ) -> None:
-        self._hub = hub
-        self._settings = settings
+    def __init__(self, context: DoorContext, backbone: Backbone, sock: socket.socket) -> None:
+        self._hub = context.hub
         self._backbone = backbone
         self._sock = sock
-        self._readers = readers
+        self._readers = context.readers
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._recent: deque[Packets] = deque()
-        self._recent_bytes = 0
+        self._cache = EncodedCache(self._encode, max_bytes=_CACHE_BYTES)
         self._blocked: deque[Sending] = deque()
         self._segments = enable_segments(sock)
         enlarge(sock, socket.SO_RCVBUF, _RECEIVE_BUFFER)
@@ -131,11 +129,9 @@ class FyrehoseUdp:
         if self._closed:
             return
         if not len(self._backbone):
-            if self._recent:
-                self._recent.clear()
-                self._recent_bytes = 0
+            self._cache.clear()
             return
-        self._keep(self._encode(batches))
+        self._cache.encode(batches)
         self._do(self._backbone.due(self._loop.time()))
         self._reschedule()
 
@@ -239,7 +235,7 @@ class FyrehoseUdp:
                     )
 
     def _send_range(self, grant: SendRange) -> None:
-        packets = self._find(grant.first)
+        packets = self._cache.find(grant.first)
         if packets is not None:
             self._send_packets(grant, packets)
             return
@@ -360,25 +356,6 @@ class FyrehoseUdp:
             size += len(data)
         whole = parts[0] if len(parts) == 1 else b"".join(parts)
         return Packets(batches[0].first, batches[-1].last, memoryview(whole), np.concatenate(edges))
-
-    def _keep(self, packets: Packets) -> None:
-        if self._recent and self._recent[-1].last + 1 != packets.first:
-            self._recent.clear()
-            self._recent_bytes = 0
-        self._recent.append(packets)
-        self._recent_bytes += len(packets.data)
-        while len(self._recent) > 1 and (
-            self._recent_bytes > _RECENT_BYTES or len(self._recent) > _RECENT_TURNS
-        ):
-            self._recent_bytes -= len(self._recent.popleft().data)
-
-    def _find(self, seq: int) -> Packets | None:
-        if not self._recent or seq < self._recent[0].first:
-            return None
-        for packets in reversed(self._recent):
-            if packets.first <= seq:
-                return packets if seq <= packets.last else None
-        return None
 
 
 def _calls(

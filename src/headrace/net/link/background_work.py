@@ -1,4 +1,4 @@
-"""Work for a request that would hold up everybody else: done aside, in a thread, and gone on with here."""
+"""Work for a request that would hold up the event loop: done in a thread, and answered here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.net.link.connection import LinkConnection
 T = TypeVar("T")
 
 
-class Aside:
+class BackgroundWork:
     """Threads that work for the requests of one hub's link."""
 
     def __init__(self, threads: Executor) -> None:
@@ -32,7 +32,7 @@ class Aside:
         *arguments: Any,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Work in a thread, then go on here; whatever of ours goes wrong in either is the request's answer."""
+        """Call ``function`` in a thread, then ``then`` here with its result; our errors in either are the answer."""
 
         def done(future: asyncio.Future[T]) -> None:
             if future.cancelled():

@@ -28,12 +28,12 @@ from headrace.message import Batch
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.operations import Operations
-from headrace.net.link.row_bodies import Live
-from headrace.net.server.door import House
+from headrace.net.link.row_bodies import row_cache
+from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import Reports
 from headrace.tube import Tube, TubeOptions, TubeServer, serve
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
-from headrace.wire.link.requests import Hello
+from headrace.wire.link.requests import HelloRequest
 from headrace.wire.sdk.auth import parse_auth
 
 Transport = Literal["tcp", "websocket"]
@@ -44,23 +44,25 @@ _LOOPBACK: Final = r"(?:[a-z0-9-]+\.)*localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]"
 class LinkDoor:
     """The link, open on any number of sockets."""
 
-    def __init__(self, house: House, status: Callable[[], dict[str, object]], reports: Reports) -> None:
+    def __init__(
+        self, context: DoorContext, status: Callable[[], dict[str, object]], reports: Reports
+    ) -> None:
         self.stopping: RefusedError | None = None
         """Why nothing more is begun."""
         self.not_yet: Callable[[], str | None] = lambda: None
         """Why clients had better ask another node for now, if so."""
-        self.counters = house.hub.counters
-        self._house = house
-        self._hub = house.hub
-        self._live = Live()
-        self.consumers = LinkConsumers(house.hub, house.parts.consumers, house.readers)
-        self.operations = Operations(house, self._live, self.consumers, status, reports)
+        self.counters = context.hub.counters
+        self._context = context
+        self._hub = context.hub
+        self._cache = row_cache()
+        self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
+        self.operations = Operations(context, self._cache, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
         self._servers: list[TubeServer] = []
 
     async def open(self, transport: Transport, sock: socket.socket) -> None:
         """Accept tubes on a bound socket."""
-        limits = self._house.settings.limits
+        limits = self._context.settings.limits
         options = TubeOptions(
             max_message=MAX_MESSAGE,
             max_sent=MAX_ANSWER,
@@ -72,7 +74,7 @@ class LinkDoor:
             handshake_seconds=limits.handshake_seconds,
             close_seconds=max(limits.drain_seconds / 2, 0.001),
         )
-        origins = _origins(sock.getsockname()[0], self._house.settings.auth.origins)
+        origins = _origins(sock.getsockname()[0], self._context.settings.auth.origins)
         server = await serve(
             self._converse,
             transport=transport,
@@ -87,8 +89,10 @@ class LinkDoor:
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Let every stream that waited at the head go on."""
-        self._live.add(batches)
-        if self._live.followers:
+        if not self._cache.readers:
+            self._cache.clear()
+        else:
+            self._cache.encode(batches)
             for connection in self._connections:
                 connection.pump()
         self.consumers.deliver()
@@ -96,7 +100,7 @@ class LinkDoor:
     def tick(self, now: float) -> None:
         """Judge deadlines."""
         for connection in tuple(self._connections):
-            connection.tick(now, self._house.settings.limits.handshake_seconds)
+            connection.tick(now, self._context.settings.limits.handshake_seconds)
         self.consumers.tick(now)
         self.operations.tick(now)
 
@@ -136,7 +140,7 @@ class LinkDoor:
         """Whether publishers must wait."""
         return self._hub.congested
 
-    def greet(self, hello: Hello) -> dict[str, object]:
+    def greet(self, hello: HelloRequest) -> dict[str, object]:
         """Judge a hello; return the members of its answer."""
         if (reason := self.not_yet()) is not None:
             raise RefusedError("stopping", reason)
@@ -144,7 +148,7 @@ class LinkDoor:
             spoken = ", ".join(map(str, VERSIONS))
             reason = f"version {hello.version} of the link is not spoken here, but {spoken}"
             raise ExplainedError("version", reason, versions=list(VERSIONS))
-        authentication = self._house.authentication
+        authentication = self._context.authentication
         if authentication.required:
             try:
                 auth = parse_auth(msgspec.json.encode(hello.auth))
@@ -159,16 +163,16 @@ class LinkDoor:
             "node": self._hub.node,
             "hub": __version__,
             "max_message": MAX_MESSAGE,
-            "message_bytes": self._house.settings.limits.message_bytes,
+            "message_bytes": self._context.settings.limits.message_bytes,
         }
 
     def _admit(self, tube: Tube) -> bool:
         address = tube.peer.host
-        refusal = self._house.connections.admit(address)
+        refusal = self._context.admission.admit(address)
         if refusal is not None:
             self.counters.refuse("tube", "connections", str(tube.peer), refusal)
             return False
-        tube.when_closed(lambda _: self._house.connections.release(address))
+        tube.when_closed(lambda _: self._context.admission.release(address))
         return True
 
     async def _converse(self, tube: Tube) -> None:

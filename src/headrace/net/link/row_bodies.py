@@ -1,25 +1,23 @@
-"""The log as bodies of rows: what the link's streams send.
+"""The log as bodies of rows, which the link's streams send.
 
-Reading is done in threads: :func:`read_piece` takes a range's beginning and gives one body. A record batch that is
-sealed is sent as it lies on disk, after its checksum, without being unpacked; what is in an open tail, or must be
-filtered, is made into one record batch of about a MiB.
-
-What was committed last is kept for those who keep up (:class:`Live`): they get it without a thread and a disk
-between, and it is encoded once however many they are.
+Reading is done in threads: :func:`read_piece` turns the beginning of a range into one body. A sealed record batch is
+sent as it lies on disk, after its checksum, without being unpacked; what is in an open tail, or must be filtered, is
+made into one record batch of about a MiB. What was committed last is cached (:func:`row_cache`) for readers that keep
+up.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from headrace.errors import LimitError, TrimmedError
+from headrace.hub.cursor import EncodedCache
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.log.sealed import SealedSegment
@@ -33,31 +31,31 @@ MAX_LONE_BODY: Final = MAX_ANSWER - MAX_HEAD
 """The longest body of one row, which has to pass whole."""
 
 _SCAN_BYTES: Final = 16 << 20
-"""How much a filter looks through before it says how far it has come."""
+"""Bytes that a filter looks through before its position is reported."""
 
 _WORTH: Final = 8
 """A sealed record batch is sent whole when at least one row in so many is wanted."""
 
 _MANY: Final = 4
-"""Rows take up to so many times :data:`ROWS_BYTES`: what they share is said once in a batch and in every row of a body,
-and of small messages it is the most."""
+"""Rows take up to this many times :data:`ROWS_BYTES`: what messages share stands once in a batch but in every row of a
+body, and for small messages it is the larger part."""
 
-_LIVE_CHUNKS: Final = 8
-"""Who is further behind is better served from the log, where many small batches become one body."""
+_CACHED_CHUNKS: Final = 8
+"""A reader further behind is better served from the log, where many small batches become one body."""
 
 
 class Piece(NamedTuple):
-    """What there is of ``first`` to ``last``: a body, or ``None`` if no row of it passes the filter."""
+    """Rows ``first`` to ``last`` as a body, or ``None`` if none of them passes the filter."""
 
     first: int
     last: int
     body: Buffer | None
     rows: int
-    """Rows that the reader gets."""
+    """Number of rows in the body."""
 
 
 def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
-    """One body of rows from ``first`` on, not past ``last``, which must be committed."""
+    """Read one body of rows from ``first`` on, not past ``last``, which must be committed."""
     if wanted is not None:
         return _filtered(log, first, last, wanted)
     if (piece := _as_it_lies(log, first, last)) is not None:
@@ -70,7 +68,7 @@ def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
 
 
 def beginning(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """As many of some batches as can be merged and sent: one message at least, and of several a few MiB as rows."""
+    """Return the batches that fit one body: at least one message, and a few MiB of rows at most."""
     room = _MANY * ROWS_BYTES
     for place, batch in enumerate(batches):
         taken = batch.size + _spread(batch)
@@ -80,15 +78,13 @@ def beginning(batches: Sequence[Batch]) -> Sequence[Batch]:
     return batches
 
 
-class Chunk:
-    """Batches committed together, as one body made when somebody first wants it."""
+class RowChunk:
+    """Batches committed together, as one body made when it is first wanted."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.first = batches[0].first
         self.last = batches[-1].last
         self.size = sum(batch.size for batch in batches)
-        self.as_rows = self.size + sum(map(_spread, batches))
-        """The most that the body takes: what messages share, each row says anew."""
         self._batches = batches
 
     @cached_property
@@ -102,7 +98,7 @@ class Chunk:
         return batches_body(self._batches, MAX_BODY) or body_of(self.rows)
 
     def piece(self, first: int, wanted: Filter | None) -> Piece:
-        """The chunk for one reader, who stands at ``first``."""
+        """Return the chunk for a reader whose cursor is at ``first``."""
         if wanted is None:
             return Piece(first, self.last, self.body, self.last - first + 1)
         passing = {wanted.passes(batch) for batch in self._batches}
@@ -115,40 +111,28 @@ class Chunk:
         return Piece(first, self.last, body, rows.num_rows)
 
 
-class Live:
-    """The chunks committed last, without a hole between them; none are kept while nobody follows."""
+RowCache: TypeAlias = EncodedCache[RowChunk]
 
-    def __init__(self) -> None:
-        self.followers = 0
-        self._chunks: deque[Chunk] = deque(maxlen=_LIVE_CHUNKS)
 
-    def add(self, batches: Sequence[Batch]) -> None:
-        """Take newly committed batches."""
-        if not self.followers:
-            self._chunks.clear()
-            return
-        chunk = Chunk(batches)
-        if chunk.size > ROWS_BYTES or chunk.as_rows > _MANY * ROWS_BYTES:
-            # Work for a thread.
-            self._chunks.clear()
-        else:
-            self._chunks.append(chunk)
+def row_cache() -> RowCache:
+    """Make a cache of the newest rows."""
+    return EncodedCache(_row_chunk, max_bytes=_CACHED_CHUNKS * ROWS_BYTES, max_chunks=_CACHED_CHUNKS)
 
-    def find(self, seq: int) -> Chunk | None:
-        """The chunk that holds ``seq``, if it is still here."""
-        place = bisect_right(self._chunks, seq, key=lambda chunk: chunk.first) - 1
-        if place < 0 or seq > self._chunks[place].last:
-            return None
-        return self._chunks[place]
+
+def _row_chunk(batches: Sequence[Batch]) -> RowChunk | None:
+    """Make a chunk of batches, unless they are so long that encoding them is work for a thread."""
+    chunk = RowChunk(batches)
+    too_long = chunk.size > ROWS_BYTES or chunk.size + sum(map(_spread, batches)) > _MANY * ROWS_BYTES
+    return None if too_long else chunk
 
 
 def _spread(batch: Batch) -> int:
-    """Upper bound of what a batch takes as rows beside its payloads, as ``plain_rows.batches_body`` counts it."""
+    """Bound the bytes that a batch takes as rows besides its payloads, as ``plain_rows.batches_body`` counts them."""
     return len(batch) * (52 + 4 * (len(batch.origin) + len(batch.publisher) + len(batch.topic)))
 
 
 def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
-    """The sealed record batch that ``first`` is in, if it is sealed and worth being sent whole."""
+    """Return the sealed record batch that holds ``first``, if it is worth being sent whole."""
     segments = log.segments
     place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
     if place < 0:
@@ -186,7 +170,7 @@ def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
 
 
 def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece:
-    """Rows as one body, as many of them as fit; ``last`` is how far the piece reaches if all do."""
+    """Encode as many rows as fit one body; ``last`` is how far the piece reaches if all do."""
     count = rows.num_rows
     if rows.nbytes > 2 * ROWS_BYTES:
         count = max(1, count * ROWS_BYTES // rows.nbytes)

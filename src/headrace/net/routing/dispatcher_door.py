@@ -11,8 +11,8 @@ from headrace.hub.routing.dispatcher import Dispatcher
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
 from headrace.net.routing.push_stream import JoiningStream
 from headrace.net.routing.roles import Routing
-from headrace.net.server.connection import StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import (
     ConnectorDecoder,
     ConnectorMessage,
@@ -27,13 +27,13 @@ from headrace.wire.attribute.messages import (
 from headrace.wire.attribute.push_parts import HeartbeatJoiner
 
 
-class DispatcherDoor(StreamDoor["DispatcherStream"]):
+class DispatcherDoor(TcpDoor["DispatcherStream"]):
     """The door, open on a TCP socket."""
 
     def __init__(
-        self, house: House, routing: Routing, dispatcher: Dispatcher, listening: socket.socket
+        self, context: DoorContext, routing: Routing, dispatcher: Dispatcher, listening: socket.socket
     ) -> None:
-        super().__init__(house, "dispatcher", listening)
+        super().__init__(context, "dispatcher", listening)
         self.routing = routing
         self.dispatcher = dispatcher
 
@@ -64,7 +64,7 @@ class DispatcherStream(JoiningStream[DispatcherDoor]):
                 self.send(self.door.dispatcher.heartbeat(int(time())))
 
     def closed(self) -> None:
-        """Whoever relied on this matcher must know."""
+        """Break what relied on this matcher."""
         self.door.dispatcher.lost(self._feeder)
 
 
@@ -91,7 +91,7 @@ class _Target(Dialled["Targets"]):
         self.close()
 
     def closed(self) -> None:
-        """Nothing goes this way any more."""
+        """Forget the connection."""
         self.door.dispatcher.left(self)
 
 
@@ -142,25 +142,25 @@ class Targets(Dialling[_Target]):
 
     def __init__(
         self,
-        house: House,
+        context: DoorContext,
         dispatcher: Dispatcher,
         node: bytes,
         name: str,
         addresses: Sequence[Address],
         link: type[_Target],
     ) -> None:
-        super().__init__(house, name, addresses)
+        super().__init__(context, name, addresses)
         self.dispatcher = dispatcher
         self.node = node
         self._link = link
 
     @classmethod
-    def all_of(cls, house: House, dispatcher: Dispatcher, node: bytes) -> list[Targets]:
-        """Those that the settings name."""
-        settings = house.settings.dispatcher
+    def all_of(cls, context: DoorContext, dispatcher: Dispatcher, node: bytes) -> list[Targets]:
+        """The connections that the settings name."""
+        settings = context.settings.dispatcher
         return [
-            cls(house, dispatcher, node, "to_connectors", settings.connectors, ConnectorLink),
-            cls(house, dispatcher, node, "to_dispatchers", settings.peers, DispatcherLink),
+            cls(context, dispatcher, node, "to_connectors", settings.connectors, ConnectorLink),
+            cls(context, dispatcher, node, "to_dispatchers", settings.peers, DispatcherLink),
         ]
 
     def connection(self) -> _Target:

@@ -1,7 +1,7 @@
-"""The matching stage: committed batches in, in order; whom each message is for out.
+"""The match queue: committed batches in, in order; the clients of each message out.
 
-The stage is a consumer with a cursor, like any other. What is committed waits for it in memory, up to
-:data:`MAX_WAITING`; past that it reads the log instead. A few messages are matched where they are, in the turn they
+The queue has a cursor, like any other reader. What is committed waits for it in a cache, up to :data:`MAX_WAITING`;
+past that it reads the log instead. A few messages are matched where they are, in the turn they
 were committed in; many are matched in a thread of their own, some at a time, so that nobody else waits for that. The
 index is rebuilt in a thread as well when it asks for that.
 """
@@ -13,13 +13,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Final
+from typing import Final, NamedTuple
 
-from headrace.errors import StorageError, TrimmedError
-from headrace.hub.routing.local_matcher import Matching
+from headrace.errors import HeadraceError
+from headrace.hub.cursor import Cursor, EncodedCache, Lost
+from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
+from headrace.net.server.log_feed import LogFeed
 
 FEW: Final = 64
 """Messages that are matched on the event loop: less work than going to another thread and back."""
@@ -38,16 +40,37 @@ Matched = Callable[[Batch, Matches | None], None]
 """Takes what was matched; ``None`` stands for a batch that nobody could want."""
 
 
-class Stage:
+class Batches(NamedTuple):
+    """Batches that follow one another."""
+
+    batches: Sequence[Batch]
+    size: int
+
+    @property
+    def first(self) -> int:
+        """The first sequence number."""
+        return self.batches[0].first
+
+    @property
+    def last(self) -> int:
+        """The last sequence number."""
+        return self.batches[-1].last
+
+
+def _gather(batches: Sequence[Batch]) -> Batches:
+    return Batches(batches, sum(batch.size for batch in batches))
+
+
+class MatchQueue:
     """Matches what is committed."""
 
     def __init__(
-        self, hub: Hub, matching: Matching, matched: Matched, readers: Executor, thread: Executor
+        self, hub: Hub, matching: LocalMatcher, matched: Matched, readers: Executor, thread: Executor
     ) -> None:
         self.next = hub.log.head + 1
         """The first message that is not matched yet."""
         self.blocked: Callable[[], bool] = lambda: False
-        """Whether whoever takes what is matched has no room; then call :meth:`go_on` when it has."""
+        """Whether the taker of matches has no room; call :meth:`go_on` when it has."""
         self._stopped = False
         self._barriers: deque[tuple[int, Callable[[], None]]] = deque()
         self._hub = hub
@@ -59,42 +82,37 @@ class Stage:
         """Whether the index's kernels are compiled; the first messages see to that in the thread."""
         self._away = False
         """Whether messages are just being matched in the thread."""
-        self._waiting: deque[Batch] = deque()
-        self._bytes = 0
+        self._cache = EncodedCache(_gather, max_bytes=MAX_WAITING)
+        self._cursor = Cursor(self.next, self._cache.find, passes_over=True)
+        self._feed = LogFeed(hub.log, self._cursor, self._read, readers, self)
+        self._taken: deque[Batch] = deque()
+        """Taken from the cursor, and not matched yet."""
         self._due = False
-        self._reading = False
         self._rebuilding = False
         self._messages = hub.counters.counter("matched", what="messages")
         self._clients = hub.counters.counter("matched", what="clients")
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Take newly committed batches."""
-        waiting = self._waiting
-        if not (waiting or self._barriers or len(self._matching) or self._away or self._reading):
+        busy = self._taken or self._barriers or self._away or self._cursor.reading
+        if not (busy or len(self._matching)):
             # Nobody wants anything, as on a hub that routes nothing: no batch need be looked at.
             newest = batches[-1]
             if batches[0].first == self.next and not (self._stopped or self.blocked()):
-                self.next = newest.last + 1
+                self._cursor.next = self.next = newest.last + 1
                 self._matched(newest, None)
                 return
-        following = waiting[-1].last + 1 if waiting else self.next
-        for batch in batches:
-            if batch.first != following:
-                break  # The log has it, and what is between.
-            waiting.append(batch)
-            self._bytes += batch.size
-            following = batch.last + 1
-        while self._bytes > MAX_WAITING and len(waiting) > 1:
-            self._bytes -= waiting.pop().size
+        self._cache.encode(batches)
+        self._feed.pump()
         if not self._due:
             self.go_on()
 
     def stop(self) -> None:
-        """Match nothing more: whoever is owed something finds it in the log."""
+        """Match nothing more; the log has the rest."""
         self._stopped = True
 
     def when(self, seq: int, act: Callable[[], None]) -> None:
-        """Call ``act`` once everything up to ``seq``, and nothing behind it, is matched."""
+        """Call ``act`` once everything up to ``seq``, and nothing after it, is matched."""
         self._barriers.append((seq, act))
 
     def go_on(self) -> None:
@@ -106,31 +124,47 @@ class Stage:
         while budget > 0 and not (self._away or self.blocked()):
             if self._barriers and self._barriers[0][0] < self.next:
                 self._barriers.popleft()[1]()
-            elif self._waiting:
-                batch = self._next_batch(SLICE)
-                budget -= len(batch) if len(self._matching) else 1
-                self._match(batch)
-            else:
-                break
-        if self._away or self.blocked():
-            return
-        if self._waiting:
+                continue
+            if not self._taken:
+                self._feed.pump()
+                if not self._taken:
+                    return
+            batch = self._next_batch(SLICE)
+            budget -= len(batch) if len(self._matching) else 1
+            self._match(batch)
+        if not (self._away or self.blocked()):
             self._due = True
             asyncio.get_running_loop().call_soon(self.go_on)
-        elif self.next <= self._hub.log.head:
-            self._read()
 
     def _next_batch(self, most: int) -> Batch:
-        """What waits first: no more than ``most`` messages, none behind the next barrier."""
-        batch = self._waiting.popleft()
+        """The next messages that wait: at most ``most``, none after the next barrier."""
+        batch = self._taken.popleft()
         if self._barriers:
             most = min(most, self._barriers[0][0] - self.next + 1)
         if len(batch) > most:
             batch, rest = batch.slice(0, most), batch.slice(most, len(batch))
-            self._waiting.appendleft(rest)
-        # The parts of a batch may come to some bytes more than it did: where nothing waits, the count begins anew.
-        self._bytes = self._bytes - batch.size if self._waiting else 0
+            self._taken.appendleft(rest)
         return batch
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next chunk can be taken: all before it is matched."""
+        return not (self._taken or self._stopped)
+
+    def take_chunk(self, chunk: Batches) -> bool:
+        """Take batches to match."""
+        self._taken.extend(chunk.batches)
+        self._cache.discard(chunk.last)
+        return True
+
+    def read_failed(self, lost: Lost, error: HeadraceError) -> None:
+        """Count what cannot be read and go on with what comes next: nobody else gets it either."""
+        self._hub.counters.report("unmatched", lost.first, lost.last, str(error))
+        self.next = lost.last + 1
+
+    def pump(self) -> None:
+        """Go on: a read has come in."""
+        self.go_on()
 
     def tick(self) -> None:
         """Rebuild the index if that is due."""
@@ -151,7 +185,7 @@ class Stage:
             while True:
                 try:
                     found = next(pieces, None)
-                except Exception as error:  # noqa: BLE001 -- whatever it is, those behind must not wait
+                except Exception as error:  # noqa: BLE001 -- whatever it is, later messages must not wait
                     self._cannot(batch, error)
                     return
                 if found is None:
@@ -166,7 +200,7 @@ class Stage:
         matching.add_done_callback(lambda done: self._came(batch, pieces, done))
 
     def _cannot(self, batch: Batch, error: BaseException) -> None:
-        """Give up what is not matched of a batch: those behind it must not wait for ever."""
+        """Give up the rest of a batch: later messages must not wait for ever."""
         detail = f"the matcher failed ({type(error).__name__}: {error})"
         self._hub.counters.report("unmatched", self.next, batch.last, detail)
         logger.error("messages %d to %d could not be matched", self.next, batch.last, exc_info=error)
@@ -197,34 +231,8 @@ class Stage:
         self._clients.value += len(matches.clients)
         self._matched(batch, matches)
 
-    def _read(self) -> None:
-        if not self._reading:
-            self._reading = True
-            loop = asyncio.get_running_loop()
-            reading = loop.run_in_executor(
-                self._readers, self._hub.log.read, self.next, self._hub.log.head, READ_BYTES
-            )
-            reading.add_done_callback(self._was_read)
-
-    def _was_read(self, done: asyncio.Future[list[Batch]]) -> None:
-        self._reading = False
-        if done.cancelled():
-            return
-        error = done.exception()
-        if isinstance(error, StorageError):
-            # Nobody else gets these either: count them and go on with what comes next.
-            last = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
-            self._hub.counters.report("unmatched", self.next, last, str(error))
-            self.next = last + 1
-            self.go_on()
-            return
-        if error is not None:
-            raise error
-        batches = done.result()
-        if batches and not self._waiting and batches[0].first == self.next:
-            self._waiting.extend(batches)
-            self._bytes = sum(batch.size for batch in batches)
-        self.go_on()
+    def _read(self, first: int, last: int) -> Batches:
+        return _gather(self._hub.log.read(first, last, READ_BYTES))
 
     def _rebuilt(self, done: asyncio.Future[bool]) -> None:
         self._rebuilding = False

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headrace.message import Batch, column_type, envelope_rows
-from headrace.net.server.connection import Stream, StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import DoorConnection, TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.publish import Attributes, PublisherDecoder, Publishes
 
 ORIGIN = "attribute"
 
 
-class PublisherDoor(StreamDoor["PublisherStream"]):
+class PublisherDoor(TcpDoor["PublisherStream"]):
     """The door, open on a TCP socket."""
 
-    def __init__(self, house: House, listening: socket.socket) -> None:
-        super().__init__(house, "publisher", listening)
+    def __init__(self, context: DoorContext, listening: socket.socket) -> None:
+        super().__init__(context, "publisher", listening)
 
     def connection(self) -> PublisherStream:
         """The protocol of a new connection."""
@@ -35,7 +35,7 @@ class PublisherDoor(StreamDoor["PublisherStream"]):
         return {}
 
 
-class PublisherStream(Stream[PublisherDoor]):
+class PublisherStream(DoorConnection[PublisherDoor]):
     """One publisher."""
 
     def __init__(self, door: PublisherDoor) -> None:

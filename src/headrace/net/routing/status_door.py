@@ -1,9 +1,8 @@
-"""The ``status`` door: where a matcher is on the ring, told to other matchers and to anyone who connects.
+"""The ``status`` door: tells other matchers, and anyone who connects, where this matcher is on the ring.
 
-Whoever connects is told this matcher's node and vnode information at once, and again in answer to each node information
-of its own. Matchers dial one another (``matching.peers``); one that has not been heard of for ``limits.idle_seconds``
-is taken off the ring by those who still are there (:mod:`headrace.hub.routing.silent_matchers`), and joins again when
-it is back.
+A new connection is sent this matcher's node and vnode information at once, and again in answer to each node information
+of its own. Matchers dial one another (``matching.peers``); one that was not heard for ``limits.idle_seconds`` is taken
+off the ring by the others (:mod:`headrace.hub.routing.matcher_ring`), and joins again when it is back.
 """
 
 from __future__ import annotations
@@ -14,22 +13,21 @@ from collections.abc import Callable
 from functools import partial
 
 from headrace.errors import StorageError
-from headrace.hub.routing.matcher_ring import Matchers, leave
-from headrace.hub.routing.silent_matchers import Silence
+from headrace.hub.routing.matcher_ring import MatcherRing, SilentMatchers, leave
+from headrace.hub.routing.roles import role_name
 from headrace.matching import Ring
 from headrace.message import Batch
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
-from headrace.net.routing.roles import role_name
-from headrace.net.server.connection import Stream, StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import DoorConnection, TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.attribute.messages import NodeInfo, StatusDecoder, StatusMessage, VnodeInfo, serialize
 
 
-class Place:
-    """What this matcher tells of itself."""
+class RingPosition:
+    """This matcher's place on the ring, and its addresses."""
 
-    def __init__(self, house: House, doors: Callable[[], dict[str, str]]) -> None:
-        self.name = role_name(house.settings)
+    def __init__(self, context: DoorContext, doors: Callable[[], dict[str, str]]) -> None:
+        self.name = role_name(context.settings)
         alone = Ring(self.name)
         self._start = alone.starts[self.name]
         self._vnodes = b"".join(alone.vnodes(self.name))
@@ -46,11 +44,11 @@ class Place:
         return serialize(NodeInfo(platform.node(), bound, asked, self._start, self.name))
 
 
-class StatusDoor(StreamDoor["StatusStream"]):
+class StatusDoor(TcpDoor["StatusStream"]):
     """The door, open on a TCP socket."""
 
-    def __init__(self, house: House, place: Place, listening: socket.socket) -> None:
-        super().__init__(house, "status", listening)
+    def __init__(self, context: DoorContext, place: RingPosition, listening: socket.socket) -> None:
+        super().__init__(context, "status", listening)
         self.place = place
 
     def connection(self) -> StatusStream:
@@ -58,8 +56,8 @@ class StatusDoor(StreamDoor["StatusStream"]):
         return StatusStream(self)
 
 
-class StatusStream(Stream[StatusDoor]):
-    """Another matcher, or whoever wants to know."""
+class StatusStream(DoorConnection[StatusDoor]):
+    """Another matcher, or any other listener."""
 
     def __init__(self, door: StatusDoor) -> None:
         super().__init__(door, StatusDecoder())
@@ -69,22 +67,22 @@ class StatusStream(Stream[StatusDoor]):
         self.send(self.door.place.told())
 
     def take(self, frame: StatusMessage) -> None:
-        """Another matcher says where it is; it is told that we live."""
+        """Answer another matcher's node information with our own."""
         if isinstance(frame, NodeInfo):
             self.send(self.door.place.node())
 
     def judge(self, now: float) -> None:
-        """Who only listens need not stay."""
+        """Close a connection that only listens."""
         self.judge_silence(now)
 
 
 class ToMatchers(Dialling["MatcherPeer"]):
     """The other matchers, and which of them are heard."""
 
-    def __init__(self, house: House, place: Place, matchers: Matchers) -> None:
-        super().__init__(house, "to_matchers", house.settings.matching.peers)
+    def __init__(self, context: DoorContext, place: RingPosition, matchers: MatcherRing) -> None:
+        super().__init__(context, "to_matchers", context.settings.matching.peers)
         self.place = place
-        self.silence = Silence(place.name, house.settings.limits.idle_seconds)
+        self.silence = SilentMatchers(place.name, context.settings.limits.idle_seconds)
         self._matchers = matchers
 
     def connection(self) -> MatcherPeer:
@@ -92,9 +90,9 @@ class ToMatchers(Dialling["MatcherPeer"]):
         return MatcherPeer(self)
 
     def tick(self, now: float) -> None:
-        """Take those off the ring who are gone."""
+        """Take matchers off the ring that are gone."""
         super().tick(now)
-        names = {stream.node for stream in self.streams if stream.node is not None}
+        names = {stream.node for stream in self.connections if stream.node is not None}
         all_here = len(names) >= len(self.settings.matching.peers)
         for name in self.silence.gone(self._matchers.ring.matchers, now, all_here=all_here):
             self.counters.refuse(self.name, "gone", name, "not heard of: its share goes to the others")
@@ -111,7 +109,7 @@ class MatcherPeer(Dialled[ToMatchers]):
     def __init__(self, door: ToMatchers) -> None:
         super().__init__(door, StatusDecoder())
         self.node: str | None = None
-        """Who it is, once it has said so."""
+        """Its name, once it has said so."""
 
     def opened(self) -> None:
         """Tell where we are."""
@@ -122,7 +120,7 @@ class MatcherPeer(Dialled[ToMatchers]):
         return self.door.place.node()
 
     def take(self, frame: StatusMessage) -> None:
-        """The other says that it lives."""
+        """Note that the other matcher lives."""
         self.useful = True
         if isinstance(frame, NodeInfo):
             self.node = frame.node

@@ -1,4 +1,4 @@
-"""How many connections there are, in all and by address: the one place that admits or refuses a new one."""
+"""The one place that admits or refuses a new connection: counts of open ones, in all and by address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("headrace")
 
 
 def room_for(connections: int) -> int:
-    """How many of so many connections the system's limit on open files allows, raised as far as it may be."""
+    """Return how many of ``connections`` fit the limit on open files, after raising it as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -36,8 +36,8 @@ def room_for(connections: int) -> int:
     return room
 
 
-class Connections:
-    """Counts of open connections, bounded."""
+class Admission:
+    """Bounded counts of open connections; every door asks here."""
 
     def __init__(self, *, per_address: int, total: int) -> None:
         self._per_address = per_address

@@ -1,8 +1,12 @@
-"""What most TCP connections of a hub have in common, those that were accepted and those that were dialled.
+"""The one accept path of TCP doors, and what all their connections have in common, accepted or dialled.
 
-A :class:`Stream` decodes what comes and refuses what is wrong; it is not read while the hub is congested or while its
-own answers pile up; it is cut off when it takes nothing, or leaves a frame unfinished, for ``limits.slow_seconds``. A
-subclass says what its frames mean. All streams of a door receive into one buffer that belongs to the door.
+A :class:`DoorConnection` is admitted or refused, decodes what comes and refuses what is wrong. It is not read while the
+hub is congested or while its own answers pile up. A subclass says what its frames mean. All connections of a door
+receive into one buffer that belongs to the door.
+
+How a slow peer is cut off is decided here, for every door: one that takes no byte for ``limits.slow_seconds``, or
+leaves a frame unfinished for as long, is refused at once (:meth:`DoorConnection.tick`); one that retention has passed
+gets what is buffered and then the end of the stream (:meth:`DoorConnection.cut_off`).
 """
 
 from __future__ import annotations
@@ -10,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Any, ClassVar, Final, Generic, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
-from headrace.errors import StorageError, WireError
+from headrace.errors import HeadraceError, StorageError, TrimmedError, WireError
+from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.server.door import House
+from headrace.net.server.door import DoorContext
 from headrace.wire.receive_buffer import Decoder
 
 RECEIVE_BYTES: Final = 128 << 10
@@ -25,76 +30,85 @@ MAX_FRAMES: Final = 256
 
 BACKLOG: Final = 1024
 
-S = TypeVar("S", bound="Stream[Any]")
-D = TypeVar("D", bound="Streams[Any]")
+S = TypeVar("S", bound="DoorConnection[Any]")
+D = TypeVar("D", bound="ConnectionGroup[Any]")
 
 
-class Streams(Generic[S]):
-    """Open connections of one kind, and what they share."""
+class Refusal(NamedTuple):
+    """Why a connection is refused: a word to count it under, and a sentence."""
 
-    def __init__(self, house: House, name: str) -> None:
-        self.house = house
-        self.hub = house.hub
-        self.settings = house.settings
-        self.counters = house.hub.counters
+    reason: str
+    detail: str
+
+
+class ConnectionGroup(Generic[S]):
+    """The open connections of one kind, and what they share."""
+
+    def __init__(self, context: DoorContext, name: str, receive_bytes: int = RECEIVE_BYTES) -> None:
+        self.context = context
+        self.hub = context.hub
+        self.settings = context.settings
+        self.counters = context.hub.counters
         self.name = name
-        """The door's, as counters and log lines have it."""
-        self.view = memoryview(bytearray(RECEIVE_BYTES))
-        self.streams: set[S] = set()
+        """The door's name in counters and log lines."""
+        self.view = memoryview(bytearray(receive_bytes))
+        self.connections: set[S] = set()
         self.stopping = False
         self.empty = asyncio.Event()
         """Set while there is no connection."""
         self.empty.set()
 
-    def admit(self, _address: str) -> str | None:
-        """Why a new connection cannot be had, if so."""
-        return "the hub is stopping" if self.stopping else None
+    def admit(self, _address: str) -> Refusal | None:
+        """Count a new connection, or return why it is refused."""
+        return Refusal("connections", "the hub is stopping") if self.stopping else None
 
     def release(self, _address: str) -> None:
-        """An admitted connection is over."""
+        """Forget an admitted connection that is over."""
 
     def tick(self, now: float) -> None:
         """Judge every connection's deadlines."""
-        for stream in tuple(self.streams):
-            stream.tick(now)
+        for connection in tuple(self.connections):
+            connection.tick(now)
 
     def relieved(self) -> None:
         """Read from publishers again."""
-        for stream in tuple(self.streams):
-            stream.resume_reading()
+        for connection in tuple(self.connections):
+            connection.resume_reading()
 
     def facts(self) -> dict[str, int]:
-        """How many connections there are."""
-        return {self.name: len(self.streams)}
+        """Return how many connections there are."""
+        return {self.name: len(self.connections)}
 
     def stop(self) -> None:
-        """Accept and read nothing more."""
+        """Accept and read nothing more; what is committed is still sent."""
         self.stopping = True
-        for stream in self.streams:
-            stream.pause_reading()
+        for connection in self.connections:
+            connection.pause_reading()
 
     async def close(self) -> None:
         """Send what is buffered and close every connection."""
-        for stream in tuple(self.streams):
-            stream.close()
+        for connection in tuple(self.connections):
+            connection.close()
         await self.empty.wait()
 
     def abort(self) -> None:
         """Close every connection that is still open, whatever is buffered for it."""
-        for stream in tuple(self.streams):
-            stream.abort()
+        for connection in tuple(self.connections):
+            connection.abort()
 
 
-class StreamDoor(Streams[S]):
+class TcpDoor(ConnectionGroup[S]):
     """A door that accepts connections; a subclass makes the protocol of each."""
 
-    def __init__(self, house: House, name: str, listening: socket.socket) -> None:
-        super().__init__(house, name)
+    def __init__(
+        self, context: DoorContext, name: str, listening: socket.socket, receive_bytes: int = RECEIVE_BYTES
+    ) -> None:
+        super().__init__(context, name, receive_bytes)
         self._listening = listening
         self._server: asyncio.Server | None = None
 
     def connection(self) -> S:
-        """The protocol of a new connection."""
+        """Make the protocol of a new connection."""
         raise NotImplementedError
 
     async def open(self) -> None:
@@ -102,13 +116,16 @@ class StreamDoor(Streams[S]):
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self.connection, sock=self._listening, backlog=BACKLOG)
 
-    def admit(self, address: str) -> str | None:
-        """Count a new connection, or say why it is refused."""
-        return super().admit(address) or self.house.connections.admit(address)
+    def admit(self, address: str) -> Refusal | None:
+        """Count a new connection, or return why it is refused."""
+        if (refusal := super().admit(address)) is not None:
+            return refusal
+        detail = self.context.admission.admit(address)
+        return None if detail is None else Refusal("connections", detail)
 
     def release(self, address: str) -> None:
-        """An admitted connection is over."""
-        self.house.connections.release(address)
+        """Forget an admitted connection that is over."""
+        self.context.admission.release(address)
 
     def stop(self) -> None:
         """Accept and read nothing more."""
@@ -117,7 +134,7 @@ class StreamDoor(Streams[S]):
         super().stop()
 
 
-class Stream(asyncio.BufferedProtocol, Generic[D]):
+class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     """One connection. Its decoder's frames go to :meth:`take`."""
 
     max_frames: ClassVar[int] = MAX_FRAMES
@@ -128,55 +145,63 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
         self.counters = door.counters
         self.limits = door.settings.limits
         self.name = ""
-        """The peer, as the log names it: its address, or its client id once it has told."""
+        """The peer as the log names it: its address, or its client id once it has given one."""
         self.admitted = False
         self.since = self.heard = 0.0
         """When it began, and when something last came."""
+        self.reading_paused = False
+        self.endpoint = ("", 0)
+        """The peer's address and port."""
         self._decoder = decoder
-        self._address = self._where = ""
-        self._reading_paused = False
+        self._where = ""
         self._crowded = False
         """Whether frames may be left of what was read last; nothing more is read until they are taken."""
         self._rest_due = False
         self._full = False
         self._ended = False
         """Whether the peer has said that it sends no more."""
+        self._leaving = False
+        """Whether the peer gets what is buffered and no more, and what it sends is dropped."""
         self._sent = 0
         self._taken = 0
         self._taken_at = 0.0
-        self._place = -1
-        """Where in the stream the frame begins that is unfinished, and since when it has been so."""
-        self._place_since = 0.0
+        self._frame_at = -1
+        """Where in the stream the unfinished frame begins, and since when it has been unfinished."""
+        self._frame_since = 0.0
 
     # What a subclass says.
 
     def opened(self) -> None:
-        """The connection is there."""
+        """Begin: the connection is admitted."""
 
     def take(self, frame: Any) -> None:
-        """A frame has come; a :class:`~headrace.errors.WireError` refuses it and closes the connection."""
+        """Act on a frame; a :class:`~headrace.errors.WireError` refuses it and closes the connection."""
         raise NotImplementedError
 
     def done_taking(self) -> None:
-        """The frames that came together have been taken, and the connection is still there."""
+        """Act on the frames that came together; the connection is still there."""
 
     def drained(self) -> None:
-        """The peer has taken enough of what it was sent."""
+        """Go on sending: the peer has taken enough of what it was sent."""
 
     def judge(self, now: float) -> None:
-        """Deadlines of the protocol's own."""
+        """Judge deadlines of the protocol's own."""
+
+    def unsent(self) -> Range | None:
+        """Return the messages that the peer would still have been sent, to be reported when it is cut off."""
+        return None
 
     def closed(self) -> None:
-        """The connection is over; called once, and only if it was admitted."""
+        """Clean up; called once, and only if the connection was admitted."""
 
     def judge_silence(self, now: float) -> None:
         """Cut off a peer that has not been heard of for too long, though it is listened to."""
         idle = self.limits.idle_seconds
-        if now - self.heard >= idle and not self._reading_paused:
+        if now - self.heard >= idle and not self.reading_paused:
             self.refuse("idle", f"not heard of for {idle:g} s")
 
     def must_wait(self) -> bool:
-        """Whether what the peer sends has to wait."""
+        """Return whether what the peer sends has to wait."""
         return self.door.hub.congested or self.door.stopping or self._full
 
     # What asyncio calls.
@@ -191,27 +216,27 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
             # It was gone before it was accepted.
             self._transport.abort()
             return
-        self._address = peer[0]
+        self.endpoint = peer[:2]
         self.name = self._where = f"{peer[0]}:{peer[1]}"
         self._transport.set_write_buffer_limits(high=self.limits.queue_bytes - 1)
-        # Where the protocol has no heartbeat, one that vanished would otherwise be there until it is sent something.
+        # Where the protocol has no heartbeat, a peer that vanished would otherwise stay until it is sent something.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        refused = self.door.admit(self._address)
-        if refused is not None:
-            self.refuse("connections", refused)
+        refusal = self.door.admit(self.endpoint[0])
+        if refusal is not None:
+            self.refuse(*refusal)
             return
         self.admitted = True
-        self.door.streams.add(self)
+        self.door.connections.add(self)
         self.door.empty.clear()
         self.opened()
 
     def connection_lost(self, _error: Exception | None) -> None:
         """Forget the connection."""
         self._release()
-        if self in self.door.streams:
-            self.door.streams.discard(self)
-            self.door.release(self._address)
-        if not self.door.streams:
+        if self in self.door.connections:
+            self.door.connections.discard(self)
+            self.door.release(self.endpoint[0])
+        if not self.door.connections:
             self.door.empty.set()
 
     def get_buffer(self, _size: int) -> memoryview:
@@ -225,19 +250,20 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
             self._take_all(self.door.view[:received])
 
     def eof_received(self) -> bool:
-        """The peer sends no more."""
+        """Note that the peer sends no more; return whether it is still sent something."""
         self._ended = True
         if self.admitted and self._decoder.unfinished:
             self.counters.refuse(self.door.name, "cut_short", self.name, "the stream ended inside a frame")
         return False
 
     def pause_writing(self) -> None:
-        """The peer takes less than it is sent: what it asks has to wait, too."""
+        """Note that the peer takes less than it is sent: what it asks has to wait, too."""
         self._full = True
-        self.pause_reading()
+        if self.must_wait():
+            self.pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer has room again."""
+        """Note that the peer has room again."""
         self._full = False
         if self.admitted:
             self.drained()
@@ -275,19 +301,19 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
 
     @property
     def buffered(self) -> int:
-        """How many bytes wait for the peer to take them."""
+        """Bytes that wait for the peer to take them."""
         return self._transport.get_write_buffer_size()
 
     @property
     def room(self) -> int:
-        """How many bytes may still be sent before the peer takes some."""
+        """Bytes that may still be sent before the peer takes some."""
         return 0 if self._full else self.limits.queue_bytes - self.buffered
 
     def is_called(self, who: str) -> None:
-        """The peer has said who it is, perhaps not for the first time: the log has that beside its address."""
+        """Name the peer in the log by who it says it is, beside its address."""
         self.name = f"{self._where} ({who})"
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Send bytes."""
         if self._transport.is_closing():
             return
@@ -295,7 +321,7 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
         self._transport.write(data)
 
     def settled(self, outcome: Batch | StorageError) -> None:
-        """What became of the peer's messages, where its protocol has no error reply: then the connection closes."""
+        """Close the connection if the peer's messages were refused and its protocol has no error reply."""
         if isinstance(outcome, StorageError) and not self._transport.is_closing():
             # Already counted where it was refused.
             self.abort()
@@ -305,30 +331,53 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
         slow = self.limits.slow_seconds
         waiting = self.buffered
         taken = self._sent - waiting
-        if taken != self._taken or not waiting:
+        if taken != self._taken or not (waiting or self._leaving):
             self._taken, self._taken_at = taken, now
         elif now - self._taken_at >= slow:
+            if self._leaving:
+                self._transport.abort()
+                return
+            if (unsent := self.unsent()) is not None:
+                self.counters.report("cut_off", *unsent, f"not sent to {self.name}", door=self.door.name)
             self.refuse("slow", f"took nothing for {slow:g} s; {waiting} bytes are lost")
             return
         if not self.admitted:
             return  # It is closing: what is left to send goes out, as fast as the peer takes it.
-        place, coming = self._decoder.frame_at, self._decoder.unfinished
-        if not coming or place != self._place or self._reading_paused or self._ended:
-            self._place, self._place_since = place, now
-        elif now - self._place_since >= slow:
+        place = self._decoder.frame_at
+        if not self._decoder.unfinished or place != self._frame_at or self.reading_paused or self._ended:
+            self._frame_at, self._frame_since = place, now
+        elif now - self._frame_since >= slow:
             self.refuse("stalled", f"left a frame unfinished for {slow:g} s")
             return
         self.judge(now)
 
+    def cut_off(self, error: HeadraceError) -> None:
+        """End a peer that the log can feed no further: retention has passed it, or the log is damaged.
+
+        It gets what is buffered, then the end of the stream. What it still sends is read and dropped: closing a socket
+        with bytes unread would take back what is on its way.
+        """
+        reason = "lagging" if isinstance(error, TrimmedError) else "damaged"
+        self.counters.refuse(self.door.name, reason, self.name, error)
+        self._release()
+        self._leaving = True
+        self._taken_at = self.loop.time()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+        if self.reading_paused:
+            self.reading_paused = False
+            with contextlib.suppress(RuntimeError):
+                self._transport.resume_reading()
+
     def pause_reading(self) -> None:
-        """Let what the peer sends wait."""
-        if not self._reading_paused and not self._transport.is_closing():
-            self._reading_paused = True
+        """Leave what the peer sends where it is."""
+        if not self.reading_paused and not self._transport.is_closing():
+            self.reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read from the peer again, if no reason not to is left."""
-        if not self._reading_paused or not self.admitted or self.must_wait():
+        if not self.reading_paused or not self.admitted or self.must_wait():
             return
         if self._crowded:
             # What was read before comes first, when the others have had their turn.
@@ -336,7 +385,7 @@ class Stream(asyncio.BufferedProtocol, Generic[D]):
                 self._rest_due = True
                 self.loop.call_soon(self._take_rest)
         else:
-            self._reading_paused = False
+            self.reading_paused = False
             # It may have had no chance to speak meanwhile.
             self.heard = self.loop.time()
             with contextlib.suppress(RuntimeError):

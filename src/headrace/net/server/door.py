@@ -1,4 +1,4 @@
-"""What a door is to the server that runs it, and what the server gives to each."""
+"""The interface between a door and the server that runs it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Protocol
 
 from headrace.config import Settings
 from headrace.hub.access.authentication import Authentication
+from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
 from headrace.hub.state_parts import Parts
-from headrace.net.server.admission import Connections
+from headrace.net.server.admission import Admission
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class DoorContext:
     """What all doors of a hub share."""
 
     hub: Hub
     settings: Settings
-    connections: Connections
+    admission: Admission
     readers: Executor
     """Threads that read the log for consumers."""
     parts: Parts
+    intake: PublishIntake
     authentication: Authentication
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.config import Address
-from headrace.net.cluster.lone_node import Lone
-from headrace.net.cluster.node import Cluster
-from headrace.net.cluster.parcel_door import ParcelDoor
-from headrace.net.cluster.peer_connections import Peers
-from headrace.net.cluster.tls import contexts
+from headrace.net.cluster.node import ClusterNode
+from headrace.net.cluster.parcel_door import ParcelDoor, ParcelHost
+from headrace.net.cluster.peer_connections import PeerConnections
+from headrace.net.cluster.settings import tls_contexts
 from headrace.net.fyrehose.door import FyrehoseDoor
 from headrace.net.link.door import LinkDoor
 from headrace.net.routing.dispatcher_door import DispatcherDoor, Targets
@@ -24,10 +23,10 @@ from headrace.net.routing.publisher_door import PublisherDoor
 from headrace.net.routing.roles import Routing
 from headrace.net.routing.router_door import RouterDoor
 from headrace.net.routing.sdk_door import SdkDoor
-from headrace.net.routing.status_door import Place, StatusDoor, ToMatchers
+from headrace.net.routing.status_door import RingPosition, StatusDoor, ToMatchers
 from headrace.net.server.binding import Listening
-from headrace.net.server.connection import StreamDoor
-from headrace.net.server.door import Door, House
+from headrace.net.server.connection import TcpDoor
+from headrace.net.server.door import Door, DoorContext
 from headrace.net.server.program_reports import Reports
 from headrace.net.spp.door import SppDoor
 
@@ -35,11 +34,11 @@ from headrace.net.spp.door import SppDoor
 class Opening:
     """Opens the doors of one hub, and hands each to ``add``."""
 
-    def __init__(self, house: House, listening: Listening, add: Callable[[Door], None]) -> None:
-        self._house = house
-        self._settings = house.settings
-        self._listen = house.settings.listen
-        self._roles = house.settings.node.roles
+    def __init__(self, context: DoorContext, listening: Listening, add: Callable[[Door], None]) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._listen = context.settings.listen
+        self._roles = context.settings.node.roles
         self._listening = listening
         self._add = add
 
@@ -47,56 +46,56 @@ class Opening:
         """The fyrehose door."""
         if self._listen.fyrehose is not None and "fyrehose" in self._roles:
             tcp, udp = self._listening.stream_and_datagrams("fyrehose", self._listen.fyrehose)
-            door = FyrehoseDoor(self._house, tcp, udp)
+            door = FyrehoseDoor(self._context, tcp, udp)
             self._add(door)
             await door.open()
 
     async def services(self) -> None:
         """The spp door."""
         if self._listen.spp is not None and "spp" in self._roles:
-            door = SppDoor(self._house, self._listening.stream("spp", self._listen.spp))
+            door = SppDoor(self._context, self._listening.stream("spp", self._listen.spp))
             self._add(door)
             await door.open()
 
     async def routing(self) -> Routing:
         """The doors of the attribute protocol, and what is behind them."""
-        house, listen, roles, stream = self._house, self._listen, self._roles, self._listening.stream
-        matchers = house.parts.matchers
-        routing = Routing(house, house.parts.subscriptions, matchers)
+        context, listen, roles, stream = self._context, self._listen, self._roles, self._listening.stream
+        matchers = context.parts.matchers
+        routing = Routing(context, context.parts.subscriptions, matchers)
         self._add(routing)
-        doors: list[StreamDoor[Any] | Dialling[Any]] = []
+        doors: list[TcpDoor[Any] | Dialling[Any]] = []
         if "publisher" in roles and listen.publisher is not None:
-            doors.append(PublisherDoor(house, stream("publisher", listen.publisher)))
+            doors.append(PublisherDoor(context, stream("publisher", listen.publisher)))
         if routing.connector is not None and listen.sdk is not None:
-            doors.append(SdkDoor(house, routing.connector, stream("sdk", listen.sdk)))
+            doors.append(SdkDoor(context, routing.connector, stream("sdk", listen.sdk)))
         if routing.connector is not None and listen.router is not None:
-            doors.append(RouterDoor(house, routing, stream("router", listen.router)))
+            doors.append(RouterDoor(context, routing, stream("router", listen.router)))
         if routing.dispatcher is not None:
             if listen.dispatcher is not None:
                 door = stream("dispatcher", listen.dispatcher)
-                doors.append(DispatcherDoor(house, routing, routing.dispatcher, door))
-            doors += Targets.all_of(house, routing.dispatcher, routing.id)
+                doors.append(DispatcherDoor(context, routing, routing.dispatcher, door))
+            doors += Targets.all_of(context, routing.dispatcher, routing.id)
         if routing.to_dispatcher is not None:
             doors.append(routing.to_dispatcher)
         if "matcher" in roles:
-            place = Place(house, lambda: self._listening.doors)
+            place = RingPosition(context, lambda: self._listening.doors)
             if listen.status is not None:
-                doors.append(StatusDoor(house, place, stream("status", listen.status)))
-            doors.append(ToMatchers(house, place, matchers))
+                doors.append(StatusDoor(context, place, stream("status", listen.status)))
+            doors.append(ToMatchers(context, place, matchers))
         for each in doors:
             self._add(each)
             await each.open()
         return routing
 
-    async def nodes(self, cluster: Cluster, listening: socket.socket, peers: Sequence[Address]) -> None:
+    async def nodes(self, cluster: ClusterNode, listening: socket.socket, peers: Sequence[Address]) -> None:
         """The door of a cluster's node, and its connections to the other nodes."""
-        tls = contexts(self._settings)
-        dialled = Peers(self._house, cluster, tls.client)
+        tls = tls_contexts(self._settings)
+        dialled = PeerConnections(self._context, cluster, tls.client)
         cluster.ask = dialled.ask
         for address in peers:
             dialled.dial(address)
         self._add(dialled)
-        door = ParcelDoor(self._house, cluster, listening, tls.server)
+        door = ParcelDoor(self._context, cluster, listening, tls.server)
         self._add(door)
         await door.open()
 
@@ -107,8 +106,8 @@ class Opening:
         listening = self._listening.stream("parcel", self._listen.parcel)
         now = asyncio.get_running_loop().time()
         where = self._listening.doors["parcel"]
-        lone = Lone(self._house.hub, self._settings.node.name, where, now)
-        door = ParcelDoor(self._house, lone, listening)
+        lone = ParcelHost(self._context.hub, self._settings.node.name, where, now)
+        door = ParcelDoor(self._context, lone, listening)
         self._add(door)
         await door.open()
 
@@ -116,19 +115,17 @@ class Opening:
         self,
         status: Callable[[], dict[str, object]],
         reports: Reports,
-        cluster: Cluster | None,
+        cluster: ClusterNode | None,
     ) -> None:
-        """The link, over TCP and WebSocket; in a cluster it judges what other nodes pass on, whoever may open tubes."""
+        """The link, over TCP and WebSocket."""
         tcp, websocket = self._listen.tube_tcp, self._listen.tube_ws
-        tubes = "tube" in self._roles and (tcp is not None or websocket is not None)
-        if not tubes and cluster is None:
+        if "tube" not in self._roles or (tcp is None and websocket is None):
             return
-        link = LinkDoor(self._house, status, reports)
+        link = LinkDoor(self._context, status, reports)
         self._add(link)
         if cluster is not None:
-            cluster.judge_by(link.operations.publishing, link.operations.commits)
             link.not_yet = cluster.not_yet
-        if tubes and tcp is not None:
+        if tcp is not None:
             await link.open("tcp", self._listening.stream("tube_tcp", tcp))
-        if tubes and websocket is not None:
+        if websocket is not None:
             await link.open("websocket", self._listening.stream("tube_ws", websocket))

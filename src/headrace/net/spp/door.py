@@ -20,8 +20,8 @@ from headrace.errors import WireError
 from headrace.hub.services.publish import Change, Changes
 from headrace.hub.services.subscribers import Audience, Session
 from headrace.message import Batch
-from headrace.net.server.connection import RECEIVE_BYTES, Stream, StreamDoor
-from headrace.net.server.door import House
+from headrace.net.server.connection import RECEIVE_BYTES, DoorConnection, TcpDoor
+from headrace.net.server.door import DoorContext
 from headrace.wire.sdk.auth import client_id_text, parse_auth
 from headrace.wire.spp import (
     MAX_AUTH,
@@ -44,15 +44,15 @@ _LONGEST_KEEPIDLE: Final = 32_767
 """Seconds; the kernel takes no more."""
 
 
-class SppDoor(StreamDoor["SppStream"]):
+class SppDoor(TcpDoor["SppStream"]):
     """The door, open on a TCP socket: what its connections share."""
 
-    def __init__(self, house: House, listening: socket.socket) -> None:
-        super().__init__(house, "spp", listening)
-        self.authentication = house.authentication
-        self.audience = Audience(house.parts.services, house.hub.counters)
-        self.changes = Changes(house.hub, house.parts.services)
-        self.max_packet = min(MAX_PACKET, _STRINGS + MAX_SERVICE + house.settings.limits.message_bytes)
+    def __init__(self, context: DoorContext, listening: socket.socket) -> None:
+        super().__init__(context, "spp", listening)
+        self.authentication = context.authentication
+        self.audience = Audience(context.parts.services, context.hub.counters)
+        self.changes = Changes(context.hub, context.parts.services)
+        self.max_packet = min(MAX_PACKET, _STRINGS + MAX_SERVICE + context.settings.limits.message_bytes)
 
     def connection(self) -> SppStream:
         """The protocol of a new connection."""
@@ -67,7 +67,7 @@ class SppDoor(StreamDoor["SppStream"]):
         return {"spp": sum(len(session.subscriptions) for session in self.audience.sessions)}
 
 
-class SppStream(Stream[SppDoor]):
+class SppStream(DoorConnection[SppDoor]):
     """One connection. Its name is what its messages have as their publisher."""
 
     max_frames = RECEIVE_BYTES
@@ -141,7 +141,7 @@ class SppStream(Stream[SppDoor]):
         if self._session is not None:
             self._session.resume()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Send packets; also what a peer is owed while its connection is closing."""
         self._sent += len(data)
         self._transport.write(data)

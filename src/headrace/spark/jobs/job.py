@@ -23,7 +23,7 @@ from headrace.errors import StorageError, UsageError
 from headrace.message import MAX_SEQUENCE
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.folder import Folder, is_s3
-from headrace.spark.options import HubAccess, as_text
+from headrace.spark.options import HubOptions, as_text
 from headrace.spark.runtime.session import NO_PYSPARK
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class JobRun:
 
     spark: SparkSession
     name: str
-    access: HubAccess
+    access: HubOptions
     params: Mapping[str, str]
     """Parameters as given; :meth:`param` has the defaults too."""
     parameters: Mapping[str, Parameter]

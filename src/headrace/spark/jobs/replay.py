@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived, format_of
 from headrace.spark.jobs.folder import Folder, is_local
 from headrace.spark.jobs.job import JobRun, Parameter, at_least
-from headrace.spark.options import HubAccess, micros
+from headrace.spark.options import HubOptions, micros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -120,7 +120,7 @@ def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -
 
 
 def published(
-    rows: DataFrame, access: HubAccess, publisher: str, pace: Pace, *, picked: bool = False
+    rows: DataFrame, access: HubOptions, publisher: str, pace: Pace, *, picked: bool = False
 ) -> DataFrame:
     """Publish rows in the order of the sequence; one row has their number and new sequence numbers.
 
@@ -152,7 +152,7 @@ def paced(
 
 
 def _publish(
-    access: HubAccess, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
+    access: HubOptions, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     from headrace.spark.hub_connections import open_client
     from headrace.spark.jobs.archive.files import enveloped
@@ -160,16 +160,17 @@ def _publish(
     def target() -> ReplayTarget:
         client_id, key = access.credentials() or (None, None)
         return ReplayTarget(
-            access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key
+            access.hosts, name="replay", reconnect_timeout=access.patience, client_id=client_id, key=key
         )
 
     with closing(open_client(target, access.patience)) as hub:
-        newest = hub.resume(publisher, picked=picked)
+        replay = cast("ReplayTarget", hub.client)
+        newest = hub.wait(replay.resume(publisher, picked=picked))
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)
         for rows in paced((each for each in missing if each.num_rows), pace):
-            hub.send(rows)
-        facts = {"messages": hub.messages, "first": hub.first_seq, "last": hub.last_seq}
+            hub.wait(replay.send(rows))
+        facts = {"messages": replay.messages, "first": replay.first_seq, "last": replay.last_seq}
     yield pa.RecordBatch.from_pydict({name: pa.array([fact], pa.int64()) for name, fact in facts.items()})
 
 

@@ -155,7 +155,7 @@ def _by_link(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]
                 report_loss(options, first, lost)
                 first = lost + 1
                 continue
-            first = stream.cursor
+            first = stream.cursor or first
             if first <= span.last and wait_for_head(client, span.last, options.access).head < span.last:
                 # It existed when the batch was planned.
                 report_loss(options, first, span.last, REWOUND)

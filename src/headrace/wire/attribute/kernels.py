@@ -18,12 +18,12 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from headrace.wire.numba_kernels import BYTES, BYTES_IN, INTS, INTS_2, kernel, types
 
 HEADER_BYTES: Final = 4
 ITEM_BYTES: Final = 3
@@ -38,21 +38,11 @@ absent begins and ends at 0."""
 
 COLUMNS: Final = 5
 
-F = TypeVar("F", bound=Callable[..., object])
-
-# Numba is typed in parts only; here it is all taken as untyped.
-types: Any = numba.types
-njit: Any = numba.njit
-
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 Edges = npt.NDArray[np.int32]
 
-_BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
 _EDGES_IN = types.Array(types.int32, 2, "C", readonly=True)
-_BYTES_OUT = types.uint8[::1]
-_OFFSETS_OUT = types.int32[::1]
-_EDGES_OUT = types.int32[:, ::1]
 
 
 def warm() -> None:
@@ -63,12 +53,7 @@ def warm() -> None:
     gather_payloads(data, edges, np.empty(0, np.uint8), np.empty(2, np.int32))
 
 
-def _kernel(signature: object) -> Callable[[F], F]:
-    compiler: Callable[[F], F] = njit(signature, nogil=True, cache=True)
-    return compiler
-
-
-@_kernel(types.intp(_BYTES_IN, _EDGES_OUT))
+@kernel(types.intp(BYTES_IN, INTS_2))
 def scan_publishes(data: Bytes, edges: Edges) -> int:
     """Fill a row of ``edges`` for each publish at the beginning of ``data``, and return how many those are."""
     size = len(data)
@@ -101,7 +86,7 @@ def scan_publishes(data: Bytes, edges: Edges) -> int:
     return len(edges)
 
 
-@_kernel(types.void(_BYTES_IN, _EDGES_IN, _BYTES_OUT, _OFFSETS_OUT))
+@kernel(types.void(BYTES_IN, _EDGES_IN, BYTES, INTS))
 def gather_payloads(data: Bytes, edges: Edges, content: Bytes, offsets: Offsets) -> None:
     """Copy the payloads side by side into ``content``, and fill ``offsets``, one more than there are payloads."""
     at = 0

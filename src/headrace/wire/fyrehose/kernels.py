@@ -23,13 +23,25 @@ stand here and not in :mod:`headrace.wire.fyrehose.stream`; a test holds the two
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numba.core.cgutils
-import numba.extending
 import numpy as np
 import numpy.typing as npt
+
+from headrace.wire.numba_kernels import (
+    BYTES,
+    BYTES_IN,
+    INDEX,
+    INTS,
+    OFFSETS_IN,
+    WIDE,
+    WIDE_IN,
+    extending,
+    inline,
+    kernel,
+    types,
+)
 
 DELIVER: Final = 0x01
 PUSH: Final = 0x02
@@ -38,25 +50,12 @@ DELIVER_HEADER: Final = 9
 MAX_DATA: Final = 65_526
 MAX_DATAGRAM: Final = 65_507
 
-F = TypeVar("F", bound=Callable[..., object])
-
 # Numba is typed in parts only; here it is all taken as untyped.
-types: Any = numba.types
 cgutils: Any = numba.core.cgutils
-extending: Any = numba.extending
-njit: Any = numba.njit
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 Wide = npt.NDArray[np.int64]
-
-_INDEX = types.intp
-_BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
-_OFFSETS_IN = types.Array(types.int32, 1, "C", readonly=True, aligned=False)
-_WIDE_IN = types.Array(types.int64, 1, "C", readonly=True)
-_BYTES_OUT = types.uint8[::1]
-_OFFSETS_OUT = types.int32[::1]
-_WIDE_OUT = types.int64[::1]
 
 
 def warm() -> None:
@@ -74,25 +73,6 @@ def warm() -> None:
     measure_pushes(packet, 0, PUSH_HEADER + 1, MAX_DATA)
     measure_datagrams(packet, np.array([0, PUSH_HEADER + 1]), 0, MAX_DATA, counts)
     gather_pushes(packet, 0, np.empty(1, np.uint8), offsets)
-
-
-def _kernel(signature: object) -> Callable[[F], F]:
-    def compiled(function: F) -> F:
-        kernel: F
-        try:
-            kernel = njit(signature, nogil=True, cache=True)(function)
-        except RuntimeError:
-            # Numba found no directory to keep its cache in: then each start compiles, for a second or two.
-            kernel = njit(signature, nogil=True)(function)
-        return kernel
-
-    return compiled
-
-
-def _inline(function: F) -> F:
-    """Let kernels call a function that plain Python can call too."""
-    shared: F = extending.register_jitable(function)
-    return shared
 
 
 def _copy(target: Bytes, at: int, source: Bytes, begin: int, count: int) -> None:
@@ -127,13 +107,13 @@ def _compiled_copy(target: Any, at: Any, source: Any, begin: Any, count: Any) ->
 extending.overload(_copy)(_compiled_copy)
 
 
-@_inline
+@inline
 def _length(buffer: Bytes, at: int) -> int:
     """LENGTH of the packet that begins at ``at``."""
     return (int(buffer[at + 1]) << 8) | int(buffer[at + 2])
 
 
-@_inline
+@inline
 def _sequence(buffer: Bytes, at: int) -> int:
     """SEQUENCE of the DELIVER that begins at ``at``."""
     number = 0
@@ -142,7 +122,7 @@ def _sequence(buffer: Bytes, at: int) -> int:
     return number
 
 
-@_kernel(types.UniTuple(_INDEX, 3)(_BYTES_IN, _INDEX, _INDEX, _INDEX))
+@kernel(types.UniTuple(INDEX, 3)(BYTES_IN, INDEX, INDEX, INDEX))
 def measure_pushes(buffer: Bytes, begin: int, end: int, limit: int) -> tuple[int, int, int]:
     """Return the count, the payload bytes and the end of the whole PUSHes side by side from ``begin``.
 
@@ -159,7 +139,7 @@ def measure_pushes(buffer: Bytes, begin: int, end: int, limit: int) -> tuple[int
     return count, size, at
 
 
-@_kernel(types.void(_BYTES_IN, _INDEX, _BYTES_OUT, _OFFSETS_OUT))
+@kernel(types.void(BYTES_IN, INDEX, BYTES, INTS))
 def gather_pushes(buffer: Bytes, begin: int, data: Bytes, offsets: Offsets) -> None:
     """Copy the payloads of measured PUSHes side by side; ``offsets`` has one more entry than there are."""
     at, filled = begin, 0
@@ -172,7 +152,7 @@ def gather_pushes(buffer: Bytes, begin: int, data: Bytes, offsets: Offsets) -> N
         offsets[index] = filled
 
 
-@_kernel(types.UniTuple(_INDEX, 3)(_BYTES_IN, _INDEX, _INDEX, _INDEX))
+@kernel(types.UniTuple(INDEX, 3)(BYTES_IN, INDEX, INDEX, INDEX))
 def measure_delivers(buffer: Bytes, begin: int, end: int, limit: int) -> tuple[int, int, int]:
     """Return the same as :func:`measure_pushes` does, for DELIVERs; SEQUENCE 0 is not valid."""
     count, size, at = 0, 0, begin
@@ -188,7 +168,7 @@ def measure_delivers(buffer: Bytes, begin: int, end: int, limit: int) -> tuple[i
     return count, size, at
 
 
-@_kernel(types.void(_BYTES_IN, _INDEX, _WIDE_OUT, _BYTES_OUT, _OFFSETS_OUT))
+@kernel(types.void(BYTES_IN, INDEX, WIDE, BYTES, INTS))
 def gather_delivers(buffer: Bytes, begin: int, seqs: Wide, data: Bytes, offsets: Offsets) -> None:
     """Copy the payloads of measured DELIVERs side by side, and read their sequence numbers."""
     at, filled = begin, 0
@@ -202,7 +182,7 @@ def gather_delivers(buffer: Bytes, begin: int, seqs: Wide, data: Bytes, offsets:
         offsets[index + 1] = filled
 
 
-@_kernel(types.UniTuple(_INDEX, 3)(_BYTES_IN, _WIDE_IN, _INDEX, _INDEX, _OFFSETS_OUT))
+@kernel(types.UniTuple(INDEX, 3)(BYTES_IN, WIDE_IN, INDEX, INDEX, INTS))
 def measure_datagrams(
     buffer: Bytes, edges: Wide, first: int, limit: int, counts: Offsets
 ) -> tuple[int, int, int]:
@@ -233,7 +213,7 @@ def measure_datagrams(
     return total, size, datagram
 
 
-@_kernel(types.UniTuple(_INDEX, 2)(_BYTES_IN, _OFFSETS_IN, types.int64, _INDEX, _BYTES_OUT, _WIDE_OUT))
+@kernel(types.UniTuple(INDEX, 2)(BYTES_IN, OFFSETS_IN, types.int64, INDEX, BYTES, WIDE))
 def write_delivers(
     data: Bytes, offsets: Offsets, first_seq: int, max_data: int, packets: Bytes, edges: Wide
 ) -> tuple[int, int]:
@@ -276,7 +256,7 @@ def write_delivers(
     return at, hollow
 
 
-@_kernel(types.UniTuple(_INDEX, 2)(_BYTES_IN, _OFFSETS_IN, _INDEX, _BYTES_OUT))
+@kernel(types.UniTuple(INDEX, 2)(BYTES_IN, OFFSETS_IN, INDEX, BYTES))
 def write_pushes(data: Bytes, offsets: Offsets, max_data: int, packets: Bytes) -> tuple[int, int]:
     """Write a PUSH per payload; return how many bytes that took and how many payloads.
 

@@ -1,32 +1,60 @@
-"""Predicates: what a subscription asks of one attribute, and the JSON field that says it.
+"""Predicates: what a subscription, a link filter or a Spark reader asks of one attribute.
 
-A field is ``{"use": 1, "strval": …, "low": …, "high": …, "extra": …}``; ``use`` chooses which of the others
+This module is all there is to a kind of predicate: its data, the JSON that says it, the program that it compiles to
+and the evaluator of programs. A new kind is added here, and in the protocol's documentation.
+
+**JSON.** A field is ``{"use": 1, "strval": …, "low": …, "high": …, "extra": …}``; ``use`` chooses which of the others
 count, and only those are looked at. ``extra`` is a string that holds JSON of its own, a small language of
-predicates in predicates. A predicate here is plain data: what it means for a value is the matcher's to say.
+predicates in predicates. What is parsed is usable as it stands: numbers are finite, low is not above high, nesting is
+at most ``MAX_DEPTH`` deep and has at most ``MAX_TERMS`` predicates and values. What parses serializes, and parses
+again to the same predicate.
 
-Invariants:
+**Programs.** A program is ``[length, attribute, instruction, …]``, all integers; an instruction is ``operation, n`` and
+``n`` operands, each a ``type, value`` pair: ``TEXT`` and a word's code, or ``NUMBER`` and the bits of a double. So
+programs can be copied and their words renumbered without knowing the operations. A program works on a stack of truth
+values, at most two for each level of nesting, which fits an integer's bits, and leaves one:
 
-- What is parsed is usable as it stands: numbers are finite, low is not above high, nesting is at most
-  ``MAX_DEPTH`` deep and has at most ``MAX_TERMS`` predicates and values.
-- What parses serializes, and parses again to the same predicate.
+================================ ==============================================================================
+``EQUALS``, ``IN``, ``BETWEEN``  push whether the attribute is the operand, one of them, or between the two
+``PREFIX``                       push whether it is a string that begins with the operand
+``EXISTS``, ``ABSENT``           push whether it is there, or is not
+``NOT``                          negate the top
+``NONE``                         push false: the beginning of an ``any``
+``OR``                           pop one, or it into the top: after each predicate of an ``any``
+================================ ==============================================================================
+
+:func:`holds` runs a program on one value of an attribute. It is plain Python that numba compiles: the matcher's index
+calls it for the predicates it cannot settle by intervals, a filter for each row of a batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import LimitError, MalformedError
 from headrace.wire.typed_json import Json, decode_json, shown
 
 MAX_DEPTH = 8
-"""How deep predicates may stand in predicates. Whoever matches may recurse that deep per attribute."""
+"""How deep predicates may stand in predicates. Parsing and compiling recurse that deep."""
 
 MAX_TERMS = 256
 """How many predicates and values one ``extra`` may have. Each may be checked for each message."""
+
+HEAD: Final = 2
+"""Integers of a program before its first instruction: its length and its attribute."""
+
+EQUALS, IN, BETWEEN, PREFIX, EXISTS, ABSENT, NOT, NONE, OR = range(1, 10)
+"""The operations."""
+
+NOTHING, TEXT, NUMBER = 0, 1, 2
+"""The type of an attribute's value, or of an operand."""
 
 
 class Use(IntEnum):
@@ -132,6 +160,141 @@ def serialize_field(predicate: Predicate) -> bytes:
     # What we would not take (too deep, too many, low above high, NaN, which is written as null) is not sent.
     parse_field(field)
     return field
+
+
+def bits(number: float) -> int:
+    """A number as an integer that equal numbers share.
+
+    >>> bits(-0.0) == bits(0.0)
+    True
+    """
+    return int(np.float64(number + 0.0).view(np.int64))
+
+
+def compile_predicate(predicate: Predicate, attribute: int, code: Callable[[str], int]) -> list[int]:
+    """The program of a predicate; ``code`` gives the code of a word."""
+    program = [0, attribute]
+    _write(program, predicate, code)
+    program[0] = len(program)
+    return program
+
+
+def decompile(program: Sequence[int], word: Callable[[int], str]) -> Predicate:
+    """The predicate that a program was compiled from."""
+    stack: list[Predicate] = []
+    at = HEAD
+    while at < len(program):
+        operation, count = program[at : at + 2]
+        operands = program[at + 2 : at + 2 + 2 * count]
+        at += 2 + 2 * count
+        if operation == NOT:
+            stack.append(Not(stack.pop()))  # type: ignore[arg-type]  # Only an Extra was compiled in there.
+        elif operation == OR:
+            inner = stack.pop()
+            stack.append(Any((*stack.pop().predicates, inner)))  # type: ignore[union-attr, arg-type]
+        else:
+            values = (
+                word(value) if kind == TEXT else float(np.int64(value).view(np.float64))
+                for kind, value in zip(operands[::2], operands[1::2], strict=True)
+            )
+            stack.append(_LEAVES[operation](*values))
+    return stack.pop()
+
+
+def holds(
+    pool: npt.NDArray[np.int64],
+    at: int,
+    kind: int,
+    value: int,
+    text: npt.NDArray[np.uint8],
+    begin: int,
+    end: int,
+    words: npt.NDArray[np.uint8],
+    word_begins: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+) -> bool:
+    """Whether the program at ``pool[at]`` holds for an attribute.
+
+    ``kind`` is ``NOTHING`` where the message lacks it; else ``value`` is a number's bits, or the code of a string,
+    ``text[begin:end]``, which is -1 if no predicate has the word. Word ``w`` begins at ``words[word_begins[w]]``.
+    """
+    stop = at + pool[at]
+    at += HEAD
+    stack = 0
+    while at < stop:
+        operation, count = pool[at], pool[at + 1]
+        at += 2
+        if operation == NOT:
+            stack ^= 1
+            continue
+        if operation == OR:
+            stack = (stack >> 1) | (stack & 1)
+            continue
+        truth = 0
+        if operation in (EQUALS, IN):
+            for operand in range(at, at + 2 * count, 2):
+                if pool[operand] == kind and pool[operand + 1] == value:
+                    truth = 1
+                    break
+        elif operation == BETWEEN:
+            if kind == NUMBER:
+                number = np.int64(value).view(np.float64)
+                low, high = np.int64(pool[at + 1]).view(np.float64), np.int64(pool[at + 3]).view(np.float64)
+                truth = 1 if low <= number <= high else 0
+        elif operation == PREFIX:
+            word = pool[at + 1]
+            first, size = word_begins[word], word_begins[word + 1] - word_begins[word]
+            if kind == TEXT and end - begin >= size:
+                truth = 1
+                for offset in range(size):
+                    if words[first + offset] != text[begin + offset]:
+                        truth = 0
+                        break
+        elif operation == EXISTS:
+            truth = 1 if kind != NOTHING else 0
+        elif operation == ABSENT:
+            truth = 1 if kind == NOTHING else 0
+        stack = (stack << 1) | truth
+        at += 2 * count
+    return stack & 1 == 1
+
+
+def _write(program: list[int], predicate: Predicate, code: Callable[[str], int]) -> None:
+    def instruct(operation: int, *values: str | float) -> None:
+        program.extend((operation, len(values)))
+        for value in values:
+            program.extend((TEXT, code(value)) if isinstance(value, str) else (NUMBER, bits(value)))
+
+    match predicate:
+        case Equals(value):
+            instruct(EQUALS, value)
+        case Between(low, high):
+            instruct(BETWEEN, low, high)
+        case In(values):
+            instruct(IN, *values)
+        case Prefix(text):
+            instruct(PREFIX, text)
+        case Exists(present):
+            instruct(EXISTS if present else ABSENT)
+        case Not(inner):
+            _write(program, inner, code)
+            instruct(NOT)
+        case Any(predicates):
+            instruct(NONE)
+            for inner in predicates:
+                _write(program, inner, code)
+                instruct(OR)
+
+
+_LEAVES: Final[dict[int, Callable[..., Predicate]]] = {
+    EQUALS: Equals,
+    BETWEEN: Between,
+    IN: lambda *values: In(values),
+    PREFIX: Prefix,
+    EXISTS: lambda: Exists(True),
+    ABSENT: lambda: Exists(False),
+    NONE: lambda: Any(()),
+}
+"""What an instruction with operands says when it is read back."""
 
 
 class _Terms:

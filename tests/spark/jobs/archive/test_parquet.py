@@ -21,7 +21,7 @@ from headrace.spark.jobs.archive.parquet import ParquetArchive
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.source import parquet_files
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 HOUR = 3_600_000_000
 

@@ -26,7 +26,7 @@ from headrace.spark.jobs.archive.iceberg import IcebergLedger
 from headrace.spark.jobs.archive.table import Ledger, TableArchive
 from headrace.spark.jobs.folder import Folder
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 HOUR = 3_600_000_000
 LEDGERS: dict[str, Callable[..., Ledger]] = {"delta": DeltaLedger, "iceberg": IcebergLedger}

@@ -315,7 +315,6 @@ def test_ports() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_only_what_it_wrote_is_replaced(play: Play, tmp_path: Path) -> None:
     push = fyrehose.serialize(fyrehose.Push(b"hello"))
     captures, path = tmp_path / "captures", tmp_path / "decode"
@@ -339,7 +338,6 @@ def test_only_what_it_wrote_is_replaced(play: Play, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_tasks_are_as_many_as_there_is_use_for(spark: SparkSession, tmp_path: Path) -> None:
     most = TASKS_A_CORE * spark.sparkContext.defaultParallelism
     names = [f"{each}.capture" for each in range(most + 1000)]
@@ -348,7 +346,6 @@ def test_tasks_are_as_many_as_there_is_use_for(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_many_files_at_once(spark: SparkSession, tmp_path: Path) -> None:
     push = fyrehose.serialize(fyrehose.Push(b"hello"))
     names = [capture(tmp_path / f"{each}.capture", "fyrehose", (False, push * 1000)) for each in range(4)]

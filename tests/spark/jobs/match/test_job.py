@@ -19,10 +19,10 @@ from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs.job import JobRun, RunningJob, find
 from headrace.spark.jobs.match import match
-from headrace.spark.options import HubAccess, SourceOptions
+from headrace.spark.options import HubOptions, SourceOptions
 from headrace.spark.source.range_source import frame
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 Begin = Callable[..., RunningJob]
 
@@ -40,7 +40,7 @@ def begin(spark: SparkSession, tmp_path: Path) -> Iterator[Begin]:
             **{name: str(value) for name, value in params.items()},
         }
         patience = float(told.pop("patience", "30"))
-        access = HubAccess(hub.doors["tube_tcp"], patience=patience)
+        access = HubOptions(hub.doors["tube_tcp"], patience=patience)
         run = JobRun(
             spark, "match", access, told, find("match").PARAMETERS, bool(told.pop("available_now", ""))
         )
@@ -241,7 +241,7 @@ def test_the_function_tells_the_clients_of_messages(hub: HubProcess, spark: Spar
         register(spark)
         rows = spark.read.format("headrace").option("servers", hub.doors["tube_tcp"]).load()
         found = match(rows, link.subscriptions()).collect()
-        reading = SourceOptions(HubAccess(hub.doors["tube_tcp"]))
+        reading = SourceOptions(HubOptions(hub.doors["tube_tcp"]))
         ranges = frame(spark, link.head())
         assert ranges.rdd.getNumPartitions() == ranges.count() == spark.sparkContext.defaultParallelism
         again = match(ranges, link.subscriptions(), reading=reading).collect()

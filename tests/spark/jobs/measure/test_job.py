@@ -17,11 +17,12 @@ from pyspark.sql import functions as F
 from tests.spark.jobs.rows import BEGIN, frame, rows
 
 from headrace.spark.jobs.job import JobRun
-from headrace.spark.jobs.measure import PARAMETERS, SPANS, measure, windows
-from headrace.spark.jobs.measure.windows import Measurer
-from headrace.spark.options import HubAccess
+from headrace.spark.jobs.measure import PARAMETERS, SPANS, measure
+from headrace.spark.jobs.measure import run as running
+from headrace.spark.jobs.measure.run import Measurer
+from headrace.spark.options import HubOptions
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 def messages(count: int, *, step: int = 7_000) -> pa.Table:
@@ -97,7 +98,7 @@ def test_micro_batches_make_the_same_tables(
         JobRun, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
     table = messages(9_000, step=900_000)
-    run = JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS)
+    run = JobRun(spark, "measure", HubOptions(), {"path": str(tmp_path)}, PARAMETERS)
     measurer = Measurer(run)
     edges = [0, 10, 4_000, 4_001, 8_999, 9_000]
     for batch, (begin, end) in enumerate(itertools.pairwise(edges)):
@@ -132,14 +133,14 @@ def test_a_micro_batch_fits_the_driver_however_thin_it_is(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are each alone in their second, of a hub with little to do that is measured late."""
-    measurer = Measurer(JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS))
+    measurer = Measurer(JobRun(spark, "measure", HubOptions(), {"path": str(tmp_path)}, PARAMETERS))
     collected: list[pa.Table] = []
     monkeypatch.setattr(Measurer, "_write", lambda _, table: collected.append(table))
     monkeypatch.setattr(JobRun, "publish_services", lambda *_: None)
     measurer.measure(frame(spark, messages(2000, step=1_000_000)), 0)
     (table,) = collected
     assert table.num_rows > 1000
-    assert table.nbytes / table.num_rows * windows.ROWS_A_TIME < 160 << 20
+    assert table.nbytes / table.num_rows * running.ROWS_A_TIME < 160 << 20
 
 
 def test_nothing_to_measure_is_nothing_to_say(
@@ -149,7 +150,7 @@ def test_nothing_to_measure_is_nothing_to_say(
     monkeypatch.setattr(
         JobRun, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
-    measurer = Measurer(JobRun(spark, "measure", HubAccess(), {"path": str(tmp_path)}, PARAMETERS))
+    measurer = Measurer(JobRun(spark, "measure", HubOptions(), {"path": str(tmp_path)}, PARAMETERS))
     measurer.measure(frame(spark, rows(1, 50)), 0)
     measurer.measure(frame(spark, rows(51, 60, origin=["spark", "log"] * 5)), 1)
     assert len(published) == 1

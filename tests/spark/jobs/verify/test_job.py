@@ -16,9 +16,9 @@ from tests.spark.jobs.rows import frame, rows
 
 from headrace.spark.jobs.verify import differing_blocks, disagreements, verify
 from headrace.spark.jobs.verify.findings import MAX_PUBLISHERS, SequenceChecker
-from headrace.spark.jobs.verify.segments import find_segments
+from headrace.spark.jobs.verify.segment_scan import find_segments
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 def looked_at(log: pa.Table) -> pa.Table:

@@ -21,7 +21,7 @@ from typing import Final
 
 from headrace.config import Address
 from headrace.errors import UnreachableError, WireError
-from headrace.hub.routing.matcher_pushes import mark
+from headrace.hub.routing.local_matcher import mark
 from headrace.hub.routing.matcher_ring import FLEET
 from headrace.message import node_id
 from headrace.wire.attribute.messages import ConnectorDecoder, Heartbeat, serialize

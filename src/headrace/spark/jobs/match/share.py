@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import WireError
-from headrace.hub.routing.local_matcher import Matching
-from headrace.hub.routing.matcher_pushes import pushes
+from headrace.hub.routing.local_matcher import LocalMatcher, pushes
 from headrace.hub.routing.subscriptions import PART, Subscriptions
 from headrace.matching import Ring
 from headrace.matching.ring import PLACE_BYTES, VNODES
@@ -52,7 +51,7 @@ class Share:
         self._ring = ring(shares)
         self._number = number
         self._subscriptions = Subscriptions()
-        self._matching = Matching(
+        self._matching = LocalMatcher(
             self._subscriptions, lambda _client, _subscription: True, json_attributes=json_attributes
         )
         for rows in table.rows.to_batches():

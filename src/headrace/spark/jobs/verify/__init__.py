@@ -1,7 +1,7 @@
 """``verify``: find holes, repeats and disorder in each log, and differences between logs.
 
 The order is total, so nothing has to be sorted: each task reduces its rows to a few segments
-(:mod:`~headrace.spark.jobs.verify.segments`), which are joined at their edges
+(:mod:`~headrace.spark.jobs.verify.segment_scan`), which are joined at their edges
 (:mod:`~headrace.spark.jobs.verify.findings`). Logs are compared by digests of :data:`BLOCK` messages; only where two
 digests differ are messages compared one by one.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.message import SCHEMA
 from headrace.spark.jobs.job import COMMON, JobRun, RunningJob, spark_ddl
 from headrace.spark.jobs.verify.findings import FINDINGS, SequenceChecker, table
-from headrace.spark.jobs.verify.segments import SEGMENTS, find_segments
+from headrace.spark.jobs.verify.segment_scan import SEGMENTS, find_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

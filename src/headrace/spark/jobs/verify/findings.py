@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headrace.spark.jobs.verify.segments import NUMBERS, RUN, TIMES
+from headrace.spark.jobs.verify.segment_scan import NUMBERS, RUN, TIMES
 
 MAX_HOLES: Final = 10_000
 """Most holes remembered, to distinguish what fills them from repeats."""

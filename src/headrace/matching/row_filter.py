@@ -1,0 +1,106 @@
+"""Predicates against the rows of a record batch: what a link filter and a Spark reader ask of attributes.
+
+An attribute is looked up in ``attributes`` if it is a string, in ``numbers`` if it is a number; where both have the
+name, the string counts, as it does for the matcher. Each predicate is compiled once
+(:mod:`headrace.wire.sdk.predicate`) and run by a kernel over all rows; looking the attribute up costs one pass over the
+entries of the maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.wire.numba_kernels import BYTES, BYTES_IN, OFFSETS_IN, WIDE, inline, kernel, types
+from headrace.wire.sdk.predicate import NOTHING, NUMBER, TEXT, Predicate, compile_predicate, holds
+
+Mask = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int32]
+Wide = npt.NDArray[np.int64]
+
+_NO_BYTES = np.zeros(0, np.uint8)
+_NO_WORDS = np.zeros(1, np.int32)
+
+_holds = inline(holds)
+
+
+class RowFilter:
+    """Predicates by attribute, compiled. All must hold for a row to pass."""
+
+    def __init__(self, where: Mapping[str, Predicate]) -> None:
+        self._compiled = {name: _Compiled.of(predicate) for name, predicate in where.items()}
+
+    def masks(self, rows: pa.RecordBatch) -> Iterator[Mask]:
+        """Which rows each of the predicates holds for."""
+        for name, compiled in self._compiled.items():
+            yield compiled.mask(
+                _looked_up(rows.column("attributes"), name), _looked_up(rows.column("numbers"), name)
+            )
+
+
+class _Compiled(NamedTuple):
+    program: Wide
+    words: pa.Array
+    """The strings that the program names; a word's code is its place."""
+
+    @classmethod
+    def of(cls, predicate: Predicate) -> _Compiled:
+        codes: dict[str, int] = {}
+        program = compile_predicate(predicate, 0, lambda text: codes.setdefault(text, len(codes)))
+        return cls(np.array(program, np.int64), pa.array(codes, pa.string()))
+
+    def mask(self, texts: pa.Array, numbers: pa.Array) -> Mask:
+        """Which rows the predicate holds for, of an attribute's strings and numbers, null where a row has none."""
+        has_text = texts.is_valid().to_numpy(zero_copy_only=False)
+        has_number = numbers.is_valid().to_numpy(zero_copy_only=False)
+        kinds = np.where(has_text, np.uint8(TEXT), np.where(has_number, np.uint8(NUMBER), np.uint8(NOTHING)))
+        # Adding 0.0 makes -0.0 the 0.0 that it equals.
+        values = (pc.fill_null(numbers, 0.0).to_numpy() + 0.0).view(np.int64)
+        if has_text.any():
+            codes = pc.fill_null(pc.index_in(texts, value_set=self.words), -1).to_numpy()
+            values = np.where(has_text, codes, values)
+        out = np.empty(len(kinds), np.uint8)
+        evaluate(self.program, *_strings(self.words), kinds, values, *_strings(texts), out)
+        return out.view(np.bool_)
+
+
+def _strings(array: pa.Array) -> tuple[Ints, Bytes]:
+    """The buffers of strings: number ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+    _, offsets, data = array.buffers()
+    edges = np.frombuffer(offsets, np.int32) if len(array) else _NO_WORDS
+    return edges, _NO_BYTES if data is None else np.frombuffer(data, np.uint8)
+
+
+def _looked_up(maps: pa.Array, name: str) -> pa.Array:
+    """The value each row's map has under ``name``, the last if there are several; null if none."""
+    offsets = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
+    begin, end = (int(offsets[0]), int(offsets[-1])) if len(maps) else (0, 0)
+    keys, items = maps.keys, maps.items
+    equal = pc.equal(keys.slice(begin, end - begin), name)
+    found = np.flatnonzero(equal.to_numpy(zero_copy_only=False)) + begin
+    indices = np.full(len(maps), -1, np.int64)
+    indices[np.searchsorted(offsets, found, side="right") - 1] = found
+    return items.take(pa.array(indices, mask=indices < 0))
+
+
+@kernel(types.void(WIDE, OFFSETS_IN, BYTES_IN, BYTES, WIDE, OFFSETS_IN, BYTES_IN, BYTES))
+def evaluate(
+    program: Wide,
+    word_begins: Ints,
+    words: Bytes,
+    kinds: Bytes,
+    values: Wide,
+    offsets: Ints,
+    texts: Bytes,
+    out: Bytes,
+) -> None:
+    """Fill in 1 for each row whose value the program holds for, else 0."""
+    for row in range(len(kinds)):
+        begin, end = offsets[row], offsets[row + 1]
+        out[row] = _holds(program, 0, kinds[row], values[row], texts, begin, end, words, word_begins)
