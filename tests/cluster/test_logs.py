@@ -31,8 +31,8 @@ from headrace.cluster.effects import (
 )
 from headrace.cluster.replica import Replica
 from headrace.log import Log
-from headrace.log.install_snapshot import install
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import install
 from headrace.message import Batch
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 from headrace.wire.parcel.stream import Parcel, ParcelDecoder, serialize

@@ -1,8 +1,7 @@
 """``replay``: publish a range of one log to another hub, once.
 
-A replay's publisher is named after the source's log; :mod:`headrace.client.link.replay` explains why that makes it
-repeatable. Log entries that are no messages (a service created, a cursor moved) are not replayed. They leave gaps in
-the numbers, so rows are sent in runs without a gap.
+This command finds the range and reads it; :mod:`headrace.client.link.replay` decides what is sent and makes it
+repeatable.
 """
 
 from __future__ import annotations
@@ -213,14 +212,11 @@ class _FileSource:
     async def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
         import asyncio
 
-        import pyarrow.compute as pc
-
         from headrace.cli.log.dump import gather_batches, scan
-        from headrace.message import NOT_A_MESSAGE, merge
+        from headrace.message import merge
 
         for batches in gather_batches(scan(self._directory, first, last)):
-            rows = merge(batches)
-            yield rows.filter(pc.not_equal(rows.column("origin"), NOT_A_MESSAGE))
+            yield merge(batches)
             # Files are always ready: without this the connection would not get a turn.
             await asyncio.sleep(0)
 
@@ -254,14 +250,13 @@ async def _copy(
     until: SequencePosition,
     name: str | None,
 ) -> Replayed:
-    from headrace.client.link.replay import runs
+    from headrace.client.link.replay import publisher_name
 
     if source.log == there.log:
         raise UsageError(f"both hubs have the log {source.log}: a log is replayed to another one")
     first, last = await _range(source, begin, until)
     done = Replayed(source.log, first, last)
-    publisher = name or f"replay {source.log}"
-    newest = await there.newest(publisher)
+    newest = await there.resume(name or publisher_name(source.log))
     if newest is not None and newest >= first:
         done.skipped = min(newest, last)
         first = newest + 1
@@ -270,13 +265,9 @@ async def _copy(
     with _progress_bar() as bar:
         task = bar.add_task("replaying", total=last - first + 1)
         async for rows in source.rows(first, last):
-            for number, run in runs(rows):
-                at_first, at_last = await there.append(publisher, number, run)
-                done.first = at_first if done.first is None else done.first
-                done.last = at_last
-                done.messages += run.num_rows
-                bar.update(task, completed=number + run.num_rows - first)
-        bar.update(task, completed=last - first + 1)
+            await there.send(rows)
+            bar.update(task, advance=rows.num_rows)
+    done.messages, done.first, done.last = there.messages, there.first_seq, there.last_seq
     return done
 
 

@@ -22,8 +22,8 @@ from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.hub.state import State, entry
 from headrace.log import Log
-from headrace.log.copy_start import begin
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import begin
 from headrace.message import Batch, Run, merge
 from headrace.wire.link.message import PASSED
 

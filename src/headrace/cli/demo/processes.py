@@ -141,13 +141,13 @@ def _run_jobs(jobs: Sequence[str], servers: str, root: str, output: Path) -> Non
     with exit_with_code():
         from headrace.cli.pipeline.run import stop_on_signals
         from headrace.spark.jobs.job import Job
-        from headrace.spark.options import Access
-        from headrace.spark.runner import Asked, Pipeline
+        from headrace.spark.options import HubOptions
+        from headrace.spark.runner import Pipeline, PipelineRequest
 
         job: Job = import_module("headrace.demo.job")
-        asked = Asked(
+        asked = PipelineRequest(
             jobs,
-            Access(servers),
+            HubOptions(servers),
             master="local[1]",
             root=root,
             # A job that fails does not stop the others; the audit names it.

@@ -28,7 +28,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import Policy, obey
 from headrace.hub.state_parts import Parts
 from headrace.log import Log
-from headrace.log.copy_start import check_original
+from headrace.log.start_after_snapshot import check_original
 from headrace.message import node_id
 from headrace.net.cluster.node import ClusterNode
 from headrace.net.routing.roles import Routing
