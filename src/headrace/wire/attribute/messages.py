@@ -2,9 +2,9 @@
 
 A matched message travels from matcher to dispatcher to connector as a push: its MsgId, its payload and the
 clients it is for. The legs have nearly the same items and differ in what an entry of the client list is, so
-each has its type, and each door the decoder for what may come there. How bytes are laid out is
+each has its type, and each door the decoder for what may come there. The layout of the bytes is in
 :mod:`headrace.wire.attribute.items`; a push that does not fit one message is split and joined in
-:mod:`headrace.wire.attribute.push_parts`; the publisher door is :mod:`headrace.wire.attribute.publish`.
+:mod:`headrace.wire.attribute.push_parts`; the publisher door is in :mod:`headrace.wire.attribute.publish`.
 
 Invariants:
 
@@ -130,8 +130,8 @@ class Push:
 class Handshake:
     """Dispatcher to connector, and the connector's answer: the sender's own id.
 
-    Our extension: a connector that is ``relying`` wants to be told how far matchers are, by pushes to nobody. Who
-    does not know that item skips it.
+    Our extension: a connector that is ``relying`` wants to know how far matchers are, by pushes to nobody. Other
+    implementations skip that item.
     """
 
     COMMAND: ClassVar[int] = 1
@@ -142,10 +142,10 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """At the dispatcher and router doors: the sender lives; ``timestamp`` is in seconds.
+    """At the dispatcher and router doors: a sign of life; ``timestamp`` is in seconds.
 
-    Our extension: a dispatcher also says which ``connectors`` it has, as ids side by side, and which of them are
-    ``relying`` on pushes to nobody. Who does not know these items skips them. Where they are too many for one message
+    Our extension: a dispatcher also names the ``connectors`` it has, as ids side by side, and which of them are
+    ``relying`` on pushes to nobody. Other implementations skip these items. Where they are too many for one message
     they come in parts, as pushes do (:mod:`headrace.wire.attribute.push_parts`).
     """
 
@@ -158,7 +158,7 @@ class Heartbeat:
 
     @property
     def ends(self) -> bool:
-        """Whether no more parts of it follow: then it is answered."""
+        """Whether this is the last part, which is answered."""
         return self.extra in (Extra.SINGLE, Extra.TAIL)
 
 
@@ -260,12 +260,12 @@ def parse_msg_id(value: bytes) -> tuple[int, int]:
 
 
 def is_msg_id(value: bytes) -> bool:
-    """Whether a MsgId is of our form. Others are passed on as they are, whatever they mean to their sender."""
+    """Whether a MsgId is of our form; others are passed on as they are."""
     return len(value) == MSG_ID_BYTES and not any(value[8:])
 
 
 def seq_of(value: bytes) -> int:
-    """The sequence number in a MsgId or, in one that is not of our form, the number that stands in its place."""
+    """The sequence number in a MsgId; in one that is not of our form, the number at that place."""
     return int.from_bytes(value[:6])
 
 
