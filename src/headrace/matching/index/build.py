@@ -156,8 +156,7 @@ def _prefixes(kinds: Ints, values: Wide, words: Words, attributes: int) -> tuple
 
 @kernel(
     types.void(
-        *(INTS, INTS, CLIENTS, INTS, INTS, FLOATS, FLOATS),
-        *(CLIENTS, INTS, INTS, FLOATS, FLOATS, INTS),
+        *(INTS, INTS, CLIENTS, INTS, INTS, FLOATS, FLOATS), *(CLIENTS, INTS, INTS, FLOATS, FLOATS, INTS)
     )
 )
 def reorder(

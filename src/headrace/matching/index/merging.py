@@ -129,20 +129,7 @@ def mark_used(segment: Segment, rows: Ints, names: Bytes, words: Bytes) -> tuple
 
 
 @kernel(
-    types.intp(
-        SEGMENT,
-        INTS,
-        INTS,
-        INTS,
-        types.intp,
-        types.intp,
-        CLIENTS,
-        INTS,
-        INTS,
-        FLOATS,
-        FLOATS,
-        WIDE,
-    )
+    types.intp(SEGMENT, INTS, INTS, INTS, types.intp, types.intp, CLIENTS, INTS, INTS, FLOATS, FLOATS, WIDE)
 )
 def append_rows(
     segment: Segment,
