@@ -91,7 +91,7 @@ async def _publish(link: LinkClient, model: Model, name: str, random: Random) ->
         number = model.sent[name] + 1
         model.sent[name] += count
         rows = [b"%s %d" % (name.encode(), number + each) for each in range(count)]
-        await (await publisher.publish(rows, topic="state"))
+        await publisher.publish(rows, topic="state")
         model.newest[name] = number + count - 1
 
 
@@ -150,5 +150,5 @@ async def _compare(hub: HubProcess, model: Model, random: Random) -> None:
 
 
 def _link(hub: HubProcess) -> LinkClient:
-    made: LinkClient = headrace.connect(f"tube://{hub.doors['tube_tcp']}", patience=60.0)
+    made: LinkClient = headrace.connect(f"tube://{hub.doors['tube_tcp']}", reconnect_timeout=60.0)
     return made

@@ -72,7 +72,11 @@ class ClientType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Server: a service that can be subscribed from now on."""
+    """Server: a service that can be subscribed from now on.
+
+    >>> Offer("fleet/42").service
+    'fleet/42'
+    """
 
     service: str
 

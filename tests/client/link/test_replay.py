@@ -41,7 +41,7 @@ def once(*seqs: int) -> list[tuple[int | None, bytes, str, str]]:
 
 
 def target(server: Server) -> ReplayTarget:
-    return ReplayTarget([Address.parse(str(server.doors["tube_tcp"]))], patience=SECONDS)
+    return ReplayTarget([Address.parse(str(server.doors["tube_tcp"]))], reconnect_timeout=SECONDS)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""Pushing on: a sequencer that takes plain payloads and acknowledges nothing, as the backbone's own protocol has it.
+"""The push relay: a sequencer that takes plain payloads and acknowledges nothing, as in the backbone's protocol.
 
-A PUSH carries a payload and no more, and is best effort. So of what doors take in, messages go on without their
-envelope; whatever depends on more is refused: entries of the hub's state, what a client wants acknowledged, and what
-must be there together or not at all.
+A PUSH carries a payload and no more, and is best effort. So messages go on without their envelope, and whatever depends
+on more is refused: entries of the hub's state, publishes to be acknowledged, and batches that must stay together.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from headrace.message import Batch
 from headrace.protocols import PUSHED_ORIGINS
 
 
-class Pushing:
-    """The sequencer of a frontend over fyrehose; :class:`headrace.hub.sequencer.Sequencer` says what it does."""
+class PushRelay:
+    """The :class:`~headrace.hub.sequencer.Sequencer` of a frontend over fyrehose."""
 
     def __init__(self, hub: Hub, *, longest: int, patience: float, most: int, now: float) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -42,7 +41,7 @@ class Pushing:
         return self._size
 
     def order(self, submitted: Sequence[Submission]) -> None:
-        """Have messages pushed; refuse what a PUSH cannot carry."""
+        """Queue messages to be pushed; refuse what a PUSH cannot carry."""
         for group in tied_groups(submitted):
             submission = group[-1]
             batch = submission.batch
@@ -61,7 +60,7 @@ class Pushing:
         self.wake()
 
     def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:  # noqa: ARG002
-        """Refuse: nobody could say where it is."""
+        """Refuse: its place would never be known."""
         told(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:  # noqa: ARG002
@@ -73,16 +72,16 @@ class Pushing:
         told(UnavailableError("a fyrehose upstream knows no publishers"))
 
     def committed(self, head: int) -> None:
-        """Nobody waits for what comes back."""
+        """Ignore it: nothing waits for what comes back."""
 
     # What the driver tells
 
     def first(self) -> Batch | None:
-        """What is to be pushed now."""
+        """Return the batch to push now."""
         return self._waiting[0].batch if self._waiting and self._lost_at is None else None
 
     def pushed(self, batch: Batch) -> None:
-        """The first is on its way: that is all that will ever be known of it."""
+        """Note that the first batch is sent: no more will ever be known of it."""
         if not self._waiting or self._waiting[0].batch is not batch:
             return  # It was refused while it was being pushed.
         batch, done, _ = self._take()
@@ -91,13 +90,13 @@ class Pushing:
             done(batch)
 
     def connected(self) -> None:
-        """There is a connection."""
+        """Note that there is a connection."""
         if self._lost_at is not None:
             self._lost_at = None
             self.wake()
 
     def lost(self, now: float) -> None:
-        """There is no connection any more."""
+        """Note that the connection is lost."""
         if self._lost_at is None:
             self._lost_at = now
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
-from headrace.hub.publishing.idempotent import Publishing
-from headrace.hub.publishing.staging import Commits, Staging
 from headrace.hub.services.publish import Changes
 from headrace.hub.state import entry
 from headrace.message import Batch
@@ -22,9 +20,8 @@ from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.lost_ranges import LinkLosses
-from headrace.net.link.publishing import LinkPublishing
+from headrace.net.link.publishing import LinkPublishing, RequestBodies
 from headrace.net.link.reading import LinkReading
-from headrace.net.link.request_rows import Bodies
 from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
@@ -49,17 +46,12 @@ class Operations:
         self._log = hub.log
         self._status = status
         self._reports = reports
-        self.publishing = Publishing(hub, parts.publishers)
-        """Judges what is published once; there is one in a hub."""
-        staging = Staging(context.settings.node.data / "stages")
-        staging.sweep()
-        self.commits = Commits(hub, parts.queries, staging)
         changes = Changes(hub, parts.services)
-        bodies = Bodies(context.settings.limits.message_bytes)
-        background = BackgroundWork(context.readers)
-        reading = LinkReading(hub, context.readers, cache, background, consumers, parts.subscriptions)
-        publishing = LinkPublishing(self.publishing, bodies)
-        self._stages = LinkStages(staging, self.commits, changes, bodies, background, hub.counters)
+        bodies = RequestBodies(context.settings.limits.message_bytes)
+        aside = BackgroundWork(context.readers)
+        reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions)
+        publishing = LinkPublishing(context.intake.idempotent, bodies)
+        self._stages = LinkStages(context.intake, changes, bodies, aside, hub.counters)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
             ask.HeadRequest: reading.head,
             ask.StatusRequest: self._tell_status,
