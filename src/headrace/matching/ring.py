@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import UsageError
+from headrace.matching.matches import CLIENT_BYTES
 
 VNODES: Final = 16
 PLACE_BYTES: Final = 20
-CLIENT_BYTES: Final = 12
 
 _PLACES: Final = 1 << (8 * PLACE_BYTES)
 

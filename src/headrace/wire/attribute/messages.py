@@ -17,7 +17,6 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, TypeAlias
@@ -269,27 +268,10 @@ def seq_of(value: bytes) -> int:
     return int.from_bytes(value[:6])
 
 
-def pack_routes(routes: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Pairs of client and connector id as the client list of a matcher."""
-    parts: list[bytes] = []
-    for client, connector in routes:
-        parts += (sized("client id", client, CLIENT_ID_BYTES), _node_id("connector", connector))
-    return b"".join(parts)
-
-
-def unpack_routes(clients: bytes) -> list[tuple[bytes, bytes]]:
-    """The client list of a matcher as pairs of client and connector id."""
-    return [(entry[:CLIENT_ID_BYTES], entry[CLIENT_ID_BYTES:]) for entry in _cut(clients, ROUTE_BYTES)]
-
-
-def pack_clients(clients: Iterable[bytes]) -> bytes:
-    """Client ids as the client list of a dispatcher."""
-    return b"".join(sized("client id", client, CLIENT_ID_BYTES) for client in clients)
-
-
 def unpack_clients(clients: bytes) -> list[bytes]:
     """The client list of a dispatcher as client ids."""
-    return _cut(clients, CLIENT_ID_BYTES)
+    entries("clients", clients, CLIENT_ID_BYTES)
+    return [clients[at : at + CLIENT_ID_BYTES] for at in range(0, len(clients), CLIENT_ID_BYTES)]
 
 
 class DispatcherDecoder(DoorDecoder[DispatcherMessage]):
@@ -431,11 +413,6 @@ def _routes(clients: bytes) -> bytes:
     if not all(clients[at::ROUTE_BYTES].isascii() for at in range(CLIENT_ID_BYTES, ROUTE_BYTES)):
         raise MalformedError("attribute", "connector", clients, "ASCII in every entry")
     return clients
-
-
-def _cut(clients: bytes, size: int) -> list[bytes]:
-    entries("clients", clients, size)
-    return [clients[at : at + size] for at in range(0, len(clients), size)]
 
 
 def _start_hash(text: str) -> bytes:
