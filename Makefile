@@ -5,21 +5,21 @@
 #   make quick   the tests that need no JVM and no browser and are not slow: one or two minutes
 #   make test    every test
 #   make check   format, lint, types, layers, docs, and a second of fuzzing per codec
-#   make fmt     put the code and the drawn pages into the form `check` and `test` ask for
+#   make fmt     format the code and redraw the generated pages, as `check` and `test` require
 #   make fuzz    fuzz every codec for FUZZ_SECONDS (5) each
-#   make soak    the long repeats of simulations and fuzzing
+#   make soak    long repetitions: simulations, random examples, kills and fuzzing
 #   make bench   every benchmark, with its ratios
 #   make docs    build the documentation site into site/
-#   make clean   remove what the above made
+#   make clean   remove everything made by the above
 #
-# PYTHON=/path/to/python names the interpreter (3.11 or newer); without it, setup.sh looks for one.
+# PYTHON=/path/to/python names the interpreter (3.11 or newer); by default setup.sh looks for one.
 
 PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
-# One more than there are cores: some tests wait.
+# One more than there are cores, as some tests wait.
 JOBS   ?= $(shell expr $$(nproc) + 1)
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 FUZZ_SECONDS ?= 5
@@ -27,7 +27,7 @@ FUZZ_SECONDS ?= 5
 # mkdocs-material prints advice about its successor on every build; it is not about our pages.
 export NO_MKDOCS_2_WARNING := 1
 
-# Some containers set it. Every hub, command and Python worker that a test starts would compile our modules again.
+# Some containers set this. Then every hub, command and Python worker that a test starts would compile our modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -38,8 +38,8 @@ help:
 
 setup: $(READY)
 
-# Set-up is one stat() when the environment is newer than what it is made from. A named interpreter of
-# another version makes it anew.
+# Nothing is done if the environment is newer than the files it is made from. Naming an interpreter of another
+# version rebuilds it.
 $(READY): pyproject.toml setup.sh
 	@PYTHON='$(PYTHON)' sh ./setup.sh '$(VENV)'
 
@@ -60,7 +60,7 @@ test: setup $(CLASSES)
 	@sh tools/browser.sh
 	$(PYTEST)
 
-# What JVMs load their classes from in tests; see tests/jvm.py.
+# The classes that JVMs map in tests; see tests/jvm.py.
 $(CLASSES): $(READY)
 	@echo 'Archiving what Spark loads ...'
 	@$(BIN)/python -m tests.jvm

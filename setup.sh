@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make the virtual environment named by $1 with everything the Makefile's targets use.
-# PYTHON names the interpreter to build it with (3.11 or newer); without it, the first that fits is taken.
+# PYTHON names the interpreter to build it with (3.11 or newer); by default the first suitable one is used.
 set -eu
 venv=$1
 
@@ -12,14 +12,14 @@ version() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
-# An environment whose making was interrupted has no pip, and cannot be mended.
+# An environment whose creation was interrupted has no pip and cannot be repaired.
 if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     rm -rf "$venv"
 fi
 
 python=${PYTHON:-}
 if [ -z "$python" ]; then
-    # The environment's own interpreter first: it was chosen once and need not be named again.
+    # The environment's own interpreter first: it need not be named again.
     for candidate in "$venv/bin/python" python3 python3.13 python3.12 python3.11; do
         if fits "$candidate"; then
             python=$candidate
@@ -32,14 +32,14 @@ if [ -z "$python" ] || ! fits "$python"; then
     exit 1
 fi
 
-# An environment of another Python version cannot be mended, only replaced.
+# An environment of another Python version has to be replaced.
 want=$(version "$python")
 if [ "$(version "$venv/bin/python")" != "$want" ]; then
     rm -rf "$venv"
     echo "Creating $venv with Python $want ..."
     if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
         rm -rf "$venv"
-        # Debian ships venv apart from Python.
+        # Debian packages venv separately.
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
             apt-get update -qq && apt-get install -y -qq "python$want-venv" >/dev/null
             "$python" -m venv "$venv"
@@ -54,8 +54,8 @@ echo "Installing Headrace with Spark and the development tools (a few minutes th
 rm -f "$venv/.ready"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[spark,delta,iceberg,dev]'
 
-# Kernels are compiled when they are imported, and cached beside their source: now, so that neither the first
-# message nor the first test waits.
+# Kernels are compiled on first import and cached beside their source. Do so now, so that neither the first message
+# nor the first test waits.
 echo "Compiling the kernels ..."
 "$venv/bin/python" -c '
 import importlib, pkgutil, headrace.wire, headrace.matching

@@ -92,7 +92,7 @@ async def _publish_batches(port: int, count: int) -> None:
     payloads = [bytes(SIZE)] * 500
     async with LinkClient([Address("127.0.0.1", port)]) as link:
         publisher = link.publisher(window=WINDOW * (SIZE + 32))
-        for ack in [await publisher.publish(payloads) for _ in range(count // len(payloads))]:
+        for ack in [await publisher.send(payloads) for _ in range(count // len(payloads))]:
             await ack
 
 
@@ -100,7 +100,7 @@ async def _publish_singly(port: int, count: int) -> None:
     payload = bytes(SIZE)
     async with LinkClient([Address("127.0.0.1", port)]) as link:
         publisher = link.publisher(window=WINDOW * (SIZE + 32))
-        for ack in [await publisher.publish(payload) for _ in range(count)]:
+        for ack in [await publisher.send(payload) for _ in range(count)]:
             await ack
 
 
@@ -110,7 +110,7 @@ async def _trips(port: int, count: int) -> list[float]:
         publisher = link.publisher()
         for _ in range(count):
             begin = time.perf_counter()
-            await (await publisher.publish(bytes(SIZE)))
+            await publisher.publish(bytes(SIZE))
             samples.append(time.perf_counter() - begin)
     return samples
 

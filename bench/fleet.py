@@ -114,7 +114,7 @@ async def _publish(load: Load, copies: int, servers: str) -> None:
     async with LinkClient([Address.parse(servers)]) as link:
         publisher = link.publisher()
         for _ in range(copies):
-            await publisher.publish(rows)
+            await publisher.send(rows)
         await publisher.flush()
 
 

@@ -140,7 +140,7 @@ async def _publish_singly(server: Headrace, count: int) -> None:
     payload = bytes(SIZE)
     async with LinkClient([_address(server)]) as link:
         publisher = link.publisher(window=WINDOW * (SIZE + 32))
-        acks = [await publisher.publish(payload) for _ in range(count)]
+        acks = [await publisher.send(payload) for _ in range(count)]
         for ack in acks:
             await ack
 
@@ -149,7 +149,7 @@ async def _publish_batches(server: Headrace, count: int) -> None:
     payloads = [bytes(SIZE)] * 500
     async with LinkClient([_address(server)]) as link:
         publisher = link.publisher(window=WINDOW * (SIZE + 32))
-        acks = [await publisher.publish(payloads) for _ in range(count // len(payloads))]
+        acks = [await publisher.send(payloads) for _ in range(count // len(payloads))]
         for ack in acks:
             await ack
 
@@ -185,7 +185,7 @@ async def _fill(address: Address, total: int) -> None:
         publisher = link.publisher()
         payloads = [b"%0*d" % (SIZE, number) for number in range(1000)]
         for _ in range(total // 1000):
-            await publisher.publish(payloads)
+            await publisher.send(payloads)
         await publisher.flush()
 
 
@@ -198,7 +198,7 @@ async def _round_trips(address: Address, count: int) -> list[float]:
         # The first ones find everything cold: modules to be imported, memory to be touched.
         for number in range(-_COLD, count):
             begin = time.perf_counter()
-            await publisher.publish(b"%0*d" % (SIZE, number))
+            await publisher.send(b"%0*d" % (SIZE, number))
             message = await anext(follow)
             times.append(time.perf_counter() - begin)
             if int(message.payload) != number:

@@ -343,7 +343,7 @@ async def _fill(servers: str, total: int) -> None:
         publisher = link.publisher()
         for begin in range(0, total, 1000):
             payloads = [_event(rng, number) for number in range(begin, begin + 1000)]
-            await publisher.publish(payloads, topic="in")
+            await publisher.send(payloads, topic="in")
         await publisher.flush()
 
 
@@ -389,7 +389,7 @@ async def _pings(servers: str, seconds: float) -> list[float]:
         publisher = writer.publisher()
         for number in range(count):
             await asyncio.sleep(max(0.0, begin + number / RATE - time.perf_counter()))
-            await publisher.publish(b"%.6f" % time.perf_counter(), topic="ping")
+            await publisher.send(b"%.6f" % time.perf_counter(), topic="ping")
         await listening
         await follow.aclose()
     return delays

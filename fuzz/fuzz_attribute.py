@@ -23,7 +23,7 @@ from headrace.wire.attribute.messages import (
     serialize,
 )
 from headrace.wire.attribute.publish import Publish, PublisherDecoder, Publishes
-from headrace.wire.attribute.push_parts import Joiner, split
+from headrace.wire.attribute.push_parts import PushJoiner, split
 from headrace.wire.receive_buffer import Decoder
 
 DOORS: tuple[Callable[[], Decoder[Any]], ...] = (
@@ -69,7 +69,7 @@ def read(decoder: Decoder[Any], chunks: list[bytes]) -> tuple[list[Any], tuple[o
 
 
 def join(pushes: list[Any]) -> None:
-    joiner = Joiner(max_bytes=HELD, max_pushes=3, max_seconds=5)
+    joiner = PushJoiner(max_bytes=HELD, max_pushes=3, max_seconds=5)
     for now, push in enumerate(pushes):
         try:
             whole = joiner.join(push, now)
@@ -84,7 +84,7 @@ def join(pushes: list[Any]) -> None:
 
 
 def split_again(whole: Any) -> None:
-    joiner = Joiner()
+    joiner = PushJoiner()
     *parts, last = split(whole)
     for part in parts:
         serialize(part)

@@ -14,10 +14,10 @@ from headrace.wire.sdk.auth import Auth, is_signed, parse_auth, serialize_auth
 from headrace.wire.sdk.commands import (
     ClientDecoder,
     Command,
-    Event,
-    Limits,
+    SdkEvent,
+    SdkLimits,
+    SdkState,
     ServerDecoder,
-    State,
     Subscribe,
     event_of,
     new_session,
@@ -25,7 +25,7 @@ from headrace.wire.sdk.commands import (
 )
 from headrace.wire.sdk.predicate import parse_field, serialize_field
 
-LIMITS = Limits(message=2000, elements=9, element=1000)
+LIMITS = SdkLimits(message=2000, elements=9, element=1000)
 MAX_PUSH = 2000
 
 SIDES: tuple[Callable[[], Decoder[Any]], ...] = (
@@ -76,7 +76,7 @@ def converse(commands: list[Command], *, auth_required: bool) -> None:
         try:
             session.step(event_of(command))
         except UnexpectedError:
-            session.step(Event.ERROR)
+            session.step(SdkEvent.ERROR)
             break
-    assert session.state in State
-    assert auth_required or session.state is not State.LOCKED
+    assert session.state in SdkState
+    assert auth_required or session.state is not SdkState.LOCKED

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.errors import WireError
-from headrace.wire.tube.connection import Connection, Event, Opened, Side, Transport
+from headrace.wire.tube.connection import Opened, Side, Transport, TubeConnection, TubeEvent
 from headrace.wire.tube.frames import Discarded, Message, Ping, stream_pieces, websocket_pieces
-from headrace.wire.tube.reassembly import Limits, Reassembly, StreamDecoder, WebSocketDecoder
+from headrace.wire.tube.reassembly import Reassembly, StreamDecoder, TubeLimits, WebSocketDecoder
 
-LIMITS = Limits(fragment_size=300, max_message=1000, max_inflated=2000)
+LIMITS = TubeLimits(fragment_size=300, max_message=1000, max_inflated=2000)
 TRIAL = b"the wheel turns while the water runs; " * 20
 
-Outcome = tuple[list[Event], list[bytes], tuple[object, ...] | None, int]
+Outcome = tuple[list[TubeEvent], list[bytes], tuple[object, ...] | None, int]
 
 
 def target(data: bytes) -> None:
@@ -42,8 +42,8 @@ def websocket_messages(wire: bytes) -> Iterator[bytes]:
 
 def converse(transport: Transport, pieces: list[bytes], trial: bool) -> Outcome:
     """What a server makes of a peer: events, answers, the refusal's facts, and what is left unfinished."""
-    server = Connection(Side.SERVER, transport, LIMITS)
-    events: list[Event] = []
+    server = TubeConnection(Side.SERVER, transport, LIMITS)
+    events: list[TubeEvent] = []
     answers: list[bytes] = []
     refusal = None
     try:
@@ -76,7 +76,7 @@ def check(outcome: Outcome) -> None:
 
 def again(message: bytes) -> None:
     """A message that was read can be written, in fragments of another size, and is read as the same."""
-    limits = Limits(fragment_size=1 + len(message) // 3)
+    limits = TubeLimits(fragment_size=1 + len(message) // 3)
     readers: tuple[tuple[Reassembly, list[bytes]], ...] = (
         (StreamDecoder(limits), [bytes(p) for p in stream_pieces(message, limits.fragment_size)]),
         (WebSocketDecoder(limits), [bytes(p) for p in websocket_pieces(message, limits.fragment_size)]),

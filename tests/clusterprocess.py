@@ -5,8 +5,8 @@
         trio.wires.cut(0, 1)   # nothing from node 0 reaches node 1 any more; the other way it does
         trio.wires.mend()
 
-Each node reaches each other one through a proxy of its own in this process, so that what one says to another can be
-held up in one direction alone, as a broken network does: connections stay open, and nothing comes.
+Each node reaches each other node through a proxy of its own in this process, so that traffic can be held back in one
+direction alone, as a broken network does: connections stay open, and nothing arrives.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Wires:
         return self._ports[source, target]
 
     def cut(self, source: int, target: int) -> None:
-        """Let nothing pass from one node to another."""
+        """Hold back everything from one node to another."""
         self._do(self._set({*self._cut, (source, target)}))
 
     def cut_off(self, node: int) -> None:
-        """Let nothing pass to and from a node."""
+        """Hold back everything to and from a node."""
         others = {each for pair in self._ports for each in pair} - {node}
         pairs = {(node, each) for each in others} | {(each, node) for each in others}
         self._do(self._set(self._cut | pairs))
 
     def mend(self) -> None:
-        """Let everything pass; what was held up comes now."""
+        """Let everything pass, including what was held back."""
         self._do(self._set(set()))
 
     def close(self) -> None:
-        """Close all."""
+        """Close all proxies."""
         self._do(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -101,7 +101,7 @@ class Wires:
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             source, target = pair
-            # Streams report a cancelled handler as a failed one; here it is just the end.
+            # asyncio's streams report a cancelled handler as failed; here it is an ordinary end.
             with contextlib.suppress(asyncio.CancelledError), contextlib.closing(writer):
                 await self._passable(source, target)
                 try:
@@ -114,7 +114,7 @@ class Wires:
                         asyncio.ensure_future(self._carry(onward[0], writer, target, source)),
                     )
                     try:
-                        # As soon as one end is closed, both are.
+                        # When one end closes, both do.
                         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         for way in ways:
@@ -131,7 +131,7 @@ class Wires:
                 await self._passable(source, target)
                 writer.write(data)
                 await writer.drain()
-        # A connection's end is news, too.
+        # The end of a connection is held back, too.
         await self._passable(source, target)
 
     async def _passable(self, source: int, target: int) -> None:
@@ -150,11 +150,11 @@ class Trio:
 
     @classmethod
     def start(cls, directory: Path, *sets: str) -> Self:
-        """Start three nodes, and wait until every door of theirs accepts."""
+        """Start three nodes and wait until all their doors accept."""
         trio = cls(directory, sets)
         with ThreadPoolExecutor(3) as threads:
             starting = [threads.submit(trio._started, number) for number in range(3)]
-        # One that stays when another fails would look for its peers, in whatever test has their ports next.
+        # If one fails, the others must not live on and dial ports that later tests use.
         trio.nodes = [each.result() for each in starting if each.exception() is None]
         for each in starting:
             if (error := each.exception()) is not None:
@@ -163,7 +163,7 @@ class Trio:
         return trio
 
     def replace(self, number: int) -> HubProcess:
-        """Start another node in the place of one that ended: its name and addresses, and nothing else of it."""
+        """Start a new node with the name and addresses of one that has ended, and nothing of its data."""
         lost = self.nodes[number]
         assert not lost.running
         self.nodes[number] = self._started(number, lost)
@@ -192,7 +192,7 @@ class Trio:
         return node
 
     def hosts(self, door: str) -> str:
-        """Where a door is, on all nodes, as clients take it."""
+        """A door's addresses on all nodes, in the form that clients take."""
         return ",".join(node.doors[door] for node in self.nodes if door in node.doors)
 
     def running(self) -> Iterator[HubProcess]:
@@ -200,7 +200,7 @@ class Trio:
         return (node for node in self.nodes if node.running)
 
     def primary(self) -> HubProcess:
-        """The node that numbers messages, as soon as all that run agree who it is."""
+        """Wait until all running nodes agree on a primary, and return it."""
         found: set[str] = set()
 
         def agreed() -> bool:
@@ -223,7 +223,7 @@ class Trio:
         return self.nodes[int(found.pop().removeprefix("node"))]
 
     def working(self) -> HubProcess:
-        """Wait until all that run work and have the same head; return the primary."""
+        """Wait until all running nodes work and have the same head; return the primary."""
         primary = self.primary()
         eventually(
             "all have the same head", lambda: len({status(node)["head"] for node in self.running()}) == 1
@@ -231,7 +231,7 @@ class Trio:
         return primary
 
     def close(self) -> None:
-        """End everything."""
+        """End all nodes and close the proxies."""
         for node in self.nodes:
             node.__exit__(None, None, None)
         self.wires.close()

@@ -1,11 +1,10 @@
-"""What every test stands on: how hard hypothesis tries, and that nothing fails behind a test's back.
+"""Settings and rules for every test.
 
-Two profiles. The usual one draws the same examples in every run, so that a change is judged by what it
-changed; ``HEADRACE_SOAK=1`` draws new ones, and many. Tests leave ``max_examples`` to them.
+Hypothesis has two profiles. The usual one draws the same examples in every run, so that a failure is due to the change
+at hand; ``HEADRACE_SOAK=1`` draws new ones, and many. Tests leave ``max_examples`` to the profile.
 
-Two rules hold for every test without its asking. An error that asyncio could only log (a task that failed
-with nobody awaiting it, a callback that raised) fails the test during which it came. A task that a
-coroutine test leaves running fails that test.
+Two rules hold for every test. An error that asyncio can only log (a task that failed and was never awaited, a callback
+that raised) fails the test during which it occurs. A coroutine test that leaves a task running fails.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 SOAK = os.environ.get("HEADRACE_SOAK", "0") not in ("", "0")
 
-# Speed differs from machine to machine: no deadlines, and slow generation is no failure.
+# Speed differs from machine to machine: there are no deadlines, and slow generation is no failure.
 settings.register_profile(
     "usual",
     max_examples=60,
@@ -42,13 +41,13 @@ settings.load_profile("soak" if SOAK else "usual")
 
 _MEMORY = "/dev/shm"
 _ROOMY_BYTES = 2 << 30
-"""What tests may have in files at a time, with plenty to spare."""
+"""Far more than the files of all running tests take."""
 
 
 def pytest_configure() -> None:
-    """Keep the files of tests in memory where there is room: a disk makes them wait for every sync.
+    """Keep temporary files in memory if there is room: on a disk, tests wait for every sync.
 
-    ``HEADRACE_SOAK=1`` leaves them on the disk; ``--basetemp`` and ``PYTEST_DEBUG_TEMPROOT`` still choose a place.
+    ``HEADRACE_SOAK=1`` leaves them on the disk. ``--basetemp`` and ``PYTEST_DEBUG_TEMPROOT`` win.
     """
     if not SOAK and Path(_MEMORY).is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOMY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
@@ -56,7 +55,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark tests by the fixtures they use, before ``-m`` chooses; then put those chosen into a good order."""
+    """Mark tests by the fixtures they use, before ``-m`` selects; then order the selected ones."""
     for item in items:
         for fixture, marker in _MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
@@ -65,11 +64,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
 
 
+def pytest_collection_finish() -> None:
+    """Exclude modules and collected tests from garbage collection: they stay to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Order tests for xdist, which gives each worker an equal part of the list and lets idle ones take others' ends.
 
-    Each part begins with what takes long, so that what is left for the end is short. All that shares the Spark session
-    is in the first part, so that few JVMs are started. The tests of a module stay together: they may share a fixture.
+    Each part begins with its slow tests, so that only short ones are left for the end. The tests that share the Spark
+    session are in the first part, so that few JVMs start. Slow tests of a module stay together, as do their fixtures.
     """
     parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
     long: dict[str, list[pytest.Item]] = {}
@@ -95,12 +100,12 @@ def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 _MARKED_BY_FIXTURE = {"spark": pytest.mark.spark, "browser": pytest.mark.browser}
 
 _TURNS_TO_FINISH = 10
-"""Turns of the loop in which a task that was told to stop may do so."""
+"""Turns of the event loop that a cancelled task may take to end."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _plain_environment() -> Iterator[None]:
-    """No setting of the shell that runs the tests reaches the hub under test; JVMs start as is best for tests."""
+    """Hide the shell's ``HEADRACE_`` settings from the hubs under test, and start JVMs as :mod:`tests.jvm` says."""
     with pytest.MonkeyPatch.context() as patch:
         for variable in [name for name in os.environ if name.startswith("HEADRACE_")]:
             if variable != "HEADRACE_SOAK":
@@ -122,13 +127,13 @@ def spark() -> Iterator[SparkSession]:
 
 
 def pytest_unconfigure() -> None:
-    """Let go of what tasks of Spark's that were run here had frozen: extensions report it as leaked."""
+    """Undo every ``gc.freeze``, here and in Spark tasks that ran here: extensions report frozen objects as leaked."""
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_fails_unseen(request: pytest.FixtureRequest) -> Iterator[None]:
-    # A loop without a handler of its own, asyncio's or uvloop's, in this thread or another, logs here.
+    # Every event loop without an exception handler of its own, in any thread, logs here.
     unseen = _Errors()
     logger = logging.getLogger("asyncio")
     logger.addHandler(unseen)
@@ -136,12 +141,12 @@ def _nothing_fails_unseen(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.node.get_closest_marker("asyncio"):
             request.getfixturevalue("_nothing_runs_on")
         yield
-        # Nobody asks a dropped task for its error until it is collected; what a test made is still young.
+        # A dropped task reports its error when it is collected; what a test made is still in a young generation.
         gc.collect(1)
     finally:
         logger.removeHandler(unseen)
     if unseen.lines:
-        pytest.fail("asyncio reported what nobody awaited:\n" + "\n".join(unseen.lines), pytrace=False)
+        pytest.fail("asyncio logged errors that nothing awaited:\n" + "\n".join(unseen.lines), pytrace=False)
 
 
 @pytest.fixture

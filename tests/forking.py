@@ -1,14 +1,17 @@
-"""Processes of ``headrace serve`` that need not import it first: forked from one that has.
+"""``headrace`` processes that start quickly: forked from a process that has imported everything.
 
     process = forked(["serve", "--data", "data"], cwd=directory, environ=os.environ, stderr=directory / "stderr.txt")
     process.pid, process.poll(), process.wait(10), process.kill(), process.send_signal(signal.SIGTERM)
 
-A hub spends nearly all the time that it takes to start on imports, and tests start hundreds of them. So each test
-process keeps one process that has imported all that a hub needs and does nothing else (this module, run as a program).
-Told to, it forks; its child takes the arguments, directory, environment, limits and stderr that it is given, and runs
-the command to its end. It is a process like any other: it has its own memory, files and sockets, and can be killed.
+    done = completed(["log", "info", "--data", "data"], seconds=60)
+    done.returncode, done.stdout, done.stderr
 
-The two talk in lines of JSON, one answer to each question. When the one who asks is gone, so is the one who forks.
+A command spends nearly all of its start on imports, and tests start hundreds of commands. So each test process keeps a
+parent process (this module, run as a program) that has imported all that a hub needs. On request the parent forks; the
+child takes the given arguments, directory, environment, limits and files, and runs the command to its end. It is a
+process like any other: it has its own memory, files and sockets, and can be killed.
+
+Test process and parent exchange lines of JSON, one answer per request. The parent exits when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +35,7 @@ _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.star
 
 
 class Forked:
-    """A process, with those methods of :class:`subprocess.Popen` that tests use."""
+    """A forked process, with the methods of :class:`subprocess.Popen` that tests use."""
 
     def __init__(self, parent: _Parent, pid: int) -> None:
         self.pid = pid
@@ -66,10 +70,10 @@ class Forked:
 
 
 class _Parent:
-    """The process that forks."""
+    """The process that has everything imported and forks."""
 
     def __init__(self) -> None:
-        # In the manner of pytest, so that both find the same modules under the same names.
+        # From the project's root, as pytest runs: both import modules under the same names.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forking"],
             cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -78,7 +82,7 @@ class _Parent:
         atexit.register(self.close)
 
     def ask(self, question: Mapping[str, Any]) -> int:
-        """Ask a question; the answer is a number."""
+        """Send a request; return its answer, a number."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -88,7 +92,7 @@ class _Parent:
             return int(stdout.readline())
 
     def close(self) -> None:
-        """Let it end."""
+        """Close its stdin and wait for its exit."""
         with self._process:
             pass
 
@@ -97,30 +101,61 @@ _parents: list[_Parent] = []
 _making = threading.Lock()
 
 
-def forked(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stderr: Path) -> Forked:
-    """A process that runs ``headrace`` with these arguments; what it says is added to the file ``stderr``."""
+def forked(
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    environ: Mapping[str, str],
+    stderr: Path,
+    stdin: Path = Path(os.devnull),
+    stdout: Path = Path(os.devnull),
+) -> Forked:
+    """A process that runs ``headrace`` with these arguments; what it writes is added to the files."""
     with _making:
         if not _parents:
             _parents.append(_Parent())
     [parent] = _parents
-    told: dict[str, Any] = {
+    question: dict[str, Any] = {
         "arguments": list(arguments),
         "cwd": str(cwd),
         "environ": dict(environ),
-        "stderr": str(stderr),
+        "files": [str(stdin), str(stdout), str(stderr)],
+        # A child inherits limits from its parent, which does not have those that a test sets for itself.
+        "limits": [(kind, resource.getrlimit(kind)) for kind in _LIMITS],
     }
-    # A child has its parent's limits; a test that sets them is not the parent here.
-    told["limits"] = [(kind, resource.getrlimit(kind)) for kind in _LIMITS]
-    return Forked(parent, parent.ask(told))
+    return Forked(parent, parent.ask(question))
+
+
+def completed(
+    arguments: Sequence[str], *, stdin: bytes = b"", seconds: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``headrace`` to its end, here and with this environment; kill it when it takes longer."""
+    with tempfile.TemporaryDirectory(prefix="command-") as directory:
+        given, out, err = (Path(directory, name) for name in ("stdin", "stdout", "stderr"))
+        given.write_bytes(stdin)
+        process = forked(arguments, cwd=Path.cwd(), environ=os.environ, stdin=given, stdout=out, stderr=err)
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(["headrace", *arguments], code, out.read_bytes(), err.read_bytes())
 
 
 def _main() -> None:
-    import headrace.cli
-    import headrace.cli.running  # and with it all that a hub is made of
+    from typer.testing import CliRunner
 
-    # Ctrl-C is for those who test; they end this one.
+    import headrace.cli
+    import headrace.net.server.process
+    import headrace.web  # and with them all that a hub is made of
+
+    # Clients, and what is imported only when a command runs.
+    for name in headrace.__all__:
+        getattr(headrace, name)
+    CliRunner().invoke(headrace.cli.app, ["pub", "--url", "tube://"])
+
+    # Ctrl-C is for the test process, which then ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What is here is kept: no child needs to look through it, and so copy it.
+    # Children share these objects' pages until their garbage collector would write to them.
     gc.collect()
     gc.freeze()
     while line := sys.stdin.readline():
@@ -136,19 +171,20 @@ def _main() -> None:
 
 
 def _become(question: dict[str, Any]) -> None:
-    """Be the process that was asked for."""
+    """Turn this child into the process that was requested."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(question["cwd"])
     os.environ.clear()
     os.environ.update(question["environ"])
     for kind, (soft, hard) in question["limits"]:
         resource.setrlimit(kind, (soft, hard))
-    nothing = os.open(os.devnull, os.O_RDWR)
-    said = os.open(question["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for standard, used in enumerate((nothing, nothing, said)):
+    for standard, path in enumerate(question["files"]):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if standard else os.O_RDONLY
+        used = os.open(path, flags, 0o644)
         os.dup2(used, standard)
-    os.close(nothing)
-    os.close(said)
+        os.close(used)
+    # The old one is for requests, and has a buffer.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- for the life of the process
     sys.argv = ["headrace", *question["arguments"]]
 
 

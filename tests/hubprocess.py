@@ -1,4 +1,4 @@
-"""A hub as its own process, for tests that need a real one: started on free ports, killed, restarted.
+"""A hub in a process of its own, on free ports, that tests kill and restart.
 
     with HubProcess.start(tmp_path, "log.fsync=always") as hub:
         host, port = hub.address("fyrehose")
@@ -6,12 +6,11 @@
         hub.restart()  # the same ports, the same data
         hub.terminate()
 
-A hub is forked from a process that has all of it imported already (:mod:`tests.forking`), except where ``up`` is asked
-for or a variable of its own, and with ``HEADRACE_SOAK=1``: then the command is run as users run it.
+A hub is forked from a process that has everything imported (:mod:`tests.forking`). With the command ``up``, with extra
+environment variables, and with ``HEADRACE_SOAK=1`` it is started as users start it.
 
-Starting waits for the ready file, with a deadline. A hub that does not come up, ends when nobody told it to, or
-does not drain in time fails the test with what it wrote to stderr. Leaving the ``with`` block ends the process
-whatever state it is in; nothing outlives a test.
+Starting waits for the ready file, with a deadline. A hub that does not start, exits by itself, or does not drain in
+time fails the test and shows its stderr. Leaving the ``with`` block kills the process, so that nothing outlives a test.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ FREE_DOORS = tuple(f"listen.{door}=127.0.0.1:0" for door in DOORS)
 _SOAK = os.environ.get("HEADRACE_SOAK", "0") not in ("", "0")
 
 _LASTING_PORTS = range(10_000, 32_000)
-"""Ports that the system gives nobody who asks for just any: a hub that is restarted finds its own still free."""
+"""Ports below the range for port 0: nothing else takes a hub's port while it restarts."""
 
 _given: set[int] = set()
-"""Those that were given to a hub in this process, which may be down just now."""
+"""Ports given to hubs of this process, which may be down at the moment."""
 
 START_SECONDS = 60.0
 """Long enough for a cold machine that has to compile the kernels first."""
@@ -71,7 +70,7 @@ class HubProcess:
         self._command = command
         self._sets = sets
         self._environ = {**os.environ, **environ}
-        # Some variables are read when a process begins, which a forked one has behind it.
+        # Some variables are read only when a process starts, which a fork does not do.
         self._forked = command == "serve" and not environ and not _SOAK
         self._process: subprocess.Popen[bytes] | Forked | None = None
 
@@ -86,8 +85,8 @@ class HubProcess:
     ) -> Self:
         """Start a hub with its data under ``tmp_path`` and wait until every door accepts.
 
-        ``sets`` are ``section.key=value``; they win over the free ports that are asked for here. ``options`` are
-        given to the command as they are.
+        ``sets`` are ``section.key=value`` and win over the free ports chosen here. ``options`` are passed to the
+        command unchanged.
         """
         tmp_path.mkdir(parents=True, exist_ok=True)
         doors = (f"listen.{door}=127.0.0.1:{lasting_port()}" for door in DOORS)
@@ -97,7 +96,7 @@ class HubProcess:
         return hub
 
     def restart(self, *sets: str) -> None:
-        """Start again after :meth:`kill9` or :meth:`terminate`: the same data and, unless ``sets`` say otherwise,
+        """Start again after :meth:`kill9` or :meth:`terminate`, with the same data and, unless ``sets`` change them,
         the same ports."""
         if self.running:
             pytest.fail("restart() needs a hub that was stopped: call kill9() or terminate() first")
@@ -133,14 +132,14 @@ class HubProcess:
         return f"{door}://{self.doors[door]}"
 
     def kill9(self) -> None:
-        """Kill the process as a crash would: it gets no chance to do anything."""
+        """Kill the process as a crash would, without a chance to clean up."""
         process = self._running()
         process.kill()
         process.wait()
         self._process = None
 
     def terminate(self, *, signum: int = signal.SIGTERM, expect: int = 0) -> None:
-        """Stop the hub in good order; fail unless it drains in time and exits with ``expect``."""
+        """Stop the hub by a signal; fail unless it drains in time and exits with ``expect``."""
         process = self._running()
         process.send_signal(signum)
         try:
@@ -166,7 +165,7 @@ class HubProcess:
             error.add_note(f"The hub's stderr:\n{self.stderr}")
 
     def _run(self) -> None:
-        # Only a file that the new process writes may be taken for its own.
+        # The file of an earlier process must not be taken for the new one's.
         self.ready_file.unlink(missing_ok=True)
         arguments = ["--data", str(self.data), "--ready-file", str(self.ready_file), *self.options]
         for setting in self._sets:
@@ -224,8 +223,8 @@ class HubProcess:
 
 
 def lasting_port() -> int:
-    """A port that is free now, for streams and datagrams, and not in danger of being taken while a hub is down."""
-    # Test processes that run side by side have ports of their own.
+    """A port that is free for TCP and UDP and will not be taken while a hub is down."""
+    # Each xdist worker has its own share of the ports.
     worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     while True:

@@ -1,15 +1,15 @@
-"""How JVMs are started in tests: as users have them, but sooner.
+"""Options that make JVMs start faster in tests.
 
     python -m tests.jvm   # make the archive of classes; `make test` does so once
 
-A JVM that runs for a test spends most of its time on two things that pay only when it runs for long: compiling what it
-does a second time and better, and loading some ten thousand classes of Spark from their archives. Here it does neither.
-It compiles once (``TieredStopAtLevel=1``), and maps the classes from a file that an earlier JVM wrote. What Spark does
-is the same. ``HEADRACE_SOAK=1`` leaves both as users have them.
+A JVM that runs for a test spends most of its time on two things that pay off only in long runs: optimizing code that it
+has compiled already, and loading some ten thousand classes of Spark from jars. Here it compiles once
+(``TieredStopAtLevel=1``) and maps the classes from a file that an earlier JVM wrote. Spark behaves the same.
+``HEADRACE_SOAK=1`` starts JVMs as users do.
 
-The options come by variables of Spark's launcher, which reach every driver, master and worker that a test or one of its
-children starts, and which, unlike Java's own, nobody prints. A file that is missing, or was made by another Java or of
-another Spark, is passed over by the JVM itself: tests take longer then, and that is all.
+The options are passed in variables of Spark's launcher. They reach every driver, master and worker that a test or its
+children start, and, unlike Java's own variables, cause no output. A JVM ignores an archive that is missing or belongs
+to another Java or Spark; it only starts more slowly then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARCHIVE = Path(sys.prefix) / "spark.jsa"
 
 _ONCE = "-XX:TieredStopAtLevel=1"
 
-# What a JVM has to say about an archive goes where tests expect what they print themselves.
+# JVMs would print about the archive to stdout, where tests expect their own output.
 _QUIET = "-Xlog:disable"
 
 _WORK = """
@@ -49,7 +49,7 @@ spark.stop()
 
 
 def variables(archive: Path = ARCHIVE) -> dict[str, str]:
-    """What to add to the environment in which tests start JVMs."""
+    """Environment variables for processes that start JVMs."""
     options = _ONCE
     if archive.exists() and archive.stat().st_size:
         options += f" -XX:SharedArchiveFile={archive} {_QUIET}"
@@ -61,19 +61,19 @@ def variables(archive: Path = ARCHIVE) -> dict[str, str]:
 
 
 def make(archive: Path = ARCHIVE) -> None:
-    """Make the archive, by a JVM that does a little of everything and writes at its end what it has loaded."""
+    """Run a JVM that does a little of everything and writes the classes it has loaded to the archive."""
     with tempfile.TemporaryDirectory(prefix="jvm-", dir=archive.parent) as directory:
         made = Path(directory) / archive.name
         options = f"{_ONCE} -XX:ArchiveClassesAtExit={made} {_QUIET}"
         environ = {**os.environ, **variables(archive), "SPARK_SUBMIT_OPTS": options}
-        # The JVM holds the pipe open until it has written everything, some time after its driver is gone.
+        # The JVM keeps the pipe open until it has written the archive, which is after the driver has exited.
         done = subprocess.run(
             [sys.executable, "-c", _WORK, directory],
             env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
         )  # fmt: skip
         if done.returncode:
             sys.exit(f"Spark does not run:\n{done.stdout}")
-        # Some Javas cannot write one, that from pip among them. An empty file says that this was tried.
+        # Some Javas, such as the one from pip, cannot write an archive. An empty file says that it was tried.
         made.touch()
         made.replace(archive)
 

@@ -35,7 +35,7 @@ def test_waiting_for_what_does_not_come_says_what_did() -> None:
         link.publish(b"only one")
         assert [message.payload for message in hub.wait_for(1)] == [b"only one"]
         with pytest.raises(AssertionError, match=r"1 messages of 2 after 0\.05 s"):
-            hub.wait_for(2, seconds=0.05)
+            hub.wait_for(2, timeout=0.05)
 
 
 def test_settings_and_doors() -> None:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 import headrace
-from headrace.cli.demo_run import JOBS, staged
+from headrace.cli.demo.processes import JOBS, started_processes
 
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
 PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
@@ -109,8 +109,8 @@ def _arrange(page: Any, name: str) -> None:
 
 def main(seconds: float) -> None:
     """Run the demo, and take pictures of it."""
-    with staged((*JOBS, "verify")) as stage:
-        from headrace.cli.demo_view import draw
+    with started_processes((*JOBS, "verify")) as stage:
+        from headrace.cli.demo.picture import draw
         from headrace.demo.play import Play
 
         play = Play(stage.doors, vehicles=24, seconds=seconds, spark=stage.spark_end)

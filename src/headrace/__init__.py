@@ -1,17 +1,18 @@
 """Headrace: five wire protocols in, one verified sequence in the middle, Spark pipelines out.
 
-    async with headrace.connect("fyrehose://127.0.0.1:2323", from_seq=1) as backbone:
-        await backbone.push(b"hello")
-        async for message in backbone:
+    async with headrace.connect() as link:
+        await link.publish(b"hello", topic="greetings")
+        async for message in link.follow(from_seq=1):
             print(message.seq, message.payload)
 
-Whatever is named here is public; each name is imported when it is first used, so that importing the package is cheap.
+Every name here is public. Each is imported when it is first used, so that importing the package is cheap.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.client.base import Client, Row
     from headrace.client.conditions import (
         any_of,
         at_least,
@@ -26,38 +27,136 @@ if TYPE_CHECKING:
         where,
     )
     from headrace.client.connect import connect, connect_sync
-    from headrace.client.fyrehose.client import Backbone
+    from headrace.client.fyrehose.client import FyrehoseClient
+    from headrace.client.fyrehose.journal import JournalBounds
+    from headrace.client.link.client import Extent, LinkClient
+    from headrace.client.link.consumer import Consumer
+    from headrace.client.link.publisher import Acknowledged, LinkPublisher
+    from headrace.client.link.streams import BatchStream, MessageStream
+    from headrace.client.publisher.client import PublisherClient
+    from headrace.client.sdk.client import SdkClient
+    from headrace.client.spp.client import LiveService, Offers, SppClient
+    from headrace.client.stats import FyrehoseStats, PublisherStats, SdkStats
+    from headrace.client.sync import (
+        SyncBatchStream,
+        SyncClient,
+        SyncConsumer,
+        SyncFyrehoseClient,
+        SyncIterator,
+        SyncLinkClient,
+        SyncLinkPublisher,
+        SyncLiveService,
+        SyncMessageStream,
+        SyncPublisherClient,
+        SyncSdkClient,
+        SyncSppClient,
+    )
     from headrace.errors import (
         ClosedError,
         ConfigError,
+        DamagedError,
+        FullError,
         HeadraceError,
         LimitError,
+        LockedError,
         LostRangeError,
+        MalformedError,
         PeerError,
         RefusedError,
         StorageError,
+        TrimmedError,
+        UnavailableError,
         UnexpectedError,
         UnreachableError,
         UsageError,
         WireError,
     )
     from headrace.message import Batch, Message, Run
+    from headrace.wire.spp import Offer
 
 __version__ = "0.1.0"
 
+_HOMES = {
+    "headrace.client.base": "Client Row",
+    "headrace.client.conditions": (
+        "any_of at_least at_most between equals exists missing not_ one_of starts_with where"
+    ),
+    "headrace.client.connect": "connect connect_sync",
+    "headrace.client.fyrehose.client": "FyrehoseClient",
+    "headrace.client.fyrehose.journal": "JournalBounds",
+    "headrace.client.link.client": "Extent LinkClient",
+    "headrace.client.link.consumer": "Consumer",
+    "headrace.client.link.publisher": "Acknowledged LinkPublisher",
+    "headrace.client.link.streams": "BatchStream MessageStream",
+    "headrace.client.publisher.client": "PublisherClient",
+    "headrace.client.sdk.client": "SdkClient",
+    "headrace.client.spp.client": "LiveService Offers SppClient",
+    "headrace.client.stats": "FyrehoseStats PublisherStats SdkStats",
+    "headrace.client.sync": (
+        "SyncBatchStream SyncClient SyncConsumer SyncFyrehoseClient SyncIterator SyncLinkClient "
+        "SyncLinkPublisher SyncLiveService SyncMessageStream SyncPublisherClient SyncSdkClient "
+        "SyncSppClient"
+    ),
+    "headrace.errors": (
+        "ClosedError ConfigError DamagedError FullError HeadraceError LimitError LockedError "
+        "LostRangeError MalformedError PeerError RefusedError StorageError TrimmedError "
+        "UnavailableError UnexpectedError UnreachableError UsageError WireError"
+    ),
+    "headrace.message": "Batch Message Run",
+    "headrace.wire.spp": "Offer",
+}
+"""The names of each module that are public here."""
+
 __all__ = [
-    "Backbone",
+    "Acknowledged",
     "Batch",
+    "BatchStream",
+    "Client",
     "ClosedError",
     "ConfigError",
+    "Consumer",
+    "DamagedError",
+    "Extent",
+    "FullError",
+    "FyrehoseClient",
+    "FyrehoseStats",
     "HeadraceError",
+    "JournalBounds",
     "LimitError",
+    "LinkClient",
+    "LinkPublisher",
+    "LiveService",
+    "LockedError",
     "LostRangeError",
+    "MalformedError",
     "Message",
+    "MessageStream",
+    "Offer",
+    "Offers",
     "PeerError",
+    "PublisherClient",
+    "PublisherStats",
     "RefusedError",
+    "Row",
     "Run",
+    "SdkClient",
+    "SdkStats",
+    "SppClient",
     "StorageError",
+    "SyncBatchStream",
+    "SyncClient",
+    "SyncConsumer",
+    "SyncFyrehoseClient",
+    "SyncIterator",
+    "SyncLinkClient",
+    "SyncLinkPublisher",
+    "SyncLiveService",
+    "SyncMessageStream",
+    "SyncPublisherClient",
+    "SyncSdkClient",
+    "SyncSppClient",
+    "TrimmedError",
+    "UnavailableError",
     "UnexpectedError",
     "UnreachableError",
     "UsageError",
@@ -78,33 +177,14 @@ __all__ = [
     "where",
 ]
 
-_HOMES = {
-    "Backbone": "headrace.client.fyrehose.client",
-    "connect": "headrace.client.connect",
-    "connect_sync": "headrace.client.connect",
-    "any_of": "headrace.client.conditions",
-    "at_least": "headrace.client.conditions",
-    "at_most": "headrace.client.conditions",
-    "between": "headrace.client.conditions",
-    "equals": "headrace.client.conditions",
-    "exists": "headrace.client.conditions",
-    "missing": "headrace.client.conditions",
-    "not_": "headrace.client.conditions",
-    "one_of": "headrace.client.conditions",
-    "starts_with": "headrace.client.conditions",
-    "where": "headrace.client.conditions",
-    "Batch": "headrace.message",
-    "Message": "headrace.message",
-    "Run": "headrace.message",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "headrace.errors")), name)
-    globals()[name] = value
-    return value
+    for module, names in _HOMES.items():
+        if name in names.split():
+            value = getattr(import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

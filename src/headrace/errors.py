@@ -19,12 +19,11 @@
         ├── LockedError           another process writes this log
         ├── FullError             no room to append
         ├── TrimmedError          sequence numbers that retention has removed
-        └── UnavailableError      the hub that numbers messages cannot be asked, or does not take them
+        └── UnavailableError      the hub that numbers messages cannot be reached, or does not take them
 
-Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they
-arise, so a caller who catches one branch catches all of it. Each error carries its facts as fields and
-reads as a sentence a person can act on. All survive pickling with their fields, since Spark carries them
-from an executor to its driver.
+Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they arise, so
+catching one branch catches all of it. Each error carries its facts as fields and reads as a sentence a person can act
+on. All survive pickling with their fields, since Spark carries them from an executor to its driver.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class HeadraceError(Exception):
 
 
 class UsageError(HeadraceError):
-    """Our caller asked for something that cannot be.
+    """A caller's mistake.
 
     >>> from headrace import between
     >>> between(2, 1)
@@ -101,9 +100,8 @@ class PeerError(HeadraceError):
 class WireError(PeerError):
     """Bytes that break a protocol.
 
-    ``protocol`` and ``field`` say where, ``value`` what stood there, ``limit`` what would have been
-    allowed (a number for a length, a phrase for a rule), ``offset`` how many bytes of the connection
-    came before, where a decoder knows it.
+    ``protocol`` and ``field`` say where, ``value`` is what was found, ``limit`` what would have been allowed (a number
+    for a length, a phrase for a rule), ``offset`` how many bytes of the connection came before, if a decoder knows.
 
     >>> from headrace.wire.fyrehose.stream import ServerDecoder
     >>> _, _, error = ServerDecoder().scan(memoryview(bytes([255])), 0, 1)
@@ -132,7 +130,12 @@ class WireError(PeerError):
 
 
 class MalformedError(WireError):
-    """The bytes cannot be what the protocol says they are."""
+    """The bytes cannot be what the protocol says they are.
+
+    >>> raise MalformedError("spp", "id", b"", "one byte or more")
+    Traceback (most recent call last):
+    headrace.errors.MalformedError: spp: id 0x is malformed: one byte or more
+    """
 
     problem = "is malformed"
 
@@ -173,7 +176,7 @@ class RefusedError(PeerError):
 
 
 class UnreachableError(PeerError):
-    """Nobody answers at an address (any more).
+    """Nobody answers at an address, or no longer.
 
     >>> raise UnreachableError("127.0.0.1:8081", "nobody listens there")
     Traceback (most recent call last):
@@ -187,7 +190,7 @@ class UnreachableError(PeerError):
 
 
 class LostRangeError(PeerError):
-    """Sequence numbers ``first`` to ``last`` that nobody could deliver in the time allowed.
+    """Messages ``first`` to ``last``, which nobody could deliver in the time allowed.
 
     >>> lost = LostRangeError(7, 9, "nobody has them")
     >>> range(lost.first, lost.last + 1), str(lost)
@@ -202,7 +205,7 @@ class LostRangeError(PeerError):
 
 
 class StorageError(HeadraceError):
-    """The disk, or what lies on it.
+    """A problem of the disk, or of the files on it.
 
     >>> isinstance(FullError("data/log", "no space left on device"), StorageError)
     True
@@ -213,6 +216,10 @@ class DamagedError(StorageError):
     """A file does not hold what was written; nothing is read past the damage.
 
     ``first`` and ``last`` bound the sequence numbers that the damage puts in doubt.
+
+    >>> raise DamagedError("data/log/7.tail", 128, 7, 9, "a checksum does not match")
+    Traceback (most recent call last):
+    headrace.errors.DamagedError: data/log/7.tail: a checksum does not match at byte 128; messages 7 to 9 are in doubt
     """
 
     def __init__(self, path: str, offset: int, first: int, last: int | None, reason: str) -> None:
@@ -226,7 +233,11 @@ class DamagedError(StorageError):
 
 
 class LockedError(StorageError):
-    """Another process has the log open for writing."""
+    """Another process has the log open for writing.
+
+    >>> LockedError("data/log", "process 4711").holder
+    'process 4711'
+    """
 
     def __init__(self, path: str, holder: str) -> None:
         self.path = path
@@ -235,7 +246,12 @@ class LockedError(StorageError):
 
 
 class FullError(StorageError):
-    """No room to append; nothing was written, and appends work again once there is space."""
+    """No room to append; nothing was written, and appends work again once there is space.
+
+    >>> raise FullError("data/log", "no space left on device")
+    Traceback (most recent call last):
+    headrace.errors.FullError: data/log: no space left on device; free space or lower log.retain_bytes
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -244,7 +260,12 @@ class FullError(StorageError):
 
 
 class TrimmedError(StorageError):
-    """Sequence numbers that retention has removed: ``first`` to ``last`` were asked, ``oldest`` is kept."""
+    """Sequence numbers that retention has removed: ``first`` to ``last`` were asked for, ``oldest`` is kept.
+
+    >>> raise TrimmedError(1, 5, 6)
+    Traceback (most recent call last):
+    headrace.errors.TrimmedError: messages 1 to 5 are no longer kept; the oldest is 6
+    """
 
     def __init__(self, first: int, last: int, oldest: int) -> None:
         self.first = first
@@ -254,11 +275,15 @@ class TrimmedError(StorageError):
 
 
 class UnavailableError(StorageError):
-    """Whoever numbers messages cannot be asked, or did not take them: nothing is acknowledged; try again later."""
+    """The hub that numbers messages cannot be reached, or did not take them: nothing is acknowledged; try again later.
+
+    >>> isinstance(UnavailableError("the upstream hub is lost: try again later"), HeadraceError)
+    True
+    """
 
 
 def shorten(value: object) -> str:
-    """Repeat a value in a message: recognisable, but never longer than a line, and never failing."""
+    """Shorten a value for a message: recognisable, but never longer than a line, and never failing."""
     if isinstance(value, bytes | bytearray | memoryview):
         head = bytes(value[:_SHOWN]).hex()
         return f"0x{head}…" if len(value) > _SHOWN else f"0x{head}"
@@ -272,7 +297,7 @@ def shorten(value: object) -> str:
 
 
 class _Bounded(reprlib.Repr):
-    """Containers and integers as a peer may send them: Python's own ``repr`` of a deep list raises
+    """Shows containers and integers as a peer may send them: Python's own ``repr`` of a deep list raises
     ``RecursionError``, that of a huge integer ``ValueError``."""
 
     def repr_int(self, x: int, level: int) -> str:

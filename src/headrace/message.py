@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import UsageError
+from headrace.protocols import NOT_A_MESSAGE as NOT_A_MESSAGE
 
 MAX_SEQUENCE = (1 << 48) - 1
 """Sequence numbers are 48 bits on every wire: nearly nine years at a million messages a second. Past it the hub
@@ -34,10 +35,6 @@ _OFFSET_BYTES = 4
 
 _BATCH_BYTES = 512
 """Memory that a batch takes in itself and in the queue it waits in, about."""
-
-NOT_A_MESSAGE = "log"
-"""The origin of log entries that keep the hub's own state (a service created, a cursor moved). They take a
-sequence number; doors that carry messages show them empty."""
 
 SCHEMA = pa.schema(
     [

@@ -8,7 +8,7 @@
             [message] = hub.wait_for(1, topic="orders/*")
             assert message.payload == b"one mill wheel"
 
-It is the whole hub, with every door, in a thread of its own: what works against it works against ``headrace serve``.
+It is the whole hub, with every door, in a thread of its own: code that works with it works with ``headrace serve``.
 Settings are given by their dotted names: ``Hub({"services.auto": True, "log.fsync": "always"})``.
 As a pytest fixture::
 
@@ -28,28 +28,42 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, Unpack, overload
 
 import uvloop
 
 from headrace import web
-from headrace.client.connect import connect, connect_sync
+from headrace.client.base import Client
+from headrace.client.connect import FyrehoseScheme, LinkScheme, connect, connect_sync
+from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
+from headrace.client.link.client import LinkClient, LinkOptions
+from headrace.client.publisher.client import PublisherClient, PublisherOptions
+from headrace.client.sdk.client import SdkClient, SdkOptions
+from headrace.client.spp.client import SppClient, SppOptions
+from headrace.client.sync import (
+    SyncClient,
+    SyncFyrehoseClient,
+    SyncLinkClient,
+    SyncPublisherClient,
+    SyncSdkClient,
+    SyncSppClient,
+)
 from headrace.config import DOORS, Settings
 from headrace.errors import ClosedError, UsageError
 from headrace.hub.filters import Filter
 from headrace.message import Message, messages
 from headrace.net.server.process import Server
+from headrace.protocols import SCHEMES
 
 __all__ = ["Hub"]
 
-_SCHEMES: Final = {"tube": "tube_tcp", "tube_tcp": "tube_tcp", "ws": "tube_ws", "tube_ws": "tube_ws"}
 _POLL: Final = 0.005
 
 
 class Hub:
     """A running hub, between ``with`` and the end of its block.
 
-    >>> with Hub() as hub, hub.connect_sync("tube") as link:
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
     ...     link.publish(b"hello", topic="greetings").first
     ...     [message.payload for message in hub.messages()]
     1
@@ -59,7 +73,7 @@ class Hub:
     def __init__(
         self, settings: Mapping[str, object] | None = None, *, data: str | Path | None = None
     ) -> None:
-        """``data`` keeps the hub's files in a directory of yours, for tests that start it again."""
+        """``data`` keeps the hub's files in a directory of yours, for tests that restart it."""
         self._given = dict(settings or {})
         self._data = None if data is None else Path(data)
         self._directory: tempfile.TemporaryDirectory[str] | None = None
@@ -116,23 +130,54 @@ class Hub:
         return self._running.doors
 
     def url(self, scheme: str) -> str:
-        """The URL that :func:`headrace.connect` takes, by its scheme: ``hub.url("spp")``."""
-        doors = self.doors
-        door = _SCHEMES.get(scheme, scheme)
-        if door not in doors:
-            raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
-        return f"{'ws' if door == 'tube_ws' else scheme.removesuffix('_tcp')}://{doors[door]}"
+        """Return the URL of a door by its scheme, for :func:`headrace.connect`: ``hub.url("spp")``."""
+        scheme = {door: name for name, door in SCHEMES.items() if name != "fyrehose+udp"}.get(
+            scheme, scheme
+        ).removesuffix("://")
+        return f"{scheme}://{self._hosts(scheme)}"
 
-    def connect(self, scheme: str, **options: Any) -> Any:
-        """An asynchronous client of one of the doors, for ``async with``."""
+    @overload
+    def connect(self, scheme: LinkScheme = ..., **options: Unpack[LinkOptions]) -> LinkClient: ...
+    @overload
+    def connect(self, scheme: FyrehoseScheme, **options: Unpack[FyrehoseOptions]) -> FyrehoseClient: ...
+    @overload
+    def connect(self, scheme: Literal["spp://"], **options: Unpack[SppOptions]) -> SppClient: ...
+    @overload
+    def connect(self, scheme: Literal["sdk://"], **options: Unpack[SdkOptions]) -> SdkClient: ...
+    @overload
+    def connect(
+        self, scheme: Literal["publisher://"], **options: Unpack[PublisherOptions]
+    ) -> PublisherClient: ...
+    @overload
+    def connect(self, scheme: str, **options: object) -> Client: ...
+
+    def connect(self, scheme: str = "tube://", **options: Any) -> Client:
+        """Make an asynchronous client of a door, for ``async with``: ``hub.connect("spp://")``."""
         return connect(self.url(scheme), **options)
 
-    def connect_sync(self, scheme: str, **options: Any) -> Any:
-        """A client whose methods block, for ``with``."""
+    @overload
+    def connect_sync(self, scheme: LinkScheme = ..., **options: Unpack[LinkOptions]) -> SyncLinkClient: ...
+    @overload
+    def connect_sync(
+        self, scheme: FyrehoseScheme, **options: Unpack[FyrehoseOptions]
+    ) -> SyncFyrehoseClient: ...
+    @overload
+    def connect_sync(self, scheme: Literal["spp://"], **options: Unpack[SppOptions]) -> SyncSppClient: ...
+    @overload
+    def connect_sync(self, scheme: Literal["sdk://"], **options: Unpack[SdkOptions]) -> SyncSdkClient: ...
+    @overload
+    def connect_sync(
+        self, scheme: Literal["publisher://"], **options: Unpack[PublisherOptions]
+    ) -> SyncPublisherClient: ...
+    @overload
+    def connect_sync(self, scheme: str, **options: object) -> SyncClient[Client]: ...
+
+    def connect_sync(self, scheme: str = "tube://", **options: Any) -> SyncClient[Client]:
+        """Make a client of a door whose methods block, for ``with``."""
         return connect_sync(self.url(scheme), **options)
 
     def messages(self, *, topic: str = "**", origin: str | None = None) -> list[Message]:
-        """Every committed message, or those of a topic pattern and an origin."""
+        """Return every committed message, or those of a topic pattern and an origin."""
         log = self._running.hub.log
         wanted = Filter(topic, None if origin is None else [origin])
         return [
@@ -140,20 +185,27 @@ class Hub:
         ]
 
     def wait_for(
-        self, count: int, *, topic: str = "**", origin: str | None = None, seconds: float = 10.0
+        self, count: int, *, topic: str = "**", origin: str | None = None, timeout: float = 10.0
     ) -> list[Message]:
-        """Wait until there are ``count`` messages, or fail with what there is after ``seconds``."""
-        deadline = time.monotonic() + seconds
+        """Wait until there are ``count`` messages, or fail with what there is after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
         while len(found := self.messages(topic=topic, origin=origin)) < count:
             if time.monotonic() > deadline:
-                raise AssertionError(f"{len(found)} messages of {count} after {seconds:g} s: {found[-5:]}")
+                raise AssertionError(f"{len(found)} messages of {count} after {timeout:g} s: {found[-5:]}")
             time.sleep(_POLL)
         return found
 
     @property
     def status(self) -> dict[str, object]:
-        """What ``/api/status`` would say."""
+        """The hub's status, as ``/api/status`` has it."""
         return self._running.status()
+
+    def _hosts(self, scheme: str) -> str:
+        doors = self.doors
+        door = SCHEMES.get(scheme, scheme)
+        if door not in doors:
+            raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
+        return doors[door]
 
     @property
     def _running(self) -> Server:

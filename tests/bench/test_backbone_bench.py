@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from bench import backbone
 
 
+@pytest.mark.slow
 def test_it_measures_everything_once(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     assert backbone.main(["--quick", "--json", str(figures)]) == 0

@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from bench import link
 
 
+@pytest.mark.slow
 def test_runs(tmp_path: Path) -> None:
     """Everything once, quickly; nats and redis too where they are installed."""
     out = tmp_path / "figures.json"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from bench import matching
 
 
+@pytest.mark.slow
 def test_every_way_of_matching(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     assert matching.main(["--quick", "--json", str(file)]) == 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from bench import routing
 
 
+@pytest.mark.slow
 def test_routing_against_redis(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     assert routing.main(["--quick", "--json", str(file)]) == 0

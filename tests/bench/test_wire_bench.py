@@ -14,6 +14,7 @@ from bench import __main__ as runner
 CODECS = {"fyrehose", "attribute", "spp", "parcel", "sdk", "tube"}
 
 
+@pytest.mark.slow
 def test_wire_measures_every_codec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     assert runner.main(["wire", "--quick", "--json", str(file)]) == 0

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import SOAK
+from tests.forking import completed
 from tests.hubprocess import HubProcess
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app, output
+from headrace.cli import app
+from headrace.cli.terminal import output
 
 SECONDS = 60
 
@@ -46,7 +49,10 @@ def command() -> Command:
     """Run a command in a process of its own."""
 
     def invoke(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        line = [sys.executable, "-m", "headrace", *map(str, arguments)]
+        words = [str(argument) for argument in arguments]
+        if not SOAK:
+            return completed(words, stdin=stdin, seconds=SECONDS)
+        line = [sys.executable, "-m", "headrace", *words]
         return subprocess.run(line, input=stdin, capture_output=True, timeout=SECONDS, check=False)
 
     return invoke

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tests.cli.conftest import Command
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 
 
+@pytest.mark.slow
 def test_for_a_script(command: Command) -> None:
     done = command("bench", "--seconds", "0.2", "--size", "64")
     assert done.returncode == 0, done.stderr
@@ -20,6 +22,7 @@ def test_for_a_script(command: Command) -> None:
         assert round(figure["bytes_per_second"] / figure["rate"]) == 64
 
 
+@pytest.mark.slow
 def test_on_a_terminal() -> None:
     with Terminal("bench", "--seconds", "0.1") as terminal:
         assert terminal.wait() == 0

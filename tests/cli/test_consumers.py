@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.cli.conftest import Command
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.cli.test_pub_link import facts, url
 from tests.hubprocess import HubProcess
 
@@ -29,6 +30,7 @@ def consume(hub: HubProcess, name: str, count: int) -> list[bytes]:
     return asyncio.run(taken())
 
 
+@pytest.mark.slow
 def test_looking_and_moving(hub: HubProcess, command: Command) -> None:
     told = facts(command("pub", "one", "two", "--topic", "consumed", "--url", url(hub)))
     assert consume(hub, "billing", 2) == [b"one", b"two"]

@@ -59,7 +59,7 @@ def test_what_a_hub_recorded(tmp_path: Path, command: Command) -> None:
         HubProcess.start(tmp_path / "hub", options=recording) as hub,
         headrace.connect_sync(f"fyrehose://{hub.doors['fyrehose']}", from_seq=1) as backbone,
     ):
-        backbone.push(b"hello")
+        backbone.publish(b"hello")
         assert next(iter(backbone)).payload == b"hello"
         hub.terminate()
     done = command("decode", tmp_path / "captures")

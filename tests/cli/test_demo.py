@@ -16,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 from rich.console import Console
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 
-from headrace.cli import demo_run, pipeline_run
-from headrace.cli.demo_view import draw, summary
+from headrace.cli.demo import processes
+from headrace.cli.demo.picture import draw, summary
+from headrace.cli.pipeline import run as pipeline_run
 from headrace.config import DOORS
 from headrace.demo.audit import Audit, Finding
-from headrace.demo.listening import Alert
+from headrace.demo.listeners import Alert
 from headrace.demo.play import Play, SparkEnd
 from headrace.spark import runner
 from headrace.spark.runner import Asked, Pipeline
@@ -60,6 +61,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
+@pytest.mark.slow
 def test_without_spark(tmp_path: Path) -> None:
     told = lines("--seconds", "3", "--vehicles", "8", "--no-spark", cwd=tmp_path)
     first, *_, last = told
@@ -106,6 +108,7 @@ def test_with_spark() -> None:
     assert last["spark"]["metres"] > 0
 
 
+@pytest.mark.slow
 def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError\n")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -114,6 +117,7 @@ def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
     assert "PySpark" in last["without_spark"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
     with started("--seconds", "600", "--no-spark") as process:
@@ -131,6 +135,7 @@ def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
     assert not Path(first["data"]).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
     with started("--seconds", "600", "--no-spark") as process:
         assert process.stdout is not None
@@ -143,6 +148,7 @@ def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
     shutil.rmtree(Path(first["data"]).parent)
 
 
+@pytest.mark.slow
 def test_kept_until_interrupted() -> None:
     with started("--seconds", "1", "--vehicles", "4", "--no-spark", "--keep") as process:
         try:
@@ -164,6 +170,7 @@ def _interrupt(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=SECONDS)
 
 
+@pytest.mark.slow
 def test_on_a_terminal() -> None:
     with Terminal("demo", "--seconds", "2", "--vehicles", "8", "--no-spark") as terminal:
         assert terminal.wait() == 0
@@ -173,6 +180,7 @@ def test_on_a_terminal() -> None:
         assert "Try next:" in terminal.shown
 
 
+@pytest.mark.slow
 def test_interrupted_on_a_terminal() -> None:
     with Terminal("demo", "--seconds", "600", "--no-spark") as terminal:
         terminal.read_until("the town")
@@ -255,10 +263,10 @@ def test_a_job_that_fails_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(runner, "Pipeline", Recorded)
     monkeypatch.setattr(pipeline_run, "stop_on_signals", lambda _: None)
-    monkeypatch.setattr(demo_run, "_speak_into", lambda _: None)
+    monkeypatch.setattr(processes, "_redirect_output", lambda _: None)
     monkeypatch.setattr(os, "nice", lambda _: None)
-    demo_run._run_jobs(demo_run.JOBS, "127.0.0.1:1", str(tmp_path), tmp_path / "said")
-    assert [(asked.jobs, asked.restart) for asked in made] == [(demo_run.JOBS, True)]
+    processes._run_jobs(processes.JOBS, "127.0.0.1:1", str(tmp_path), tmp_path / "said")
+    assert [(asked.jobs, asked.restart) for asked in made] == [(processes.JOBS, True)]
 
 
 def test_a_summary_says_what_is_wrong(busy: Play) -> None:

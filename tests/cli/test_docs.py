@@ -42,7 +42,7 @@ def test_every_command_has_a_section_with_its_options(path: tuple[str, ...]) -> 
 
 
 def test_every_exit_code_is_documented() -> None:
-    from headrace.cli import exits
+    from headrace.cli.terminal import exits
 
     codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
     assert codes | {0} == {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Run
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import FREE_DOORS, HubProcess
 
-from headrace.cli import checkup
+from headrace.cli import doctor_checks
 from headrace.config import load
 from headrace.errors import UsageError
 from headrace.spark.runtime import java
@@ -74,8 +74,8 @@ def test_more_to_keep_than_the_disk_holds(run: Run, tmp_path: Path) -> None:
     ("available", "verdict"), [(100 << 20, "wrong"), (1 << 30, "warning"), (8 << 30, "ok")]
 )
 def test_memory(monkeypatch: pytest.MonkeyPatch, available: int, verdict: str) -> None:
-    monkeypatch.setattr(checkup, "_available_memory", lambda: available)
-    (found,) = checkup._memory()
+    monkeypatch.setattr(doctor_checks, "_available_memory", lambda: available)
+    (found,) = doctor_checks._memory()
     assert found.verdict == verdict
 
 
@@ -84,7 +84,7 @@ def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UsageError("there is no Java: pip install brings one along")
 
     monkeypatch.setattr(java, "java_home", none)
-    (found,) = checkup._java()
+    (found,) = doctor_checks._java()
     assert (found.verdict, "pip install" in found.remedy) == ("warning", True)
 
 
@@ -127,7 +127,7 @@ def test_what_a_hub_counts_as_wrong() -> None:
             "jobs": {"archive": {"state": "restarting", "error": "no room"}, "measure": {"state": "running"}}
         },
     }
-    well, *wrong = checkup._hub(status)
+    well, *wrong = doctor_checks._hub(status)
     assert well.verdict == "ok"
     assert sorted(each.found for each in wrong) == [
         "archive fails: no room",
@@ -141,12 +141,12 @@ def test_what_a_hub_counts_as_wrong() -> None:
 
 def test_a_data_directory_without_a_hub(tmp_path: Path) -> None:
     settings = load(environ={}, sets=[f"node.data={tmp_path}"])
-    assert checkup._running(settings) is None
+    assert doctor_checks.hub_status(settings) is None
     (tmp_path / "log").mkdir()
     for nowhere in ("127.0.0.1:9", "127.0.0.1:no port"):
         told = {"pid": 1, "doors": {"http": nowhere}}
         (tmp_path / "log" / "lock").write_text(json.dumps(told))
-        assert checkup._running(settings) is None
+        assert doctor_checks.hub_status(settings) is None
 
 
 def test_on_a_terminal(tmp_path: Path) -> None:

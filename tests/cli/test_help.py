@@ -12,7 +12,7 @@ from typer.main import get_command
 from headrace import __version__
 from headrace.cli import app
 
-HEAVY = ("aiohttp", "asyncio", "msgspec", "numba", "numpy", "pyarrow", "uvloop")
+HEAVY = ("aiohttp", "asyncio", "msgspec", "multiprocessing", "numba", "numpy", "pyarrow", "pyspark", "uvloop")
 
 
 def every_command() -> list[tuple[str, ...]]:
@@ -25,7 +25,15 @@ def every_command() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["serve", "--help"], ["log", "dump", "--help"], ["replay", "--help"], ["--version"]],
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["log", "dump", "--help"],
+        ["replay", "--help"],
+        ["demo", "--help"],
+        ["pipeline", "run", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     program = f"""
@@ -50,6 +58,7 @@ def test_every_help_has_prose_and_examples(run: Run, path: tuple[str, ...]) -> N
     result = run(*path, "--help")
     assert result.exit_code == 0
     assert "Examples" in result.stdout
+    assert "<bool>" not in result.stdout
     assert f"  headrace {' '.join(path)}".rstrip() in result.stdout
     assert run(*path, "-h").stdout == result.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.connection
 import os
 import signal
 import subprocess
@@ -22,9 +23,11 @@ from tests.cli.conftest import Command, Run
 from tests.hubprocess import HubProcess
 
 import headrace
-from headrace.cli import pipeline_run, supervising
-from headrace.cli.children import Child
-from headrace.cli.pipeline_run import _Line, live_line, parse_params, run_for_hub
+from headrace.cli import up
+from headrace.cli.pipeline import run as pipeline_run
+from headrace.cli.pipeline.progress import live_line
+from headrace.cli.pipeline.run import _LiveLine, parse_params, run_for_hub
+from headrace.cli.terminal.child_process import ChildProcess
 from headrace.config import load
 from headrace.errors import UsageError
 from headrace.spark.jobs.archive.files import folder_of, write_files
@@ -480,10 +483,10 @@ def test_the_pipeline_is_stopped_while_the_hub_is_there(monkeypatch: pytest.Monk
         def join(self, _seconds: float = 0) -> None:
             told.append(f"{self._name} is waited for")
 
-    monkeypatch.setattr(Child, "tell", lambda child, _: told.append(f"{child.name} is told"))
-    monkeypatch.setattr(Child, "kill", lambda _: None)
-    monkeypatch.setattr(supervising.connection, "wait", lambda *_: told.append("either is waited for"))
-    watcher = supervising._Watcher(load(environ={}), Path("ready.json"), banner=False)
+    monkeypatch.setattr(ChildProcess, "signal", lambda child, _: told.append(f"{child.name} is told"))
+    monkeypatch.setattr(ChildProcess, "kill", lambda _: None)
+    monkeypatch.setattr(multiprocessing.connection, "wait", lambda *_: told.append("either is waited for"))
+    watcher = up._Watcher(load(environ={}), Path("ready.json"), banner=False)
     watcher._hub.process, watcher._pipeline.process = Ended("hub"), Ended("pipeline")  # type: ignore[assignment]
     watcher.stop()
     assert watcher.watch() == 0
@@ -563,19 +566,19 @@ def test_the_live_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     """One line that changes for what goes on, lines that stay for what has happened."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "100")
-    line = _Line()
-    line.tell({"event": "starting", "jobs": ["archive", "verify"], "master": "local[2]"})
-    line.tell({"event": "started", "jobs": ["archive", "verify"], "ui": "http://127.0.0.1:4040"})
+    line = _LiveLine()
+    line.show({"event": "starting", "jobs": ["archive", "verify"], "master": "local[2]"})
+    line.show({"event": "started", "jobs": ["archive", "verify"], "ui": "http://127.0.0.1:4040"})
     facts = {"event": "progress", "rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25}
-    line.tell({**facts, "job": "archive"})
-    line.tell({**facts, "job": "verify", "behind": None, "findings": 1})
+    line.show({**facts, "job": "archive"})
+    line.show({**facts, "job": "verify", "behind": None, "findings": 1})
     monkeypatch.setenv("COLUMNS", "40")
-    line.tell({**facts, "job": "archive"})
-    line.tell({"event": "done", "job": "replay", "state": "done", "messages": 3})
+    line.show({**facts, "job": "archive"})
+    line.show({"event": "done", "job": "replay", "state": "done", "messages": 3})
     failed = {"job": "archive", "state": "restarting", "restarts": 1, "error": "no room", "seconds": 2.0}
-    line.tell({"event": "failed", **failed})
-    line.tell({**facts, "job": "verify", "restarts": 2})
-    line.tell({"event": "stopped", "jobs": []})
+    line.show({"event": "failed", **failed})
+    line.show({**facts, "job": "verify", "restarts": 2})
+    line.show({"event": "stopped", "jobs": []})
     line.end()
     starting, started, live, done, failure, again, stopped, _ = capsys.readouterr().out.split("\n")
     assert starting == "starting Spark on local[2] …"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import SECONDS, Command
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import HubProcess
 
 from headrace.log import Log
@@ -113,9 +113,27 @@ def test_the_settings_say_where_the_hub_is(
     assert facts(done) == {"url": hub.url("fyrehose"), "sent": 1, "bytes": 5}
 
 
+def test_every_way_to_the_link_acknowledges(hub: HubProcess, command: Command) -> None:
+    websocket = f"ws://{hub.doors['tube_ws']}"
+    first = facts(command("pub", "over tcp", "--topic", "ways", "--url", url(hub)))["first"]
+    second = facts(command("pub", "over a websocket", "--topic", "ways", "--url", websocket))["first"]
+    third = facts(command("pub", "named", "--topic", "ways", "--door", "tube", "--url", websocket))["first"]
+    assert (second, third) == (first + 1, first + 2)
+    read = command("tail", "--from", first, "--topic", "ways", "--count", 3, "--url", websocket)
+    assert [json.loads(line)["payload"] for line in read.stdout.splitlines()] == [
+        "over tcp",
+        "over a websocket",
+        "named",
+    ]
+    assert command("services", "list", "--url", websocket).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["x", "--url", "spp://127.0.0.1:1"], "use headrace services put"),
+        (["x", "--url", "sdk://127.0.0.1:1"], "use publisher://host:port"),
+        (["x", "--url", "ws://127.0.0.1:1", "--door", "publisher"], "different doors"),
         (["x", "--attr", "novalue"], "expected NAME=VALUE"),
         (["x", "--attr", "a=1", "--attr", "a=b"], "given twice"),
         (["x", "--transport", "udp"], "--transport is fyrehose's"),
@@ -125,7 +143,7 @@ def test_the_settings_say_where_the_hub_is(
         (["x", "--url", "tube://"], "names no host"),
         (
             ["x", "--url", "pigeon://roof"],
-            "expected tube://host:port, fyrehose://host:port or publisher://host:port",
+            "expected tube://host:port, ws://host:port, fyrehose://host:port or publisher://host:port",
         ),
     ],
 )

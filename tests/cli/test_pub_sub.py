@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from tests.cli.conftest import SECONDS, Command
+from tests.cli.conftest import SECONDS, Command, Run
 from tests.cli.logs import write_trimmed_log
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import HubProcess
 
 from headrace.log import Log
@@ -158,6 +158,21 @@ def test_nobody_there(command: Command, scheme: str, arguments: list[str]) -> No
     assert done.stderr.decode().startswith("headrace: ")
     assert address in done.stderr.decode()
     assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("tube://127.0.0.1:1", "headrace tail reads from the link"),
+        ("ws://127.0.0.1:1", "headrace tail reads from the link"),
+        ("sdk://127.0.0.1:1", "the sdk door needs --where"),
+        ("spp://127.0.0.1:1", "expected fyrehose://host:port"),
+    ],
+)
+def test_doors_that_do_not_deliver_the_whole_sequence(run: Run, address: str, complaint: str) -> None:
+    result = run("sub", "--url", address)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert complaint in result.stderr
 
 
 @pytest.mark.parametrize("transport", ["tcp", "udp"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import Command, Run
 from tests.cli.logs import write_log, write_trimmed_log
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.cli.test_pub_link import facts, kept, url
 from tests.hubprocess import HubProcess
 
@@ -100,7 +100,7 @@ def test_what_retention_has_removed(other: HubProcess, command: Command, tmp_pat
     [
         (["--from", "now"], "nothing is there yet"),
         (["--until", "earliest"], "--until"),
-        (["--from", "5", "--until", "4"], "--from 5 is behind --until 4"),
+        (["--from", "5", "--until", "4"], "--from 5 is after --until 4"),
         (["--to", "fyrehose://127.0.0.1"], "expected tube://host:port"),
         (["--data", "/nonexistent"], "--url and --data"),
         (["--as", ""], "--as"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import SECONDS, Command, Run
 from tests.cli.logs import write_log
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import FREE_DOORS, HubProcess
 
 from headrace.config import DOORS

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SECONDS, Command, Run
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.cli.test_pub_link import facts, url
 from tests.hubprocess import HubProcess
 
-from headrace.cli import services_live
+from headrace.cli import services
 
 
 def put(hub: HubProcess, command: Command, service: str, *change: object) -> None:
@@ -139,7 +139,7 @@ def test_a_change_that_is_not_taken_is_told(
     hub: HubProcess, run: Run, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(hub, command, "p/object", "{}")
-    monkeypatch.setattr(services_live, "_ECHO_SECONDS", 1.0)
+    monkeypatch.setattr(services, "_ECHO_SECONDS", 1.0)
     done = run("services", "put", "p/object", "no object", "--url", hub.url("spp"))
     assert (done.exit_code, done.stdout) == (1, "")
     assert "does not show the change of 'p/object'" in done.stderr

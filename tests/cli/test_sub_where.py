@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SECONDS, Command
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.client.connectors import PublisherSession, Session, connector, elsewhere, publisher_door
 from tests.hubprocess import HubProcess
 

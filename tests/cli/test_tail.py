@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import SECONDS, Command
 from tests.cli.logs import write_trimmed_log
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.cli.test_pub_link import facts, url
 from tests.hubprocess import HubProcess
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.cli.conftest import Command, Run
-from tests.cli.terminal import Terminal
+from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import HubProcess
 
 import headrace
-from headrace.cli import watching
+from headrace.cli import top
+from headrace.cli.terminal.output import sparkline
 
 STATUS: dict[str, Any] = {
     "node": {"name": "mill"},
@@ -44,7 +45,7 @@ SAMPLE: dict[str, Any] = {
 def drawn() -> str:
     out = StringIO()
     past = {"in": deque([0.0, 1500.0]), "out": deque([20.0])}
-    Console(file=out, width=160).print(watching.draw(watching.Second(STATUS, SAMPLE), past))
+    Console(file=out, width=160).print(top.draw(top.HubSecond(STATUS, SAMPLE), past))
     return out.getvalue()
 
 
@@ -62,16 +63,16 @@ def test_a_narrow_terminal_shows_the_newest() -> None:
     out = StringIO()
     past = {"in": deque([9.0] * 30 + [1.0, 8.0]), "out": deque([20.0])}
     console = Console(file=out, width=80)
-    console.print(watching.draw(watching.Second(STATUS, SAMPLE), past, 12))
+    console.print(top.draw(top.HubSecond(STATUS, SAMPLE), past, 12))
     assert "█" * 10 + "▂▇" in out.getvalue()
     assert "█" * 11 not in out.getvalue()
     assert "…" not in out.getvalue()
 
 
 def test_bars() -> None:
-    assert doctest.testmod(watching).failed == 0
-    assert watching.spark(deque()) == ""
-    assert watching.spark(deque([0.0, 0.0])) == "▁▁"
+    assert doctest.testmod(top).failed == 0
+    assert sparkline(deque()) == ""
+    assert sparkline(deque([0.0, 0.0])) == "▁▁"
 
 
 def test_json_lines_in_a_pipe(hub: HubProcess, command: Command) -> None:

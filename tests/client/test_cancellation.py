@@ -69,14 +69,14 @@ async def test_a_push_that_waits_for_room() -> None:
         await release.wait()
 
     async with scripted_hub(script) as url, connect(url) as client:
-        pushing = asyncio.create_task(client.push_many([bytes(60_000)] * 1000))
-        await until(lambda: client.stats.pushed)
+        pushing = asyncio.create_task(client.publish([bytes(60_000)] * 1000))
+        await until(lambda: client.stats.published)
         pushed = -1
-        while pushed != client.stats.pushed:
-            pushed = client.stats.pushed
+        while pushed != client.stats.published:
+            pushed = client.stats.published
             for _ in range(100):
                 await asyncio.sleep(0)
-        await cancelled(client.push(b"one more"), 5)
+        await cancelled(client.publish(b"one more"), 5)
         pushing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pushing
@@ -91,7 +91,7 @@ async def test_a_push_that_waits_for_a_connection() -> None:
         client = await connect(url).open()
         await until(lambda: client.stats.disconnects)
     await until(lambda: not client.connected)
-    await cancelled(client.push(b"x"), 5)
+    await cancelled(client.publish(b"x"), 5)
     await client.close()
 
 
@@ -224,9 +224,9 @@ class TestContentRouting:
         release = asyncio.Event()
         async with publisher_door(script) as url:
             client = await connect(url).open()
-            publishing = asyncio.create_task(client.publish_many([({}, bytes(1900))] * 10_000))
+            publishing = asyncio.create_task(client.publish([bytes(1900)] * 10_000))
             await until(lambda: client._failover.current and not client._failover.current._room.is_set())
-            await cancelled(client.publish({}), 5)
+            await cancelled(client.publish(attributes={}), 5)
             await cancelled(client.flush(), 5)
             publishing.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from tests.net.raw import running_hub
 
+import headrace
 from headrace.client import connect, connect_sync
-from headrace.client.fyrehose.client import Backbone
-from headrace.client.sync import Sync
+from headrace.client.fyrehose.client import FyrehoseClient
 from headrace.errors import UsageError
 from headrace.testing import Hub
 
 
-def hosts(client: Backbone) -> list[str]:
-    return [str(host) for host in client._connection._hosts]
+def hosts(client: FyrehoseClient) -> list[str]:
+    return [str(host) for host in client._failover.plan.hosts]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_url_names_one_host_or_several(url: str, expected: list[str]) -> None:
     ],
 )
 def test_so_do_the_urls_of_content_routing(url: str, expected: list[str]) -> None:
-    assert [str(host) for host in connect(url)._failover._hosts] == expected
+    assert [str(host) for host in connect(url)._failover.plan.hosts] == expected
 
 
 def test_the_transport_is_the_schemes_or_an_argument() -> None:
@@ -63,9 +63,6 @@ def test_the_transport_is_the_schemes_or_an_argument() -> None:
     [
         ("gopher://a", {}, r"unknown scheme 'gopher'; known are fyrehose, fyrehose\+udp"),
         ("127.0.0.1:2323", {}, "expected scheme://host:port"),
-        ("fyrehose://", {}, "names no host"),
-        ("sdk://", {}, "names no host: expected sdk://host:port"),
-        ("publisher://", {}, "names no host: expected publisher://host:port"),
         ("fyrehose://a:b", {}, "'a:b' is no address"),
         ("fyrehose://a,,b", {}, "'' is no address"),
         ("fyrehose+udp://a", {"transport": "tcp"}, "says udp and transport='tcp' says otherwise"),
@@ -83,8 +80,47 @@ def test_what_cannot_be_is_refused_before_anything_is_done(
         connect_sync(url, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("scheme", "kind", "door", "port"),
+    [
+        ("tube", "LinkClient", "tube_tcp", 8081),
+        ("ws", "LinkClient", "tube_ws", 8080),
+        ("fyrehose", "FyrehoseClient", "fyrehose", 2323),
+        ("fyrehose+udp", "FyrehoseClient", "fyrehose", 2323),
+        ("spp", "SppClient", "spp", 3002),
+        ("sdk", "SdkClient", "sdk", 7253),
+        ("publisher", "PublisherClient", "publisher", 8000),
+    ],
+)
+def test_a_scheme_alone_is_this_machines_hub(
+    scheme: str, kind: str, door: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hosts_of(*given: str) -> list[str]:
+        for make, prefix in ((connect, ""), (connect_sync, "Sync")):
+            client = make(f"{scheme}://", *given)
+            assert type(client) is getattr(headrace, prefix + kind)
+        plan = getattr(connect(f"{scheme}://", *given)._kept, "plan")  # noqa: B009
+        return [str(host) for host in plan.hosts]
+
+    assert hosts_of() == [f"127.0.0.1:{port}"]
+    assert hosts_of("a, b:9") == [f"a:{port}", "b:9"]
+    monkeypatch.setenv(f"HEADRACE_LISTEN__{door.upper()}", "0.0.0.0:99")
+    assert hosts_of() == ["127.0.0.1:99"]
+    monkeypatch.setenv(f"HEADRACE_LISTEN__{door.upper()}", "off")
+    assert hosts_of() == [f"127.0.0.1:{port}"]
+    with pytest.raises(UsageError, match="names hosts, and so does"):
+        connect(f"{scheme}://a", "b")
+
+
+def test_without_an_argument_it_is_the_link_of_this_machine() -> None:
+    assert type(connect()) is headrace.LinkClient
+    assert type(connect_sync()) is headrace.SyncLinkClient
+    with pytest.raises(UsageError, match="unknown scheme 'tube'; known are spp"):
+        headrace.SppClient.at("tube://a")
+
+
 def test_the_same_client_without_an_event_loop() -> None:
-    assert isinstance(connect_sync("fyrehose://a"), Sync)
+    assert isinstance(connect_sync("fyrehose://a"), headrace.SyncFyrehoseClient)
 
 
 async def test_ipv6(tmp_path: Path) -> None:
@@ -92,7 +128,7 @@ async def test_ipv6(tmp_path: Path) -> None:
         running_hub(tmp_path, "listen.http=off", "listen.fyrehose=[::1]:0") as hub,
         connect(f"fyrehose://{hub.doors['fyrehose']}") as client,
     ):
-        await client.push(b"hello")
+        await client.publish(b"hello")
         assert (await anext(client)).payload == b"hello"
 
 
@@ -104,8 +140,6 @@ async def test_the_link_over_websocket(tmp_path: Path) -> None:
         connect("ws://127.0.0.1", transport="tcp")
     with pytest.raises(UsageError, match="expected 'tcp' or 'websocket'"):
         connect("tube://127.0.0.1", transport="pigeon")
-    with pytest.raises(UsageError, match="expected ws://host:port"):
-        connect("ws://")
 
 
 @pytest.mark.parametrize("scheme", ["spp", "publisher", "tube", "ws"])

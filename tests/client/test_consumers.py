@@ -227,7 +227,9 @@ async def test_a_killed_hub_loses_nothing_and_repeats_nothing_done(tmp_path: Pat
     with HubProcess.start(tmp_path, "log.fsync=always") as hub:
         done: set[bytes] = set()
         received = 0
-        async with headrace.connect(f"tube://{hub.doors['tube_tcp']}", timeout=60, patience=60) as link:
+        async with headrace.connect(
+            f"tube://{hub.doors['tube_tcp']}", timeout=60, reconnect_timeout=60
+        ) as link:
             await link.publish([b"%d" % n for n in range(total)], topic="work")
             async with link.consumer("c", from_seq=1, topic="work", max_tries=0, credit=8000) as consumer:
                 killed = False

@@ -14,7 +14,7 @@ from tests.net.raw import running_hub, until
 
 import headrace
 from headrace import any_of, at_least, between, connect, exists, missing, not_, one_of, starts_with, where
-from headrace.client.sdk.client import Sdk
+from headrace.client.sdk.client import SdkClient
 from headrace.errors import RefusedError
 from headrace.net.server.process import Server
 
@@ -35,15 +35,15 @@ async def soon(waiting: Awaitable[Any]) -> Any:
         return await waiting
 
 
-async def take(sdk: Sdk, count: int) -> list[bytes]:
+async def take(sdk: SdkClient, count: int) -> list[bytes]:
     return [(await soon(anext(sdk))).payload for _ in range(count)]
 
 
 async def test_as_the_page_shows_it(hub: Server) -> None:
     async with connect(url(hub, "sdk")) as sdk, connect(url(hub, "publisher")) as publisher:
         await sdk.subscribe(where(city="Praha", x=between(0, 10), kind=one_of("a", "b")))
-        await publisher.publish({"city": "Brno", "x": 5, "kind": "a"}, b"not for us")
-        await publisher.publish({"city": "Praha", "x": 5, "kind": "a"}, b"for us")
+        await publisher.publish(b"not for us", attributes={"city": "Brno", "x": 5, "kind": "a"})
+        await publisher.publish(b"for us", attributes={"city": "Praha", "x": 5, "kind": "a"})
         message = await soon(anext(sdk))
         assert message.payload == b"for us"
         assert message.seq == hub.hub.log.head
@@ -73,11 +73,13 @@ async def test_every_condition_means_what_the_page_says(hub: Server, condition: 
     }
     async with connect(url(hub, "sdk")) as sdk, connect(url(hub, "publisher")) as publisher:
         await sdk.subscribe(where(v=condition, end=missing()))
-        await publisher.publish_many((attributes, name.encode()) for name, attributes in said.items())
+        await publisher.publish(
+            {"payload": name.encode(), "attributes": attributes} for name, attributes in said.items()
+        )
         seen = await take(sdk, len(matched))
         # Nothing more was for us.
         await sdk.subscribe(where(end=exists()))
-        await publisher.publish({"end": 1}, b".")
+        await publisher.publish(b".", attributes={"end": 1})
         seen += await take(sdk, 1)
         assert b"".join(seen).decode() == matched + "."
 
@@ -93,7 +95,9 @@ async def test_messages_of_other_doors_are_matched_by_their_attributes(hub: Serv
 
 async def test_what_the_publisher_sent_is_in_the_log_when_it_is_closed(hub: Server) -> None:
     async with connect(url(hub, "publisher")) as publisher:
-        await publisher.publish_many(({"n": number, "s": "x"}, b"%d" % number) for number in range(3000))
+        await publisher.publish(
+            {"payload": b"%d" % number, "attributes": {"n": number, "s": "x"}} for number in range(3000)
+        )
     async with connect(link_url(hub)) as link:
         rows = [row async for batch in link.read(1, 3000) for row in batch.to_pylist()]
     assert [row["payload"] for row in rows] == [b"%d" % number for number in range(3000)]
@@ -108,11 +112,11 @@ async def test_resuming_with_an_id_and_a_number(hub: Server) -> None:
             await sdk.subscribe(where(n=exists()))
             await link.publish(b"1", numbers={"n": 1})
             assert await take(sdk, 1) == [b"1"]
-            last = sdk.last
+            cursor = sdk.cursor
         await link.publish(b"2", numbers={"n": 2})
         await link.publish(b"not for us")
         await link.publish(b"3", numbers={"n": 3})
-        async with connect(url(hub, "sdk"), client_id=CLIENT, after=last) as sdk:
+        async with connect(url(hub, "sdk"), client_id=CLIENT, from_seq=cursor) as sdk:
             # The hub has kept what was subscribed, and asking again changes nothing.
             await sdk.subscribe(where(n=exists()))
             await link.publish(b"4", numbers={"n": 4})
@@ -125,7 +129,7 @@ async def test_from_any_number_on_without_an_id(hub: Server) -> None:
     async with connect(link_url(hub)) as link:
         for number in range(5):
             await link.publish(b"%d" % number, numbers={"n": number})
-    async with connect(url(hub, "sdk"), after=2) as sdk:
+    async with connect(url(hub, "sdk"), from_seq=3) as sdk:
         await sdk.subscribe(where(n=exists()))
         assert await take(sdk, 3) == [b"2", b"3", b"4"]
 
@@ -145,7 +149,9 @@ async def test_a_slow_consumer_gets_everything(hub: Server) -> None:
         connect(url(hub, "publisher")) as publisher,
     ):
         await sdk.subscribe(where(n=exists()))
-        await publisher.publish_many(({"n": number}, b"%d" % number + b" " * 1500) for number in range(count))
+        await publisher.publish(
+            {"payload": b"%d" % number + b" " * 1500, "attributes": {"n": number}} for number in range(count)
+        )
         await until(lambda: sdk._waiting.full)
         assert [int(payload) for payload in await take(sdk, count)] == list(range(count))
         assert (sdk.connects, sdk.stats.repeated) == (1, 0)
@@ -207,7 +213,7 @@ async def test_a_hub_that_is_killed_costs_no_message(tmp_path: Path) -> None:
             publisher = link.publisher()
             for number in range(total):
                 numbers = {"n": number, "even": float(number % 2 == 0)}
-                await publisher.publish(b"%d" % number, numbers=numbers)
+                await publisher.send(b"%d" % number, numbers=numbers)
                 await ahead.acquire()
             await publisher.flush()
 
@@ -238,5 +244,7 @@ def test_without_an_event_loop(tmp_path: Path) -> None:
         headrace.connect_sync(process.url("publisher")) as publisher,
     ):
         sdk.subscribe(where(city="Praha"))
-        publisher.publish_many(({"city": city}, city.encode()) for city in ("Brno", "Praha"))
+        publisher.publish(
+            {"payload": city.encode(), "attributes": {"city": city}} for city in ("Brno", "Praha")
+        )
         assert next(iter(sdk)).payload == b"Praha"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +18,9 @@ import pytest
 import uvloop
 from tests.hubprocess import HubProcess
 
+import headrace
 from headrace import connect_sync
-from headrace.client.sync import Sync
+from headrace.client.sync_base import Blocking, Making, Property, SyncIterator, SyncReceiver
 from headrace.errors import ClosedError, LimitError, LostRangeError, UnreachableError, UsageError
 from headrace.testing import Hub
 
@@ -39,8 +43,8 @@ def threads() -> int:
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
 def test_push_and_receive(url: str, transport: str) -> None:
     with connect_sync(url, transport=transport) as client:
-        client.push(b"hello")
-        client.push_many([b"a", b"b", b"c"])
+        client.publish(b"hello")
+        client.publish([b"a", b"b", b"c"])
         messages = [next(client) for _ in range(4)]
         assert [message.payload for message in messages] == [b"hello", b"a", b"b", b"c"]
         assert client.stats.received == 4
@@ -51,7 +55,7 @@ def test_push_and_receive(url: str, transport: str) -> None:
 
 def test_history_by_message_and_by_batch_from_one_place(url: str) -> None:
     with connect_sync(url, subscribe=False) as publisher:
-        publisher.push_many([b"%d" % number for number in range(5000)])
+        publisher.publish([b"%d" % number for number in range(5000)])
     with connect_sync(url, from_seq=1) as client:
         first = next(client)
         assert first.seq == 1
@@ -73,7 +77,7 @@ def test_errors_are_the_same(url: str, unused_tcp_port: int) -> None:
     assert threads() == 0
     with connect_sync(url) as client:
         with pytest.raises(LimitError):
-            client.push(bytes(65_527))
+            client.publish(bytes(65_527))
         with pytest.raises(AttributeError):
             client.unheard_of  # noqa: B018
         with pytest.raises(AttributeError):
@@ -82,10 +86,7 @@ def test_errors_are_the_same(url: str, unused_tcp_port: int) -> None:
 
 def test_it_is_opened_once_and_closed_as_often_as_you_like(url: str) -> None:
     client = connect_sync(url)
-    with pytest.raises(ClosedError, match="not open"):
-        client.push(b"")
-    with pytest.raises(ClosedError, match="not open"):
-        next(client)
+    assert client.connected is False, "looking opens nothing"
     client.close()
     with client, pytest.raises(UsageError, match="opened once"):
         client.open()
@@ -96,8 +97,83 @@ def test_it_is_opened_once_and_closed_as_often_as_you_like(url: str) -> None:
         client.batches()
     with pytest.raises(StopIteration):
         next(client)
+    with pytest.raises(ClosedError):
+        client.publish(b"")
     with pytest.raises(UsageError, match="opened once"):
         client.open()
+
+
+def test_without_with_it_opens_on_first_use(hub: HubProcess) -> None:
+    link = connect_sync("tube://", hub.doors["tube_tcp"])
+    assert threads() == 0
+    acknowledged = link.publish(b"hello", topic="sync/first-use")
+    assert link.connected
+    with link:
+        assert link.head().head >= acknowledged.first, "and `with` goes on from there"
+    assert threads() == 0
+    for first_use in (
+        lambda link: next(link.follow(from_seq=1)).seq,
+        lambda link: len(link.log),
+        lambda link: link.wait(link.client.head()).first,
+    ):
+        link = connect_sync("tube://", hub.doors["tube_tcp"])
+        assert first_use(link)
+        link.close()
+    backbone = connect_sync("fyrehose://", hub.doors["fyrehose"], from_seq=1)
+    assert next(iter(backbone)).seq == 1
+    backbone.close()
+
+
+def test_at_the_end_of_the_program_it_closes(hub: HubProcess) -> None:
+    program = f"""
+import headrace
+link = headrace.connect_sync("tube://", {hub.doors["tube_tcp"]!r})
+publisher = link.publisher()
+for number in range(200):
+    publisher.send(b"%d" % number, topic="sync/exit")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    with connect_sync("tube://", hub.doors["tube_tcp"]) as link:
+        assert sum(rows.num_rows for rows in link.read(topic="sync/exit")) == 200
+
+
+PAIRS = [
+    (headrace.FyrehoseClient, headrace.SyncFyrehoseClient),
+    (headrace.LinkClient, headrace.SyncLinkClient),
+    (headrace.SppClient, headrace.SyncSppClient),
+    (headrace.SdkClient, headrace.SyncSdkClient),
+    (headrace.PublisherClient, headrace.SyncPublisherClient),
+    (headrace.LinkPublisher, headrace.SyncLinkPublisher),
+    (headrace.Consumer, headrace.SyncConsumer),
+    (headrace.MessageStream, headrace.SyncMessageStream),
+    (headrace.BatchStream, headrace.SyncBatchStream),
+    (headrace.LiveService, headrace.SyncLiveService),
+]
+ELSEWHERE = {"DOORS", "aclose", "end", "messages", "wake", "offered"}
+"""What is not for users of a synchronous class, or has another name there."""
+
+
+@pytest.mark.parametrize(("asynchronous", "blocking"), PAIRS)
+def test_each_class_has_what_its_asynchronous_one_has(asynchronous: type, blocking: type) -> None:
+    for name in dir(asynchronous):
+        if name.startswith("_") or (name in ELSEWHERE and name not in dir(blocking)):
+            continue
+        assert hasattr(blocking, name), f"{blocking.__name__} lacks {name}"
+        theirs, ours = getattr(asynchronous, name), getattr(blocking, name)
+        assert ours.__doc__, f"{blocking.__name__}.{name} tells nothing of itself"
+        if inspect.isfunction(theirs) and inspect.isfunction(ours):
+            assert (
+                list(inspect.signature(ours).parameters)[1:] == list(inspect.signature(theirs).parameters)[1:]
+            )
+
+
+def test_signatures_and_docstrings_are_at_hand_in_a_notebook() -> None:
+    link = headrace.SyncLinkClient.at("tube://127.0.0.1:1")
+    assert {"publish", "follow", "consumer", "connected"} <= set(dir(link))
+    assert list(inspect.signature(link.publish).parameters) == ["payload", "topic", "attributes", "numbers"]
+    assert inspect.getdoc(link.publish) == inspect.getdoc(headrace.LinkClient.publish)
+    assert link.publish.__qualname__ == "SyncLinkClient.publish"
 
 
 def test_closing_ends_an_iteration_in_another_thread(url: str) -> None:
@@ -105,9 +181,9 @@ def test_closing_ends_an_iteration_in_another_thread(url: str) -> None:
     with connect_sync(url) as client:
         consumer = threading.Thread(target=lambda: taken.extend(message.seq for message in client))
         consumer.start()
-        client.push(b"one")
+        client.publish(b"one")
         while client.stats.received < 1:
-            client.push_many([])
+            client.publish([])
     consumer.join()
     assert len(taken) == 1
 
@@ -119,14 +195,14 @@ def test_threads_share_a_client(url: str) -> None:
         while len(taken) < 2000:
             taken.append(next(client).seq)
             if len(taken) == 2000:
-                client.push_many([b""] * 4)  # For those who wait still.
+                client.publish([b""] * 4)  # For those who wait still.
 
     with connect_sync(url) as client:
         consumers = [threading.Thread(target=consume) for _ in range(4)]
         for consumer in consumers:
             consumer.start()
         for _ in range(100):
-            client.push_many([b"x"] * 20)
+            client.publish([b"x"] * 20)
         for consumer in consumers:
             consumer.join()
     taken.sort()
@@ -148,7 +224,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_client(url: str) -> None:
         threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             next(client)
-        client.push(b"still here")
+        client.publish(b"still here")
         assert next(client).payload == b"still here"
 
 
@@ -169,10 +245,10 @@ def test_members_of_a_consumer_acknowledge(hub: HubProcess) -> None:
 
 def test_a_service_is_kept_current(hub: HubProcess) -> None:
     with connect_sync(hub.url("spp")) as spp:
-        spp.publish("sync/service", {"speed": 60})
+        spp.publish({"speed": 60}, topic="sync/service")
         with spp.subscribe("sync/service") as service:
             assert (service.value, service.kind, service.removed) == ({"speed": 60}, "json", False)
-            spp.publish("sync/service", {"gear": 2})
+            spp.publish({"gear": 2}, topic="sync/service")
             for change in service:
                 assert change == {"gear": 2}
                 break
@@ -186,7 +262,7 @@ def test_a_service_is_kept_current(hub: HubProcess) -> None:
 def test_a_publisher_sends_ahead(hub: HubProcess) -> None:
     with connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
         publisher = link.publisher()
-        acks = [publisher.publish(b"%d" % number, topic="sync/ahead") for number in range(100)]
+        acks = [publisher.send(b"%d" % number, topic="sync/ahead") for number in range(100)]
         publisher.flush()
         places = [ack.result(20).first for ack in acks]
         assert places == list(range(places[0], places[0] + 100))
@@ -199,7 +275,7 @@ def test_with_ends_when_all_is_published(hub: HubProcess) -> None:
     url = f"tube://{hub.doors['tube_tcp']}"
     with connect_sync(url) as link:
         publisher = link.publisher()
-        acks = [publisher.publish(b"%d" % number, topic="sync/with") for number in range(100)]
+        acks = [publisher.send(b"%d" % number, topic="sync/with") for number in range(100)]
     places = [ack.result(0).first for ack in acks]
     assert places == list(range(places[0], places[0] + 100))
 
@@ -273,8 +349,33 @@ class Stub:
         return function()
 
 
+def same(_client: Any, value: Any) -> Any:
+    return value
+
+
+class SyncLooking(SyncIterator[int]):
+    here = Property[str]()
+    where = Making(Looking.where, same)
+
+
+class SyncStub(SyncReceiver[Any, Any]):
+    calls = Property[list[str]]()
+    name = Property[str]()
+    here = Property[str]()
+    failing = Property[str]()
+    double = Blocking(Stub.double)
+    fail = Blocking(Stub.fail)
+    plain = Making(Stub.plain, same)
+    where = Making(Stub.where, same)
+    part = Making(Stub.part, SyncLooking)
+    count = Making(Stub.count, SyncIterator[int])
+    nothing = Making(Stub.nothing, SyncIterator[int])
+    wait_for_ever = Blocking(Stub.wait_for_ever)
+    called_back = Blocking(Stub.called_back)
+
+
 def test_any_client_will_do() -> None:
-    with Sync(Stub()) as client:
+    with SyncStub(Stub()) as client:
         assert client.double(4, plus=1) == 9
         assert client.double.__doc__ == "Twice a number."
         assert client.plain(3) == 3
@@ -296,13 +397,13 @@ class Leaving(Stub):
 
 
 def test_with_ends_as_async_with_does() -> None:
-    with pytest.raises(LostRangeError, match="left too late"), Sync(Leaving()) as client:
+    with pytest.raises(LostRangeError, match="left too late"), SyncStub(Leaving()) as client:
         pass
     assert client.calls == ["open", "leave None", "close", "close"]
-    with pytest.raises(ValueError, match="of its own"), Sync(Leaving()) as client:
+    with pytest.raises(ValueError, match="of its own"), SyncStub(Leaving()) as client:
         raise ValueError("of its own")
     assert client.calls == ["open", "leave of its own", "close", "close"]
-    with Sync(Leaving()) as client:
+    with SyncStub(Leaving()) as client:
         client.close()
     assert client.calls == ["open", "close"]
     assert threads() == 0
@@ -314,7 +415,7 @@ def test_without_an_event_loop_opening_fails_and_may_be_tried_again(
     def no_loop() -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    client = Sync(Stub())
+    client = SyncStub(Stub())
     with monkeypatch.context() as patch:
         patch.setattr(uvloop, "new_event_loop", no_loop)
         opening = ThreadPoolExecutor(1).submit(client.open)
@@ -328,9 +429,9 @@ def test_without_an_event_loop_opening_fails_and_may_be_tried_again(
 
 
 def test_what_does_not_wait_is_evaluated_where_nothing_changes_meanwhile() -> None:
-    client = Sync(Stub())
+    client = SyncStub(Stub())
     mine = threading.current_thread().name
-    assert (client.here, client.where()) == (mine, mine), "there is no other thread yet"
+    assert client.here == mine, "there is no other thread yet"
     with client:
         assert (client.here, client.where()) == ("headrace-client",) * 2
         assert client.where.__doc__ == "The thread that it is called in."
@@ -339,7 +440,7 @@ def test_what_does_not_wait_is_evaluated_where_nothing_changes_meanwhile() -> No
         with pytest.raises(LostRangeError, match="a property's reason"):
             client.failing  # noqa: B018
         assert client.called_back(lambda: (client.here, client.where())) == ("headrace-client",) * 2
-    assert (client.here, client.where()) == (mine, mine)
+    assert client.here == mine
 
 
 def test_what_is_at_hand_is_taken_without_asking_the_loop() -> None:
@@ -347,7 +448,7 @@ def test_what_is_at_hand_is_taken_without_asking_the_loop() -> None:
         def at_hand(self) -> str:
             return self.where()
 
-    with Sync(Handing()) as client:
+    with SyncStub(Handing()) as client:
         assert client.at_hand() == threading.current_thread().name
 
 
@@ -357,7 +458,7 @@ def test_offers_are_looked_at_while_they_come(hub: HubProcess) -> None:
 
         def publish() -> None:
             for service in services:
-                publisher.publish(service, {})
+                publisher.publish({}, topic=service)
 
         publishing = threading.Thread(target=publish)
         publishing.start()
@@ -377,7 +478,7 @@ def test_what_still_waits_when_it_is_closed_is_told() -> None:
         except ClosedError as error:
             told.append(error)
 
-    with Sync(Stub()) as client:
+    with SyncStub(Stub()) as client:
         waiter = threading.Thread(target=wait)
         waiter.start()
         while "waiting" not in client.calls:
@@ -388,7 +489,7 @@ def test_what_still_waits_when_it_is_closed_is_told() -> None:
 
 def test_who_waits_for_one_stream_keeps_nobody_from_another() -> None:
     counted: list[int] = []
-    with Sync(Stub()) as client:
+    with SyncStub(Stub()) as client:
         waiter = threading.Thread(target=lambda: list(client.nothing()))
         waiter.start()
         while "waiting" not in client.calls:
@@ -402,7 +503,7 @@ def test_who_waits_for_one_stream_keeps_nobody_from_another() -> None:
 
 
 def test_a_callback_cannot_wait_for_its_own_thread() -> None:
-    with Sync(Stub()) as client, pytest.raises(UsageError, match="cannot wait for the client"):
+    with SyncStub(Stub()) as client, pytest.raises(UsageError, match="cannot wait for the client"):
         client.called_back(lambda: client.double(1))
 
 
@@ -429,7 +530,7 @@ def test_lost_messages_are_raised_in_their_place() -> None:
             return item
 
     taken = []
-    with Sync(Losing()) as client:
+    with SyncStub(Losing()) as client:
         while len(taken) < 2:
             try:
                 taken.append(next(client))

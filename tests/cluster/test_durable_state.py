@@ -8,24 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster import History, Kept, State
-from headrace.cluster.durable_state import MAX_NODES, hear, load, save, tell
-from headrace.cluster.history import MAX_SPANS
+from headrace.cluster.durable_state import (
+    MAX_NODES,
+    DurableState,
+    StoredState,
+    load,
+    parse_testimony,
+    save,
+    serialize_testimony,
+)
+from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError
 from headrace.log.checksum import crc32c
 
-STATE = State(9, 7, 1234, True, (7, 17, 27), {7: 2, 17: 1}, History([(1, 1), (7, 1001)]))
+STATE = DurableState(9, 7, 1234, True, (7, 17, 27), {7: 2, 17: 1}, History([(1, 1), (7, 1001)]))
 
 
 class TestTestimony:
     def test_the_documented_bytes(self) -> None:
-        state = State(voter=True, nodes=(7, 17, 27), incarnations={7: 1})
-        bulk = tell(state, History([(1, 1), (3, 1001)]))
+        state = DurableState(voter=True, nodes=(7, 17, 27), incarnations={7: 1})
+        bulk = serialize_testimony(state, History([(1, 1), (3, 1001)]))
         page = (Path(__file__).parents[2] / "docs" / "protocols" / "parcel.md").read_text()
         assert bulk.hex(" ") in page
 
     def test_round_trip(self) -> None:
-        heard = hear(tell(STATE, STATE.history))
+        heard = parse_testimony(serialize_testimony(STATE, STATE.history))
         assert (heard.voter, heard.nodes, heard.incarnations) == (True, (7, 17, 27), {7: 2, 17: 1})
         assert heard.history == STATE.history
 
@@ -53,16 +60,21 @@ class TestTestimony:
     )
     def test_what_is_none_is_refused(self, content: Any) -> None:
         with pytest.raises(MalformedError):
-            hear(msgspec.msgpack.encode(content))
+            parse_testimony(msgspec.msgpack.encode(content))
 
     @given(st.binary(max_size=200))
     def test_any_bytes_are_a_testimony_or_refused(self, bulk: bytes) -> None:
         try:
-            heard = hear(bulk)
+            heard = parse_testimony(bulk)
         except MalformedError:
             return
         assert (
-            hear(tell(State(0, 0, 0, heard.voter, heard.nodes, heard.incarnations), heard.history)) == heard
+            parse_testimony(
+                serialize_testimony(
+                    DurableState(0, 0, 0, heard.voter, heard.nodes, heard.incarnations), heard.history
+                )
+            )
+            == heard
         )
 
 
@@ -70,15 +82,15 @@ class TestFile:
     def test_round_trip(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster"
         assert load(path) is None
-        save(path, Kept(STATE, "a boot", "a log"))
-        assert load(path) == Kept(STATE, "a boot", "a log")
-        save(path, Kept(State(), "", ""))
-        assert load(path) == Kept(State(), "", "")
+        save(path, StoredState(STATE, "a boot", "a log"))
+        assert load(path) == StoredState(STATE, "a boot", "a log")
+        save(path, StoredState(DurableState(), "", ""))
+        assert load(path) == StoredState(DurableState(), "", "")
         assert [each.name for each in tmp_path.iterdir()] == ["cluster"]
 
     def test_every_flipped_bit_and_every_cut_is_noticed(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster"
-        save(path, Kept(STATE, "a boot", "a log"))
+        save(path, StoredState(STATE, "a boot", "a log"))
         whole = path.read_bytes()
         for bit in range(8 * len(whole)):
             broken = bytearray(whole)

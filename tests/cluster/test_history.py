@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster import History
-from headrace.cluster.history import MAX_SPANS
+from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import MalformedError
 
 

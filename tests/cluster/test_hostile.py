@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.test_replica import NODES, primary, replica
 
-from headrace.cluster import Advance, CutBack, Effect, History, Replica, State
-from headrace.cluster.durable_state import tell
-from headrace.cluster.replica import MAX_VIEW
+from headrace.cluster.durable_state import DurableState, serialize_testimony
+from headrace.cluster.effects import Advance, CutBack, Effect
+from headrace.cluster.history import History
+from headrace.cluster.replica import MAX_VIEW, Replica
 from headrace.errors import MalformedError
 from headrace.wire.parcel.body import RecoveryResponse, Replication, StartViewChange
 
@@ -30,7 +31,9 @@ def bulks(draw: st.DrawFn) -> bytes:
         spans.append((view, draw(st.integers(spans[-1][1] if spans else 1, 12))))
     nodes = draw(st.sampled_from([NODES, (), (10, 20), (1, 2, 3), (10, 20, 30, 40, 50)]))
     incarnations = draw(st.dictionaries(st.sampled_from([*NODES, 77]), st.integers(0, 9), max_size=3))
-    return tell(State(voter=draw(st.booleans()), nodes=nodes, incarnations=incarnations), History(spans))
+    return serialize_testimony(
+        DurableState(voter=draw(st.booleans()), nodes=nodes, incarnations=incarnations), History(spans)
+    )
 
 
 INPUTS = st.lists(
@@ -87,4 +90,9 @@ def test_an_answer_from_another_cluster() -> None:
     nonce = one._recovering._nonce
     assert nonce is not None
     with pytest.raises(MalformedError, match="check cluster"):
-        one.receive(20, RecoveryResponse(1, nonce, 0, 0), tell(State(voter=True), History()), 0.0)
+        one.receive(
+            20,
+            RecoveryResponse(1, nonce, 0, 0),
+            serialize_testimony(DurableState(voter=True), History()),
+            0.0,
+        )

@@ -12,7 +12,8 @@ from uuid import UUID
 import pytest
 from tests.log.content import batch, flat, seal_all
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import StoredState, load, save
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
@@ -22,16 +23,13 @@ from headrace.cluster import (
     FetchSnapshot,
     Halt,
     Install,
-    Kept,
     Persist,
-    Replica,
     Send,
     Serve,
     Status,
     Sync,
-    load,
-    save,
 )
+from headrace.cluster.replica import Replica
 from headrace.log import Log
 from headrace.log.install_snapshot import install
 from headrace.log.snapshot import Snapshot
@@ -63,7 +61,7 @@ class Node:
         self.replica = Replica(
             self.id,
             3,
-            state=None if kept is None else kept.state,
+            stored=None if kept is None else kept.state,
             commit=self.log.head,
             tail=self.log.tail,
             intact=kept is not None and kept.log == str(self.log.uuid),
@@ -107,7 +105,7 @@ class Node:
                         lambda token=token, upto=upto: self.replica.synced(token, upto, self.cluster.now)
                     )
                 case Persist(state):
-                    save(self.directory / "cluster", Kept(state, "boot", str(self.log.uuid)))
+                    save(self.directory / "cluster", StoredState(state, "boot", str(self.log.uuid)))
                 case Advance(commit):
                     self.log.commit(commit)
                 case Serve(to, view, first, last, commit):

@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.cluster import Membership, Status
+from headrace.cluster.effects import Status
 from headrace.cluster.membership import (
     MAX_STRANGERS,
     MODES,
-    Answer,
-    Ask,
-    Beat,
-    Changed,
-    Effect,
-    Event,
-    Joined,
-    Recover,
+    Discover,
+    Heartbeat,
+    Membership,
+    MembershipEffect,
+    ModeChanged,
+    ModeEvent,
+    NeighbourJoined,
+    NeighbourRemoved,
     Refuse,
-    Removed,
+    Reply,
 )
 from headrace.wire.parcel.body import DscRes, Fault, Mode, NodeInfo, Ping, Prepare, SeqReq, SeqRes
 from headrace.wire.parcel.stream import Parcel, serialize
@@ -32,7 +32,7 @@ HOST_B, HOST_C = "10.0.0.2:7001", "10.0.0.3:7878"
 
 def trio(**options: tuple[int, ...]) -> Membership:
     membership = Membership(A, [HOST_B, "10.0.0.3"], **options)
-    assert membership.start(0.0) == [Ask(HOST_B), Ask(HOST_C)]
+    assert membership.start(0.0) == [Discover(HOST_B), Discover(HOST_C)]
     return membership
 
 
@@ -44,14 +44,14 @@ def met(now: float = 0.0, **options: tuple[int, ...]) -> Membership:
     return membership
 
 
-def kinds(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
+def kinds(effects: list[MembershipEffect], kind: type[MembershipEffect]) -> list[MembershipEffect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
 class TestModes:
     def test_alone_goes_straight_to_work(self) -> None:
         membership = Membership(A, [])
-        assert membership.start(0.0) == [Changed(Mode.WRK)]
+        assert membership.start(0.0) == [ModeChanged(Mode.WRK)]
         assert membership.tick(100.0) == []
         assert membership.mode is Mode.WRK
         assert membership.size == 1
@@ -60,30 +60,30 @@ class TestModes:
         membership = trio()
         assert membership.replica_is(Status.NORMAL, 0.0) == []
         effects = membership.answered(HOST_B, DscRes((B,)), 1.0)
-        assert Changed(Mode.WRK) in effects
+        assert ModeChanged(Mode.WRK) in effects
         assert membership.me == replace(A, mode=Mode.WRK)
 
     def test_a_view_change_is_no_work(self) -> None:
         membership = met()
         membership.replica_is(Status.NORMAL, 0.0)
-        assert membership.replica_is(Status.VIEW_CHANGE, 1.0) == [Changed(Mode.DSC)]
-        assert membership.replica_is(Status.NORMAL, 2.0) == [Changed(Mode.WRK)]
+        assert membership.replica_is(Status.VIEW_CHANGE, 1.0) == [ModeChanged(Mode.DSC)]
+        assert membership.replica_is(Status.NORMAL, 2.0) == [ModeChanged(Mode.WRK)]
 
     def test_a_node_that_hears_no_majority_is_in_error_until_it_does(self) -> None:
         membership = met()
         membership.replica_is(Status.NORMAL, 0.0)
         assert membership.mode is Mode.WRK
         membership.heard(2, 3.0)
-        assert not kinds(membership.tick(6.0), Changed)
+        assert not kinds(membership.tick(6.0), ModeChanged)
         assert membership.sees_majority(7.9)
-        assert kinds(membership.tick(8.0), Changed) == [Changed(Mode.ERR)]
+        assert kinds(membership.tick(8.0), ModeChanged) == [ModeChanged(Mode.ERR)]
         effects = membership.answered(HOST_C, DscRes((C,)), 9.0)
-        assert kinds(effects, Changed) == [Changed(Mode.DSC), Changed(Mode.WRK)]
+        assert kinds(effects, ModeChanged) == [ModeChanged(Mode.DSC), ModeChanged(Mode.WRK)]
 
     def test_a_node_that_never_hears_one_is_in_error_after_a_while(self) -> None:
         membership = trio()
-        assert not kinds(membership.tick(4.9), Changed)
-        assert kinds(membership.tick(5.0), Changed) == [Changed(Mode.ERR)]
+        assert not kinds(membership.tick(4.9), ModeChanged)
+        assert kinds(membership.tick(5.0), ModeChanged) == [ModeChanged(Mode.ERR)]
 
     def test_strangers_are_no_majority(self) -> None:
         membership = trio()
@@ -95,7 +95,7 @@ class TestModes:
 
     def test_a_fault_stays(self) -> None:
         membership = met()
-        assert membership.failed("its log is of another history") == [Changed(Mode.ERR)]
+        assert membership.failed("its log is of another history") == [ModeChanged(Mode.ERR)]
         membership.replica_is(Status.NORMAL, 1.0)
         membership.heard(2, 1.0)
         membership.tick(2.0)
@@ -113,7 +113,7 @@ class TestModes:
 
     def test_every_mode_can_be_left_and_every_event_matters(self) -> None:
         assert {mode for mode, _ in MODES} == set(Mode)
-        assert {event for _, event in MODES} == set(Event)
+        assert {event for _, event in MODES} == set(ModeEvent)
 
 
 class TestDiscovery:
@@ -121,25 +121,25 @@ class TestDiscovery:
         membership = met()
         membership.heard(3, 1.0)
         effects = membership.asked(STRANGER, 2.0)
-        assert effects[0] == Joined(STRANGER, member=False)
-        [answer] = kinds(effects, Answer)
-        assert isinstance(answer, Answer)
+        assert effects[0] == NeighbourJoined(STRANGER, member=False)
+        [answer] = kinds(effects, Reply)
+        assert isinstance(answer, Reply)
         assert answer.parcel == Parcel(1, DscRes((A, C, B)))
         again = membership.asked(STRANGER, 3.0)
-        assert not kinds(again, Joined)
+        assert not kinds(again, NeighbourJoined)
 
     def test_an_answer_fits_however_many_there_are(self) -> None:
         membership = trio()
         for number in range(10, 60):
             effects = membership.asked(NodeInfo(number, Mode.WRK, f"node {number}", f"10.0.1.{number}"), 1.0)
-            [answer] = kinds(effects, Answer)
-            assert isinstance(answer, Answer)
+            [answer] = kinds(effects, Reply)
+            assert isinstance(answer, Reply)
             assert len(serialize(answer.parcel)) <= 256
 
     def test_the_neighbours_of_a_neighbour_are_asked_not_believed(self) -> None:
         membership = trio()
         effects = membership.answered(HOST_B, DscRes((B, A, STRANGER, replace(STRANGER, id=8))), 1.0)
-        assert effects == [Joined(B, member=True), Recover(2), Ask("10.0.0.9")]
+        assert effects == [NeighbourJoined(B, member=True), Discover("10.0.0.9")]
         assert membership.neighbours == (B,)
 
     def test_an_answer_that_lists_nobody_is_refused(self) -> None:
@@ -150,14 +150,14 @@ class TestDiscovery:
         membership = trio()
         membership.answered(HOST_B, DscRes((B,)), 0.5)
         assert membership.tick(0.9) == []
-        assert membership.tick(1.0) == [Beat((2,)), Ask(HOST_C)]
+        assert membership.tick(1.0) == [Heartbeat((2,)), Discover(HOST_C)]
         assert membership.next_timer() == 2.0
 
     def test_sequence_recovery(self) -> None:
         membership = met()
-        assert membership.sequence_asked(2, 1000, 1.0)[-1] == Answer(Parcel(1, SeqRes(1000)))
+        assert membership.sequence_asked(2, 1000, 1.0)[-1] == Reply(Parcel(1, SeqRes(1000)))
         assert next(node for node in membership.neighbours if node.id == 2).mode is Mode.WRK
-        assert membership.sequence_asked(77, 1000, 1.0)[-1] == Answer(Parcel(1, SeqRes(1000)))
+        assert membership.sequence_asked(77, 1000, 1.0)[-1] == Reply(Parcel(1, SeqRes(1000)))
         assert len(membership.neighbours) == 2
 
 
@@ -166,8 +166,8 @@ class TestSilence:
         membership = met()
         membership.heard(3, 4.0)
         assert membership.next_timer() == 1.0
-        assert not kinds(membership.tick(4.9), Removed)
-        assert kinds(membership.tick(5.0), Removed) == [Removed(B)]
+        assert not kinds(membership.tick(4.9), NeighbourRemoved)
+        assert kinds(membership.tick(5.0), NeighbourRemoved) == [NeighbourRemoved(B)]
         assert membership.neighbours == (C,)
 
     def test_removal_leaves_the_cluster_as_large_as_it_was(self) -> None:
@@ -184,11 +184,11 @@ class TestSilence:
             if mode is Mode.WRK:
                 membership.replica_is(Status.NORMAL, now)
             assert membership.mode is mode
-            [beat] = kinds(membership.tick(now), Beat)
-            assert isinstance(beat, Beat)
+            [beat] = kinds(membership.tick(now), Heartbeat)
+            assert isinstance(beat, Heartbeat)
             assert set(beat.to) == {2, 3, 9}
         membership.failed("broken")
-        [beat] = kinds(membership.tick(3.0), Beat)
+        [beat] = kinds(membership.tick(3.0), Heartbeat)
 
 
 class TestClaims:
@@ -234,7 +234,7 @@ class TestClaims:
     def test_what_an_answer_makes_one_ask_is_bounded(self) -> None:
         listed = [NodeInfo(1000 + n, Mode.WRK, f"n{n}", f"10.1.{n >> 8}.{n & 255}") for n in range(500)]
         effects = trio().answered(HOST_B, DscRes((B, *listed)), 0.0)
-        assert len(kinds(effects, Ask)) <= MAX_STRANGERS + 3
+        assert len(kinds(effects, Discover)) <= MAX_STRANGERS + 3
 
 
 class TestRefusals:
@@ -281,9 +281,9 @@ class TestHello:
     def test_who_is_not_proven_is_answered_and_not_added(self) -> None:
         membership = trio(nodes=(1, 2, 3))
         effects = membership.asked(B, 0.0, proven=False)
-        assert [type(effect) for effect in effects] == [Answer]
+        assert [type(effect) for effect in effects] == [Reply]
         assert membership.neighbours == ()
-        assert membership.proved(B, 1.0) == [Joined(B, member=True)]
+        assert membership.proved(B, 1.0) == [NeighbourJoined(B, member=True)]
         assert membership.age(2, 1.0) == 0.0
         [refused] = membership.proved(replace(B, host="10.0.0.77"), 1.0)
         assert isinstance(refused, Refuse)

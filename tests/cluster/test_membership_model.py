@@ -6,15 +6,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.cluster import Membership, Status
+from headrace.cluster.effects import Status
 from headrace.cluster.membership import (
     MAX_STRANGERS,
     SILENCE_SECONDS,
-    Changed,
-    Effect,
-    Joined,
+    Membership,
+    MembershipEffect,
+    ModeChanged,
+    NeighbourJoined,
+    NeighbourRemoved,
     Refuse,
-    Removed,
 )
 from headrace.wire.parcel.body import DscRes, Mode, NodeInfo
 
@@ -42,16 +43,16 @@ class MembershipMachine(RuleBasedStateMachine):
         self.membership = Membership(ME, [host(number) for number in self.peers])
         self.take(self.membership.start(self.now))
 
-    def take(self, effects: list[Effect]) -> None:
+    def take(self, effects: list[MembershipEffect]) -> None:
         """Neighbours and mode as the effects tell them."""
         for effect in effects:
             match effect:
-                case Joined(node):
+                case NeighbourJoined(node):
                     assert node.id not in self.heard
                     self.heard[node.id] = self.now
-                case Removed(node):
+                case NeighbourRemoved(node):
                     assert self.now >= self.heard.pop(node.id) + SILENCE_SECONDS
-                case Changed(mode):
+                case ModeChanged(mode):
                     assert mode is not self.mode
                     self.mode = mode
 

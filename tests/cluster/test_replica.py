@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import DurableState, parse_testimony, serialize_testimony
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
@@ -15,17 +16,14 @@ from headrace.cluster import (
     CutBack,
     Effect,
     Halt,
-    History,
     Persist,
-    Replica,
     Send,
     Serve,
-    State,
     Status,
     Sync,
 )
-from headrace.cluster.durable_state import hear, tell
-from headrace.cluster.history import MAX_SPANS
+from headrace.cluster.history import MAX_SPANS, History
+from headrace.cluster.replica import Replica
 from headrace.errors import MalformedError, UsageError
 from headrace.wire.parcel.body import (
     Commit,
@@ -52,11 +50,13 @@ def replica(
     me: int, tail: int = 0, *, synced_only: bool = False, intact: bool = True, **state: Any
 ) -> Replica:
     """One that has been in view 1, with a log written by it."""
-    kept = State(**{"view": 1, "last_normal": 1, "voter": True, "nodes": NODES, "history": BEGUN, **state})
+    kept = DurableState(
+        **{"view": 1, "last_normal": 1, "voter": True, "nodes": NODES, "history": BEGUN, **state}
+    )
     return Replica(
         me,
         len(kept.nodes) or 3,
-        state=kept,
+        stored=kept,
         commit=0,
         tail=tail,
         intact=intact,
@@ -66,7 +66,7 @@ def replica(
 
 
 def told(history: History = BEGUN, **state: Any) -> bytes:
-    return tell(State(**{"voter": True, "nodes": NODES, **state}), history)
+    return serialize_testimony(DurableState(**{"voter": True, "nodes": NODES, **state}), history)
 
 
 def backup(tail: int = 0, **options: Any) -> Replica:
@@ -176,7 +176,7 @@ class TestNormalOrder:
 
 class TestAlone:
     def test_everything_is_committed_at_once(self) -> None:
-        lone = Replica(7, 1, state=None, commit=0, tail=5, intact=False, synced_only=False, random=Random(1))
+        lone = Replica(7, 1, stored=None, commit=0, tail=5, intact=False, synced_only=False, random=Random(1))
         effects = lone.start(0.0)
         assert only(effects, Persist)[-1].state.history == History([(1, 6)])
         assert lone.accepting(1e9)
@@ -230,7 +230,7 @@ class TestViews:
         new.receive(10, DoViewChange(4, 1, 0, 0), told(incarnations={10: 7, 20: 4}), 0.1)
         assert new.status is Status.VIEW_CHANGE
         [report] = only(new.receive(30, StartViewChange(6), b"", 0.2), Send)
-        assert hear(report.bulk).incarnations[20] == 4
+        assert parse_testimony(report.bulk).incarnations[20] == 4
         assert isinstance(report.body, DoViewChange)
 
     def test_a_log_on_its_way_is_not_served_to_others(self) -> None:
@@ -312,7 +312,7 @@ class TestRecovery:
     def test_a_log_that_the_cluster_has_not_written_is_not_vouched_for(self, last: int) -> None:
         """A lone hub's, say, whichever of the two is longer: its messages are committed, and not the cluster's."""
         other = Replica(
-            10, 3, state=None, commit=5, tail=5, intact=False, synced_only=False, random=Random(1)
+            10, 3, stored=None, commit=5, tail=5, intact=False, synced_only=False, random=Random(1)
         )
         [asked] = bodies(other.start(0.0))
         answer = told(incarnations={10: asked.incarnation})
@@ -369,23 +369,25 @@ class TestRecovery:
         assert only(effects, Persist)[0].state.incarnations == {20: 3}
         assert [type(effect) for effect in one.receive(20, Recovery(5, 3), b"", 0.2)] == [Send]
         [other] = only(one.receive(20, Recovery(6, 3), b"", 0.2), Send)
-        assert other.bulk == tell(State(voter=True, nodes=NODES, incarnations={20: 4}), History())
+        assert other.bulk == serialize_testimony(
+            DurableState(voter=True, nodes=NODES, incarnations={20: 4}), History()
+        )
 
     def test_a_new_cluster_waits_for_everyone(self) -> None:
-        new = Replica(10, 3, state=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
+        new = Replica(10, 3, stored=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
         [asked] = bodies(new.start(0.0))
-        blank = tell(State(incarnations={10: 1}), History())
+        blank = serialize_testimony(DurableState(incarnations={10: 1}), History())
         assert new.receive(30, RecoveryResponse(0, asked.nonce, 0, 0), blank, 0.1) == []
         effects = new.receive(20, RecoveryResponse(0, asked.nonce, 0, 0), blank, 0.1)
         assert only(effects, Persist)[0].state.nodes == NODES
         assert (new.status, new.primary) == (Status.NORMAL, None)
 
     def test_a_new_node_beside_one_that_remembers_founds_nothing(self) -> None:
-        new = Replica(10, 3, state=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
+        new = Replica(10, 3, stored=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
         [asked] = bodies(new.start(0.0))
-        blank = tell(State(incarnations={10: 1}), History())
+        blank = serialize_testimony(DurableState(incarnations={10: 1}), History())
         new.receive(30, RecoveryResponse(0, asked.nonce, 0, 0), blank, 0.1)
-        old = tell(State(nodes=NODES, incarnations={10: 1}), BEGUN)
+        old = serialize_testimony(DurableState(nodes=NODES, incarnations={10: 1}), BEGUN)
         assert new.receive(20, RecoveryResponse(3, asked.nonce, 7, 0), old, 0.1) == []
         assert new.status is Status.RECOVERING
 
@@ -396,7 +398,7 @@ class TestRecovery:
         assert two.status is Status.VIEW_CHANGE
         with pytest.raises(UsageError):
             two.vouch(1.0)
-        new = Replica(10, 3, state=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
+        new = Replica(10, 3, stored=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
         new.start(0.0)
         with pytest.raises(
             UsageError, match="not every node of the cluster has been heard from yet: 2 missing"

@@ -26,7 +26,7 @@ def said() -> tuple[list[dict[str, Any]], list[str]]:
                 vehicle.telemetry(turn * TURN) if (turn + number) % 7 == 0 else vehicle.position(turn * TURN)
             )
             words.append(told)
-            origins.append(vehicle.way.value)
+            origins.append(vehicle.protocol.value)
     return words, origins
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 from tests.net.raw import until
 
-from headrace.demo import audit, listening
+from headrace.demo import audit, listeners
 from headrace.demo.audit import Audit, judge, read_log
-from headrace.demo.listening import Neighbour, satisfies
+from headrace.demo.listeners import Neighbour, satisfies
 from headrace.demo.play import Play, SparkEnd
-from headrace.demo.town import Way
+from headrace.demo.town import VehicleProtocol
 from headrace.testing import Hub
 
 SETTINGS = {"matching.json_attributes": True}
@@ -36,7 +36,7 @@ def played(hub: Hub) -> tuple[Play, Audit]:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(listening).failed == 0
+    assert doctest.testmod(listeners).failed == 0
 
 
 def test_everything_is_well(played: tuple[Play, Audit]) -> None:
@@ -44,7 +44,7 @@ def test_everything_is_well(played: tuple[Play, Audit]) -> None:
     assert result.good, result.findings
     assert [finding.what for finding in result.findings] == ["sequence", "messages", "matching", "parcel"]
     assert play.phase == "over"
-    assert set(result.messages) == set(Way)
+    assert set(result.messages) == set(VehicleProtocol)
     assert all(count > 0 for count in result.messages.values())
     assert result.messages == play.fleet.sent
     assert play.neighbour.asked >= 1
@@ -52,7 +52,9 @@ def test_everything_is_well(played: tuple[Play, Audit]) -> None:
 
 def test_watches_have_what_lies_in_their_ranges(hub: Hub, played: tuple[Play, Audit]) -> None:
     play, _ = played
-    said = [json.loads(message.payload) for message in hub.messages() if message.origin in set(Way)]
+    said = [
+        json.loads(message.payload) for message in hub.messages() if message.origin in set(VehicleProtocol)
+    ]
     for watch in play.watches:
         wanted = [words for words in said if satisfies(words, watch.conditions)]
         assert watch.received == len(wanted), watch.name
@@ -75,7 +77,7 @@ async def test_the_audit_notices(hub: Hub, played: tuple[Play, Audit]) -> None:
     async with hub.connect("tube") as link:
         log = await read_log(link, play.watches)
     # Subscriptions were withdrawn since, which are entries of the log.
-    play.counter.last = log.head
+    play.checker.last = log.head
     assert judge(play, log, []).good
 
     def wrong() -> set[str]:
@@ -84,9 +86,9 @@ async def test_the_audit_notices(hub: Hub, played: tuple[Play, Audit]) -> None:
     log.holes = 1
     assert wrong() == {"sequence"}
     log.holes = 0
-    play.fleet.sent[Way.SPP] += 1
+    play.fleet.sent[VehicleProtocol.SPP] += 1
     assert wrong() == {"messages"}
-    play.fleet.sent[Way.SPP] -= 1
+    play.fleet.sent[VehicleProtocol.SPP] -= 1
     play.watches[0].received += 1
     assert wrong() == {"matching"}
     play.watches[0].received -= 1
@@ -138,7 +140,7 @@ async def test_a_listener_that_fails_says_why() -> None:
     async def work() -> None:
         raise ConnectionError("the wire is cut")
 
-    listener = listening.Listener("harbour", work())
+    listener = listeners.ListenerTask("harbour", work())
     await asyncio.sleep(0)
     await listener.stop()
     assert listener.failure == "the wire is cut"

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from headrace.demo import town
-from headrace.demo.town import FENCES, HEIGHT, WIDTH, Way, fleet, payload
+from headrace.demo.town import FENCES, HEIGHT, WIDTH, VehicleProtocol, fleet, payload
 
 
 def test_examples() -> None:
@@ -18,7 +18,7 @@ def test_examples() -> None:
 
 def test_every_protocol_has_vehicles_and_every_name_is_one() -> None:
     vehicles = fleet(24)
-    assert {vehicle.way for vehicle in vehicles} == set(Way)
+    assert {vehicle.protocol for vehicle in vehicles} == set(VehicleProtocol)
     assert len({vehicle.name for vehicle in vehicles}) == 24
     assert fleet(24) == vehicles
     assert fleet(24, seed=2) != vehicles

@@ -114,7 +114,7 @@ def test_the_grafana_dashboard_is_what_its_tool_writes_and_asks_for_what_there_i
     asked = set(re.findall(r"headrace_\w+", json.dumps(written)))
     with HubProcess.start(tmp_path) as hub:
         with headrace.connect_sync(f"fyrehose://{hub.doors['fyrehose']}", from_seq=1) as backbone:
-            backbone.push(b"one")
+            backbone.publish(b"one")
             next(iter(backbone))
         with socket.create_connection(hub.address("fyrehose")) as stranger:
             stranger.sendall(b"\xff")

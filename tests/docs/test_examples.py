@@ -58,12 +58,15 @@ def examples(text: str) -> list[Example]:
     return found
 
 
-def uses_spark(page: Path) -> bool:
-    return any("headrace.spark import" in example.code for example in examples(page.read_text()))
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    found = examples(page.read_text())
+    runs_commands = any(example.language in ("sh", "bash") for example in found)
+    uses_spark = any("headrace.spark import" in example.code for example in found)
+    return [pytest.mark.slow] * runs_commands + [pytest.mark.spark] * uses_spark
 
 
 PAGES = [
-    pytest.param(page, marks=[pytest.mark.spark] if uses_spark(page) else [])
+    pytest.param(page, marks=marks(page))
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")])
     if MARKER in page.read_text().splitlines()
 ]

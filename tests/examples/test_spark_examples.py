@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.hubprocess import HubProcess
 
 import headrace
-
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS = 280
@@ -44,7 +44,28 @@ def linked(hub: HubProcess) -> Any:
     return headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}")
 
 
-def run(name: str, hub: HubProcess, directory: Path) -> None:
+Run = Callable[[str, HubProcess], None]
+
+
+@pytest.fixture
+def run(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run an example in the session that all tests share, with files in a directory of its own."""
+    jvm, context = spark.sparkContext._jvm, spark.sparkContext._jsc
+    assert jvm is not None
+    files = jvm.org.apache.hadoop.fs.FileSystem.getLocal(context.hadoopConfiguration())
+    before = files.getWorkingDirectory()
+    files.setWorkingDirectory(jvm.org.apache.hadoop.fs.Path(str(tmp_path)))
+
+    def run_here(name: str, hub: HubProcess) -> None:
+        monkeypatch.setattr(sys, "argv", [name, "--once", hub.doors["tube_tcp"]])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+    yield run_here
+    files.setWorkingDirectory(before)
+
+
+def run_alone(name: str, hub: HubProcess, directory: Path) -> None:
+    """Run an example as its docstring says to."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, "--once", hub.doors["tube_tcp"]],
         cwd=directory, capture_output=True, text=True, timeout=SECONDS, check=False,
@@ -77,19 +98,20 @@ def test_what_an_example_says_to_publish_is_what_it_looks_for(
     assert sorted(dict(message["numbers"])) == numbers
 
 
-def test_topics(hub: HubProcess, tmp_path: Path) -> None:
-    run("spark_topics.py", hub, tmp_path)
+def test_topics(hub: HubProcess, run: Run) -> None:
+    run("spark_topics.py", hub)
     assert 1 <= service(hub, "counts/bank")["count"] <= 4
     assert 1 <= service(hub, "counts/road")["count"] <= 3
 
 
-def test_balances_are_kept_over_restarts(hub: HubProcess, tmp_path: Path) -> None:
-    run("spark_balances.py", hub, tmp_path)
+@pytest.mark.slow
+def test_balances_are_kept_over_restarts(hub: HubProcess, run: Run, tmp_path: Path) -> None:
+    run_alone("spark_balances.py", hub, tmp_path)
     assert service(hub, "balance/ada") == {"balance": -10.0, "bookings": 3}
     assert service(hub, "balance/alan") == {"balance": 5.0, "bookings": 1}
     with linked(hub) as link:
         link.publish(b"booking", topic="bank", attributes={"account": "ada"}, numbers={"amount": 50.0})
-        run("spark_balances.py", hub, tmp_path)
+        run("spark_balances.py", hub)
         told = [
             json.loads(each) for rows in link.read(topic="overdrawn") for each in rows["payload"].to_pylist()
         ]
@@ -97,8 +119,8 @@ def test_balances_are_kept_over_restarts(hub: HubProcess, tmp_path: Path) -> Non
     assert told == [{"account": "ada", "balance": -10.0}]
 
 
-def test_fleet(hub: HubProcess, tmp_path: Path) -> None:
-    run("spark_fleet.py", hub, tmp_path)
+def test_fleet(hub: HubProcess, run: Run) -> None:
+    run("spark_fleet.py", hub)
     found = service(hub, "fleet/42")
     assert (found["lat"], found["lon"], found["positions"]) == (46.948, 7.44, 2)
     assert found["fences"] == ["bern", "bern station"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from headrace.errors import StorageError
-from headrace.hub.routing.client_session import Path as Way
-from headrace.hub.routing.client_session import Session, Source
+from headrace.hub.routing.client_session import ClientSession, PushSource
+from headrace.hub.routing.client_session import MatcherPath as Way
 from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.session_feed import Found, Then
 from headrace.hub.routing.subscriptions import Subscriptions
@@ -70,7 +70,7 @@ class Scene:
             keep_seconds=10.0,
             **limits,
         )
-        self.source = Source()
+        self.source = PushSource()
         self.path = Way(self.source, 1, 0)
         self.source.paths[1] = self.path
         self.connector.find_path = lambda _client: self.path
@@ -118,5 +118,5 @@ class Scene:
         self.connector.advance()
         return wire
 
-    def session(self, client: bytes = ALICE) -> Session:
+    def session(self, client: bytes = ALICE) -> ClientSession:
         return self.connector.sessions[client]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.hub.routing.test_connector import ALICE, HERE, Scene
 
 from headrace.hub.counters import Counters
-from headrace.hub.routing.client_session import Paths, Source
+from headrace.hub.routing.client_session import MatcherPaths, PushSource
 from headrace.hub.routing.dispatcher import Dispatcher, Feeder
 from headrace.hub.routing.local_matcher import mark
 from headrace.wire.attribute.messages import (
@@ -78,7 +78,7 @@ class Chain:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.paths = Paths()
+        self.paths = MatcherPaths()
         scene.connector.relying = True
         scene.connector.find_path = lambda _client: self.paths.get(MATCHER)
         self.dispatchers = [Dispatcher(Counters(), None) for _ in range(2)]
@@ -107,7 +107,7 @@ class Chain:
         """The matcher takes another dispatcher."""
         if self.from_matcher is not None:
             self.from_matcher.close(lost=lost)
-        dispatcher, feeder = self.dispatchers[number], Feeder(Source())
+        dispatcher, feeder = self.dispatchers[number], Feeder(PushSource())
 
         def take(frame: Any) -> None:
             dispatcher.push(feeder, frame)
@@ -120,7 +120,7 @@ class Chain:
         before = self.to_connector[number]
         if before is not None:
             before.close(lost=lost)
-        dispatcher, source = self.dispatchers[number], Source()
+        dispatcher, source = self.dispatchers[number], PushSource()
 
         def take(frame: Any) -> None:
             if frame.clients:
@@ -144,7 +144,11 @@ class Chain:
         before = self.to_peer[number]
         if before is not None:
             before.close(lost=lost)
-        dispatcher, other, feeder = self.dispatchers[number], self.dispatchers[1 - number], Feeder(Source())
+        dispatcher, other, feeder = (
+            self.dispatchers[number],
+            self.dispatchers[1 - number],
+            Feeder(PushSource()),
+        )
 
         def take(frame: Any) -> None:
             if isinstance(frame, DispatcherPush):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import HeadraceError, LimitError, StorageError, UnavailableError
-from headrace.hub.publishing.idempotent import Publishing
-from headrace.hub.publishing.publisher_numbers import Publishers
-from headrace.hub.publishing.staging import Commits, Queries, Staging
+from headrace.hub.publishing.idempotent import IdempotentPublishing
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Submission, Told, ToldNewest
 from headrace.hub.state import State
@@ -64,7 +64,7 @@ def door() -> Door:
     return Door()
 
 
-def make(log: Log, door: Door, *parts: Publishers | Queries) -> Hub:
+def make(log: Log, door: Door, *parts: PublisherNumbers | Queries) -> Hub:
     hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(*parts), commit=lambda _: None)
     hub.doors.append(door)
     return hub
@@ -128,7 +128,7 @@ def test_what_an_earlier_life_appended_is_read_when_it_is_committed(log: Log, do
             ]
         )
     log.head = 3
-    publishers = Publishers()
+    publishers = PublisherNumbers()
     hub = make(log, door, publishers)
     assert publishers.newest("p") == 3
     hub.follow([batch(b"new", first=50, time=60)])
@@ -153,9 +153,9 @@ def test_giving_way_in_the_middle_of_a_turn(log: Log, door: Door) -> None:
 
 
 def test_a_publish_that_was_cut_off_is_for_the_next_primary_to_judge(log: Log, door: Door) -> None:
-    publishers, elsewhere = Publishers(), Elsewhere()
+    publishers, elsewhere = PublisherNumbers(), Elsewhere()
     hub = make(log, door, publishers)
-    publishing = Publishing(hub, publishers)
+    publishing = IdempotentPublishing(hub, publishers)
     told: list[Published | HeadraceError] = []
     first = batch(b"a", publisher="p", number=0)
     publishing.publish(first, told.append)
@@ -188,16 +188,16 @@ def test_what_belongs_together_is_never_too_long_for_one_parcel(log: Log, door: 
 def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
     queries = Queries()
     hub = make(log, door, queries)
-    commits = Commits(hub, queries, Staging(tmp_path / "stages"))
+    commits = StagedCommits(hub, queries, Staging(tmp_path / "stages"))
     told: list[object] = []
     commits.take("q", 1, [batch(b"a", b"b")], told.append)
     commits.take("q", 1, [batch(b"a", b"b")], told.append)
     hub.turn(1)
     hub.committed(log.tail)
-    assert told == [(1, 2), (1, 2)]
+    assert told == [Published(1, 2), Published(1, 2)]
     commits.take("q", 1, [batch(b"a", b"b")], told.append)
     commits.take("q", 0, [batch(b"a", b"b")], told.append)
-    assert (told[2:], log.tail) == ([(1, 2), (None, None)], 3)
+    assert (told[2:], log.tail) == ([Published(1, 2), Published(None, None)], 3)
 
 
 def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothing(
@@ -206,7 +206,7 @@ def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothin
     queries = Queries()
     hub = make(log, door, queries)
     hub.append_bytes = 100
-    commits = Commits(hub, queries, Staging(tmp_path / "stages"))
+    commits = StagedCommits(hub, queries, Staging(tmp_path / "stages"))
     told: list[object] = []
     commits.take("q", 1, [batch(bytes(60)), batch(bytes(60))], told.append)
     (error,) = told
@@ -216,4 +216,4 @@ def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothin
     commits.take("q", 1, [batch(bytes(60))], told.append)
     hub.turn(1)
     hub.committed(log.tail)
-    assert told[1:] == [(1, 1)]
+    assert told[1:] == [Published(1, 1)]

@@ -179,7 +179,7 @@ class TestSealedSegment:
         whole = small.content[self.ARROW]
         entries = Index.read(small.damaged("unused", b"").with_name(self.INDEX)).entries
         before, after = small.messages[:6], small.messages[12:]
-        for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 2):
+        for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 6):
             path = small.damaged(self.ARROW, changed)
             hit = [e for e in entries if e["offset"] <= offset < e["offset"] + e["length"]]
             with opened(small.directory) as log:

@@ -50,6 +50,7 @@ while True:
 ROUNDS = 200 if SOAK else 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fsync", ["interval", "always"])
 def test_nothing_reported_is_missing(tmp_path: Path, fsync: str) -> None:
     chance = random.Random(fsync)

@@ -37,6 +37,7 @@ def check(batches: list[Batch], first: int) -> int:
     return first
 
 
+@pytest.mark.slow
 def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log.open(tmp_path, segment_bytes=30_000, fsync="never")
     monkeypatch.setattr(sealing, "ROWS", 64)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from tests.simulation.network import Network
 
-from headrace.client.fyrehose.journal import Effect as Answer
 from headrace.client.fyrehose.journal import Journal, JournalBounds, SendDelivers
-from headrace.client.fyrehose.repair import Ask, Delivered, Discarded, Event, LostRange, Repair
-from headrace.client.fyrehose.timing import Patience
+from headrace.client.fyrehose.journal import JournalEffect as Answer
+from headrace.client.fyrehose.repair import Ask, Delivered, Discarded, LostRange, Repair, RepairEvent
+from headrace.client.fyrehose.timing import RepairTiming
 from headrace.hub.backbone.rules import Access, Acknowledge, Backbone, Door, Effect, Refused, SendForward
 from headrace.hub.backbone.udp_subscribers import Bounds, Endpoint, SendRange
 from headrace.hub.pacing import Pace
@@ -86,7 +86,7 @@ class Scenario:
     forgeries: int
     coalesce: bool
     bounds: Bounds
-    patience: Patience
+    patience: RepairTiming
     journal: JournalBounds
 
     @classmethod
@@ -113,7 +113,7 @@ class Scenario:
                 lag=sometimes(0.3, random.randint(1, 10), 65_536),
                 pace=random.choice([Pace(), Pace(200.0, 1e6, 4, 100_000), Pace(1e4, 3e5, 16, 2_000)]),
             ),
-            patience=Patience(
+            patience=RepairTiming(
                 retry_most=0.25,
                 hole=60.0,
                 max_request=request,
@@ -229,7 +229,7 @@ class Subscriber:
         begun = self.repair.next
         return begun is None or begun > self.world.log.head
 
-    def _do(self, events: list[Event]) -> None:
+    def _do(self, events: list[RepairEvent]) -> None:
         for event in events:
             self.world.note(event)
             match event:
@@ -319,7 +319,7 @@ class World:
                         f"{loser.endpoint} reports {seq} lost, and {other.endpoint} has it"
                     )
 
-    def note(self, happening: Effect | Event | Answer) -> None:
+    def note(self, happening: Effect | RepairEvent | Answer) -> None:
         match happening:
             case Refused(reason=why) | Discarded(why=why):
                 self.happened[why] += 1

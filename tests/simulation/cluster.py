@@ -25,7 +25,8 @@ from typing import Any
 
 from tests.simulation.network import Endpoint, Network
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import DurableState
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
@@ -34,17 +35,16 @@ from headrace.cluster import (
     Effect,
     FetchSnapshot,
     Halt,
-    History,
     Install,
     Persist,
-    Replica,
     Send,
     Serve,
-    State,
     Status,
     Sync,
-    Timing,
 )
+from headrace.cluster.history import History
+from headrace.cluster.replica import Replica
+from headrace.cluster.replica_state import Timing
 from headrace.errors import HeadraceError
 from headrace.wire.parcel.body import DoViewChange, NewState, Prepare, Replication, StartView
 
@@ -79,7 +79,7 @@ class Disk:
     first: int = 1
     synced: int = 0
     cuts: int = 0
-    state: State | None = None
+    state: DurableState | None = None
     lossless: bool = True
     """Whether nothing that should be here has been lost."""
 
@@ -159,7 +159,7 @@ class Node:
         self.replica = self.world.rules(
             self.id,
             scenario.size,
-            state=disk.state,
+            stored=disk.state,
             commit=disk.first - 1,
             tail=len(disk.messages),
             intact=intact and disk.state is not None,
@@ -395,7 +395,7 @@ class World:
         ids = tuple(node.id for node in self.nodes)
         for node in self.nodes:
             if scenario.founded:
-                node.disk.state = State(voter=True, nodes=ids, history=History([(0, 1)]))
+                node.disk.state = DurableState(voter=True, nodes=ids, history=History([(0, 1)]))
             self.network.at(
                 random.uniform(0, 0 if scenario.founded else 3), lambda node=node: self._start(node)
             )

@@ -13,8 +13,8 @@ from functools import cache
 import pytest
 from tests.simulation.backbone import BrokenPromiseError, Rules, simulate
 
-from headrace.client.fyrehose.repair import Ask, Delivered, Event, Repair, Why
-from headrace.client.fyrehose.timing import Patience
+from headrace.client.fyrehose.repair import Ask, Delivered, DiscardReason, Repair, RepairEvent
+from headrace.client.fyrehose.timing import RepairTiming
 from headrace.hub.backbone.rules import Backbone, Effect, Reason, Unserved
 from headrace.hub.backbone.udp_subscribers import Bounds, Endpoint, Subscriber
 from headrace.message import MAX_SEQUENCE
@@ -51,7 +51,7 @@ def test_a_long_history_is_fetched_in_seconds() -> None:
         restarts=0,
         departures=0,
         bounds=Bounds(),
-        patience=Patience(),
+        patience=RepairTiming(),
     )
     late = [subscriber for subscriber in world.subscribers if subscriber.from_seq == 1]
     assert late
@@ -69,14 +69,14 @@ def test_the_seeds_meet_every_rule() -> None:
     met = sum(map(happened, range(60)), Counter[str]())
     hub = {"Acknowledge", "Subscribed", "Lapsed", "SendRange", "SendForward", "Skipped", "Unserved"}
     refusals = {Reason.NOT_SUBSCRIBED, Reason.TOO_MANY_RANGES}
-    subscriber = {"Delivered", "LostRange", "Ask", "Gap", "Repaired", "SendDelivers", *Why}
+    subscriber = {"Delivered", "LostRange", "Ask", "Gap", "Repaired", "SendDelivers", *DiscardReason}
     assert met.keys() >= hub | refusals | subscriber
 
 
 class NeverProbes(Repair):
     """A lost last message is never noticed."""
 
-    def tick(self, now: float) -> list[Event]:
+    def tick(self, now: float) -> list[RepairEvent]:
         return [
             event
             for event in super().tick(now)
@@ -87,7 +87,7 @@ class NeverProbes(Repair):
 class AsksOnce(Repair):
     """A lost REQUEST is never repeated."""
 
-    def tick(self, now: float) -> list[Event]:
+    def tick(self, now: float) -> list[RepairEvent]:
         before = [hole.attempts for hole in self._holes]
         events = super().tick(now)
         return [event for event in events if not (isinstance(event, Ask) and any(before))]
@@ -96,7 +96,7 @@ class AsksOnce(Repair):
 class TakesRepeats(Repair):
     """A message that comes twice is delivered twice."""
 
-    def receive(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[Event]:
+    def receive(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[RepairEvent]:
         first = int(delivered.seqs[0])
         repeated = self.next is not None and first < self.next
         events = super().receive(delivered, now, from_backbone=from_backbone)
@@ -106,7 +106,7 @@ class TakesRepeats(Repair):
 class TrustsEveryone(Repair):
     """Anybody can make a message known."""
 
-    def receive(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[Event]:
+    def receive(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[RepairEvent]:
         return super().receive(delivered, now, from_backbone=True)
 
 

@@ -16,13 +16,14 @@ from typing import Any, get_args
 import pytest
 from tests.simulation.cluster import BrokenPromiseError, World, simulate
 
-from headrace.cluster import Effect, Replica, Status, Timing
 from headrace.cluster.catchup import CatchUp, Target
+from headrace.cluster.effects import Effect, Status
 from headrace.cluster.history import History
-from headrace.cluster.normal_operation import Normal
+from headrace.cluster.normal_operation import NormalOperation
 from headrace.cluster.recovery import Recovering
-from headrace.cluster.replica_state import Standing
-from headrace.cluster.views import Report, Views
+from headrace.cluster.replica import Replica
+from headrace.cluster.replica_state import ReplicaState, Timing
+from headrace.cluster.views import ViewReport, Views
 from headrace.wire.parcel.body import Replication, StartView
 
 _BLOCK = 50
@@ -53,30 +54,30 @@ def test_a_seed_always_gives_the_same_world() -> None:
     assert first.chosen == second.chosen
 
 
-class CommitsWithoutMajority(Normal):
+class CommitsWithoutMajority(NormalOperation):
     """One node fewer decides."""
 
     def _decide(self) -> None:
-        standing = self._standing
-        if standing.size > 1:
-            reached = [self._acknowledged.get(node, 0) for node in standing.nodes if node != standing.me]
-            standing.advance(sorted([*reached, standing.durable], reverse=True)[standing.majority - 2])
+        state = self._state
+        if state.size > 1:
+            reached = [self._acknowledged.get(node, 0) for node in state.nodes if node != state.me]
+            state.advance(sorted([*reached, state.durable], reverse=True)[state.majority - 2])
         super()._decide()
 
 
 class PicksItsOwnLog(Views):
     """A view starts from its primary's log, whatever the others have."""
 
-    def _best(self, reports: dict[int, Report]) -> Report:
-        return reports[self._standing.me]
+    def _best(self, reports: dict[int, ViewReport]) -> ViewReport:
+        return reports[self._state.me]
 
 
 class EntersTooEarly(Views):
     """A backup says that it has a view's log before it has fetched it."""
 
     def start_view(self, sender: int, body: StartView, bulk: bytes) -> None:
-        if body.view >= self._standing.view and self._standing.status is Status.VIEW_CHANGE:
-            self._standing.last_normal = body.view
+        if body.view >= self._state.view and self._state.status is Status.VIEW_CHANGE:
+            self._state.last_normal = body.view
         super().start_view(sender, body, bulk)
 
 
@@ -84,7 +85,7 @@ class SkipsRecovery(Replica):
     """A node that has lost the end of its log votes as if nothing had happened."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "intact": kwargs["state"] is not None})
+        super().__init__(*args, **{**kwargs, "intact": kwargs["stored"] is not None})
 
 
 class RecoversFromAnyone(Recovering):
@@ -107,7 +108,7 @@ class FoundsWithSome(Recovering):
         return True
 
 
-class VouchesForUnsynced(Standing):
+class VouchesForUnsynced(ReplicaState):
     """What is only written counts as synced."""
 
     @property
@@ -126,18 +127,18 @@ class ForgetsToCut(CatchUp):
     """What the others do not have stays in the log, and theirs follows it."""
 
     def adopt(self, target: Target, history: History, *, commit: int) -> bool:
-        standing = self._standing
-        cut_back, standing.cut_back = standing.cut_back, lambda last: None  # type: ignore[method-assign]
+        state = self._state
+        cut_back, state.cut_back = state.cut_back, lambda last: None  # type: ignore[method-assign]
         adopted = super().adopt(target, history, commit=commit)
-        standing.cut_back = cut_back  # type: ignore[method-assign]
+        state.cut_back = cut_back  # type: ignore[method-assign]
         return adopted
 
 
-class NeverGivesWay(Normal):
+class NeverGivesWay(NormalOperation):
     """A primary that nobody answers keeps the others from looking for another."""
 
     def _content_until(self) -> float:
-        return float("inf") if self._standing.is_primary else super()._content_until()
+        return float("inf") if self._state.is_primary else super()._content_until()
 
 
 def broken(**classes: type) -> type[Replica]:
@@ -191,7 +192,7 @@ MUTATIONS: dict[str, tuple[type[Replica], dict[str, Any], str]] = {
         {**CALM, "founded": False},
         f"{LOST}|no agreement|check cluster.peers",
     ),
-    "vouches for what is not synced": (broken(standing_class=VouchesForUnsynced), {}, "which only"),
+    "vouches for what is not synced": (broken(state_class=VouchesForUnsynced), {}, "which only"),
     "forgets to cut back": (broken(catchup_class=ForgetsToCut), CALM, "."),
     "never asks again": (broken(catchup_class=NeverAsksAgain), {**CALM, "worst": 0.4}, "no agreement"),
 }

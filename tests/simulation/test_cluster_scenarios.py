@@ -13,10 +13,11 @@ from tests.simulation.cluster import BrokenPromiseError, Node, Parcel, World
 from tests.simulation.network import Endpoint
 from tests.simulation.test_cluster import LOST, QUIET, broken
 
-from headrace.cluster import Replica, Status
+from headrace.cluster.effects import Status
 from headrace.cluster.recovery import Recovering
-from headrace.cluster.replica_state import Standing
-from headrace.cluster.views import Report, Views
+from headrace.cluster.replica import Replica
+from headrace.cluster.replica_state import ReplicaState
+from headrace.cluster.views import ViewReport, Views
 from headrace.wire.parcel.body import Commit, DoViewChange, Prepare
 
 SEEDS = range(10)
@@ -67,8 +68,8 @@ def hold_up(world: World, wanted: Callable[[Parcel, Endpoint, Endpoint], bool]) 
 class PicksTheLongestLog(Views):
     """A long log counts for more than a later view."""
 
-    def _best(self, reports: dict[int, Report]) -> Report:
-        return max(reports.values(), key=lambda report: (report.last, report.node == self._standing.me))
+    def _best(self, reports: dict[int, ViewReport]) -> ViewReport:
+        return max(reports.values(), key=lambda report: (report.last, report.node == self._state.me))
 
 
 def long_log_of_an_old_view(rules: type[Replica]) -> World:
@@ -124,7 +125,7 @@ class TakesStaleViews(Replica):
     """A primary that has been replaced is still listened to."""
 
     def _from_primary(self, body: Prepare | Commit) -> None:
-        if isinstance(body, Prepare) and self._standing.status is Status.NORMAL:
+        if isinstance(body, Prepare) and self._state.status is Status.NORMAL:
             self._normal.prepare(body)
         else:
             super()._from_primary(body)
@@ -155,9 +156,9 @@ class VotesWithoutPersisting(Views):
     """The new view is not stored before the report of it is sent."""
 
     def move_to(self, view: int) -> None:
-        persist, self._standing.persist = self._standing.persist, lambda: None  # type: ignore[method-assign]
+        persist, self._state.persist = self._state.persist, lambda: None  # type: ignore[method-assign]
         super().move_to(view)
-        self._standing.persist = persist  # type: ignore[method-assign]
+        self._state.persist = persist  # type: ignore[method-assign]
 
 
 def vote_that_outlives_its_voter(seed: int, rules: type[Replica]) -> World:
@@ -205,7 +206,7 @@ class GoesOnAsPrimary(Views):
     """A primary that was ended numbers on in the view in which it was."""
 
     def resume(self) -> None:
-        if self._standing.last_normal == self._standing.view:
+        if self._state.last_normal == self._state.view:
             self._normal.begin()
         else:
             super().resume()
@@ -234,7 +235,7 @@ def test_a_primary_that_starts_again_gives_no_number_twice(seed: int) -> None:
         primary_that_lost_what_it_sent(seed, broken(views_class=GoesOnAsPrimary))
 
 
-class TrustsAnySync(Standing):
+class TrustsAnySync(ReplicaState):
     """A sync that began before a cut counts for what was appended after it."""
 
     def synced_upto(self, token: int, last: int) -> bool:
@@ -269,13 +270,13 @@ def sync_from_before_a_cut(seed: int, rules: type[Replica]) -> World:
 def test_a_sync_from_before_a_cut_says_nothing_of_what_came_after(seed: int) -> None:
     sync_from_before_a_cut(seed, Replica)
     with pytest.raises(BrokenPromiseError, match="commits 1, which only"):
-        sync_from_before_a_cut(seed, broken(standing_class=TrustsAnySync))
+        sync_from_before_a_cut(seed, broken(state_class=TrustsAnySync))
 
 
 class CountsOldLives(Views):
     """Reports count even if their sender has lost its memory since."""
 
-    def _valid_reports(self) -> dict[int, Report]:
+    def _valid_reports(self) -> dict[int, ViewReport]:
         return self._reports
 
 

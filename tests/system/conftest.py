@@ -1,4 +1,4 @@
-"""Chance in tests that need it: drawn anew in every run, told when a test fails, repeated by ``HEADRACE_SEED``."""
+"""A random source that differs from run to run; a failing test prints the ``HEADRACE_SEED`` that repeats its run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-# Read here, once: tests run without the shell's settings.
+# Read on import: tests run without the shell's settings.
 _SEED = int(os.environ.get("HEADRACE_SEED") or secrets.randbelow(1 << 32))
 
 
 @pytest.fixture
 def random(request: pytest.FixtureRequest) -> Random:
-    """This test's own chance; the same for a seed whichever other tests run."""
+    """A source for this test alone: for a given seed its choices do not depend on which other tests run."""
     print(f"HEADRACE_SEED={_SEED} makes the same choices again")
     return Random(f"{_SEED} {request.node.name}")

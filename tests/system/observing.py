@@ -1,4 +1,4 @@
-"""A running hub from outside: its status, counters and memory, waiting for what must come, and the system's limits."""
+"""Observe a running hub from outside: its status, counters and memory; wait for conditions; set system limits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 from tests.hubprocess import HubProcess
 
 PATIENCE_SECONDS = 30.0
-"""Far longer than anything takes that is waited for here, so that a busy machine fails no test."""
+"""Far longer than any wait here takes, so that no test fails on a busy machine."""
 
 FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""Environment in which the C library gives back what is freed: a process's memory is then what it holds, not held."""
+"""Environment in which the C library returns freed memory, so that a process's size is what it uses now."""
 
 _POLL_SECONDS = 0.01
 
 
 def eventually(what: str, holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until ``holds()`` is true; fail, saying ``what`` was waited for, when it does not become so in time."""
+    """Wait until ``holds()`` is true; after ``seconds``, fail and name ``what`` was awaited."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -33,7 +33,7 @@ def eventually(what: str, holds: Callable[[], object], seconds: float = PATIENCE
 
 
 def status(hub: HubProcess) -> dict[str, Any]:
-    """What ``/api/status`` says."""
+    """The hub's ``/api/status``."""
     with urllib.request.urlopen(f"http://{hub.doors['http']}/api/status", timeout=PATIENCE_SECONDS) as answer:
         decoded: dict[str, Any] = json.load(answer)
     return decoded
@@ -46,7 +46,7 @@ def head(hub: HubProcess) -> int:
 
 
 def counter(hub: HubProcess, name: str, labels: str = "") -> int:
-    """One counter, or with ``labels`` (``value/value``) one of its parts; 0 if it has not been counted."""
+    """A counter, or with ``labels`` (``value/value``) one of its series; 0 if nothing was counted."""
     found = status(hub)["counters"].get(name, 0)
     if isinstance(found, dict):
         return int(found.get(labels, 0)) if labels else sum(found.values())
@@ -54,7 +54,7 @@ def counter(hub: HubProcess, name: str, labels: str = "") -> int:
 
 
 def memory(hub: HubProcess) -> int:
-    """Bytes that the hub's process holds for itself: what it maps of files is the page cache's, and not counted."""
+    """Bytes of private memory of the hub's process; mapped files are not counted."""
     used = psutil.Process(hub.pid).memory_info()
     private: int = used.rss - used.shared
     return private
@@ -62,7 +62,7 @@ def memory(hub: HubProcess) -> int:
 
 @contextmanager
 def soft_limit(kind: int, value: int) -> Iterator[None]:
-    """Give processes that are started meanwhile a lower limit of the system's."""
+    """Lower a system limit for processes started meanwhile."""
     soft, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value, hard))
     try:

@@ -143,7 +143,7 @@ class Link(Sender):
         return {"publisher": "bridge", "number": next(self._numbers)}
 
     def send(self, said: Said) -> None:
-        self._publisher.publish([_row(said)]).result(30)
+        self._publisher.publish([_row(said)])
 
 
 class Spark(Sender):

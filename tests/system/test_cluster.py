@@ -93,7 +93,7 @@ class Load:
         return took
 
     async def _publish(self, name: str, hosts: str) -> None:
-        async with headrace.connect(f"tube://{hosts}", patience=PATIENCE_SECONDS) as link:
+        async with headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS) as link:
             publisher = link.publisher(name)
             count = 0
             while not self._stopping:
@@ -102,7 +102,7 @@ class Load:
                 ]
                 count += len(payloads)
                 self.sent.update(payloads)
-                first, last = await (await publisher.publish(payloads, topic=f"link/{name}"))
+                first, last = await publisher.publish(payloads, topic=f"link/{name}")
                 assert first is not None
                 assert last == first + len(payloads) - 1
                 self.acknowledged.update(zip(range(first, last + 1), payloads, strict=True))
@@ -128,7 +128,7 @@ class Load:
         numbers: list[int] = []
         self.received.append(numbers)
         async with headrace.connect(
-            f"fyrehose://{hosts}", from_seq=self.before + 1, patience=PATIENCE_SECONDS
+            f"fyrehose://{hosts}", from_seq=self.before + 1, repair_timeout=PATIENCE_SECONDS
         ) as backbone:
             async for message in backbone:
                 numbers.append(message.seq)  # noqa: PERF401 -- it never ends
@@ -136,7 +136,7 @@ class Load:
     async def _follow(self, hosts: str) -> None:
         numbers: list[int] = []
         self.received.append(numbers)
-        async with headrace.connect(f"tube://{hosts}", patience=PATIENCE_SECONDS) as link:
+        async with headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS) as link:
             async for message in link.follow(self.before + 1):
                 numbers.append(message.seq)  # noqa: PERF401 -- it never ends
 

@@ -49,9 +49,9 @@ class Clients:
 
     async def __aenter__(self) -> Clients:
         before = head(self._trio.nodes[0])
-        self.backbone = await self._open("fyrehose", from_seq=before + 1, patience=PATIENCE_SECONDS)
-        self.link = await self._open("tube", "tube_tcp", patience=PATIENCE_SECONDS)
-        self.sdk = await self._open("sdk", after=before)
+        self.backbone = await self._open("fyrehose", from_seq=before + 1, repair_timeout=PATIENCE_SECONDS)
+        self.link = await self._open("tube", "tube_tcp", reconnect_timeout=PATIENCE_SECONDS)
+        self.sdk = await self._open("sdk", from_seq=before + 1)
         await self.sdk.subscribe(where(x=exists()))
         self.spp = await self._open("spp")
         self.publisher = await self._open("publisher")
@@ -106,13 +106,13 @@ class Clients:
         publisher = self.link.publisher("acknowledged")
         while True:
             number = len(self.published)
-            ack = await publisher.publish([b"%d" % number], numbers={"x": float(number)})
-            self.published.append((await ack)[0])
+            acknowledged = await publisher.publish([b"%d" % number], numbers={"x": float(number)})
+            self.published.append(acknowledged.first)
             await asyncio.sleep(0.01)
 
     async def _offer(self) -> None:
         while True:
-            await self.publisher.publish({"x": self.offered}, b"offered %d" % self.offered)
+            await self.publisher.publish(b"offered %d" % self.offered, attributes={"x": self.offered})
             self.offered += 1
             await asyncio.sleep(0.01)
 
@@ -133,7 +133,7 @@ async def test_every_kind_of_client_goes_on_at_another_node(trio: Trio) -> None:
     first = trio.nodes.index(primary)
     before = head(primary)
     async with Clients(trio, first) as clients:
-        await clients.spp.publish("fleet/1", {"name": "one", "speed": 0})
+        await clients.spp.publish({"name": "one", "speed": 0}, topic="fleet/1")
         service = await clients.spp.subscribe("fleet/1").open()
         for speed, lost in enumerate((trio.nodes[first], trio.nodes[(first + 1) % 3]), 1):
             await clients.receive_more()
@@ -176,7 +176,7 @@ async def lose(lost: HubProcess, clients: Clients, service: LiveService, speed: 
     async def set_speed() -> None:
         # Nothing is acknowledged here: a change that goes down with its node is published again.
         await clients.check()
-        await clients.spp.publish("fleet/1", {"speed": speed})
+        await clients.spp.publish({"speed": speed}, topic="fleet/1")
 
     # A service's object is asked for whole at the new node, and goes on there.
     await until("the change arrives", lambda: service.value.get("speed") == speed, set_speed)

@@ -85,7 +85,7 @@ class Load:
             publisher = link.publisher(name)
             async for payloads in self._payloads(name):
                 self.sent.update(payloads)
-                first, last = await (await publisher.publish(payloads, topic=f"link/{name}"))
+                first, last = await publisher.publish(payloads, topic=f"link/{name}")
                 assert (first, last) == (first, (first or 0) + len(payloads) - 1)
                 self.acknowledged.update(zip(range(first, last + 1), payloads, strict=True))
                 if roaming is not None and self._random.random() < 0.2:
@@ -111,7 +111,7 @@ class Load:
             with contextlib.suppress(HeadraceError, TimeoutError):
                 async with asyncio.timeout(5), headrace.connect(url, timeout=1.0) as spp:
                     for payload in payloads:
-                        await spp.publish(service_of(payload), payload)
+                        await spp.publish(payload, topic=service_of(payload))
 
 
 def service_of(payload: bytes) -> str:
@@ -121,7 +121,7 @@ def service_of(payload: bytes) -> str:
 
 async def connected(hosts: str) -> LinkClient:
     """A client that waits for a hub that is down to come back."""
-    link: LinkClient = headrace.connect(f"tube://{hosts}", patience=PATIENCE_SECONDS)
+    link: LinkClient = headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS)
     return await link.open()
 
 

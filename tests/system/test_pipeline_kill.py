@@ -16,6 +16,7 @@ from random import Random
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from tests.conftest import SOAK
 from tests.hubprocess import HubProcess
 
 import headrace
@@ -25,6 +26,8 @@ from headrace.message import SCHEMA
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECONDS = 200.0
+KILLS = 8 if SOAK else 2
+"""Of the driver with its JVM; every second time the hub is killed before."""
 
 
 def archived(path: Path) -> pa.Table:
@@ -89,7 +92,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         ]
         line += ["--param", f"path={path}", "--param", "interval=0.1"]
         with traffic(hub):
-            for attempt in range(3):
+            for attempt in range(KILLS):
                 before = rows(path)
                 driver = subprocess.Popen(
                     line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -101,7 +104,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
                         assert time.monotonic() < deadline
                         time.sleep(0.1)
                     time.sleep(random.uniform(0, 1.5))  # the moment is what is tried here
-                    if attempt == 1:
+                    if attempt % 2:
                         hub.kill9()
                         hub.restart()
                 finally:

@@ -19,7 +19,7 @@ from tests.hubprocess import HubProcess
 
 import headrace
 from headrace.client.link.client import LinkClient
-from headrace.wire.link.requests import Publisher
+from headrace.wire.link.requests import PublisherRequest
 
 NAMES = ("left", "right")
 CONSUMER = "model"
@@ -91,7 +91,7 @@ async def _publish(link: LinkClient, model: Model, name: str, random: Random) ->
         number = model.sent[name] + 1
         model.sent[name] += count
         rows = [b"%s %d" % (name.encode(), number + each) for each in range(count)]
-        await (await publisher.publish(rows, topic="state"))
+        await publisher.publish(rows, topic="state")
         model.newest[name] = number + count - 1
 
 
@@ -117,7 +117,7 @@ async def _compare(hub: HubProcess, model: Model, random: Random) -> None:
             model.messages.update(rows.column("seq").to_pylist())
         assert set(found.values()) <= {1}, "a message is there twice"
         for name in NAMES:
-            answer = await link.ask(lambda n, name=name: Publisher(id=n, publisher=name))
+            answer = await link.ask(lambda n, name=name: PublisherRequest(id=n, publisher=name))
             newest = answer.head["newest"]
             newest = -1 if newest is None else newest
             assert model.newest[name] <= newest <= model.sent[name]
@@ -150,5 +150,5 @@ async def _compare(hub: HubProcess, model: Model, random: Random) -> None:
 
 
 def _link(hub: HubProcess) -> LinkClient:
-    made: LinkClient = headrace.connect(f"tube://{hub.doors['tube_tcp']}", patience=60.0)
+    made: LinkClient = headrace.connect(f"tube://{hub.doors['tube_tcp']}", reconnect_timeout=60.0)
     return made

@@ -10,7 +10,7 @@ from tests.wire.golden import read
 from headrace.tube.message_parts import gather, join, pieces, steady
 from headrace.wire.tube.connection import Transport
 from headrace.wire.tube.frames import FragmentSize, Message, serialize
-from headrace.wire.tube.reassembly import Limits, Reassembly, StreamDecoder, WebSocketDecoder
+from headrace.wire.tube.reassembly import Reassembly, StreamDecoder, TubeLimits, WebSocketDecoder
 
 # Long enough for parts that are not copied, short enough to be drawn often.
 parts_drawn = st.lists(
@@ -20,7 +20,7 @@ parts_drawn = st.lists(
 
 @given(parts_drawn, st.one_of(st.integers(1, 200), st.integers(10_000, 100_000)), st.sampled_from(Transport))
 def test_parts_travel_as_their_whole(parts: list[bytes], fragment_size: int, transport: Transport) -> None:
-    limits = Limits(fragment_size=fragment_size, max_message=1 << 30)
+    limits = TubeLimits(fragment_size=fragment_size, max_message=1 << 30)
     decoder: Reassembly
     decoder = StreamDecoder(limits) if transport is Transport.TCP else WebSocketDecoder(limits)
     assert list(decoder.feed(serialize(FragmentSize(1)))) == [FragmentSize(1)]

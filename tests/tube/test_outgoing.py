@@ -13,7 +13,7 @@ from headrace.tube.outgoing import PIECES_A_TURN, Outgoing
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.connection import Side, Transport
 from headrace.wire.tube.frames import FragmentSize, Message, serialize
-from headrace.wire.tube.reassembly import Limits, StreamDecoder
+from headrace.wire.tube.reassembly import StreamDecoder, TubeLimits
 
 KIB = 1 << 10
 OPTIONS = TubeOptions(write_buffer=1 << 20)
@@ -23,7 +23,7 @@ class Handed:
     """An outgoing direction whose peer takes fragments of a size, and what it handed over."""
 
     def __init__(self, fragment_size: int) -> None:
-        codec = TubeCodec(Side.CLIENT, Transport.TCP, Limits(), compress=False)
+        codec = TubeCodec(Side.CLIENT, Transport.TCP, TubeLimits(), compress=False)
         self.calls: list[list[Buffer]] = []
         self.full_after: int | None = None
         self.outgoing = Outgoing(codec, self.write, lambda: None, OPTIONS, TubeCounts())
@@ -40,7 +40,7 @@ class Handed:
     @property
     def messages(self) -> list[bytes]:
         """What the peer would have got."""
-        decoder = StreamDecoder(Limits(max_message=1 << 30))
+        decoder = StreamDecoder(TubeLimits(max_message=1 << 30))
         sent = [self.opening, *(bytes(piece) for call in self.calls for piece in call)]
         return [bytes(frame.data) for frame in read(decoder, sent) if isinstance(frame, Message)]
 

@@ -145,7 +145,7 @@ class TestPublish:
     async def test_what_is_no_message(self, server: Server, http: aiohttp.ClientSession, body: bytes) -> None:
         async with http.post("/api/messages", data=body, headers=OURS) as answer:
             assert answer.status == 400
-            assert "no message" in (await answer.json())["error"]
+            assert "not a message" in (await answer.json())["error"]
         assert server.hub.log.head == 0
 
     async def test_one_that_is_too_long(self, tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
                 link.publish(f'{{"order": {number}}}'.encode(), topic=f"orders/{number}")
         with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
             for number in range(3):
-                spp.publish(f"fleet/{number}", {"speed": 60 + number})
+                spp.publish({"speed": 60 + number}, topic=f"fleet/{number}")
             for name, window in WINDOWS.items():
-                spp.publish(f"measure/{name}", window)
+                spp.publish(window, topic=f"measure/{name}")
         done = threading.Event()
         pushing = threading.Thread(target=_push, args=(hub.address("fyrehose"), done))
         pushing.start()
@@ -103,7 +103,8 @@ def _context(browser: Browser, scheme: str = "light", width: int = 1280) -> Brow
 
 def _opened(context: BrowserContext, hub: HubProcess, where: str = "overview") -> Page:
     page = context.new_page()
-    page.failures = []  # type: ignore[attr-defined]
+    page.failures, page.asked = [], []  # type: ignore[attr-defined]
+    page.on("request", lambda request: page.asked.append(request))  # type: ignore[attr-defined]
     page.on("pageerror", lambda error: page.failures.append(str(error)))  # type: ignore[attr-defined]
     page.on(
         "console",
@@ -120,6 +121,20 @@ def _opened(context: BrowserContext, hub: HubProcess, where: str = "overview") -
     return page
 
 
+def _drawn(page: Page, statuses: int = 1) -> None:
+    """Wait until a page has shown so many of the hub's statuses, and all that it asked for meanwhile."""
+    page.evaluate(
+        """async (wanted) => {
+            const { listen } = await import("/dashboard/store.js");
+            await new Promise((done) => listen(() => (wanted -= 1) || done()));
+        }""",
+        statuses,
+    )
+    for request in page.asked:  # type: ignore[attr-defined]
+        if request.resource_type != "eventsource" and (answer := request.response()):
+            answer.finished()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_opens_without_a_complaint(
@@ -129,7 +144,7 @@ def test_every_page_opens_without_a_complaint(
         page = _opened(context, hub, name)
         expect(page.get_by_role("heading", level=1)).to_have_text(name.capitalize())
         expect(page.locator(f"nav a[href='#/{name}']")).to_have_attribute("aria-current", "page")
-        page.wait_for_timeout(1200)
+        _drawn(page, statuses=2)
         assert page.failures == []  # type: ignore[attr-defined]
         if SCREENSHOTS:
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
@@ -140,7 +155,7 @@ def test_every_page_opens_without_a_complaint(
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, hub: HubProcess, name: str) -> None:
     with _context(browser, width=375) as context:
         page = _opened(context, hub, name)
-        page.wait_for_timeout(500)
+        _drawn(page)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
@@ -148,7 +163,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, hub: HubP
 def test_what_can_be_pressed_or_filled_has_a_name(browser: Browser, hub: HubProcess, name: str) -> None:
     with _context(browser) as context:
         page = _opened(context, hub, name)
-        page.wait_for_timeout(500)
+        _drawn(page)
         nameless = page.evaluate(
             """() => [...document.querySelectorAll("button, a, input, select, textarea, svg[role=img], img")]
                 .filter((e) => !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.length
@@ -205,9 +220,10 @@ def test_an_answer_that_comes_late_does_not_undo_a_filter(browser: Browser, hub:
         page.get_by_label("Topic").first.fill("orders/*")
         page.get_by_role("button", name="Filter").click()
         expect(page.locator("tbody tr")).to_have_count(3)
-        with page.expect_response(lambda answer: answer.url.endswith("/api/messages?count=100")):
+        with page.expect_response(lambda answer: answer.url.endswith("/api/messages?count=100")) as late:
             held[0].continue_()
-        page.wait_for_timeout(200)
+        late.value.finished()
+        page.evaluate("() => new Promise(requestAnimationFrame)")
         expect(page.locator("tbody tr")).to_have_count(3)
         assert page.evaluate("location.hash") == "#/stream?topic=orders%2F*"
 
@@ -233,7 +249,7 @@ def test_a_service_is_shown_live_with_its_changes(page: Page, hub: HubProcess) -
     detail = page.get_by_label("Service", exact=True)
     expect(detail.locator("pre")).to_contain_text('"speed": 61')
     with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
-        spp.publish("fleet/1", {"speed": 99})
+        spp.publish({"speed": 99}, topic="fleet/1")
     expect(detail.locator("pre")).to_contain_text('"speed": 99')
     expect(detail.locator("tbody tr").first).to_contain_text("99")
     page.get_by_label("Find a service").fill("no such")
@@ -246,14 +262,14 @@ def test_the_pipeline_shows_what_measure_counts(page: Page, hub: HubProcess) -> 
     expect(measured.locator("tbody tr")).to_have_count(3)
     with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
         # What is old news is no longer drawn.
-        spp.publish("measure/minute", {"messages": 74_041})
+        spp.publish({"messages": 74_041}, topic="measure/minute")
     expect(measured.locator("tbody tr").nth(1)).to_contain_text("74,041")
     expect(measured.locator("tbody tr").nth(1)).to_contain_text("vehicle/tram-1, vehicle/bus-1")
     expect(measured.locator(".legend li", has_text="p99")).to_contain_text("0.75")
     # The charts move by what comes.
     with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
-        spp.publish("measure/second", {"lag": {"p50": 0.3, "p90": 0.5, "p99": 2.5, "max": 3.5}})
-        spp.publish("measure/minute", {"messages": 90_000})
+        spp.publish({"lag": {"p50": 0.3, "p90": 0.5, "p99": 2.5, "max": 3.5}}, topic="measure/second")
+        spp.publish({"messages": 90_000}, topic="measure/minute")
     expect(measured.locator(".legend li", has_text="p99")).to_contain_text("2.50")
     expect(measured.locator(".legend li", has_text="messages")).not_to_contain_text("messages 0")
     # A page that is opened later has a past.
@@ -306,7 +322,7 @@ def test_the_form_of_a_payload_is_chosen_by_arrows_and_stays(page: Page, hub: Hu
     expect(detail.get_by_role("tab", name="Hex")).to_be_focused()
     expect(detail.locator("pre")).to_contain_text("000000  7b 22")
     with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
-        spp.publish("fleet/2", {"driver": "Ada"})
+        spp.publish({"driver": "Ada"}, topic="fleet/2")
     expect(detail.locator("pre")).to_contain_text("Ada")
     expect(detail.get_by_role("tab", name="Hex")).to_have_attribute("aria-selected", "true")
     expect(detail.get_by_role("tab", name="Hex")).to_be_focused()
@@ -387,10 +403,10 @@ def test_the_pipeline_draws_each_job_and_says_what_verify_found(page: Page, hub:
         expect(chart.locator(".legend li", has_text="archive")).to_contain_text(figure)
     findings = page.get_by_label("Findings of verify")
     with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
-        spp.publish("verify", {"findings": 0, "kinds": {}})
+        spp.publish({"findings": 0, "kinds": {}}, topic="verify")
         expect(findings).to_contain_text("Nothing is missing")
         newest = {"kind": "hole", "first": 2, "last": 4, "evidence": "1 is followed by 5", "server": "a:1"}
-        spp.publish("verify", {"findings": 3, "kinds": {"hole": 3}, "newest": newest})
+        spp.publish({"findings": 3, "kinds": {"hole": 3}, "newest": newest}, topic="verify")
     expect(findings.locator("tbody tr")).to_contain_text("messages that are not there")
     expect(findings).to_contain_text("The newest: hole, message 2 to 4 of a:1: 1 is followed by 5")
 
@@ -507,5 +523,5 @@ def test_a_service_that_does_not_exist(browser: Browser, hub: HubProcess) -> Non
         page.goto(f"http://{hub.doors['http']}/#/services?id=no/such")
         expect(page.get_by_label("Service", exact=True)).to_contain_text("there is no service 'no/such'")
         with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
-            spp.publish("no/such", {"now": "there"})
+            spp.publish({"now": "there"}, topic="no/such")
         expect(page.get_by_label("Service", exact=True)).to_contain_text('"now": "there"')

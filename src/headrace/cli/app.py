@@ -1,4 +1,4 @@
-"""Which commands there are."""
+"""The commands."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import bench, decode, demo, doctor, pub, replay, serve, sub, tail, top, up
+from headrace.cli import bench, decode, doctor, pub, replay, serve, sub, tail, top, up
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
-from headrace.cli.exits import Root
+from headrace.cli.demo import command as demo
 from headrace.cli.log import log
 from headrace.cli.pipeline import pipeline
-from headrace.cli.prose import examples, paragraphs
 from headrace.cli.services import services
+from headrace.cli.terminal.exits import RootGroup
+from headrace.cli.terminal.help_text import add_command, examples, paragraphs
 
 HELP: Final = paragraphs(
     """
     A message hub: five wire protocols in, one verified sequence in the middle, Spark pipelines out.
 
-    Exit codes: 0 done; 1 it failed, or it looked for something wrong and found it; 2 asked for wrongly;
-    3 a job of the pipeline fails (pipeline status); 130 interrupted; 141 nobody reads the output any more;
-    143 ended by SIGTERM. HEADRACE_DEBUG=1 adds tracebacks to errors.
+    Exit codes: 0 done; 1 failed, or found a problem; 2 usage error; 3 a job of the pipeline has failed (pipeline
+    status); 130 interrupted; 141 nobody reads the output any more; 143 ended by SIGTERM. HEADRACE_DEBUG=1 adds
+    tracebacks to errors.
     """
 )
 EXAMPLES: Final = examples(
@@ -34,7 +35,7 @@ EXAMPLES: Final = examples(
 )
 
 app = typer.Typer(
-    cls=Root,
+    cls=RootGroup,
     help=HELP,
     epilog=EXAMPLES,
     no_args_is_help=True,
@@ -42,17 +43,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up", help=up.HELP, epilog=up.EXAMPLES)(up.up)
-app.command("serve", help=serve.SERVE_HELP, epilog=serve.SERVE_EXAMPLES)(serve.serve)
-app.command("pub", help=pub.HELP, epilog=pub.EXAMPLES)(pub.pub)
-app.command("sub", help=sub.HELP, epilog=sub.EXAMPLES)(sub.sub)
-app.command("tail", help=tail.HELP, epilog=tail.EXAMPLES)(tail.tail)
-app.command("replay", help=replay.HELP, epilog=replay.EXAMPLES)(replay.replay)
-app.command("decode", help=decode.HELP, epilog=decode.EXAMPLES)(decode.decode)
-app.command("top", help=top.HELP, epilog=top.EXAMPLES)(top.top)
-app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES)(demo.demo)
-app.command("bench", help=bench.HELP, epilog=bench.EXAMPLES)(bench.bench)
-app.command("doctor", help=doctor.HELP, epilog=doctor.EXAMPLES)(doctor.doctor)
+add_command(app, "up", *up.EXAMPLES)(up.up)
+add_command(app, "serve", *serve.EXAMPLES)(serve.serve)
+add_command(app, "pub", *pub.EXAMPLES)(pub.pub)
+add_command(app, "sub", *sub.EXAMPLES)(sub.sub)
+add_command(app, "tail", *tail.EXAMPLES)(tail.tail)
+add_command(app, "replay", *replay.EXAMPLES)(replay.replay)
+add_command(app, "decode", *decode.EXAMPLES)(decode.decode)
+add_command(app, "top", *top.EXAMPLES)(top.top)
+add_command(app, "demo", *demo.EXAMPLES)(demo.demo)
+add_command(app, "bench", *bench.EXAMPLES)(bench.bench)
+add_command(app, "doctor", *doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(cluster, name="cluster")
 app.add_typer(consumers, name="consumers")
 app.add_typer(services, name="services")
@@ -60,7 +61,7 @@ app.add_typer(log, name="log")
 app.add_typer(pipeline, name="pipeline")
 
 
-def _show_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"headrace {__version__}")
         raise typer.Exit
@@ -70,7 +71,7 @@ def _show_version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version."),
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """What comes before a command."""
+    """Take the options before a command."""

@@ -1,94 +1,93 @@
-"""``cluster``: who keeps the sequence together, and what an operator may decide."""
+"""``cluster``: the nodes that keep the sequence together, and the decisions of an operator."""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from headrace.cli.exits import FAILED
-from headrace.cli.options import ClientId, Config, Data, Door, Json, LinkUrl, access, gather, identified
-from headrace.cli.output import print_json, wants_json
-from headrace.cli.prose import examples, paragraphs
+from headrace.cli.terminal.help_text import add_command, make_group
+from headrace.cli.terminal.options import (
+    ClientId,
+    Config,
+    Data,
+    DoorScheme,
+    Json,
+    LinkUrl,
+    Yes,
+    find_credentials,
+    hub_access,
+    load_settings,
+)
+from headrace.cli.terminal.output import confirm, console, print_json, print_result, wants_json
 from headrace.errors import UsageError
 
-HELP: Final = paragraphs(
-    """
-    Look at a cluster, replace a node, or let one go on with what it has left.
-    """
-)
-EXAMPLES: Final = examples(
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+_REMEDY: Final = "add --yes to do it"
+
+cluster = make_group(
+    "Show a cluster, replace a node, or let one go on with the messages it has left.",
     ("Who is primary, and who is behind?", "headrace cluster status"),
     ("Let a node take the cluster's log anew:", "headrace cluster replace --data /var/lib/headrace"),
 )
 
-STATUS_HELP: Final = paragraphs(
-    """
-    Show a cluster's nodes as one of them sees them: mode, role, how far each has come, and when it was last heard.
-    """
-)
-STATUS_EXAMPLES: Final = examples(
+
+@add_command(
+    cluster,
+    "status",
     (
         "As the first that answers sees it:",
         "headrace cluster status --url tube://a.example,b.example,c.example",
     ),
     ("For a script:", "headrace cluster status --json | jq -r .primary"),
 )
+def status(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
+    """Show a cluster's nodes as one of them sees them: mode, role, how far each has come, when it was last heard."""
+    from rich.markup import escape
 
-REPLACE_HELP: Final = paragraphs(
-    """
-    Have a stopped node begin anew: its log is set aside, and when it is started it takes the cluster's.
+    hub = hub_access(url, DoorScheme.TUBE, client_id)
+    found = hub.ask("headrace cluster", lambda link: link.status())
+    facts = found.get("cluster")
+    if facts is None:
+        raise UsageError(f"the hub at {hub.url} is in no cluster (mode {found.get('mode')})")
+    if wants_json(asked=as_json):
+        print_json(facts)
+        return
+    out = console()
+    out.print(_table(facts))
+    if facts.get("problem"):
+        out.print(f"[yellow]{escape(str(facts['problem']))}[/yellow]")
 
-    For a node that gave up because its log is of another history, or whose disk is in doubt. A node on a new machine
-    needs no such thing: give it the name and the address of the one that was lost, and an empty data directory. It
-    asks first.
-    """
-)
-REPLACE_EXAMPLES: Final = examples(
+
+@add_command(
+    cluster,
+    "replace",
     ("Asking first:", "headrace cluster replace --data /var/lib/headrace"),
     ("In a script:", "headrace cluster replace --data /var/lib/headrace --yes"),
 )
-
-VOUCH_HELP: Final = paragraphs(
-    """
-    Let the running node of a data directory go on with what its disk has left, whatever it has lost.
-
-    Only for a cluster of which a majority lost power at once without log.fsync=always, or their disks: its nodes wait,
-    because nobody can tell what is missing. Do it one by one, beginning with those that have most, until a majority
-    votes; a node that lost nothing counts. Messages that none of those has are lost. It asks first.
-    """
-)
-VOUCH_EXAMPLES: Final = examples(("Asking first:", "headrace cluster vouch --data /var/lib/headrace"))
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-cluster = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
-
-
-@cluster.command("status", help=STATUS_HELP, epilog=STATUS_EXAMPLES)
-def show(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show a cluster's nodes."""
-    from headrace.cli import cluster_look
-
-    cluster_look.show(access(url, Door.TUBE, client_id), as_json=as_json)
-
-
-@cluster.command("replace", help=REPLACE_HELP, epilog=REPLACE_EXAMPLES)
 def replace(config: Config = None, data: Data = None, yes: Yes = False, as_json: Json = False) -> None:
-    """Have a stopped node begin anew."""
-    from headrace.cli import cluster_look
+    """Let a stopped node start over: rename its log, so that the node takes the cluster's log at its next start.
 
-    directory = gather(config, data, None).node.data / "log"
-    _confirm(f"Set the log in {directory} aside, and take the cluster's?", yes=yes)
-    aside = cluster_look.set_aside(directory)
-    if wants_json(asked=as_json):
-        print_json({"aside": str(aside)})
-    else:
-        print(f"the log is in {aside}; start the node, and it takes the cluster's")
+    Use it for a node that gave up because its log has another history, or whose disk is in doubt. A new machine does
+    not need it: give it the name and the address of the lost node, and an empty data directory. It asks first.
+    """
+    directory = load_settings(config, data).node.data / "log"
+    confirm(f"Rename the log in {directory}, and take the cluster's?", yes=yes, remedy=_REMEDY)
+    aside = _rename_log(directory)
+    print_result(
+        {"aside": str(aside)},
+        f"the log is in {aside}; start the node, and it takes the cluster's",
+        as_json=as_json,
+    )
 
 
-@cluster.command("vouch", help=VOUCH_HELP, epilog=VOUCH_EXAMPLES)
+@add_command(
+    cluster,
+    "vouch",
+    ("Asking first:", "headrace cluster vouch --data /var/lib/headrace"),
+)
 def vouch(
     config: Config = None,
     data: Data = None,
@@ -96,27 +95,58 @@ def vouch(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Let a node go on with what it has."""
-    from headrace.cli import live
+    """Let the running node of a data directory go on with what its disk has left, whatever it has lost.
 
-    settings = gather(config, data)
+    Use it only when a majority of the cluster lost power at once without log.fsync=always, or lost their disks. The
+    nodes then wait, because none of them can tell what is missing. Vouch for one node after the other, beginning with
+    those that have most, until a majority votes; a node that lost nothing counts. Messages that none of them has are
+    lost. It asks first.
+    """
+    from headrace.cli.terminal.running_hub import find_running_hub
+
+    settings = load_settings(config, data)
     directory = settings.node.data / "log"
-    hub = live.find(directory, identified(client_id, settings))
+    hub = find_running_hub(directory, find_credentials(client_id, settings))
     if hub is None:
         raise UsageError(f"no hub runs on {directory}: start the node first")
-    _confirm("Go on with what this node has, and lose what it lacks?", yes=yes)
+    confirm("Go on with what this node has, and lose what it lacks?", yes=yes, remedy=_REMEDY)
     hub.vouch()
-    if wants_json(asked=as_json):
-        print_json({"vouched": True})
-    else:
-        print("the node goes on with what it has")
+    print_result({"vouched": True}, "the node goes on with what it has", as_json=as_json)
 
 
-def _confirm(question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("there is nobody to ask: add --yes to do it")
-    if not typer.confirm(question, err=True):
-        print("nothing was changed", file=sys.stderr)
-        raise typer.Exit(FAILED)
+def _rename_log(directory: Path) -> Path:
+    """Rename a log that no process has open; return its new path."""
+    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.log.copy_start import is_log
+    from headrace.log.files import translating
+
+    hub = find_running_hub(directory)
+    if hub is not None:
+        raise UsageError(f"{hub} has {directory} open: stop it first")
+    if not is_log(directory):
+        raise UsageError(f"{directory} holds no log; name the node's data directory with --data")
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.replaced-{number}")).exists():
+        number += 1
+    with translating(directory):
+        directory.rename(aside)
+    return aside
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    primary = facts.get("primary") or "none"
+    table = Table(
+        title=f"{facts.get('name')}: view {facts.get('view')}, primary {primary}", title_justify="left"
+    )
+    for name in ("node", "address", "mode", "role"):
+        table.add_column(name)
+    for name in ("head", "heard"):
+        table.add_column(name, justify="right")
+    for node in facts["nodes"]:
+        age = "never" if node["age"] is None else f"{node['age']:.1f} s ago"
+        words = (node["name"], node["host"], node["mode"], node["role"], node["head"], age)
+        table.add_row(*("" if word is None else escape(str(word)) for word in words))
+    return table

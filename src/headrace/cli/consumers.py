@@ -1,140 +1,129 @@
-"""``consumers``: durable consumers: which there are, how far each has come, where it goes on."""
+"""``consumers``: a hub's durable consumers."""
 
 from __future__ import annotations
 
-import sys
+import json
 from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.exits import FAILED
-from headrace.cli.options import ClientId, Door, Json, LinkUrl, access
-from headrace.cli.output import print_json, wants_json
-from headrace.cli.prose import examples, paragraphs
-from headrace.errors import UsageError
+from headrace.cli.terminal.help_text import add_command, make_group
+from headrace.cli.terminal.options import ClientId, DoorScheme, Json, LinkUrl, Yes, hub_access
+from headrace.cli.terminal.output import confirm, console, plain_table, print_json, print_result, wants_json
 
-HELP: Final = paragraphs(
-    """
-    Look at a hub's durable consumers, have one go on elsewhere, remove one.
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name.")]
 
-    A durable consumer is a name under which programs share messages; the hub keeps which of them are acknowledged.
+_CLIENT: Final = "headrace consumers"
+_COUNTS: Final = ("floor", "behind", "members", "dead", "lost")
+
+consumers = make_group(
     """
-)
-EXAMPLES: Final = examples(
+    Show a hub's durable consumers, move one to another message, remove one.
+
+    A durable consumer is a name under which programs share messages; the hub remembers which are acknowledged.
+    """,
     ("Which are there, and how far behind?", "headrace consumers list"),
     ("The last hour once more:", "headrace consumers reset billing --to -1h"),
 )
 
-LIST_HELP: Final = paragraphs(
-    """
-    Show the durable consumers there are, and how far each has come.
 
-    Everything up to the floor is acknowledged; behind says how many messages of the log lie after it.
-    """
-)
-LIST_EXAMPLES: Final = examples(
+@add_command(
+    consumers,
+    "list",
     ("For people:", "headrace consumers list"),
     ("For a script:", "headrace consumers list --json | jq '.[].behind'"),
 )
+def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
+    """List the durable consumers, and how far each has come.
 
-SHOW_HELP: Final = paragraphs(
+    Everything up to the floor is acknowledged; behind is the number of messages in the log after it.
     """
-    Show how far a durable consumer has come, and its terms: which messages it takes, and how often it tries.
-    """
-)
-SHOW_EXAMPLES: Final = examples(
+    found = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.consumers())
+    if wants_json(asked=as_json):
+        print_json(found)
+    elif not found:
+        print("there are no consumers")
+    else:
+        table = plain_table("consumer", right=_COUNTS)
+        for consumer in found:
+            table.add_row(_escaped(consumer["consumer"]), *(f"{consumer[each]}" for each in _COUNTS))
+        console().print(table)
+
+
+@add_command(
+    consumers,
+    "show",
     ("For people:", "headrace consumers show billing"),
     ("For a script:", "headrace consumers show billing --json | jq .floor"),
 )
+def show(name: Name, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
+    """Show how far a durable consumer has come, and its terms: which messages it takes, and how often it tries."""
+    facts = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.show_consumer(name))
+    if wants_json(asked=as_json):
+        print_json(facts)
+        return
+    out = console()
+    terms = facts.pop("terms", {})
+    for key, value in (*facts.items(), *terms.items()):
+        if value is not None:
+            out.print(f"[dim]{key:<12}[/dim] {_escaped(value)}", soft_wrap=True)
 
-RESET_HELP: Final = paragraphs(
-    """
-    Have everything from a place on delivered: again, or, where that is ahead, without what lies between.
-    """
-)
-RESET_EXAMPLES: Final = examples(
+
+@add_command(
+    consumers,
+    "reset",
     ("All that is kept, once more:", "headrace consumers reset billing --to earliest"),
     ("Skip what waits:", "headrace consumers reset billing --to now"),
 )
-
-REMOVE_HELP: Final = paragraphs(
-    """
-    Remove a durable consumer and what it knows. Programs that take part are told. It asks first.
-    """
-)
-REMOVE_EXAMPLES: Final = examples(
-    ("Asking first:", "headrace consumers remove billing"),
-    ("In a script:", "headrace consumers remove billing --yes"),
-)
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name.")]
-
-consumers = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
-
-
-@consumers.command("list", help=LIST_HELP, epilog=LIST_EXAMPLES)
-def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show the durable consumers there are."""
-    from headrace.cli import consumers_look
-
-    consumers_look.show_all(access(url, Door.TUBE, client_id), as_json=as_json)
-
-
-@consumers.command("show", help=SHOW_HELP, epilog=SHOW_EXAMPLES)
-def show(name: Name, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show how far a durable consumer has come."""
-    from headrace.cli import consumers_look
-
-    consumers_look.show(access(url, Door.TUBE, client_id), name, as_json=as_json)
-
-
-@consumers.command("reset", help=RESET_HELP, epilog=RESET_EXAMPLES)
 def reset(
     name: Name,
     to: Annotated[
         str,
         typer.Option(
             "--to",
-            metavar="PLACE",
-            help="Where it goes on: a number, earliest, now or a time, as tail has it.",
+            metavar="POSITION",
+            help="The message to go on with: a number, earliest, now or a time, as in tail.",
         ),
     ],
     url: LinkUrl = None,
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Have a durable consumer go on elsewhere."""
-    from headrace.cli import consumers_move
-    from headrace.cli.places import here, parse_place
+    """Rewind or skip: deliver everything from this point on."""
+    from headrace.cli.terminal.positions import parse_position, sequence_number
+    from headrace.client.link.client import LinkClient
 
-    place = parse_place("--to", to, here())
-    seq = consumers_move.reset(access(url, Door.TUBE, client_id), name, place)
-    if wants_json(asked=as_json):
-        print_json({"consumer": name, "next": seq})
-    else:
-        print(f"{name} goes on with message {seq}")
+    position = parse_position("--to", to)
+
+    async def move(link: LinkClient) -> int:
+        seq = await sequence_number(link, position)
+        await link.reset_consumer(name, seq)
+        return seq
+
+    seq = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, move)
+    print_result({"consumer": name, "next": seq}, f"{name} goes on with message {seq}", as_json=as_json)
 
 
-@consumers.command("remove", help=REMOVE_HELP, epilog=REMOVE_EXAMPLES)
+@add_command(
+    consumers,
+    "remove",
+    ("Asking first:", "headrace consumers remove billing"),
+    ("In a script:", "headrace consumers remove billing --yes"),
+)
 def remove(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    url: LinkUrl = None,
-    client_id: ClientId = None,
-    as_json: Json = False,
+    name: Name, yes: Yes = False, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False
 ) -> None:
-    """Remove a durable consumer."""
-    hub = access(url, Door.TUBE, client_id)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("there is nobody to ask: add --yes to remove it")
-        if not typer.confirm(f"Remove {name} from {hub.url}?", err=True):
-            print("nothing was changed", file=sys.stderr)
-            raise typer.Exit(FAILED)
-    from headrace.cli import consumers_move
+    """Remove a durable consumer and its state. Its members get an error that says so. It asks first."""
+    hub = hub_access(url, DoorScheme.TUBE, client_id)
+    confirm(f"Remove {name} from {hub.url}?", yes=yes, remedy="add --yes to remove it")
+    hub.ask(_CLIENT, lambda link: link.remove_consumer(name))
+    print_result({"consumer": name, "removed": True}, f"removed {name}", as_json=as_json)
 
-    consumers_move.remove(hub, name)
-    if wants_json(asked=as_json):
-        print_json({"consumer": name, "removed": True})
-    else:
-        print(f"removed {name}")
+
+def _escaped(value: object) -> str:
+    from rich.markup import escape
+
+    from headrace.cli.terminal.rendering import visible
+
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return escape(visible(text.encode()))

@@ -1,54 +1,69 @@
-"""``pub``: send messages."""
+"""``pub``: publish messages.
+
+Over the link it sends ahead of the answers, and looks at each of them: a message that is refused ends the command, even
+if more could be sent. Over fyrehose, and at the publisher door, there are no answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli.access import Access
-from headrace.cli.options import (
+from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.options import (
     HUB_PANEL,
     ClientId,
-    Door,
+    DoorScheme,
     HubTransport,
     Json,
-    PubDoor,
+    PublishDoor,
     Transport,
+    count_option,
     default_url,
-    identified,
+    door_of,
+    find_credentials,
+    url_option,
 )
-from headrace.cli.output import counted, print_json, wants_json
-from headrace.cli.prose import examples, paragraphs
+from headrace.cli.terminal.output import counted, print_result
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
+    from headrace.client.link.publisher import Ack, Acknowledged
     from headrace.message import Run
 
-HELP: Final = paragraphs(
-    """
-    Publish messages: each argument is one, or each line of stdin, or each file.
-
-    It ends when the hub has committed them all, and prints their numbers: 42, or 42-47 for the first and the last
-    (other publishers' messages may lie between); in a pipe, {"first":42,"last":47}. A connection that is lost on the
-    way is replaced, and no message is doubled by that.
-
-    With --door fyrehose, and with --door publisher, nothing is acknowledged: "sent" means that the connection took it.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Two messages:", "headrace pub hello 'and good day'"),
     ("With a topic and attributes:", "headrace pub 21.5 --topic weather/bern --attr celsius=21.5"),
-    ("For those who subscribed what it says:", "headrace pub hello --attr x=5 --attr city=Praha"),
+    ("For content subscriptions:", "headrace pub hello --attr x=5 --attr city=Praha"),
     ("One a line, as they come:", "tail -F app.log | headrace pub --topic logs/app"),
     ("A file's bytes as one message:", "headrace pub --file picture.png"),
+    ("Through a web proxy:", "headrace pub hello --url ws://hub.example:8080"),
     (
         "The same many times, over the backbone of a hub elsewhere:",
         "headrace pub tick --count 100000 --url fyrehose://10.0.0.7:2323",
     ),
 )
+
+_BATCH: Final = 4096
+_BATCH_BYTES: Final = 1 << 20
+"""Messages go out about this many, or this many bytes, at a time."""
+
+_LONGEST: Final = 7 << 20
+"""The link takes :data:`~headrace.wire.link.message.MAX_MESSAGE` with the topic, the attributes and their framing."""
+
+_EXPECTED: Final = "expected tube://host:port, ws://host:port, fyrehose://host:port or publisher://host:port"
+_OTHER_DOORS: Final = {
+    DoorScheme.SPP: "the spp door changes services: use headrace services put",
+    DoorScheme.SDK: "the sdk door only delivers messages: use publisher://host:port",
+}
 
 
 def pub(
@@ -60,9 +75,7 @@ def pub(
         list[Path] | None,
         typer.Option("--file", "-f", metavar="FILE", help="Send a file's bytes as one message. Repeatable."),
     ] = None,
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=1, metavar="N", help="Send it all this many times.")
-    ] = 1,
+    count: Annotated[int, count_option("Send it all this many times.")] = 1,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="The topic of the messages.")] = None,
     attributes: Annotated[
         list[str] | None,
@@ -75,85 +88,258 @@ def pub(
         ),
     ] = None,
     door: Annotated[
-        PubDoor | None,
+        PublishDoor | None,
         typer.Option(
             "--door",
-            help="The way in; without it, what the URL says, else tube: the link, which acknowledges.",
+            help="The hub's door; by default the URL's, else tube: the link, which acknowledges.",
             rich_help_panel=HUB_PANEL,
         ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(
-            "--url",
-            "-u",
-            metavar="URL",
-            help="The hub's door; without it, where the settings here have it: tube://127.0.0.1:8081.",
-            rich_help_panel=HUB_PANEL,
-        ),
+        url_option("door (tube://, ws://, fyrehose:// or publisher://)", "tube://127.0.0.1:8081"),
     ] = None,
     transport: HubTransport = None,
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Publish messages."""
-    address = url or default_url(Door.TUBE if door is None else Door(door.value))
-    spoken = _door(door, address, transport)
-    if spoken is Door.FYREHOSE and (topic is not None or attributes):
+    """Publish messages: each argument is one, or each line of stdin, or each file.
+
+    It ends when the hub has committed them all, and prints their numbers: 42, or 42-47 for the first and the last
+    (other publishers' messages may lie between); in a pipe, {"first":42,"last":47}. It reconnects when the connection
+    is lost, and no message is doubled by that.
+
+    With --door fyrehose, and with --door publisher, nothing is acknowledged: "sent" means that the connection took it.
+    """
+    address = url or default_url(DoorScheme.TUBE if door is None else DoorScheme(door.value))
+    used = _door(door, address, transport)
+    if used is DoorScheme.FYREHOSE and (topic is not None or attributes):
         raise UsageError("fyrehose carries no --topic and no --attr: leave out --door fyrehose, or them")
-    if spoken is Door.PUBLISHER and topic is not None:
+    if used is DoorScheme.PUBLISHER and topic is not None:
         raise UsageError(
             "the publisher door carries no --topic: leave out --door publisher, or give it as --attr"
         )
-    if spoken is not Door.TUBE and client_id is not None:
-        raise UsageError(f"--client-id is for the link: the {spoken.value} door knows no clients")
-    from headrace.cli import publishing
+    if used is not DoorScheme.TUBE and client_id is not None:
+        raise UsageError(f"--client-id is for the link: the {used.value} door knows no clients")
+    import asyncio
 
-    described = publishing.described(topic or "", attributes or [])
-    batches = _messages(messages, files, count, publishing.longest(address, transport, described))
-    if spoken is not Door.TUBE:
-        if spoken is Door.FYREHOSE:
-            sent = publishing.push(address, transport, batches)
-        else:
-            sent = publishing.publish_attributes(address, batches, described)
-        if wants_json(asked=as_json):
-            print_json({"url": address, "sent": sent.messages, "bytes": sent.bytes})
-        else:
-            print(f"sent {counted(sent.messages, 'message')} ({counted(sent.bytes, 'byte')}) to {address}")
+    from headrace.cli.terminal.stderr import log_briefly
+
+    envelope = parse_envelope(topic or "", attributes or [])
+    batches = _batches(messages, files, count, _longest(used, address, transport, envelope))
+    log_briefly()
+    if used is DoorScheme.TUBE:
+        hub = HubAccess(address, find_credentials(client_id))
+        first, last = asyncio.run(_publish(hub, batches, envelope))
+        numbers = f"{first}" if first == last else f"{first}-{last}"
+        sentence = "there was nothing to publish" if first is None else numbers
+        print_result({"first": first, "last": last}, sentence, as_json=as_json)
         return
-    first, last = publishing.publish(Access(address, identified(client_id)), batches, described)
-    if wants_json(asked=as_json):
-        print_json({"first": first, "last": last})
-    elif first is None:
-        print("there was nothing to publish")
+    if used is DoorScheme.FYREHOSE:
+        sent = asyncio.run(_push(address, transport, batches))
     else:
-        print(first if first == last else f"{first}-{last}")
+        sent = asyncio.run(_publish_attributes(address, batches, envelope))
+    print_result(
+        {"url": address, "sent": sent.messages, "bytes": sent.bytes},
+        f"sent {counted(sent.messages, 'message')} ({counted(sent.bytes, 'byte')}) to {address}",
+        as_json=as_json,
+    )
 
 
-def _door(door: PubDoor | None, url: str, transport: Transport | None) -> Door:
-    """Which door a URL is of, if nothing speaks against it."""
-    scheme = url.partition("://")[0].lower()
-    if scheme.startswith("fyrehose"):
-        spoken = Door.FYREHOSE
-    elif scheme in (Door.TUBE.value, Door.PUBLISHER.value):
-        spoken = Door(scheme)
-    else:
-        raise UsageError(f"{url!r}: expected tube://host:port, fyrehose://host:port or publisher://host:port")
-    if door is not None and door.value != spoken.value:
+@dataclass(slots=True)
+class Sent:
+    """What the connection took."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, run: Run) -> None:
+        """Count a batch."""
+        self.messages += len(run)
+        self.bytes += run.size
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEnvelope:
+    """The parts of the envelope that all messages of a ``pub`` share."""
+
+    topic: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def together(self) -> dict[str, str | float]:
+        """Attributes and numbers, as the publisher door takes them."""
+        return {**self.attributes, **self.numbers}
+
+
+def parse_envelope(topic: str, attributes: Sequence[str]) -> SharedEnvelope:
+    """Parse ``NAME=VALUE`` attributes, which are numbers where the value is one.
+
+    >>> parse_envelope("t", ["celsius=21.5", "place=Bern", 'zip="3011"'])
+    SharedEnvelope(topic='t', attributes={'place': 'Bern', 'zip': '3011'}, numbers={'celsius': 21.5})
+    """
+    from headrace.cli.terminal.attribute_syntax import parse_value
+
+    shared = SharedEnvelope(topic)
+    for given in attributes:
+        name, equals, value = given.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--attr {given}: expected NAME=VALUE")
+        if name in shared.attributes or name in shared.numbers:
+            raise UsageError(f"--attr {given}: {name} is given twice")
+        match parse_value(value):
+            case str() as text:
+                shared.attributes[name] = text
+            case number:
+                if not isfinite(number):
+                    raise UsageError(f"--attr {given}: {name} is no number that can be sent: it is too large")
+                shared.numbers[name] = number
+    return shared
+
+
+def _door(door: PublishDoor | None, url: str, transport: Transport | None) -> DoorScheme:
+    """Give the door of a URL, after checking that the options agree with it."""
+    used = door_of(url)
+    if used not in (DoorScheme.TUBE, DoorScheme.FYREHOSE, DoorScheme.PUBLISHER):
+        raise UsageError(f"{url!r}: {_EXPECTED if used is None else _OTHER_DOORS.get(used, _EXPECTED)}")
+    if door is not None and door.value != used.value:
         raise UsageError(f"--door {door.value} and --url {url} name different doors")
-    if spoken is not Door.FYREHOSE and transport is not None:
+    if used is not DoorScheme.FYREHOSE and transport is not None:
         raise UsageError("--transport is fyrehose's: add --door fyrehose")
-    return spoken
+    return used
 
 
-def _messages(
+def _longest(door: DoorScheme, url: str, transport: Transport | None, shared: SharedEnvelope) -> int:
+    """Give the most bytes that a message may have."""
+    from headrace.client.publisher.client import max_payload
+    from headrace.wire.fyrehose.stream import MAX_DATA, MAX_PUSH_DATAGRAM
+
+    if door is DoorScheme.TUBE:
+        return _LONGEST
+    if door is DoorScheme.PUBLISHER:
+        most = max_payload(shared.together)
+        if most < 0:
+            raise UsageError(
+                "the attributes alone have more bytes than a message at the publisher door may have"
+            )
+        return most
+    over_udp = transport is Transport.UDP or url.lower().startswith("fyrehose+udp:")
+    return MAX_PUSH_DATAGRAM if over_udp else MAX_DATA
+
+
+def _batches(
     messages: list[str] | None, files: list[Path] | None, count: int, most: int
 ) -> AsyncIterator[Run]:
-    from headrace.cli import publishing
-
     typed = [] if messages is None or messages == ["-"] else messages
     if typed or files:
-        return publishing.repeated(publishing.payloads(typed, files or [], most), count)
+        return _repeated(_payloads(typed, files or [], most), count)
     if count == 1:
-        return publishing.from_stdin(most)
+        return _from_stdin(most)
     raise UsageError("--count repeats messages that are given as arguments or files, not stdin's")
+
+
+def _payloads(typed: Sequence[str], files: Sequence[Path], most: int) -> list[bytes]:
+    """Give the messages on the command line: the arguments' own bytes, then the files'."""
+    messages = [(f"message {number}", os.fsencode(text)) for number, text in enumerate(typed, 1)]
+    for path in files:
+        with path.open("rb") as file:
+            messages.append((str(path), file.read(most + 1)))
+    for name, payload in messages:
+        if len(payload) > most:
+            raise UsageError(f"{name} has more than {most} bytes, the most a message may have")
+    return [payload for _, payload in messages]
+
+
+async def _repeated(messages: Sequence[bytes], count: int) -> AsyncIterator[Run]:
+    from headrace.message import Run
+
+    size = max(1, sum(map(len, messages)))
+    at_once = max(1, min(count, _BATCH // len(messages), _BATCH_BYTES // size))
+    whole = Run.of(list(messages) * at_once)
+    for _ in range(count // at_once):
+        yield whole
+    if rest := count % at_once:
+        yield whole.slice(0, rest * len(messages))
+
+
+async def _from_stdin(most: int) -> AsyncIterator[Run]:
+    """Read the lines of stdin as they come; no message waits for a batch to fill."""
+    from headrace.cli.terminal.pipes import lines
+    from headrace.message import Run
+
+    if sys.stdin.isatty():
+        print("one message a line; Ctrl-D ends", file=sys.stderr)
+    async for some in lines(sys.stdin.fileno(), most):
+        yield Run.of(some)
+
+
+async def _publish(
+    hub: HubAccess, batches: AsyncIterator[Run], shared: SharedEnvelope
+) -> tuple[int | None, int | None]:
+    """Publish over the link; return the first and the last number once everything is committed."""
+    first: int | None = None
+    last: int | None = None
+    async with hub.link("headrace pub") as link:
+        publisher = link.publisher()
+        waiting: deque[Ack] = deque()
+
+        def note(ack: Acknowledged) -> None:
+            nonlocal first, last
+            first = ack.first if first is None else first
+            last = ack.last
+
+        async for run in batches:
+            for payloads in _requests(run):
+                waiting.append(
+                    await publisher.send(
+                        payloads, topic=shared.topic, attributes=shared.attributes, numbers=shared.numbers
+                    )
+                )
+            while waiting and waiting[0].done():
+                note(waiting.popleft().result())
+        while waiting:
+            note(await waiting.popleft())
+    return first, last
+
+
+def _requests(run: Run) -> Iterator[list[bytes]]:
+    """Split a run into lists that fit a request."""
+    some: list[bytes] = []
+    size = 0
+    for payload in run:
+        if some and size + len(payload) > _BATCH_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(payload)
+        size += len(payload)
+    if some:
+        yield some
+
+
+async def _publish_attributes(url: str, batches: AsyncIterator[Run], shared: SharedEnvelope) -> Sent:
+    """Send to a publisher door, which has read everything once this returns without a warning."""
+    from headrace.client.publisher.client import PublisherClient
+
+    sent = Sent()
+    attributes = shared.together
+    async with PublisherClient.at(url) as publisher:
+        async for run in batches:
+            await publisher.publish(run, attributes=attributes)
+            sent.add(run)
+    return sent
+
+
+async def _push(url: str, transport: Transport | None, batches: AsyncIterator[Run]) -> Sent:
+    """Send over fyrehose."""
+    from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
+
+    sent = Sent()
+    options: FyrehoseOptions = {"subscribe": False}
+    if transport is not None:
+        options["transport"] = transport.value
+    async with FyrehoseClient.at(url, **options) as client:
+        async for run in batches:
+            await client.publish(run)
+            sent.add(run)
+    return sent

@@ -1,37 +1,42 @@
-"""``replay``: publish a range of one log to another hub."""
+"""``replay``: publish a range of one log to another hub, once.
+
+A replay's publisher is named after the source's log; :mod:`headrace.client.link.replay` explains why that makes it
+repeatable. Log entries that are no messages (a service created, a cursor moved) are not replayed. They leave gaps in
+the numbers, so rows are sent in runs without a gap.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import typer
 
-from headrace.cli.access import Access
-from headrace.cli.options import ClientId, Door, Json, LinkUrl, access, gather
-from headrace.cli.output import counted, print_json, wants_json
-from headrace.cli.prose import examples, paragraphs
+from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.options import (
+    ClientId,
+    DoorScheme,
+    Json,
+    LinkUrl,
+    existing_log,
+    hub_access,
+    load_settings,
+)
+from headrace.cli.terminal.output import console, counted, print_result
 from headrace.errors import UsageError
 
-HELP: Final = paragraphs(
-    """
-    Publish a range of a hub's messages, or of a log's files, to another hub.
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.progress import Progress
 
-    Payload, topic and attributes stay; number and time are the other hub's, and the origin is replay. The other hub
-    remembers how far it has come with this log, so a replay that was interrupted or is repeated goes on behind that
-    and doubles nothing. It follows that a log is replayed forward only: what lies before is left out, and said. --as
-    replays under another name, which has come nowhere yet. With --client-id, this is the same client to both hubs.
-    """
-)
-MAX_NAME: Final = 255
+    from headrace.cli.terminal.positions import SequencePosition
+    from headrace.client.link.client import LinkClient
+    from headrace.client.link.replay import ReplayTarget
 
-SourceData = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", "-d", metavar="DIR", help="Take them from a data directory's log, not from a hub."
-    ),
-]
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("All of this hub's log to another:", "headrace replay --to tube://10.0.0.7:8081"),
     (
         "A range of a stopped hub's files:",
@@ -40,6 +45,9 @@ EXAMPLES: Final = examples(
     ("The last hour once more:", "headrace replay --from -1h --as again --to tube://10.0.0.7"),
 )
 
+MAX_NAME: Final = 255
+_MICROSECONDS: Final = 1_000_000
+
 
 def replay(
     to: Annotated[str, typer.Option("--to", metavar="URL", help="The link of the hub that gets them.")],
@@ -47,15 +55,15 @@ def replay(
         str,
         typer.Option(
             "--from",
-            metavar="PLACE",
-            help="The first message: a number, earliest, or a time, as tail has it.",
+            metavar="POSITION",
+            help="The first message: a number, earliest, or a time, as in tail.",
         ),
     ] = "earliest",
     until: Annotated[
         str,
         typer.Option(
             "--until",
-            metavar="PLACE",
+            metavar="POSITION",
             help="The last message: a number, or now; or a time, to end before it.",
         ),
     ] = "now",
@@ -65,44 +73,236 @@ def replay(
     ] = None,
     url: LinkUrl = None,
     client_id: ClientId = None,
-    data: SourceData = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", "-d", metavar="DIR", help="Read a data directory's log instead of a hub's."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Publish a range of one log to another hub."""
+    """Publish a range of a hub's messages, or of a log's files, to another hub.
+
+    Payload, topic and attributes stay; number and time are the other hub's, and the origin is replay. The other hub
+    remembers how much of this log it has, so a replay that was interrupted or is repeated goes on from there and
+    doubles nothing. A log is therefore replayed forward only: older messages are left out, and stderr says so. --as
+    replays under another name, which starts from nothing. With --client-id, this is the same client to both hubs.
+    """
     if url is not None and data is not None:
         raise UsageError("--url and --data both say where the messages are: leave out one")
     if name is not None and not 1 <= len(name) <= MAX_NAME:
         raise UsageError(f"--as {name}: expected 1 to {MAX_NAME} characters")
-    from headrace.cli.places import End, here, parse_place
+    from headrace.cli.terminal.positions import SequenceEnd, parse_position
 
-    now = here()
-    first, last = parse_place("--from", begin, now), parse_place("--until", until, now)
-    if first is End.NOW:
+    first, last = parse_position("--from", begin), parse_position("--until", until)
+    if first is SequenceEnd.NOW:
         raise UsageError("--from now: nothing is there yet")
-    if last is End.EARLIEST:
+    if last is SequenceEnd.EARLIEST:
         raise UsageError("--until earliest: expected a number, a time or now")
     if isinstance(first, int) and isinstance(last, int) and first > last:
-        raise UsageError(f"--from {first} is behind --until {last}")
-    target = access(to, Door.TUBE, client_id)
-    from headrace.cli import replaying
+        raise UsageError(f"--from {first} is after --until {last}")
+    import asyncio
 
-    if data is not None:
-        from headrace.cli.log import existing
+    from headrace.cli.terminal.stderr import log_briefly
 
-        source: Access | Path = existing(gather(None, data))
-    else:
-        source = access(url, Door.TUBE, client_id)
-    done = replaying.replay(source, target, first, last, name)
+    target = hub_access(to, DoorScheme.TUBE, client_id)
+    source = (
+        existing_log(load_settings(None, data))
+        if data is not None
+        else hub_access(url, DoorScheme.TUBE, client_id)
+    )
+    log_briefly()
+    done = asyncio.run(_replay(source, target, first, last, name))
     if done.skipped:
         typer.echo(
             f"headrace: messages up to {done.skipped} were left out: the other hub has this log up to there",
             err=True,
         )
-    if wants_json(asked=as_json):
-        print_json(done.facts())
-    elif done.messages == 1:
-        print(f"replayed 1 message; it is {done.first} there")
+    if done.messages == 1:
+        sentence = f"replayed 1 message; it is {done.first} there"
     elif done.messages:
-        print(f"replayed {counted(done.messages, 'message')}; they are {done.first}-{done.last} there")
+        sentence = f"replayed {counted(done.messages, 'message')}; they are {done.first}-{done.last} there"
     else:
-        print("there was nothing to replay")
+        sentence = "there was nothing to replay"
+    print_result(done.facts(), sentence, as_json=as_json)
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The range that was asked for, the number of messages sent, and their numbers at the other hub."""
+
+    log: str
+    from_seq: int
+    until_seq: int
+    skipped: int | None = None
+    """The last message of the range that the other hub had already, if any."""
+    messages: int = 0
+    first: int | None = None
+    last: int | None = None
+
+    def facts(self) -> dict[str, object]:
+        """Give the same as JSON has it."""
+        facts = asdict(self)
+        return {
+            "log": facts.pop("log"),
+            "from": facts.pop("from_seq"),
+            "until": facts.pop("until_seq"),
+            **facts,
+        }
+
+
+class ReplaySource(Protocol):
+    """A log to replay."""
+
+    log: str
+
+    async def bounds(self) -> tuple[int, int]:
+        """Give the first message and the head."""
+
+    async def seq_at(self, seconds: float) -> int:
+        """Give the first message at or after a time; the one after the head if all are older."""
+
+    def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
+        """Give messages in the envelope's schema."""
+
+
+class _HubSource:
+    """The log of a running hub."""
+
+    def __init__(self, link: LinkClient) -> None:
+        self._link = link
+        self.log = link.log
+
+    async def bounds(self) -> tuple[int, int]:
+        extent = await self._link.head()
+        return extent.first, extent.head
+
+    async def seq_at(self, seconds: float) -> int:
+        from headrace.cli.terminal.positions import PointInTime, sequence_number
+
+        return await sequence_number(self._link, PointInTime(seconds))
+
+    def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
+        return self._link.read(first, last)
+
+
+class _FileSource:
+    """A log's files."""
+
+    def __init__(self, directory: Path) -> None:
+        from headrace.log.store import Log
+
+        self._directory = directory
+        log = Log.open(directory, read_only=True)
+        try:
+            self.log = str(log.uuid)
+            self._bounds = log.first, log.head
+        finally:
+            log.close()
+
+    async def bounds(self) -> tuple[int, int]:
+        return self._bounds
+
+    async def seq_at(self, seconds: float) -> int:
+        from headrace.log.store import Log
+
+        log = Log.open(self._directory, read_only=True)
+        try:
+            return log.seq_at(int(seconds * _MICROSECONDS))
+        finally:
+            log.close()
+
+    async def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
+        import asyncio
+
+        import pyarrow.compute as pc
+
+        from headrace.cli.log.dump import gather_batches, scan
+        from headrace.message import NOT_A_MESSAGE, merge
+
+        for batches in gather_batches(scan(self._directory, first, last)):
+            rows = merge(batches)
+            yield rows.filter(pc.not_equal(rows.column("origin"), NOT_A_MESSAGE))
+            # Files are always ready: without this the connection would not get a turn.
+            await asyncio.sleep(0)
+
+
+async def _replay(
+    origin: HubAccess | Path,
+    target: HubAccess,
+    begin: SequencePosition,
+    until: SequencePosition,
+    name: str | None,
+) -> Replayed:
+    async with _open_target(target) as there:
+        match origin:
+            case HubAccess():
+                async with origin.link("headrace replay") as link:  # noqa: ASYNC240 -- no path
+                    return await _copy(_HubSource(link), there, begin, until, name)
+            case Path():
+                return await _copy(_FileSource(origin), there, begin, until, name)
+
+
+def _open_target(hub: HubAccess) -> ReplayTarget:
+    from headrace.client.link.replay import ReplayTarget
+
+    return ReplayTarget.at(hub.url, name="headrace replay", **hub.client_options)
+
+
+async def _copy(
+    source: ReplaySource,
+    there: ReplayTarget,
+    begin: SequencePosition,
+    until: SequencePosition,
+    name: str | None,
+) -> Replayed:
+    from headrace.client.link.replay import runs
+
+    if source.log == there.log:
+        raise UsageError(f"both hubs have the log {source.log}: a log is replayed to another one")
+    first, last = await _range(source, begin, until)
+    done = Replayed(source.log, first, last)
+    publisher = name or f"replay {source.log}"
+    newest = await there.newest(publisher)
+    if newest is not None and newest >= first:
+        done.skipped = min(newest, last)
+        first = newest + 1
+    if first > last:
+        return done
+    with _progress_bar() as bar:
+        task = bar.add_task("replaying", total=last - first + 1)
+        async for rows in source.rows(first, last):
+            for number, run in runs(rows):
+                at_first, at_last = await there.append(publisher, number, run)
+                done.first = at_first if done.first is None else done.first
+                done.last = at_last
+                done.messages += run.num_rows
+                bar.update(task, completed=number + run.num_rows - first)
+        bar.update(task, completed=last - first + 1)
+    return done
+
+
+async def _range(source: ReplaySource, begin: SequencePosition, until: SequencePosition) -> tuple[int, int]:
+    from headrace.cli.terminal.positions import PointInTime, SequenceEnd
+
+    oldest, head = await source.bounds()
+    match begin:
+        case PointInTime(seconds):
+            first = max(oldest, await source.seq_at(seconds))
+        case SequenceEnd():
+            first = oldest
+        case int():
+            first = begin
+    match until:
+        case PointInTime(seconds):
+            last = await source.seq_at(seconds) - 1
+        case SequenceEnd():
+            last = head
+        case int():
+            last = min(until, head)
+    return first, last
+
+
+def _progress_bar() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

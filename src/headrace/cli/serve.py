@@ -1,16 +1,35 @@
-"""``serve``: run a hub until it is told to stop."""
+"""``serve``: run a hub until it is told to stop.
+
+The first SIGTERM or SIGINT drains: stop accepting, finish, close, exit 0. After that the signals have their plain
+meaning, so that a second one ends the process at once; the log is made for that.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli.options import Config, Data, Sets, gather
-from headrace.cli.prose import examples, paragraphs
-from headrace.cli.stderr import LogFormat, LogLevel, speak
+from headrace import __version__
+from headrace.cli.terminal.options import Config, Data, Sets, load_settings
+from headrace.cli.terminal.output import console, counted
+from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
+from headrace.config import Settings
+from headrace.errors import ConfigError
+from headrace.protocols import SCHEMES
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from headrace.net.server.process import Server
 
 logger = logging.getLogger("headrace")
 
@@ -19,7 +38,7 @@ ReadyFile = Annotated[
     typer.Option(
         "--ready-file",
         metavar="FILE",
-        help="Written whole when every door accepts: JSON with the pid and each door's host:port."
+        help="Written, whole or not at all, when every door accepts: JSON with the pid and each door's host:port."
         " Removed when the hub stops.",
     ),
 ]
@@ -29,7 +48,7 @@ Upstream = Annotated[
         "--upstream",
         metavar="URL",
         help="Be a frontend of the hub at tube://host:port or fyrehose://host:port, which numbers all messages."
-        " May be given again, for several nodes of one hub. The setting node.upstream.",
+        " Repeatable, for several nodes of one hub. Sets node.upstream.",
     ),
 ]
 Roles = Annotated[
@@ -37,53 +56,42 @@ Roles = Annotated[
     typer.Option(
         "--roles",
         metavar="ROLE,…",
-        help="Be only this: sequence (number messages: for one without --upstream), publisher, matcher, dispatcher,"
-        " connector, fyrehose, spp, tube. The setting node.roles.",
+        help="Run only these parts: sequence (number messages; needed without --upstream), publisher, matcher,"
+        " dispatcher, connector, fyrehose, spp, tube. Sets node.roles.",
     ),
 ]
 ClusterName = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME", help="Be a node of this cluster. The setting cluster.name."),
+    typer.Option("--cluster", metavar="NAME", help="Be a node of this cluster. Sets cluster.name."),
 ]
 Peers = Annotated[
     str | None,
     typer.Option(
         "--peers",
         metavar="HOST:PORT,…",
-        help="The parcel doors of the cluster's nodes, the same list for each of them. The setting cluster.peers.",
+        help="The parcel doors of the cluster's nodes, the same list for each of them. Sets cluster.peers.",
     ),
 ]
-Format = Annotated[LogFormat, typer.Option("--log-format", help="How the lines on stderr look.")]
-Level = Annotated[LogLevel, typer.Option("--log-level", help="The least that is said on stderr.")]
+Format = Annotated[LogFormat, typer.Option("--log-format", help="Log format on stderr.")]
+Level = Annotated[LogLevel, typer.Option("--log-level", help="Minimum log level.")]
 
 Record = Annotated[
     Path | None,
     typer.Option(
         "--record",
         metavar="DIR",
-        help="Capture what every peer sends and gets there, a file each, for the job decode.",
+        help="Record what every peer sends and receives, a file each, for headrace decode.",
     ),
 ]
 
-SERVE_HELP: Final = paragraphs(
-    """
-    Run the hub: its doors, its log, its http door. No JVM.
-
-    Every door listens on 127.0.0.1 unless told otherwise: listen.DOOR=HOST:PORT moves one, port 0 takes a free one, off
-    keeps it shut. A port that is taken is an error that names the setting.
-
-    SIGTERM and Ctrl-C drain: the hub stops accepting, writes out what it holds and exits with 0 within
-    limits.drain_seconds. A second one ends it at once; committed messages are safe either way.
-    """
-)
-SERVE_EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Everything by default, the log in ./headrace-data:", "headrace serve"),
     (
         "Another data directory, every message on disk before it is seen:",
         "headrace serve --data /var/lib/headrace --set log.fsync=always",
     ),
     (
-        "On a free port, told to a script:",
+        "On a free port, for a script:",
         "headrace serve --set listen.fyrehose=127.0.0.1:0 --ready-file ready.json",
     ),
     (
@@ -101,6 +109,9 @@ SERVE_EXAMPLES: Final = examples(
     ("Under a supervisor that collects JSON:", "headrace serve --config hub.toml --log-format json"),
 )
 
+_SCHEMES: Final = {door: scheme for scheme, door in reversed(SCHEMES.items())}
+"""The URL scheme of each door."""
+
 
 def serve(
     config: Config = None,
@@ -115,19 +126,203 @@ def serve(
     log_level: Level = LogLevel.INFO,
     record: Record = None,
 ) -> None:
-    """Run the hub alone."""
-    settings = gather(config, data, sets)
-    if upstream:
-        settings = settings.override({"node.upstream": ",".join(upstream)}, source="--upstream")
-    if roles is not None:
-        settings = settings.override({"node.roles": roles}, source="--roles")
-    if cluster is not None:
-        settings = settings.override({"cluster.name": cluster}, source="--cluster")
-    if peers is not None:
-        settings = settings.override({"cluster.peers": peers}, source="--peers")
-    speak(log_format, log_level)
+    """Run the hub: its doors, its log, its http door. No JVM.
+
+    Every door listens on 127.0.0.1 by default: listen.DOOR=HOST:PORT moves one, port 0 takes a free port, off keeps the
+    door shut. A port that is taken is an error that names the setting.
+
+    SIGTERM and Ctrl-C drain: the hub stops accepting, writes out what it holds and exits with 0 within
+    limits.drain_seconds. A second signal ends it at once; committed messages are safe either way.
+    """
+    settings = load_settings(config, data, sets)
+    given = {
+        "upstream": ("node.upstream", ",".join(upstream) if upstream else None),
+        "roles": ("node.roles", roles),
+        "cluster": ("cluster.name", cluster),
+        "peers": ("cluster.peers", peers),
+    }
+    for option, (setting, value) in given.items():
+        if value is not None:
+            settings = settings.override({setting: value}, source=f"--{option}")
+    log_to_stderr(log_format, log_level)
     if cluster is not None and not settings.cluster.peers:
         logger.warning("cluster %s: this node is all of it; --peers a:7878,b:7878 names the others", cluster)
-    from headrace.cli.running import run
+    run_hub(settings, ready_file, take_free_ports=False, banner=log_format is LogFormat.TEXT, record=record)
 
-    run(settings, ready_file, take_free_ports=False, banner=log_format is LogFormat.TEXT, record=record)
+
+def run_hub(
+    settings: Settings,
+    ready_file: Path | None,
+    *,
+    take_free_ports: bool,
+    banner: bool,
+    record: Path | None = None,
+) -> None:
+    """Start, say where the doors are, serve, drain. With ``banner`` a person reads that, otherwise the log has it.
+
+    With ``record``, the bytes of every connection are recorded in that directory.
+    """
+    import asyncio
+
+    import uvloop
+
+    from headrace import web
+    from headrace.net.server.malloc_tuning import keep_memory
+    from headrace.net.server.process import Server
+
+    if ready_file is not None and not _in_use(ready_file):
+        # A file that a killed hub left must not be taken for this one's.
+        with _naming(ready_file):
+            ready_file.unlink(missing_ok=True)
+    keep_memory()
+    server = Server(settings, http=web.start, take_free_ports=take_free_ports)
+    announce = _show_banner if banner and sys.stderr.isatty() else _log_ready
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    if record is not None:
+        from headrace.net.server.recording import Recorder, RecordingLoop
+
+        RecordingLoop.recorder = Recorder(record, lambda: server.doors)
+        new_loop = RecordingLoop
+        logger.warning(
+            "what every peer sends and receives is recorded in %s, keys and payloads included", record
+        )
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(server, ready_file, announce))
+
+
+async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Server], None]) -> None:
+    stop = _stop_on_signals()
+    await server.start()
+    # Objects made at start-up stay: a full collection that visits them all would hold up messages for milliseconds.
+    gc.collect()
+    gc.freeze()
+    while True:
+        try:
+            announce(server)
+            with _ready(server, ready_file):
+                again = await _either(stop, server.beginning_anew)
+        finally:
+            await server.drain()
+        if not again:
+            return
+        # A node that fell too far behind starts over from a snapshot; clients see a short restart.
+        server = server.successor()
+        await server.start()
+
+
+async def _either(stop: asyncio.Event, again: asyncio.Event | None) -> bool:
+    """Wait until the hub has to stop or to start over; return whether it is the latter."""
+    import asyncio
+
+    if again is None:
+        await stop.wait()
+        return False
+    waiting = [asyncio.ensure_future(each.wait()) for each in (stop, again)]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return not stop.is_set()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop_once() -> None:
+        for each in signals:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        stop.set()
+
+    for each in signals:
+        loop.add_signal_handler(each, stop_once)
+    return stop
+
+
+@contextlib.contextmanager
+def _ready(server: Server, ready_file: Path | None) -> Iterator[None]:
+    """Keep the ready file for as long as every door accepts."""
+    if ready_file is None:
+        yield
+        return
+    with _naming(ready_file):
+        server.write_ready_file(ready_file)
+    try:
+        yield
+    finally:
+        if _writer(ready_file) == os.getpid():
+            with contextlib.suppress(OSError):
+                ready_file.unlink(missing_ok=True)
+
+
+def _writer(ready_file: Path) -> int | None:
+    """Give the process that a ready file names."""
+    import msgspec
+
+    try:
+        found = msgspec.json.decode(ready_file.read_bytes(), type=dict[str, int | str])
+    except (OSError, msgspec.DecodeError):
+        return None
+    pid = found.get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def _in_use(ready_file: Path) -> bool:
+    """Tell whether a ready file belongs to another hub that is running."""
+    pid = _writer(ready_file)
+    if pid is None or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _naming(ready_file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"a file that can be written; {(error.strerror or str(error)).lower()}"
+        raise ConfigError(str(ready_file), None, source="--ready-file", expected=problem) from None
+
+
+def _log_ready(server: Server) -> None:
+    for door, (wanted, where) in server.moved.items():
+        logger.warning("%s listens on %s: %s is taken", door, where, wanted)
+    doors = ", ".join(f"{door} {address}" for door, address in server.doors.items())
+    logger.info("ready: %s; log %s, head %d", doors, server.hub.log.uuid, server.hub.log.head)
+
+
+def _show_banner(server: Server) -> None:
+    from rich.markup import escape
+
+    out = console(stderr=True)
+    out.print(f"\n[bold]headrace {__version__}[/bold] on node {escape(server.settings.node.name)}\n")
+    for name, value in _banner_rows(server):
+        out.print(f"  [dim]{name:<10}[/dim] {escape(value)}", soft_wrap=True)
+    for door, (wanted, where) in server.moved.items():
+        out.print(f"  [yellow]{door:<10}[/yellow] is on {where}: {wanted} is taken", soft_wrap=True)
+    out.print("\n  [dim]Ctrl-C stops it.[/dim]\n")
+
+
+def _banner_rows(server: Server) -> Iterator[tuple[str, str]]:
+    for door, address in server.doors.items():
+        if door == "http":
+            yield "dashboard", f"http://{address}/"
+        else:
+            yield door, f"{_SCHEMES.get(door, door)}://{address}"
+    log, settings = server.hub.log, server.settings
+    yield "data", str(settings.node.data)
+    yield "log", f"{counted(log.head - log.first + 1, 'message')}, head {log.head}, {log.uuid}"
+    every = f": every {settings.log.fsync_interval * 1000:g} ms" if log.fsync == "interval" else ""
+    yield "fsync", f"{log.fsync}{every}"

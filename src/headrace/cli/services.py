@@ -1,118 +1,41 @@
-"""``services``: named live objects: which there are, what they are, how they change."""
+"""``services``: named live objects that messages create and change."""
 
 from __future__ import annotations
 
+import sys
+from base64 import b64encode
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from headrace.cli.options import (
-    HUB_PANEL,
+from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.help_text import add_command, make_group
+from headrace.cli.terminal.options import (
     ClientId,
-    Door,
+    DoorScheme,
     Json,
+    JsonLines,
     LinkUrl,
-    MessagesAsJson,
-    access,
+    SppUrl,
+    count_option,
+    hub_access,
 )
-from headrace.cli.prose import examples, paragraphs
-from headrace.errors import UsageError
+from headrace.cli.terminal.output import console, plain_table, print_json, print_result, size, wants_json
+from headrace.errors import RefusedError, UsageError, WireError
 
-HELP: Final = paragraphs(
-    """
-    Look at a hub's services, watch one, change one: named live objects that messages create and change.
-
-    watch and put speak SPP, the others ask over the link.
-    """
-)
-EXAMPLES: Final = examples(
-    ("Which are there?", "headrace services list"),
-    ("What is one now?", "headrace services get fleet/42"),
-    ("Change it:", """headrace services put fleet/42 '{"speed": 61}'"""),
-)
-
-LIST_HELP: Final = paragraphs(
-    """
-    Show the services there are, in the order of their creation: id, kind, the message that changed each last, its size.
-
-    A service of kind json is an object, and changes are merged into it; one of kind last is whatever came last.
-    """
-)
-LIST_EXAMPLES: Final = examples(
-    ("For people:", "headrace services list"),
-    ("For a script:", "headrace services list --json | jq -r '.[].id'"),
-)
-
-GET_HELP: Final = paragraphs(
-    """
-    Print what a service is now: in a pipe or a file its bytes as they are, on a terminal as text. --json puts it into
-    {"id":…,"value":…}, with "value_base64" in its place where it is not UTF-8.
-    """
-)
-GET_EXAMPLES: Final = examples(
-    ("Look:", "headrace services get fleet/42"),
-    ("One member:", "headrace services get fleet/42 | jq .speed"),
-)
-
-WATCH_HELP: Final = paragraphs(
-    """
-    Print what a service is, and then each change; a service that does not exist yet is waited for.
-
-    It goes on until --count, Ctrl-C or the end of whoever reads its output. In a pipe, one JSON object a line:
-    {"value":{"speed":60}} first, then {"change":{"speed":61}} with what is merged into it. A service of kind last has
-    no changes but new values: {"value":"text"}, with "value_base64" in its place where that is not UTF-8.
-    """
-)
-WATCH_EXAMPLES: Final = examples(
-    ("Watch:", "headrace services watch fleet/42"),
-    ("Wait for the next change:", "headrace services watch fleet/42 --count 2 | tail -n 1"),
-)
-
-PUT_HELP: Final = paragraphs(
-    """
-    Change a service, or create it: of kind json if its first change is a JSON object, of kind last otherwise.
-
-    What is put into a json service is merged into it (null removes a member). SPP does not acknowledge, but shows what
-    has changed: it ends when the hub has sent the change back, and exits with 1 if that does not come for ten seconds.
-    """
-)
-PUT_EXAMPLES: Final = examples(
-    ("Merge:", """headrace services put fleet/42 '{"speed": 61}'"""),
-    ("From a file:", "headrace services put site/logo --file logo.png"),
-)
-
-CREATE_HELP: Final = paragraphs(
-    """
-    Create a service before anything is put into it, or offer one again that was removed.
-
-    Putting creates a service too, of a kind that follows from what is put. Here the kind is yours to choose, and it is
-    the only way back for an id that was removed: those who are still subscribed move to the new, empty object. A
-    service that is there already stays as it is.
-    """
-)
-CREATE_EXAMPLES: Final = examples(
-    ("An object:", "headrace services create fleet/42"),
-    ("JSON text that is replaced, not merged:", "headrace services create config --kind last"),
-)
-
-REMOVE_HELP: Final = paragraphs(
-    """
-    Remove a service: it is offered to nobody any more.
-
-    Those who have subscribed are told and stay subscribed: what is published under its id still reaches them. Nothing
-    that is published brings it back, only services create does.
-    """
-)
-REMOVE_EXAMPLES: Final = examples(
-    ("Remove:", "headrace services remove fleet/42"),
-    ("And offer it again, empty:", "headrace services create fleet/42"),
-)
+if TYPE_CHECKING:
+    from headrace.client.spp.client import SppClient
 
 
-class Kind(StrEnum):
-    """What a service's object is."""
+_CLIENT: Final = "headrace services"
+_ECHO_SECONDS: Final = 10.0
+"""How long a change may take to come back."""
+
+
+class ServiceKind(StrEnum):
+    """How a service changes."""
 
     JSON = "json"
     LAST = "last"
@@ -120,94 +43,268 @@ class Kind(StrEnum):
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The service's id.")]
 
-SppUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        "-u",
-        metavar="URL",
-        help="The hub's spp door; without it, where the settings here have it: spp://127.0.0.1:3002.",
-        rich_help_panel=HUB_PANEL,
-    ),
-]
+services = make_group(
+    """
+    List a hub's services, watch one, change one: named live objects that messages create and change.
 
-services = typer.Typer(help=HELP, epilog=EXAMPLES, no_args_is_help=True, rich_markup_mode="rich")
+    watch and put speak SPP, the others use the link.
+    """,
+    ("Which are there?", "headrace services list"),
+    ("What is one now?", "headrace services get fleet/42"),
+    ("Change it:", """headrace services put fleet/42 '{"speed": 61}'"""),
+)
 
 
-@services.command("list", help=LIST_HELP, epilog=LIST_EXAMPLES)
+@add_command(
+    services,
+    "list",
+    ("For people:", "headrace services list"),
+    ("For a script:", "headrace services list --json | jq -r '.[].id'"),
+)
 def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show the services there are."""
-    from headrace.cli import services_look
+    """List the services in the order of their creation: id, kind, the message that changed each last, and its size.
 
-    services_look.show_all(access(url, Door.TUBE, client_id), as_json=as_json)
+    A service of kind json is an object, and changes are merged into it; one of kind last is the newest message.
+    """
+    found = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.services())
+    if wants_json(asked=as_json):
+        print_json(found)
+    elif not found:
+        print("there are no services")
+    else:
+        from rich.markup import escape
+
+        from headrace.cli.terminal.rendering import visible
+
+        table = plain_table("id", "kind", right=("created", "changed", "size"))
+        for each in found:
+            name = escape(visible(each["id"].encode()))
+            table.add_row(name, each["kind"], str(each["created"]), str(each["seq"]), size(each["bytes"]))
+        console().print(table)
 
 
-@services.command("get", help=GET_HELP, epilog=GET_EXAMPLES)
+@add_command(
+    services,
+    "get",
+    ("Look:", "headrace services get fleet/42"),
+    ("One member:", "headrace services get fleet/42 | jq .speed"),
+)
 def get(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Print what a service is now."""
-    from headrace.cli import services_look
+    """Print a service's value: in a pipe or a file its bytes as they are, on a terminal as text. --json prints
+    {"id":…,"value":…}, with "value_base64" instead where the value is not UTF-8.
+    """
+    value = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.service(service))
+    if as_json:
+        print_json({"id": service, **as_json_value(value)})
+    elif sys.stdout.isatty():
+        from headrace.cli.terminal.rendering import visible
 
-    services_look.show(access(url, Door.TUBE, client_id), service, as_json=as_json)
+        print(visible(value))
+    else:
+        sys.stdout.buffer.write(value)
 
 
-@services.command("watch", help=WATCH_HELP, epilog=WATCH_EXAMPLES)
+@add_command(
+    services,
+    "watch",
+    ("Watch:", "headrace services watch fleet/42"),
+    ("Wait for the next change:", "headrace services watch fleet/42 --count 2 | tail -n 1"),
+)
 def watch(
     service: Id,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="Stop after this many lines.")
-    ] = None,
-    as_json: MessagesAsJson = False,
+    count: Annotated[int | None, count_option("Stop after this many lines.")] = None,
+    as_json: JsonLines = False,
     url: SppUrl = None,
     client_id: ClientId = None,
 ) -> None:
-    """Print what a service is, and each change."""
-    from headrace.cli import services_live
-    from headrace.cli.output import wants_json
+    """Print a service's value, and then each change; wait for a service that does not exist yet.
 
-    services_live.watch(access(url, Door.SPP, client_id), service, count, as_json=wants_json(asked=as_json))
+    It runs until --count, Ctrl-C or until nobody reads its output. In a pipe, it prints one JSON object a line:
+    {"value":{"speed":60}} first, then {"change":{"speed":61}} with what is merged into it. A service of kind last has
+    new values instead of changes: {"value":"text"}, with "value_base64" instead where that is not UTF-8.
+    """
+    import asyncio
+
+    from headrace.cli.terminal.stderr import log_briefly
+
+    hub = hub_access(url, DoorScheme.SPP, client_id)
+    log_briefly()
+    asyncio.run(_watch(hub, service, count, as_json=wants_json(asked=as_json)))
 
 
-@services.command("put", help=PUT_HELP, epilog=PUT_EXAMPLES)
+@add_command(
+    services,
+    "put",
+    ("Merge:", """headrace services put fleet/42 '{"speed": 61}'"""),
+    ("From a file:", "headrace services put site/logo --file logo.png"),
+)
 def put(
     service: Id,
-    change: Annotated[str | None, typer.Argument(metavar="CHANGE", help="What is put into it.")] = None,
+    change: Annotated[str | None, typer.Argument(metavar="CHANGE", help="The change.")] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Put a file's bytes into it.")
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Take a file's bytes as the change.")
     ] = None,
     url: SppUrl = None,
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Change a service, or create it."""
+    """Change a service, or create it: of kind json if its first change is a JSON object, of kind last otherwise.
+
+    A change of a json service is merged into it (null removes a member). SPP has no acknowledgements, but sends changes
+    to subscribers: the command ends when the hub has sent the change back, and exits with 1 after ten seconds without.
+    """
+    import asyncio
+    import os
+
+    from headrace.cli.terminal.stderr import log_briefly
+
     if (change is None) == (file is None):
         raise UsageError("expected a CHANGE or --file FILE")
-    from headrace.cli import services_live
+    hub = hub_access(url, DoorScheme.SPP, client_id)
+    log_briefly()
+    content = os.fsencode(change or "") if file is None else file.read_bytes()
+    asyncio.run(_put(hub, service, content))
+    if as_json:
+        print_json({"id": service, "put": len(content)})
 
-    services_live.put(access(url, Door.SPP, client_id), service, change, file, as_json=as_json)
 
-
-@services.command("create", help=CREATE_HELP, epilog=CREATE_EXAMPLES)
+@add_command(
+    services,
+    "create",
+    ("An object:", "headrace services create fleet/42"),
+    ("JSON text that is replaced, not merged:", "headrace services create config --kind last"),
+)
 def create(
     service: Id,
     kind: Annotated[
-        Kind,
-        typer.Option("--kind", "-k", help="json: an object, changes are merged. last: what came last."),
-    ] = Kind.JSON,
+        ServiceKind,
+        typer.Option("--kind", "-k", help="json: an object, changes are merged. last: the newest message."),
+    ] = ServiceKind.JSON,
     url: LinkUrl = None,
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Create a service, or offer a removed one again."""
-    from headrace.cli import services_change
+    """Create an empty service, or offer a removed one again.
 
-    services_change.create(
-        access(url, Door.TUBE, client_id), service, "json" if kind is Kind.JSON else "last", as_json=as_json
+    services put creates a service too, of a kind that follows from the first change. Here you choose the kind. It is
+    also the only way back for an id that was removed: its subscribers move to the new, empty object. A service that
+    exists stays as it is.
+    """
+    hub = hub_access(url, DoorScheme.TUBE, client_id)
+    hub.ask(
+        _CLIENT,
+        lambda link: link.create_service(service, "json" if kind is ServiceKind.JSON else "last"),
     )
+    facts = {"id": service, "kind": kind.value}
+    print_result(facts, f"{service} is there, of kind {kind.value}", as_json=as_json)
 
 
-@services.command("remove", help=REMOVE_HELP, epilog=REMOVE_EXAMPLES)
+@add_command(
+    services,
+    "remove",
+    ("Remove:", "headrace services remove fleet/42"),
+    ("And offer it again, empty:", "headrace services create fleet/42"),
+)
 def remove(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Offer a service no longer."""
-    from headrace.cli import services_change
+    """Remove a service: the hub no longer offers it.
 
-    services_change.remove(access(url, Door.TUBE, client_id), service, as_json=as_json)
+    Its subscribers are notified and stay subscribed: messages published under its id still reach them. Publishing does
+    not bring it back, only services create does.
+    """
+    hub = hub_access(url, DoorScheme.TUBE, client_id)
+    removed = hub.ask(_CLIENT, lambda link: link.remove_service(service))
+    sentence = f"removed {service}" if removed else f"{service} was removed before"
+    print_result({"id": service, "removed": removed}, sentence, as_json=as_json)
+
+
+def as_json_value(value: bytes) -> dict[str, Any]:
+    """Give a service's value as JSON: an object, else text, else base64.
+
+    >>> as_json_value(b'{"speed": 61}'), as_json_value(b"61"), as_json_value(b"\\xff")
+    ({'value': {'speed': 61}}, {'value': '61'}, {'value_base64': '/w=='})
+    """
+    from headrace.hub.services.merge_patch import parse_object
+
+    try:
+        return {"value": parse_object(value)}
+    except WireError:
+        return _as_text(value)
+
+
+def _as_text(value: bytes) -> dict[str, str]:
+    try:
+        return {"value": value.decode()}
+    except UnicodeDecodeError:
+        return {"value_base64": b64encode(value).decode()}
+
+
+async def _watch(hub: HubAccess, service: str, count: int | None, *, as_json: bool) -> None:
+    from headrace.cli.terminal.pipes import PipeWriter
+
+    output = PipeWriter(sys.stdout.fileno())
+    left = sys.maxsize if count is None else count
+    line = _json_line if as_json else _text_line
+    with output.while_read():
+        async with hub.spp() as client, client.subscribe(service) as live:
+            await output.write(line("value", live.value))
+            left -= 1
+            while left:
+                change = await anext(live, None)
+                if change is None:
+                    break
+                await output.write(line("change", change))
+                left -= 1
+
+
+def _json_line(what: str, content: Any) -> bytes:
+    """Render a value or a change; a change that is bytes is the new value."""
+    import msgspec
+
+    facts = _as_text(content) if isinstance(content, bytes) else {what: content}
+    return msgspec.json.encode(facts) + b"\n"
+
+
+def _text_line(_what: str, content: Any) -> bytes:
+    import msgspec
+
+    from headrace.cli.terminal.rendering import visible
+
+    text = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    return visible(text).encode() + b"\n"
+
+
+async def _put(hub: HubAccess, service: str, change: bytes) -> None:
+    """Publish a change, and wait until the hub sends it back to this client as a subscriber."""
+    import asyncio
+
+    async with hub.spp() as client:
+        await client.publish(change, topic=service)
+        try:
+            async with asyncio.timeout(_ECHO_SECONDS), client.subscribe(service, "last") as live:
+                shown = live.value or b""
+                while not _contains(shown, change):
+                    shown = await anext(live)
+        except (TimeoutError, StopAsyncIteration):
+            raise RefusedError("unconfirmed", _unconfirmed(hub, client, service)) from None
+
+
+def _contains(shown: bytes, change: bytes) -> bool:
+    """Tell whether what a subscriber was sent, the object or a change to it, includes a change."""
+    from headrace.hub.services.merge_patch import apply, parse_object
+
+    if shown == change:
+        return True
+    try:
+        whole, patch = parse_object(shown), parse_object(change)
+    except WireError:
+        return False
+    return patch in (whole, {}) or apply(whole, patch) == whole
+
+
+def _unconfirmed(hub: HubAccess, client: SppClient, service: str) -> str:
+    problem = f"{hub.url} does not show the change of {service!r} within {_ECHO_SECONDS:g} s"
+    if service in client.offered:
+        return f"{problem}: it may be of a kind that cannot take it, or too long"
+    if hub.credentials is None and not client.offered:
+        return f"{problem}, nor any service: if its auth.required is on, say who you are with --client-id"
+    return f"{problem}, nor the service: it may be removed, or too many are there"

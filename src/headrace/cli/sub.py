@@ -1,108 +1,183 @@
-"""``sub``: print messages as they are delivered."""
+"""``sub``: print messages as the hub delivers them: all of them, or those whose attributes match."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Final
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli.exits import FAILED
-from headrace.cli.options import (
-    HUB_PANEL,
+from headrace.cli.terminal.exits import FAILED, TERMINATED
+from headrace.cli.terminal.options import (
     ClientId,
-    Door,
+    Count,
+    DoorScheme,
     HubTransport,
-    MessagesAsJson,
-    MessagesAsText,
-    MessagesRaw,
-    default_url,
+    JsonLines,
+    RawLines,
+    TextLines,
+    Transport,
+    door_of,
+    find_key,
     hub_url,
-    key_of,
+    url_option,
 )
-from headrace.cli.prose import examples, paragraphs
 from headrace.config.sources import CLIENT_VARIABLE
 from headrace.errors import UsageError
 
-HELP: Final = paragraphs(
-    """
-    Print the hub's messages, in order and without a hole, as they are delivered.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-    It begins with the first message delivered after it has subscribed, or with --from, and goes on until --count,
-    Ctrl-C or the end of whoever reads its output. Messages that nobody could deliver any more are named on stderr, and
-    make it exit with 1. On a terminal it prints text; in a pipe, one JSON object a line:
-    {"seq":1,"payload":"hello"}, with "payload_base64" in place of "payload" where it is not UTF-8.
+    from headrace.cli.terminal.rendering import LineFormat
+    from headrace.client.sdk.client import SdkClient
+    from headrace.errors import LostRangeError
+    from headrace.message import Message
+    from headrace.wire.sdk.predicate import Predicate
 
-    With --where it prints only messages whose attributes are so: city=Praha a value, kind=a|b one of several, x=0..10 a
-    range (0.. and ..10 too), name^=pre a beginning, kind!=a no such value, city and !city that the attribute is there,
-    or is not. Of several, all must hold. These messages come from the sdk door.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Watch:", "headrace sub"),
     ("Everything from the beginning:", "headrace sub --from 1"),
     ("The payloads of the next ten:", "headrace sub --count 10 | jq -r .payload"),
     ("Just the bytes, a line each:", "headrace sub --raw > messages.txt"),
-    ("Only what is about this:", "headrace sub --where 'x=0..10' --where city=Praha"),
+    ("Only messages that match:", "headrace sub --where 'x=0..10' --where city=Praha"),
 )
+
+_AT_ONCE: Final = 512
+"""Messages that are printed in one go, if they are there."""
 
 
 def sub(
     from_seq: Annotated[
         int | None,
-        typer.Option("--from", min=0, metavar="SEQ", help="Begin with this message, fetching what is past."),
+        typer.Option("--from", min=0, metavar="SEQ", help="Begin with this message, fetching older ones."),
     ] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="Stop after this many.")
-    ] = None,
+    count: Count = None,
     wheres: Annotated[
         list[str] | None,
         typer.Option(
             "--where",
             "-w",
             metavar="CONDITION",
-            help="Only messages of which this is true, by their attributes. Repeatable: all must be true.",
+            help="Only messages whose attributes match. Repeatable: all conditions must hold.",
         ),
     ] = None,
-    as_json: MessagesAsJson = False,
-    text: MessagesAsText = False,
-    raw: MessagesRaw = False,
+    as_json: JsonLines = False,
+    text: TextLines = False,
+    raw: RawLines = False,
     url: Annotated[
-        str | None,
-        typer.Option(
-            "--url",
-            "-u",
-            metavar="URL",
-            help="The hub's door; without it, where the settings here have it: fyrehose://127.0.0.1:2323, or"
-            " sdk://127.0.0.1:7253 with --where.",
-            rich_help_panel=HUB_PANEL,
-        ),
+        str | None, url_option("door", "fyrehose://127.0.0.1:2323, or sdk://127.0.0.1:7253 with --where")
     ] = None,
     transport: HubTransport = None,
     client_id: ClientId = None,
 ) -> None:
-    """Print messages as they are delivered."""
-    from headrace.cli.rendering import chosen
+    """Print the hub's messages as they are delivered, in order and without a hole.
 
-    form = chosen(as_json=as_json, text=text, raw=raw)
-    if not wheres:
-        if client_id is not None:
-            raise UsageError("--client-id is for --where: the backbone knows no clients")
-        address = url or default_url(Door.FYREHOSE)
-        if address.lower().startswith("sdk:"):
-            raise UsageError("the sdk door needs --where: what messages must be about")
-        from headrace.cli import subscribing
+    It begins with the first message delivered after it has subscribed, or with --from, and runs until --count, Ctrl-C
+    or until nobody reads its output. Messages that can no longer be delivered are named on stderr, and make it exit
+    with 1. On a terminal it prints text; in a pipe, one JSON object a line: {"seq":1,"payload":"hello"}, with
+    "payload_base64" in place of "payload" where it is not UTF-8.
 
-        if subscribing.subscribe(address, transport, from_seq, count, form):
-            raise typer.Exit(FAILED)
+    With --where it prints only messages whose attributes match: city=Praha a value, kind=a|b one of several, x=0..10 a
+    range (0.. and ..10 too), name^=pre a prefix, kind!=a any other value or none, city and !city that the attribute
+    exists or does not. With several conditions, all must hold. These messages come from the sdk door.
+    """
+    from headrace.cli.terminal.rendering import choose_format
+
+    form = choose_format(as_json=as_json, text=text, raw=raw)
+    if wheres:
+        if transport is not None:
+            raise UsageError("--transport is fyrehose's: leave it out, or --where")
+        from headrace.cli.terminal.attribute_syntax import parse_conditions
+
+        address = hub_url(url, DoorScheme.SDK)
+        _print_matching(address, parse_conditions(wheres), client_id, from_seq, count, form)
         return
-    if transport is not None:
-        raise UsageError("--transport is fyrehose's: leave it out, or --where")
-    address = hub_url(url, Door.SDK)
-    from headrace.cli import subscribing
-    from headrace.cli.attributes import conditions
+    if client_id is not None:
+        raise UsageError("--client-id is for --where: the backbone knows no clients")
+    if url is not None and door_of(url) is DoorScheme.SDK:
+        raise UsageError("the sdk door needs --where: what messages must be about")
+    if url is not None and door_of(url) is DoorScheme.TUBE:
+        raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
+    address = hub_url(url, DoorScheme.FYREHOSE)
+    import asyncio
 
-    asked = conditions(wheres)
+    from headrace.cli.terminal.stderr import log_briefly
+
+    log_briefly()
+    if asyncio.run(_print_all(address, transport, from_seq, count, form)):
+        raise typer.Exit(FAILED)
+
+
+async def _print_all(
+    url: str, transport: Transport | None, from_seq: int | None, count: int | None, form: LineFormat
+) -> list[LostRangeError]:
+    """Print what the backbone delivers; return what could not be delivered."""
+    from headrace.cli.terminal.pipes import PipeWriter
+    from headrace.cli.terminal.rendering import render
+    from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
+
+    output = PipeWriter(sys.stdout.fileno())
+    left = sys.maxsize if count is None else count
+    lost: list[LostRangeError] = []
+    options: FyrehoseOptions = {"from_seq": from_seq, "on_lost": lost.append}
+    if transport is not None:
+        options["transport"] = transport.value
+    with output.while_read():
+        async with FyrehoseClient.at(url, **options) as client:
+            async for batch in client.batches():
+                run = batch.run.slice(0, min(left, len(batch)))
+                await output.write(render(batch.first, run, form))
+                left -= len(run)
+                if not left:
+                    break
+    return lost
+
+
+def _print_matching(
+    url: str,
+    predicates: Mapping[str, Predicate],
+    client_id: str | None,
+    from_seq: int | None,
+    count: int | None,
+    form: LineFormat,
+) -> None:
+    import asyncio
+
+    from headrace.cli.terminal.stderr import log_briefly
+    from headrace.client.sdk.client import SdkClient
+
     client_id = client_id or os.environ.get(CLIENT_VARIABLE) or None
-    key = None if client_id is None else key_of(client_id)
-    subscribing.subscribe_where(address, asked, client_id, key, from_seq, count, form)
+    key = None if client_id is None else find_key(client_id)
+    log_briefly()
+    sdk = SdkClient.at(url, client_id=client_id, key=key, from_seq=from_seq)
+    try:
+        asyncio.run(_print_subscription(sdk, predicates, count, form))
+    except asyncio.CancelledError:
+        raise typer.Exit(TERMINATED) from None
+
+
+async def _print_subscription(
+    sdk: SdkClient, predicates: Mapping[str, Predicate], count: int | None, form: LineFormat
+) -> None:
+    import asyncio
+    import signal
+
+    from headrace.cli.terminal.pipes import PipeWriter
+    from headrace.cli.terminal.rendering import render
+
+    output = PipeWriter(sys.stdout.fileno())
+    left = sys.maxsize if count is None else count
+    this = asyncio.current_task()
+    if this is not None:
+        # As Ctrl-C does: a client whose id was made up for this run unsubscribes on the way out.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    with output.while_read():
+        async with sdk:
+            await sdk.subscribe(predicates)
+            while left and (message := await anext(sdk, None)) is not None:
+                some: list[Message] = [message]
+                while len(some) < min(left, _AT_ONCE) and (message := sdk.at_hand()) is not None:
+                    some.append(message)
+                await output.write(b"".join(render(each.seq, (each.payload,), form) for each in some))
+                left -= len(some)

@@ -1,33 +1,30 @@
-"""``tail``: print messages from any place on, with all that is known of them."""
+"""``tail``: print messages from any position on, with their envelope."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli import completing
-from headrace.cli.options import (
+from headrace.cli.terminal import completion
+from headrace.cli.terminal.options import (
     ClientId,
-    Door,
+    Count,
+    DoorScheme,
+    JsonLines,
     LinkUrl,
-    MessagesAsJson,
-    MessagesAsText,
-    MessagesRaw,
-    access,
+    RawLines,
+    TextLines,
+    hub_access,
 )
-from headrace.cli.prose import examples, paragraphs
 
-HELP: Final = paragraphs(
-    """
-    Print messages from any place on, with their number, time, origin and topic, and go on as they are committed.
+if TYPE_CHECKING:
+    from headrace.cli.terminal.access import HubAccess
+    from headrace.cli.terminal.positions import SequencePosition
+    from headrace.cli.terminal.rendering import LineFormat
 
-    It reads over the link, and the hub picks out what is asked for. In a topic, * stands for anything but a slash and
-    ** for anything. It goes on until --count, Ctrl-C or the end of whoever reads its output. On a terminal it prints
-    text; in a pipe, one JSON object a line, with the whole envelope, as log dump has it.
-    """
-)
-EXAMPLES: Final = examples(
+EXAMPLES: Final = (
     ("Watch:", "headrace tail"),
     ("What came in the last five minutes, and on:", "headrace tail --from -5m"),
     ("Some topics only, from the beginning:", "headrace tail --from earliest --topic 'orders/*'"),
@@ -40,7 +37,7 @@ def tail(
         str,
         typer.Option(
             "--from",
-            metavar="PLACE",
+            metavar="POSITION",
             help="Where to begin: a number, earliest, now, a time (2026-01-31T10:30, 10:30) or -5m (s, m, h, d).",
         ),
     ] = "now",
@@ -52,24 +49,64 @@ def tail(
         typer.Option(
             "--origin",
             metavar="ORIGIN",
-            help="Only what came in this way: fyrehose, tube, spp, … Repeatable.",
-            autocompletion=completing.origins,
+            help="Only messages that came in this way: fyrehose, tube, spp, … Repeatable.",
+            autocompletion=completion.origins,
         ),
     ] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="Stop after this many.")
-    ] = None,
-    as_json: MessagesAsJson = False,
-    text: MessagesAsText = False,
-    raw: MessagesRaw = False,
+    count: Count = None,
+    as_json: JsonLines = False,
+    text: TextLines = False,
+    raw: RawLines = False,
     url: LinkUrl = None,
     client_id: ClientId = None,
 ) -> None:
-    """Print messages from any place on."""
-    from headrace.cli.places import here, parse_place
-    from headrace.cli.rendering import chosen
-    from headrace.cli.tailing import follow
+    """Print messages from any position on, with their number, time, origin and topic, and go on as they are committed.
 
-    form = chosen(as_json=as_json, text=text, raw=raw)
-    place = parse_place("--from", begin, here())
-    follow(access(url, Door.TUBE, client_id), place, topic, origins or None, count, form)
+    It reads over the link, and the hub selects the messages. In a topic pattern, * stands for anything but a slash and
+    ** for anything. It runs until --count, Ctrl-C or until nobody reads its output. On a terminal it prints text; in a
+    pipe, one JSON object a line with the whole envelope, as log dump does.
+    """
+    import asyncio
+
+    from headrace.cli.terminal.positions import parse_position
+    from headrace.cli.terminal.rendering import choose_format
+    from headrace.cli.terminal.stderr import log_briefly
+
+    form = choose_format(as_json=as_json, text=text, raw=raw)
+    position = parse_position("--from", begin)
+    hub = hub_access(url, DoorScheme.TUBE, client_id)
+    log_briefly()
+    asyncio.run(_follow(hub, position, topic, origins or None, count, form))
+
+
+async def _follow(
+    hub: HubAccess,
+    position: SequencePosition,
+    topic: str | None,
+    origins: list[str] | None,
+    count: int | None,
+    form: LineFormat,
+) -> None:
+    from headrace.cli.terminal.pipes import PipeWriter
+    from headrace.cli.terminal.positions import PointInTime, SequenceEnd, sequence_number
+    from headrace.cli.terminal.rendering import render_messages
+    from headrace.message import messages
+
+    output = PipeWriter(sys.stdout.fileno())
+    left = sys.maxsize if count is None else count
+    with output.while_read():
+        async with hub.link("headrace tail") as link:
+            from_seq: int | None = None
+            from_time: float | None = None
+            if isinstance(position, PointInTime):
+                from_time = position.seconds
+            elif position is not SequenceEnd.NOW:
+                from_seq = await sequence_number(link, position)
+            stream = link.follow(from_seq, from_time=from_time, topic=topic, origin=origins).batches()
+            async with stream:
+                async for rows in stream:
+                    some = rows.slice(0, left)
+                    await output.write(render_messages(messages(some), form))
+                    left -= some.num_rows
+                    if not left:
+                        break

@@ -1,14 +1,14 @@
-"""One connection at a time to one of several hosts: opened, replaced when it is lost, closed.
+"""The one reconnecting loop: for every client, and for hubs that dial other hubs.
 
-What a connection is, and what is said on it first, is its :class:`Owner`'s to know: it dials one host. Here is decided
-which host, when, and when not any more. In the background there is one task while a lost connection is replaced, and
-nothing else.
+Strategy: a :class:`DialPlan` decides which host is dialled, how long it has to answer and how long to pause before the
+next round; time and randomness are its arguments. :func:`dial_hosts` and :func:`redial` do what it says, and a
+:class:`Failover` uses them to keep one connection of a client open.
 
-Invariants:
+Invariants of a :class:`Failover`:
 
-- At most one stream exists, and the loss of an earlier one is not heard.
+- At most one connection exists, and the loss of an earlier one is ignored.
 - After :meth:`Failover.close`, or a :meth:`Failover.open` that failed, nothing is left in the event loop.
-- The first reason for the end is the one that is told.
+- The first reason for its end is the one it reports.
 """
 
 from __future__ import annotations
@@ -18,31 +18,150 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, RefusedError, UnreachableError, UsageError
 
-_ATTEMPT_SECONDS: Final = 5.0
-"""How long a host is given to answer when a stream is replaced."""
+ATTEMPT_SECONDS: Final = 5.0
+"""How long each host has to answer."""
 
-_RETRY_SECONDS: Final = 0.05
-_RETRY_MOST_SECONDS: Final = 5.0
-"""The first and the longest delay before the hosts are tried again; each is randomised by half of itself."""
+FIRST_SECONDS: Final = 0.05
+LONGEST_SECONDS: Final = 2.0
+"""The first and the longest pause between rounds; each is twice the one before, and randomised by half of itself."""
 
-_STEADY_SECONDS: Final = 5.0
-"""A stream that lived so long was a good one: delays begin anew."""
+STEADY_SECONDS: Final = 5.0
+"""A connection that lived this long was a good one: pauses start over."""
 
-_CLOSE_SECONDS: Final = 10.0
-"""How long closing waits for the hub to take what was sent."""
+CLOSE_SECONDS: Final = 10.0
+"""How long closing waits for the hub to read what was sent."""
 
 logger = logging.getLogger("headrace.client")
 
+T = TypeVar("T")
+
+
+class DialPlan:
+    """Which of several hosts to dial, for how long, and when again; no socket and no clock."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Address],
+        random: Random,
+        *,
+        attempt: float = ATTEMPT_SECONDS,
+        longest: float = LONGEST_SECONDS,
+        no_answer: str = "no answer",
+        on_failure: Callable[[UnreachableError], object] | None = None,
+    ) -> None:
+        self.hosts = list(hosts)
+        """The next host to dial comes first: the last one that answered, until it fails."""
+        self.attempt = attempt
+        self.longest = longest
+        self.no_answer = no_answer
+        """The reason to report for a host that does not answer in time."""
+        self.on_failure = on_failure
+        """Called for each host that cannot be reached."""
+        self.failures = 0
+        """Rounds without an answer and connections that were lost at once, since the last good connection."""
+        self._random = random
+        self._since = float("-inf")
+
+    def deadline(self, now: float, end: float, left: int) -> float:
+        """Share the time until ``end`` among the ``left`` hosts of a round: until when the first of them has."""
+        return now + (end - now) / left
+
+    def failed(self, error: UnreachableError) -> None:
+        """Note that the first host cannot be reached, and put it last."""
+        if self.on_failure is not None:
+            self.on_failure(error)
+        self.hosts.append(self.hosts.pop(0))
+
+    def connected(self, now: float) -> None:
+        """Note that the first host answered."""
+        self._since = now
+
+    def lost(self, now: float, *, useful: bool = False) -> None:
+        """Note the end of a connection: unless it was ``useful`` or steady, the next one is made more slowly."""
+        steady = useful or now - self._since >= STEADY_SECONDS
+        self.failures = 0 if steady else self.failures + 1
+
+    def pause(self) -> float:
+        """Seconds to wait before the next round."""
+        if not self.failures:
+            return 0.0
+        doubled = FIRST_SECONDS * 2.0 ** min(self.failures - 1, 16)
+        return min(self.longest, doubled) * self._random.uniform(0.5, 1.5)
+
+
+async def dial_hosts(
+    plan: DialPlan, dial: Callable[[Address], Awaitable[T]], seconds: float | None = None
+) -> T:
+    """Dial each host once, until one answers; :class:`~headrace.errors.UnreachableError` if none does."""
+    loop = asyncio.get_running_loop()
+    problems: list[UnreachableError] = []
+    end = loop.time() + (plan.attempt * len(plan.hosts) if seconds is None else seconds)
+    for left in range(len(plan.hosts), 0, -1):
+        address = plan.hosts[0]
+        try:
+            async with asyncio.timeout_at(plan.deadline(loop.time(), end, left)):
+                connection = await dial(address)
+        except TimeoutError:
+            problem = UnreachableError(str(address), plan.no_answer)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+            problem = UnreachableError(str(address), reason_of(error))
+        except UnreachableError as error:
+            problem = error
+        else:
+            plan.connected(loop.time())
+            return connection
+        problems.append(problem)
+        plan.failed(problem)
+    addresses = ",".join(problem.address for problem in problems)
+    raise UnreachableError(addresses, "; ".join(dict.fromkeys(problem.reason for problem in problems)))
+
+
+async def redial(
+    plan: DialPlan,
+    dial: Callable[[Address], Awaitable[T]],
+    *,
+    deadline: float | None = None,
+    wanted: Callable[[], Awaitable[None]] | None = None,
+) -> T:
+    """Dial round after round until a host answers.
+
+    No round begins before ``wanted`` returns. After a round that failed at or past the event loop's time ``deadline``,
+    :class:`~headrace.errors.UnreachableError`.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        if pause := plan.pause():
+            await asyncio.sleep(pause)
+        if wanted is not None:
+            await wanted()
+        try:
+            return await dial_hosts(plan, dial)
+        except UnreachableError as error:
+            plan.failures += 1
+            logger.debug("no hub yet: %s", error)
+            if deadline is not None and loop.time() >= deadline:
+                raise
+
+
+async def keep_dialling(
+    plan: DialPlan, dial: Callable[[Address], Awaitable[T]], over: Callable[[T], Awaitable[bool]]
+) -> None:
+    """Dial for ever: again whenever ``over`` returns, which tells whether the connection was useful."""
+    while True:
+        connection = await redial(plan, dial)
+        useful = await over(connection)
+        plan.failures = 0 if useful else plan.failures + 1
+
 
 class Dialled(Protocol):
-    """A connection that was made."""
+    """A connection that a :class:`Failover` keeps."""
 
     @property
     def ended(self) -> str | None:
@@ -56,51 +175,52 @@ class Dialled(Protocol):
 
 
 S = TypeVar("S", bound=Dialled)
-S_co = TypeVar("S_co", bound=Dialled, covariant=True)
-
-
-class Owner(Protocol[S_co]):
-    """Who uses the connections."""
-
-    async def dial(self, address: Address) -> S_co:
-        """Connect to a host, and say and hear what comes first.
-
-        ``OSError`` or :class:`~headrace.errors.UnreachableError` if that host is of no use now,
-        :class:`~headrace.errors.RefusedError` if no host is, ever. Nothing is left if it fails or is cancelled.
-        """
-
-    async def wanted(self) -> None:
-        """Return when a stream that was lost is to be replaced."""
-
-    def ended(self) -> None:
-        """There will be no stream any more: see :attr:`Failover.over`."""
 
 
 class Failover(Generic[S]):
-    """The way to one of several hosts."""
+    """Keeps one connection to one of several hosts; a task runs only while a lost connection is replaced."""
 
-    def __init__(self, hosts: Sequence[Address], owner: Owner[S], random: Random) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Address],
+        random: Random,
+        dial: Callable[[Address], Awaitable[S]],
+        *,
+        wanted: Callable[[], Awaitable[None]] | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        """``dial`` connects to a host and exchanges what comes first.
+
+        It raises ``OSError`` or :class:`~headrace.errors.UnreachableError` if that host is of no use now,
+        :class:`~headrace.errors.RefusedError` if no host will ever be, and leaves nothing if it fails or is cancelled.
+        ``wanted`` returns when a lost connection is to be replaced; without it, that is at once. ``on_end`` is called
+        when there will be no connection any more: see :attr:`over`.
+        """
+        self.plan = DialPlan(hosts, random)
         self.over: HeadraceError | None = None
-        """Why there will be no stream any more."""
+        """Why there will be no connection any more."""
         self.connects = 0
-        """Streams that were made, the first one included."""
+        """Connections that were made, the first one included."""
         self.disconnects = 0
-        """Streams that were lost."""
-        self._hosts = list(hosts)
-        self._owner = owner
-        self._random = random
+        """Connections that were lost."""
+        self._dial_host = dial
+        self._wanted = wanted
+        self._on_end = on_end
         self._loop: asyncio.AbstractEventLoop
         self._opened = False
-        self._stream: S | None = None
-        self._since = 0.0
+        self._connection: S | None = None
         self._changed = asyncio.Event()
         self._replacing: asyncio.Task[None] | None = None
-        self._failures = 0
 
     @property
     def current(self) -> S | None:
-        """The stream there is now."""
-        return self._stream
+        """The connection there is now."""
+        return self._connection
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connection is not None
 
     async def open(self, seconds: float) -> None:
         """Connect to the first host that answers; each is tried once."""
@@ -109,7 +229,7 @@ class Failover(Generic[S]):
         self._opened = True
         self._loop = asyncio.get_running_loop()
         try:
-            await self._try_hosts(seconds)
+            self._use(await dial_hosts(self.plan, self._dial, seconds))
         except UnreachableError as error:
             hint = f"{error.reason}; is the hub running there? `headrace serve` starts one"
             self.end(hinted := UnreachableError(error.address, hint))
@@ -119,15 +239,15 @@ class Failover(Generic[S]):
             raise
 
     async def close(self) -> None:
-        """Give up the stream in good order; whoever waits is told."""
-        stream, self._stream = self._stream, None
+        """Close the connection in good order; those who wait for one get an error."""
+        connection, self._connection = self._connection, None
         replacing, self._replacing = self._replacing, None
         if replacing is not None:
             replacing.cancel()
         self.end(ClosedError("the client is closed"))
         try:
-            if stream is not None:
-                await stream.close(self._loop.time() + _CLOSE_SECONDS)
+            if connection is not None:
+                await connection.close(self._loop.time() + CLOSE_SECONDS)
         finally:
             if replacing is not None:
                 with contextlib.suppress(asyncio.CancelledError):
@@ -140,103 +260,73 @@ class Failover(Generic[S]):
         if not self._opened:
             raise UsageError("the client is not open: write `async with headrace.connect(…) as …`")
 
-    async def stream(self) -> S:
-        """The stream, or the next one."""
+    async def connection(self) -> S:
+        """Return the connection, or wait for the next one."""
         self.check()
-        while self._stream is None:
+        while self._connection is None:
             self._changed.clear()
             await self._changed.wait()
             self.check()
-        return self._stream
+        return self._connection
 
     def renew(self) -> None:
-        """Give up the stream for another one, which is opened when this one is closed all the way."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            self._failures = 0
-            self._replacing = self._loop.create_task(self._replace(stream))
+        """Exchange the connection for another one, which is opened once this one is closed all the way."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self.plan.failures = 0
+            self._replacing = self._loop.create_task(self._replace(connection))
 
-    def lost(self, stream: Dialled, reason: str) -> None:
-        """A stream has ended by itself."""
-        if stream is not self._stream:
+    def lost(self, connection: Dialled, reason: str) -> None:
+        """Replace a connection that has ended by itself."""
+        if connection is not self._connection:
             return
-        self._stream = None
+        self._connection = None
         self.disconnects += 1
-        logger.warning("lost the hub at %s: %s", self._hosts[0], reason)
-        steady = self._loop.time() - self._since >= _STEADY_SECONDS
-        self._failures = 0 if steady else self._failures + 1
+        logger.warning("lost the hub at %s: %s", self.plan.hosts[0], reason)
+        self.plan.lost(self._loop.time())
         self._replacing = self._loop.create_task(self._replace())
 
     def end(self, error: HeadraceError) -> None:
         """Stop everything at once."""
         if self.over is None:
             self.over = error
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.abort()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
         if self._replacing is not None and self._replacing is not asyncio.current_task():
             self._replacing.cancel()
         self._changed.set()
-        self._owner.ended()
+        if self._on_end is not None:
+            self._on_end()
 
-    async def _try_hosts(self, seconds: float) -> None:
-        """Connect to the first host that answers, beginning with the last one that did; share the time among them."""
-        deadline = self._loop.time() + seconds
-        problems: list[UnreachableError] = []
-        for left in range(len(self._hosts), 0, -1):
-            now = self._loop.time()
-            try:
-                await self._try_host(self._hosts[0], now + (deadline - now) / left)
-            except UnreachableError as error:
-                problems.append(error)
-                self._hosts.append(self._hosts.pop(0))
-            else:
-                return
-        addresses = ",".join(problem.address for problem in problems)
-        raise UnreachableError(addresses, "; ".join(dict.fromkeys(problem.reason for problem in problems)))
-
-    async def _try_host(self, address: Address, deadline: float) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                stream = await self._owner.dial(address)
-        except TimeoutError:
-            raise UnreachableError(str(address), "no answer") from None
-        except OSError as error:
-            raise UnreachableError(str(address), reason_of(error)) from None
+    async def _dial(self, address: Address) -> S:
+        connection = await self._dial_host(address)
         if self.over is not None:
-            stream.abort()
+            connection.abort()
             raise self.over
-        if stream.ended is not None:
-            raise UnreachableError(str(address), stream.ended)
-        self._stream = stream
-        self._since = self._loop.time()
+        if connection.ended is not None:
+            raise UnreachableError(str(address), connection.ended)
+        return connection
+
+    def _use(self, connection: S) -> None:
+        self._connection = connection
         self.connects += 1
         self._changed.set()
 
     async def _replace(self, old: S | None = None) -> None:
         if old is not None:
-            await old.close(self._loop.time() + _CLOSE_SECONDS)
-        while True:
-            if self._failures:
-                doubled = _RETRY_SECONDS * 2.0 ** min(self._failures - 1, 16)
-                await asyncio.sleep(min(_RETRY_MOST_SECONDS, doubled) * self._random.uniform(0.5, 1.5))
-            await self._owner.wanted()
-            try:
-                await self._try_hosts(_ATTEMPT_SECONDS * len(self._hosts))
-            except UnreachableError as error:
-                self._failures += 1
-                logger.debug("no hub yet: %s", error)
-            except RefusedError as error:
-                logger.warning("%s", error)
-                self.end(error)
-                return
-            else:
-                logger.info("connected again, to %s", self._hosts[0])
-                return
+            await old.close(self._loop.time() + CLOSE_SECONDS)
+        try:
+            self._use(await redial(self.plan, self._dial, wanted=self._wanted))
+        except RefusedError as error:
+            logger.warning("%s", error)
+            self.end(error)
+        else:
+            logger.info("connected again, to %s", self.plan.hosts[0])
 
 
 def reason_of(error: Exception | None) -> str:
-    """Why a connection was not made, or has ended, in words."""
+    """Say why a connection was not made, or has ended."""
     if error is None:
         return "the hub closed the connection"
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, socket.gaierror):

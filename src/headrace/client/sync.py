@@ -1,282 +1,313 @@
-"""Any of our asynchronous clients, for code that has no event loop.
+"""The clients for code without an event loop: the same methods, which block.
 
-Strategy: the client lives in an event loop of its own, in a background thread. A method that is a coroutine there
-blocks here; what is iterated over with ``async for`` there is iterated over with ``for`` here, and ``with`` stands for
-``async with``. That holds for what its methods give as well: streams, subscriptions, members of consumers,
-publishers. A future there is one of :mod:`concurrent.futures` here; anything else is passed through. Threads may share
-a client: properties and methods that do not wait are evaluated in the background thread too, where nothing that they
-look at changes meanwhile.
-
-A step from thread to thread costs tens of microseconds. So a client that receives messages in batches has a method
-``at_hand``, which gives a message without waiting if one is there, and only when there is none the loop is asked.
+:mod:`headrace.client.sync_base` explains how. A test compares each class with its asynchronous one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
-from functools import partial, wraps
-from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
-import uvloop
+import pyarrow as pa
 
-from headrace.errors import ClosedError, UsageError
+from headrace.client.base import Client
+from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
+from headrace.client.link.client import LinkClient, LinkOptions
+from headrace.client.link.consumer import Consumer
+from headrace.client.link.publisher import LinkPublisher
+from headrace.client.link.streams import BatchStream, MessageStream
+from headrace.client.publisher.client import PublisherClient, PublisherOptions
+from headrace.client.sdk.client import SdkClient, SdkOptions
+from headrace.client.spp.client import Json, LiveService, SppClient, SppOptions
+from headrace.client.spp.object_copy import Kind
+from headrace.client.stats import FyrehoseStats, PublisherStats, SdkStats
+from headrace.client.sync_base import (
+    Ahead,
+    Begun,
+    Blocking,
+    Making,
+    Property,
+    SyncClient,
+    SyncContext,
+    SyncIterator,
+    SyncPart,
+    SyncReceiver,
+)
+from headrace.message import Batch, Message
+from headrace.wire.spp import Offer
 
-T = TypeVar("T")
+__all__ = [
+    "Begun",
+    "SyncBatchStream",
+    "SyncClient",
+    "SyncConsumer",
+    "SyncFyrehoseClient",
+    "SyncIterator",
+    "SyncLinkClient",
+    "SyncLinkPublisher",
+    "SyncLiveService",
+    "SyncMessageStream",
+    "SyncPublisherClient",
+    "SyncSdkClient",
+    "SyncSppClient",
+]
+
+V = TypeVar("V")
 
 
-class AsyncClient(Protocol):
-    """What every asynchronous client has; those that are iterated over by message have ``at_hand`` besides."""
-
-    async def open(self) -> Any:
-        """Connect."""
-
-    async def close(self) -> None:
-        """Disconnect; it may be called again."""
-
-
-@runtime_checkable
-class AsyncPart(Protocol):
-    """What a client makes for a part of its work that has to be waited for: a publisher."""
-
-    async def publish(self, rows: Any, /) -> Any:
-        """Send something."""
-
-    async def flush(self) -> None:
-        """Wait until all is sent."""
-
-
-C = TypeVar("C", bound=AsyncClient)
-
-
-class Sync(Generic[C]):
-    """A client whose methods block; ``with`` opens and closes it. :func:`headrace.connect_sync` makes one.
+class SyncFyrehoseClient(SyncReceiver[FyrehoseClient, Message]):
+    """A :class:`~headrace.FyrehoseClient` whose methods block.
 
     >>> import headrace, headrace.testing
-    >>> with headrace.testing.Hub() as hub, headrace.connect_sync(hub.url("fyrehose"), from_seq=1) as backbone:
-    ...     backbone.push(b"hello")
-    ...     next(iter(backbone)).payload
+    >>> with headrace.testing.Hub() as hub, hub.connect_sync("fyrehose://", from_seq=1) as client:
+    ...     client.publish(b"hello")
+    ...     next(client).payload
     b'hello'
     """
 
-    def __init__(self, client: C) -> None:
-        self.client = client
-        """The client itself, for what is to be done in its event loop: see :meth:`wait`."""
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._taking = threading.RLock()
-        self._changing = threading.Lock()
+    @classmethod
+    def at(
+        cls, url: str = "fyrehose://", hosts: str | None = None, **options: Unpack[FyrehoseOptions]
+    ) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
+        return cls(FyrehoseClient.at(url, hosts, **options))
 
-    def open(self) -> Self:
-        """Connect; ``with`` does it."""
-        if self._thread is not None:
-            raise UsageError("a client is opened once: make another one")
-        started: Future[asyncio.AbstractEventLoop] = Future()
-        self._thread = threading.Thread(target=_serve, args=(started,), name="headrace-client", daemon=True)
-        self._thread.start()
-        try:
-            self._loop = started.result()
-        except Exception:
-            self._thread = None
-            raise
-        try:
-            self._wait(self.client.open())
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def close(self) -> None:
-        """Disconnect, and end the thread; it may be called again."""
-        try:
-            self._wait(self.client.close())
-        except ClosedError:
-            return
-        finally:
-            with self._changing:
-                loop, self._loop = self._loop, None
-            if loop is not None and self._thread is not None:
-                loop.call_soon_threadsafe(loop.stop)
-                self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        leave = getattr(self.client, "__aexit__", None)
-        try:
-            if leave is not None:
-                # What ``async with`` waits for at its end, ``with`` waits for: a link's publishes, say.
-                with suppress(ClosedError):
-                    self._wait(leave(kind, error, trace))
-        finally:
-            self.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._attribute(self.client, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        aiter(cast("AsyncIterator[Any]", self.client))
-        return self
-
-    def __next__(self) -> Any:
-        client: Any = self.client
-        with self._taking:
-            message = client.at_hand()
-            return self._step(client, self._taking) if message is None else message
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work of the client's event loop, such as a method of what the client made."""
-        return self._wait(work)
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> Begun[T]:
-        """Begin such work, to wait for it later."""
-        return Begun(self._begin(work))
-
-    def _attribute(self, owner: Any, name: str) -> Any:
-        if isinstance(getattr(type(owner), name, None), property):
-            return self._look(partial(getattr, owner, name))
-        attribute = getattr(owner, name)
-        # What is at hand is taken without asking the loop: that is what it is for.
-        return self._blocking(attribute) if callable(attribute) and name != "at_hand" else attribute
-
-    def _look(self, look: Callable[[], T]) -> T:
-        """Do what need not be waited for, where nothing changes meanwhile: in the loop's thread, if there is one."""
-        if self._loop is None or threading.current_thread() is self._thread:
-            return look()
-        return self._wait(_looked(look))
-
-    def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            bound = partial(method, *args, **kwargs)
-            result = bound() if inspect.iscoroutinefunction(method) else self._look(bound)
-            if inspect.iscoroutine(result):
-                result = self._wait(result)
-            if isinstance(result, asyncio.Future):
-                return self._begin(_result(result))
-            return _Part(self, result) if isinstance(result, AsyncIterator | AsyncPart) else result
-
-        return call
-
-    def _step(self, iterator: AsyncIterator[Any], taking: threading.RLock) -> Any:
-        # One thread at a time has what is iterated over; the others get theirs behind it.
-        with taking:
-            try:
-                item = self._wait(_next(iterator))
-            except ClosedError:
-                if self._thread is None:
-                    raise
-                item = _END
-        if item is _END:
-            raise StopIteration
-        return item
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return Begun(self._begin(work)).wait()
-
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise UsageError(
-                "a callback of the client cannot wait for the client: it runs in the client's thread"
-            )
-        with self._changing:
-            if self._loop is None:
-                work.close()
-                raise ClosedError("the client is not open: write `with headrace.connect_sync(…) as …`")
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+    connected = Property[bool](Client.connected)
+    connects = Property[int](Client.connects)
+    stats = Property[FyrehoseStats](FyrehoseStats)
+    publish = Blocking(FyrehoseClient.publish)
+    batches = Making(FyrehoseClient.batches, SyncIterator[Batch])
 
 
-class Begun(Generic[T]):
-    """Work of a client's event loop that is under way."""
+class SyncSdkClient(SyncReceiver[SdkClient, Message]):
+    """A :class:`~headrace.SdkClient` whose methods block.
 
-    def __init__(self, future: Future[T]) -> None:
-        self._future = future
-
-    def wait(self) -> T:
-        """Wait until it is done; return what it came to."""
-        try:
-            return self._future.result()
-        except CancelledError:
-            raise ClosedError("the client was closed meanwhile") from None
-        except BaseException:
-            # Ctrl-C came while waiting; on a future that is done this does nothing.
-            self._future.cancel()
-            raise
-
-    def cancel(self) -> None:
-        """Let it be, if it is not done."""
-        self._future.cancel()
-
-
-class _Part:
-    """What a client's method gave that is asynchronous itself: a stream, a subscription, a publisher.
-
-    Its methods block, ``for`` and ``with`` stand for ``async for`` and ``async with``.
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("sdk://") as client, hub.connect_sync("tube://") as link:
+    ...     client.subscribe({"city": "Praha"})
+    ...     _ = link.publish(b"hello", attributes={"city": "Praha"})
+    ...     next(client).payload
+    b'hello'
     """
 
-    def __init__(self, client: Sync[Any], part: Any) -> None:
-        self._client = client
-        self._part = part
-        # A message at hand is taken without the loop's knowing, also while a part takes from the same place. Elsewhere
-        # nobody who waits for one stream keeps others from theirs.
-        self._taking = client._taking if hasattr(client.client, "at_hand") else threading.RLock()
+    @classmethod
+    def at(cls, url: str = "sdk://", hosts: str | None = None, **options: Unpack[SdkOptions]) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
+        return cls(SdkClient.at(url, hosts, **options))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._client._attribute(self._part, name)
-
-    def __iter__(self) -> Self:
-        aiter(self._part)
-        return self
-
-    def __next__(self) -> Any:
-        return self._client._step(self._part, self._taking)
-
-    def __enter__(self) -> Self:
-        self._client._wait(self._part.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client._wait(self._part.__aexit__(kind, error, trace))
+    connected = Property[bool](Client.connected)
+    connects = Property[int](Client.connects)
+    stats = Property[SdkStats](SdkStats)
+    client_id = Property[str](SdkClient.client_id)
+    cursor = Property["int | None"](SdkClient.cursor)
+    subscribe = Blocking(SdkClient.subscribe)
+    unsubscribe = Blocking(SdkClient.unsubscribe)
 
 
-_END: Final = object()
+class SyncPublisherClient(SyncClient[PublisherClient]):
+    """A :class:`~headrace.PublisherClient` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("publisher://") as client:
+    ...     client.publish(b"hello", attributes={"x": 5})
+    ...     [message.numbers for message in hub.wait_for(1)]
+    [{'x': 5.0}]
+    """
+
+    @classmethod
+    def at(
+        cls, url: str = "publisher://", hosts: str | None = None, **options: Unpack[PublisherOptions]
+    ) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
+        return cls(PublisherClient.at(url, hosts, **options))
+
+    connected = Property[bool](Client.connected)
+    connects = Property[int](Client.connects)
+    stats = Property[PublisherStats](PublisherStats)
+    publish = Blocking(PublisherClient.publish)
+    flush = Blocking(PublisherClient.flush)
 
 
-async def _looked(look: Callable[[], T]) -> T:
-    return look()
+class SyncLiveService(SyncContext, SyncIterator[V]):
+    """A :class:`~headrace.LiveService` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("spp://") as client:
+    ...     client.publish({"speed": 61}, topic="fleet/42")
+    ...     with client.subscribe("fleet/42") as service:
+    ...         service.value
+    {'speed': 61}
+    """
+
+    id = Property[str]()
+    kind = Property["Kind | None"](LiveService.kind)
+    removed = Property[bool](LiveService.removed)
+    conflated = Property[int](LiveService.conflated)
+    close = Blocking(LiveService.close)
+
+    def open(self) -> Self:
+        """Subscribe and wait for the object; ``with`` does it."""
+        return self.__enter__()
+
+    @property
+    def value(self) -> V | None:
+        """The object: a ``dict`` (not to be changed) or ``bytes``; ``None`` before it is known."""
+        return self._thread.look(lambda: cast("LiveService[V]", self._async).value)
 
 
-async def _result(future: asyncio.Future[T]) -> T:
-    return await future
+class SyncSppClient(SyncClient[SppClient]):
+    """An :class:`~headrace.SppClient` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("spp://") as client:
+    ...     client.publish({"speed": 61}, topic="fleet/42")
+    ...     next(client.offers()).service
+    'fleet/42'
+    """
+
+    @classmethod
+    def at(cls, url: str = "spp://", hosts: str | None = None, **options: Unpack[SppOptions]) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
+        return cls(SppClient.at(url, hosts, **options))
+
+    connected = Property[bool](Client.connected)
+    connects = Property[int](Client.connects)
+    offered = Property["tuple[str, ...]"](SppClient.offered, opens=True)
+    publish = Blocking(SppClient.publish)
+    offers = Making(SppClient.offers, SyncIterator[Offer])
+
+    @overload
+    def subscribe(self, service: str, kind: Literal["json"]) -> SyncLiveService[Json]: ...
+
+    @overload
+    def subscribe(self, service: str, kind: Literal["last"]) -> SyncLiveService[bytes]: ...
+
+    @overload
+    def subscribe(self, service: str, kind: None = None) -> SyncLiveService[Json | bytes]: ...
+
+    def subscribe(self, service: str, kind: Kind | None = None) -> SyncLiveService[Any]:
+        """Return a service's live object; ``with`` subscribes, and waits until the service is offered.
+
+        ``kind`` says what the object is where that cannot be seen from it: ``"last"`` for JSON text that each change
+        replaces, without merging.
+        """
+        self._prepare()
+        return SyncLiveService(self, self._thread.look(lambda: self._async.subscribe(service, kind)))
 
 
-async def _next(iterator: AsyncIterator[T]) -> T | object:
-    return await anext(iterator, _END)
+class SyncBatchStream(SyncContext, SyncIterator[pa.RecordBatch]):
+    """A :class:`~headrace.BatchStream` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     _ = link.publish([b"a", b"b"])
+    ...     [rows.num_rows for rows in link.read()]
+    [2]
+    """
+
+    cursor = Property["int | None"]()
+    begun = Blocking(BatchStream.begun)
+    close = Blocking(BatchStream.aclose)
 
 
-def _serve(started: Future[asyncio.AbstractEventLoop]) -> None:
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            loop = runner.get_loop()
-            started.set_result(loop)
-            loop.run_forever()
-    except BaseException as error:
-        if started.done():
-            raise
-        # There is no loop (too many open files, say): whoever waits for it is told.
-        started.set_exception(error)
+class SyncMessageStream(SyncContext, SyncIterator[Message]):
+    """A :class:`~headrace.MessageStream` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link, link.follow(from_seq=1) as stream:
+    ...     _ = link.publish(b"hello")
+    ...     next(stream).payload, stream.cursor
+    (b'hello', 2)
+    """
+
+    cursor = Property["int | None"](MessageStream.cursor)
+    begun = Blocking(MessageStream.begun)
+    close = Blocking(MessageStream.aclose)
+    batches = Making(MessageStream.batches, SyncBatchStream)
+
+
+class SyncConsumer(SyncContext, SyncIterator[Message]):
+    """A :class:`~headrace.Consumer` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link, link.consumer("billing") as consumer:
+    ...     _ = link.publish(b"one mill wheel")
+    ...     consumer.ack(next(consumer))
+    True
+    """
+
+    name = Property[str]()
+    leave = Blocking(Consumer.leave)
+    ack = Blocking(Consumer.ack)
+    nack = Blocking(Consumer.nack)
+    batches = Making(Consumer.batches, SyncIterator[pa.RecordBatch])
+
+    def join(self) -> Self:
+        """Take part; ``with`` does it. The consumer is created if there is none of this name."""
+        return self.__enter__()
+
+
+class SyncLinkPublisher(SyncPart):
+    """A :class:`~headrace.LinkPublisher` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     publisher = link.publisher("orders")
+    ...     ahead = publisher.send(b"sent ahead")
+    ...     publisher.publish(b"acknowledged").first, ahead.result().first
+    (2, 1)
+    """
+
+    name = Property[str]()
+    unacknowledged = Property[int](LinkPublisher.unacknowledged)
+    publish = Blocking(LinkPublisher.publish)
+    send = Ahead(LinkPublisher.send)
+    flush = Blocking(LinkPublisher.flush)
+
+
+class SyncLinkClient(SyncClient[LinkClient]):
+    """A :class:`~headrace.LinkClient` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     link.publish(b"hello", topic="greetings").first, link.head().head
+    (1, 1)
+    """
+
+    @classmethod
+    def at(cls, url: str = "tube://", hosts: str | None = None, **options: Unpack[LinkOptions]) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
+        return cls(LinkClient.at(url, hosts, **options))
+
+    connected = Property[bool](Client.connected)
+    connects = Property[int](Client.connects)
+    log = Property[str](LinkClient.log, opens=True)
+    publish = Blocking(LinkClient.publish)
+    publisher = Making(LinkClient.publisher, SyncLinkPublisher)
+    flush = Blocking(LinkClient.flush)
+    head = Blocking(LinkClient.head)
+    first_at = Blocking(LinkClient.first_at)
+    read = Making(LinkClient.read, SyncBatchStream)
+    follow = Making(LinkClient.follow, SyncMessageStream)
+    consumer = Making(LinkClient.consumer, SyncConsumer)
+    stage = Blocking(LinkClient.stage)
+    commit = Blocking(LinkClient.commit)
+    abort = Blocking(LinkClient.abort)
+    ask = Blocking(LinkClient.ask)
+    status = Blocking(LinkClient.status)
+    report = Blocking(LinkClient.report)
+    lost = Blocking(LinkClient.lost)
+    report_lost = Blocking(LinkClient.report_lost)
+    newest = Blocking(LinkClient.newest)
+    services = Blocking(LinkClient.services)
+    service = Blocking(LinkClient.service)
+    create_service = Blocking(LinkClient.create_service)
+    remove_service = Blocking(LinkClient.remove_service)
+    snapshot = Blocking(LinkClient.snapshot)
+    subscriptions = Blocking(LinkClient.subscriptions)
+    holds = Blocking(LinkClient.holds)
+    hold = Blocking(LinkClient.hold)
+    release = Blocking(LinkClient.release)
+    consumers = Blocking(LinkClient.consumers)
+    show_consumer = Blocking(LinkClient.show_consumer)
+    reset_consumer = Blocking(LinkClient.reset_consumer)
+    remove_consumer = Blocking(LinkClient.remove_consumer)

@@ -1,18 +1,18 @@
-"""Getting messages that others have: the rest of a view's log, or another node's whole log.
+"""Catching up: fetching the rest of a view's log, or another node's whole log.
 
-A node in normal order that misses messages asks for them (GetState) and appends the answers (NewState), one at a
-time: whatever is lost on the way is asked for again. Any node that is in normal order in the same view can
-answer, since its log is a part of the same one; the primary is asked first, the others in turn when it is silent.
+A node in normal order that misses messages asks for them (GetState) and appends the answers (NewState), one at a time;
+whatever is lost on the way is asked for again. Any node in normal order in the same view can answer, since its log is
+part of the same one. The primary is asked first, the others in turn when it is silent.
 
-To *adopt* a log is to make this one the same: cut back to where the two agree, by their histories, and fetch the
-rest. The three reasons to do so (starting a view as its primary, entering it as a backup, recovering) differ only
-in what follows when it is done.
+To *adopt* a log is to make this one the same: cut back to where the two agree, by their histories, and fetch the rest.
+The three reasons to do so (starting a view as its primary, entering it as a backup, recovering) differ only in what
+follows.
 
-Order matters. The cut lasts before the new history is stored, and that before anything is appended: at whatever
-moment the power fails, the stored history describes the log. A node keeps its old ``last_normal`` until it has all
-of the adopted log, on the disk where that counts, so a half-fetched log never looks like a whole one.
+Order matters. The cut is durable before the new history is stored, and that before anything is appended: whenever the
+power fails, the stored history describes the log. A node keeps its old ``last_normal`` until it has all of the adopted
+log, synced if only synced messages count, so a half-fetched log never looks like a whole one.
 
-A source that has trimmed what is asked says so, and a snapshot is fetched instead.
+A source that has trimmed what is asked for says so, and a snapshot is fetched instead.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from dataclasses import dataclass
 
 from headrace.cluster.effects import FetchSnapshot, Serve, Status
 from headrace.cluster.history import History
-from headrace.cluster.replica_state import Standing
+from headrace.cluster.replica_state import ReplicaState
 from headrace.wire.parcel.body import GetState, NewState
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A log that is being adopted: that of ``source``, up to ``last``."""
+    """The log to adopt: that of ``source``, up to ``last``."""
 
     view: int
     source: int
     last: int
     lone: bool
-    """Whether nobody but ``source`` has it."""
+    """Whether only ``source`` has it."""
     done: Callable[[], None]
 
 
 class CatchUp:
-    """What a replica is fetching, if anything."""
+    """Fetches what a replica lacks."""
 
-    def __init__(self, standing: Standing) -> None:
-        self._standing = standing
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
         self.target: Target | None = None
         self.progressed = 0.0
-        """When something last came."""
+        """When something last arrived."""
         self._wanted = 0
         self._source: int | None = None
         self._asked: int | None = None
-        """The tail when the source was asked, until it has answered: a repeated answer asks nothing anew."""
+        """The tail when the source was asked, until it answers: a repeated answer triggers no new question."""
         self._ask_again = 0.0
         self._known_commit = 0
-        """The highest commit number heard from sources in this view: a snapshot further than that is of another."""
+        """The highest commit number heard in this view: a snapshot beyond it belongs to another view."""
         self._snapshot: int | None = None
         self._tokens = 0
 
     def cancel(self) -> None:
-        """Want nothing any more."""
+        """Stop fetching."""
         self.target = None
         self._source = self._asked = None
         self._wanted = 0
@@ -65,119 +65,119 @@ class CatchUp:
         self._snapshot = None
 
     def adopt(self, target: Target, history: History, *, commit: int) -> bool:
-        """Make this log the same as another; False if the histories do not go back to where they part."""
-        standing = self._standing
+        """Make this log the same as another; False if the histories do not reach back to where they part."""
+        state = self._state
         self.cancel()
-        agreed = standing.history.upto(standing.tail).agreement(standing.tail, history, target.last)
+        agreed = state.history.upto(state.tail).agreement(state.tail, history, target.last)
         if agreed is None:
-            if standing.voter:
+            if state.voter:
                 return False
-            # Without a vote nobody relies on what is cut off here; what is committed is the same everywhere. A log that
-            # no view has written, such as a lone hub's, is not of this cluster, whatever it holds to be committed.
-            agreed = min(standing.commit, target.last) if standing.joined else 0
-        if agreed < standing.commit:
+            # Without a vote, no other node relies on what is cut off here; what is committed is the same everywhere.
+            # A log that no view has written, such as a lone hub's, is not the cluster's, whatever it has committed.
+            agreed = min(state.commit, target.last) if state.joined else 0
+        if agreed < state.commit:
             why = f"message {agreed + 1} is committed here, and not in the cluster"
-            if not standing.joined:
+            if not state.joined:
                 why = "the messages here were not written by the cluster"
-            standing.halt(
+            state.halt(
                 f"{why}: this log is of another history. Stop this node, and have `headrace cluster replace` set "
                 "its log aside"
             )
             return True
-        standing.cut_back(agreed)
-        standing.history = history
-        standing.joined = True
-        standing.persist()
+        state.cut_back(agreed)
+        state.history = history
+        state.joined = True
+        state.persist()
         self.target = target
         self._wanted = target.last
         self._known_commit = commit
-        self.progressed = standing.now
-        standing.advance(min(commit, agreed))
+        self.progressed = state.now
+        state.advance(min(commit, agreed))
         if not self.settle():
             self._ask(target.source)
         return True
 
     def hold(self, target: Target) -> None:
-        """Keep this log as it is, once it is on the disk where that counts."""
+        """Keep this log as it is, once it is synced if only synced messages count."""
         self.cancel()
         self.target = target
-        self.progressed = self._standing.now
+        self.progressed = self._state.now
         self.settle()
 
     def lag(self, last: int) -> None:
-        """The view's log goes up to ``last`` at least."""
-        standing = self._standing
+        """Note that the view's log reaches ``last`` at least."""
+        state = self._state
         self._wanted = max(self._wanted, last)
-        if self._source is None and standing.tail < self._wanted and standing.primary is not None:
-            self._ask(standing.primary)
+        if self._source is None and state.tail < self._wanted and state.primary is not None:
+            self._ask(state.primary)
 
     def inquire(self) -> None:
-        """Ask the others in turn for news, as nothing is heard from the primary."""
+        """Ask the other nodes in turn for news: the primary is silent."""
         if self._source is None:
-            self._ask(self._after(self._standing.primary))
+            self._ask(self._after(self._state.primary))
 
     def settle(self) -> bool:
-        """Whether nothing (more) is being adopted, now that the log has grown or was synced."""
-        standing, target = self._standing, self.target
+        """Finish adopting if the log has grown, or was synced, far enough; return whether nothing is being adopted."""
+        state, target = self._state, self.target
         if target is None:
             return True
-        if standing.durable < target.last:
+        if state.durable < target.last:
             return False
         self.cancel()
         target.done()
         return True
 
     def get_state(self, sender: int, body: GetState) -> None:
-        """Somebody wants what follows a number: a node of the same view, or before a view starts, its primary."""
-        standing = self._standing
-        if body.view != standing.view:
+        """Serve what follows a number to a node of the same view or, before a view starts, to its primary."""
+        state = self._state
+        if body.view != state.view:
             return
-        frozen = standing.status is Status.VIEW_CHANGE and sender == standing.primary and self.target is None
-        if (standing.status is Status.NORMAL or frozen) and body.last <= standing.tail:
-            standing.note(Serve(sender, body.view, body.last + 1, standing.tail, standing.commit))
+        frozen = state.status is Status.VIEW_CHANGE and sender == state.primary and self.target is None
+        if (state.status is Status.NORMAL or frozen) and body.last <= state.tail:
+            state.note(Serve(sender, body.view, body.last + 1, state.tail, state.commit))
 
     def new_state(self, sender: int, body: NewState) -> None:
-        """What was asked for."""
-        standing, target = self._standing, self.target
-        if sender != self._source or body.view != (standing.view if target is None else target.view):
+        """Append what was asked for, and ask for more."""
+        state, target = self._state, self.target
+        if sender != self._source or body.view != (state.view if target is None else target.view):
             return
         if self._asked is None or body.first <= self._asked:
             return
         self._asked = None
         self._known_commit = max(self._known_commit, body.commit)
-        if body.first > standing.tail + 1:
+        if body.first > state.tail + 1:
             self._fetch_snapshot(sender)
             return
         last = body.last if target is None else min(body.last, target.last)
-        news = last > standing.tail
+        news = last > state.tail
         if news:
-            standing.append(last)
-            self.progressed = standing.now
-        standing.advance(body.commit)
+            state.append(last)
+            self.progressed = state.now
+        state.advance(body.commit)
         self._go_on(sender if news else None)
 
     def fetched(self, token: int, seq: int | None) -> None:
-        """A snapshot is here, and installed if it still is of use; or it cannot be had."""
-        standing = self._standing
+        """Install the fetched snapshot if it is still of use; go on without it if there is none."""
+        state = self._state
         if token != self._snapshot:
             return
         self._snapshot = None
-        self._ask_again = standing.now + standing.timing.beat
-        if seq is not None and standing.tail < seq <= self._known_commit:
-            standing.install(token, seq)
-            self.progressed = standing.now
+        self._ask_again = state.now + state.timing.beat
+        if seq is not None and state.tail < seq <= self._known_commit:
+            state.install(token, seq)
+            self.progressed = state.now
             self._go_on(self._source)
         else:
             self._go_on(None)
 
     def tick(self) -> None:
-        """Ask again, and somebody else, if no answer came."""
-        standing = self._standing
-        if self._source is None or standing.now < self._ask_again:
+        """Ask again, another node if possible, if no answer came."""
+        state = self._state
+        if self._source is None or state.now < self._ask_again:
             return
         self._snapshot = None
         lone = self.target is not None and self.target.lone
-        if self.target is None and standing.tail >= self._wanted:
+        if self.target is None and state.tail >= self._wanted:
             self._source = None
         else:
             self._ask(self._source if lone else self._after(self._source))
@@ -191,33 +191,33 @@ class CatchUp:
         self.settle()
         if self._source is None:
             return
-        if self._standing.tail < self._wanted:
+        if self._state.tail < self._wanted:
             if source is not None:
                 self._ask(source)
         elif self.target is None:
             self._source = None
 
     def _ask(self, source: int | None) -> None:
-        standing = self._standing
+        state = self._state
         self._source = source
         if source is None:
             return
-        view = standing.view if self.target is None else self.target.view
-        self._asked = standing.tail
-        standing.send(source, GetState(view, standing.tail))
-        self._ask_again = standing.now + standing.timing.beat
+        view = state.view if self.target is None else self.target.view
+        self._asked = state.tail
+        state.send(source, GetState(view, state.tail))
+        self._ask_again = state.now + state.timing.beat
 
     def _fetch_snapshot(self, source: int) -> None:
         if self._snapshot is None:
-            standing = self._standing
+            state = self._state
             self._tokens += 1
             self._snapshot = self._tokens
-            self._ask_again = standing.now + standing.timing.snapshot
-            standing.note(FetchSnapshot(self._snapshot, source, standing.tail))
+            self._ask_again = state.now + state.timing.snapshot
+            state.note(FetchSnapshot(self._snapshot, source, state.tail))
 
     def _after(self, node: int | None) -> int | None:
-        """The next node in turn that is not this one."""
-        others = [other for other in self._standing.nodes if other != self._standing.me]
+        """The next of the other nodes in turn."""
+        others = [other for other in self._state.nodes if other != self._state.me]
         if not others:
             return None
         if node is None:

@@ -1,7 +1,7 @@
-"""What a node of the cluster must not forget: the file it keeps, and what nodes tell one another of it.
+"""A node's memory of its part in the cluster: the file on its disk, and the testimony that nodes send one another.
 
-The file is small and written whole, synced, only when a view changes or a node recovers, never for a batch. It is
-lost with the disk and with nothing else, so its absence is what tells a new or emptied node.
+The file is small. It is written whole and synced when a view changes or a node recovers, never for a batch. It is lost
+only with the disk, so a node without it is new, or was emptied.
 """
 
 from __future__ import annotations
@@ -10,16 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
+from uuid import uuid4
 
 import msgspec
 
 from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError
+from headrace.log import Log
 from headrace.log.checksum import crc32c
 from headrace.log.files import sync_directory, translating, write_whole
+from headrace.log.store import Fsync
 
 MAX_NODES: Final = 64
-"""The most nodes that vote; each of them hears each message."""
+"""The most nodes that vote; each of them gets each message."""
+
+STATE_FILE: Final = "cluster.state"
+"""Beside the segments: it is lost with them, and never without them."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _MAGIC: Final = b"HRCLST\x01\n"
 _U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -30,36 +38,36 @@ _Spans = Annotated[tuple[tuple[_U64, _U64], ...], msgspec.Meta(max_length=MAX_SP
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What is on the disk before a node says anything that depends on it."""
+class DurableState:
+    """The state that is on the disk before a node says anything that depends on it."""
 
     view: int = 0
     last_normal: int = 0
     """The last view whose log this node had whole, and in which it took part."""
     commit: int = 0
-    """At least this much is committed, and on this node's disk where that counts."""
+    """At least this much is committed, and synced on this node if only synced messages count."""
     voter: bool = False
     """Whether the node may vote; not while it is new, or has lost something and not recovered yet."""
     nodes: tuple[int, ...] = ()
-    """The ids of the configured cluster, ascending: who is primary of which view. Empty while new."""
+    """Ids of the configured cluster, ascending: they determine each view's primary. Empty while new."""
     incarnations: Mapping[int, int] = field(default_factory=dict)
-    """How often each node has lost its memory, as far as known: votes from an earlier life do not count."""
+    """How often each node has lost its memory, as far as known: votes of an earlier incarnation do not count."""
     history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A state as its file has it, with what tells whether the log beside it is still the same."""
+class StoredState:
+    """A state as stored in its file, with what is needed to check that the log beside it is still the same."""
 
-    state: State
+    state: DurableState
     boot: str
-    """The boot of the machine in which it was written."""
+    """Id of the machine's boot during which it was written."""
     log: str
-    """The uuid of the log."""
+    """Uuid of the log."""
 
 
 class Testimony(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a node tells of itself behind DoViewChange, StartView and RecoveryResponse, as their bulk."""
+    """A node's account of itself: the bulk of DoViewChange, StartView and RecoveryResponse."""
 
     voter: bool
     nodes: _Nodes
@@ -68,18 +76,18 @@ class Testimony(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @property
     def history(self) -> History:
-        """The spans; what cannot be a history raises."""
+        """The spans as a history; raises if they are none."""
         return History(self.spans)
 
 
-def tell(state: State, history: History) -> bytes:
-    """A node's testimony as bulk."""
+def serialize_testimony(state: DurableState, history: History) -> bytes:
+    """Make bulk of a node's testimony."""
     spans = tuple((span.view, span.first) for span in history.spans)
     return _ENCODER.encode(Testimony(state.voter, state.nodes, dict(state.incarnations), spans))
 
 
-def hear(bulk: bytes) -> Testimony:
-    """A testimony from bulk; whatever it is not raises."""
+def parse_testimony(bulk: bytes) -> Testimony:
+    """Parse a testimony."""
     try:
         heard = _DECODER.decode(bulk)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -88,16 +96,28 @@ def hear(bulk: bytes) -> Testimony:
     return heard
 
 
-def save(path: Path, kept: Kept) -> None:
-    """Bring the state to the disk: when this returns, it lasts through a power failure."""
-    body = _KEPT.encode(_File.of(kept))
+def save(path: Path, stored: StoredState) -> None:
+    """Write the state; when this returns, it survives a power failure."""
+    state = stored.state
+    file = _File(
+        state.view,
+        state.last_normal,
+        state.commit,
+        state.voter,
+        state.nodes,
+        dict(state.incarnations),
+        tuple((span.view, span.first) for span in state.history.spans),
+        stored.boot,
+        stored.log,
+    )
+    body = _ENCODER.encode(file)
     with translating(path):
         write_whole(path, _MAGIC + crc32c(body).to_bytes(4, "little") + body, sync=True)
         sync_directory(path.parent)
 
 
-def load(path: Path) -> Kept | None:
-    """The state that was saved last; None where there is none."""
+def load(path: Path) -> StoredState | None:
+    """Read the state that was saved last; None if there is none. A damaged file raises: it is not none."""
     with translating(path):
         if not path.exists():
             return None
@@ -106,10 +126,39 @@ def load(path: Path) -> Kept | None:
     if head != _MAGIC or data[len(_MAGIC) : len(_MAGIC) + 4] != crc32c(body).to_bytes(4, "little"):
         raise DamagedError(str(path), 0, 1, None, "the cluster's state does not match its checksum")
     try:
-        return _FILE.decode(body).kept()
+        return _FILE.decode(body).stored()
     except (msgspec.DecodeError, MalformedError) as error:
         reason = f"the cluster's state is of an unknown form ({error})"
         raise DamagedError(str(path), len(_MAGIC), 1, None, reason) from None
+
+
+def open_log(directory: Path, *, fsync: Fsync, segment_bytes: int) -> tuple[Log, StoredState | None]:
+    """Open a node's log, of which only what is known to be committed is shown, and read its state."""
+    stored = load(directory / STATE_FILE) if directory.exists() else None
+    committed = None if stored is None else stored.state.commit
+    return Log.open(directory, fsync=fsync, segment_bytes=segment_bytes, committed=committed), stored
+
+
+def is_intact(log: Log, stored: StoredState | None) -> bool:
+    """Whether everything this node may have vouched for is still there; when in doubt, it is not."""
+    if stored is None or stored.log != str(log.uuid):
+        return False
+    return log.fsync == "always" or stored.boot == _boot()
+
+
+def remember(log: Log, state: DurableState) -> StoredState:
+    """Save the state beside the log it belongs to."""
+    stored = StoredState(state, _boot(), str(log.uuid))
+    save(log.directory / STATE_FILE, stored)
+    return stored
+
+
+def _boot() -> str:
+    """The id of this boot of the machine; without one, every start counts as a boot."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return uuid4().hex
 
 
 class _File(msgspec.Struct):
@@ -125,31 +174,19 @@ class _File(msgspec.Struct):
     boot: str
     log: str
 
-    @classmethod
-    def of(cls, kept: Kept) -> _File:
-        state = kept.state
-        spans = tuple((span.view, span.first) for span in state.history.spans)
-        return cls(
-            view=state.view,
-            last_normal=state.last_normal,
-            commit=state.commit,
-            voter=state.voter,
-            nodes=state.nodes,
-            incarnations=dict(state.incarnations),
-            spans=spans,
-            boot=kept.boot,
-            log=kept.log,
+    def stored(self) -> StoredState:
+        state = DurableState(
+            self.view,
+            self.last_normal,
+            self.commit,
+            self.voter,
+            self.nodes,
+            self.incarnations,
+            History(self.spans),
         )
-
-    def kept(self) -> Kept:
-        history = History(self.spans)
-        state = State(
-            self.view, self.last_normal, self.commit, self.voter, self.nodes, self.incarnations, history
-        )
-        return Kept(state, self.boot, self.log)
+        return StoredState(state, self.boot, self.log)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Testimony)
-_KEPT: Final = msgspec.msgpack.Encoder()
 _FILE: Final = msgspec.msgpack.Decoder(_File)

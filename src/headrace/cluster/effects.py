@@ -1,4 +1,24 @@
-"""What a replica wants done; :mod:`headrace.cluster` says how, and in which order."""
+"""What a replica asks its driver to do, and what the driver owes the replica.
+
+**Starting.** The driver opens the log and its state (:func:`headrace.cluster.durable_state.open_log`) and makes a
+:class:`~headrace.cluster.replica.Replica` of both. ``intact`` says whether everything that this node may have vouched
+for is still there (:func:`~headrace.cluster.durable_state.is_intact`); when in doubt it is not, and the node recovers
+from the others, which takes a second. A replica assumes that the whole log is synced: opening a log syncs it.
+
+**Effects** are carried out in the order of the list, each before the next, and all before the next input; whatever a
+door submits while it is told of a commit waits. If one fails (a full disk, a failed sync), the rest is dropped and the
+replica with it, as if the process had been killed: make another from what the disk has.
+
+**Inputs.** :meth:`Replica.receive` takes each parcel of replication that ``Membership.refusal`` lets pass. The driver
+has checked that the bulk of Prepare and NewState holds the messages ``first`` to ``last``, whole and in order.
+:meth:`Replica.appended` is the hub's commit rule: it is called after this node, while it is
+:meth:`~Replica.accepting`, has numbered and appended a batch. :meth:`Replica.tick` is called at
+:meth:`Replica.next_timer`, which is asked for after every input. :meth:`Replica.vouch` is an operator's word that the
+cluster should go on with what this node has left.
+
+Times are seconds of any clock that does not go back. Streams may lose, repeat and reorder parcels: they are relied on
+for speed alone. The hub bounds what is numbered and not committed (``Hub.congested``).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from headrace.cluster.durable_state import State
+from headrace.cluster.durable_state import DurableState
 from headrace.wire.parcel.body import Replication
 
 
@@ -21,7 +41,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a parcel to one node, ``bulk`` behind it."""
+    """Send a parcel to one node. Without a stream to it, or room on that, drop it: what matters is asked for again."""
 
     to: int
     body: Replication
@@ -32,7 +52,7 @@ class Send:
 class Broadcast:
     """Send a parcel to every other node of the configured cluster.
 
-    The bulk of a Prepare is the messages that it numbers, which the driver has just appended.
+    The bulk of a Prepare is the batch just appended, encoded once for all.
     """
 
     body: Replication
@@ -42,8 +62,9 @@ class Broadcast:
 class Serve:
     """Send ``to`` a NewState of ``view`` with the log's messages from ``first`` on, none past ``last``: a parcel full.
 
-    Where there is none, or the log no longer has ``first``, a NewState without bulk: its ``first`` is the next
-    number, or the oldest one kept, and its ``last`` the number before that.
+    Without any, or if the log no longer has ``first``, send one without bulk: its ``first`` is the next number, or the
+    oldest one kept, and its ``last`` the number before that. If the read happens later, send it only if the replica is
+    still in that view: another may have cut the log back.
     """
 
     to: int
@@ -55,7 +76,10 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append messages ``first`` to ``last`` of those that came with the parcel just received."""
+    """Append messages ``first`` to ``last`` of those that came with the parcel just received.
+
+    They bring their numbers and times; a batch may begin before ``first`` and end after ``last``.
+    """
 
     first: int
     last: int
@@ -63,14 +87,17 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class CutBack:
-    """Remove every message after ``last`` from the log, so that it lasts."""
+    """Remove every message after ``last`` from the log, durably; those who wait for them learn that they are gone."""
 
     last: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Bring the log to the disk, at least up to ``last``; then call ``synced`` with this ``token``."""
+    """Sync the log in a thread, at least up to ``last``; then call ``synced`` with this ``token``.
+
+    A sync that has not begun yet will do. It does not hold up the list.
+    """
 
     token: int
     last: int
@@ -78,14 +105,14 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Bring the state to the disk before any effect that follows."""
+    """Save the state, synced, before any effect that follows."""
 
-    state: State
+    state: DurableState
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Everything up to ``commit`` is committed: show it, acknowledge it."""
+    """Show everything up to ``commit`` at the doors, and acknowledge it: it is committed."""
 
     commit: int
 
@@ -101,7 +128,10 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Begin the log anew behind the snapshot at ``last``, which was fetched as ``token``, so that it lasts."""
+    """Begin the log, and the hub's state with it, anew after the snapshot at ``last``, fetched as ``token``.
+
+    A snapshot that is not installed at once is dropped.
+    """
 
     token: int
     last: int
@@ -109,7 +139,11 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Become:
-    """The replica's part is now another: in ``view``, whose primary is ``primary``, if it has one."""
+    """Take up another status, in ``view``, whose primary is ``primary``, if it has one.
+
+    While the status is normal, publishes go to the primary; otherwise they wait. A node that is no longer primary tells
+    those who wait that the outcome is not known. The membership is told, too, with the replica's nodes once known.
+    """
 
     status: Status
     view: int
@@ -118,7 +152,7 @@ class Become:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The node cannot go on: a person must look. Nothing else follows, ever."""
+    """Stop for good and tell the membership why: a person must look. Nothing is published here; reads go on."""
 
     reason: str
 

@@ -1,12 +1,11 @@
 """Which view wrote which part of a log, so that two logs can be compared without being read.
 
-A history is a short list of spans: *from this sequence number on, that view's primary numbered the messages*. Each
-view starts from one log and has one primary, so a message is known by its number and the view that wrote it: two
-logs that have message *n* from the same view are the same up to *n*. Where they part is then found from the
-newest view that both know.
+A history is a short list of spans: *from this sequence number on, that view's primary numbered the messages*. Each view
+starts from one log and has one primary, so a number and the view that wrote it identify a message: two logs that have
+message *n* from the same view are the same up to *n*. Where they part follows from the newest view that both know.
 
-Spans are added when a view starts, not when it writes, so a history is stored with the view change and costs
-nothing afterwards. A view that wrote nothing leaves no span behind.
+A span is added when a view starts, not when it writes, so a history is stored with the view change and costs nothing
+afterwards. A view that wrote nothing leaves no span.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Final, NamedTuple
 from headrace.errors import MalformedError
 
 MAX_SPANS: Final = 1_024
-"""The oldest spans are forgotten past this many. A node that has to compare older ones than these recovers
-instead (:mod:`~headrace.cluster.recovery`)."""
+"""The oldest spans are forgotten past this many. A node that would need older ones recovers instead
+(:mod:`~headrace.cluster.recovery`)."""
 
 
 class Span(NamedTuple):
@@ -63,17 +62,17 @@ class History:
         return self.spans[-1].first if self.spans else 1
 
     def began(self, view: int, first: int) -> History:
-        """This history once ``view`` has started at ``first``."""
+        """Return this history with ``view`` started at ``first``."""
         kept = [span for span in self.spans if span.first < first]
         return History([*kept, Span(view, first)][-MAX_SPANS:])
 
     def upto(self, tail: int) -> History:
-        """The history of a log that ends at ``tail`` and is otherwise this one."""
+        """Return the history of this log cut back to ``tail``."""
         keep = bisect_right(self.spans, tail + 1, key=lambda span: span.first)
         return self if keep == len(self.spans) else History(self.spans[:keep])
 
     def agreement(self, tail: int, other: History, other_tail: int) -> int | None:
-        """The last sequence number up to which two logs are the same; None if the spans do not go back to it."""
+        """Find the last number up to which two logs are the same; None if the spans do not reach back to it."""
         if not tail or not other_tail:
             return 0
         mine = {span.view: place for place, span in enumerate(self.spans)}

@@ -1,22 +1,21 @@
-"""Who is there: discovery, heartbeat, removal, and a node's own mode.
+"""Membership: discovery, heartbeat, removal, and a node's own mode.
 
-A node asks its configured peers who they are (DscReq), learns from their answers of others, and asks those in turn. It
-sends each neighbour a heartbeat every second, in every mode; who is silent for more than five is removed, and found
-again by being asked again. Any parcel counts as a sign of life.
+A node asks its configured peers for their identity (DscReq), learns of others from their answers, and asks those in
+turn. It sends each neighbour a heartbeat every second, in every mode. A neighbour that is silent for more than five is
+removed, and found again by being asked again. Any parcel counts as a sign of life.
 
-Two things are kept apart. **Neighbours** are whoever introduced themselves; the list grows and shrinks. The
-**cluster** is what was configured: the node itself, and one node at each address of ``cluster.peers``. Only its
-members vote, and silence does not make it smaller. Which id belongs to a configured address is learnt from the
-answer of whoever listens there, and known for good once the cluster has begun (``nodes``).
+**Neighbours** are all nodes that introduced themselves; the list grows and shrinks. The **cluster** is what was
+configured: the node itself, and one node at each address of ``cluster.peers``. Only its members vote, and silence does
+not make it smaller. The id at a configured address is learnt from the answer of the node there, and fixed once the
+cluster has begun (``nodes``).
 
-A node's mode is a table, :data:`MODES`. ``DSC``: it is looking for the others, or for the log. ``WRK``: it has
-the log of its view. ``ERR``: it hears no majority, or cannot go on; it accepts no publish. A fault stays until
-the node is started anew.
+A node's mode is a table, :data:`MODES`. ``DSC``: it is looking for the others, or for the log. ``WRK``: it has the log
+of its view. ``ERR``: it hears no majority, or cannot go on; it accepts no publish. A fault stays until a restart.
 
-Nobody can take another's place: an id that is heard under one name is refused to a second. Who says **hello** behind
-its introduction is a node of this cluster by its name, and with a key by proof; who does not speaks the document alone.
-Such a one never speaks for a node, and gives way if it was first to use a node's id. Who has not introduced itself may
-ask where the sequence is, and nothing else; who is not of the cluster has no part in its replication.
+No node can take another's place: an id that is heard under one name is refused to a second. A node that says **hello**
+after its introduction is of this cluster by its name, and with a key by proof; one that does not speaks the document
+alone. It never speaks for a node, and gives way if it was first to use a node's id. Without an introduction one may ask
+how far the sequence is, and nothing else; a node outside the cluster has no part in its replication.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ from headrace.wire.parcel.body import (
     parse_host,
 )
 from headrace.wire.parcel.stream import Parcel, discovered
-from headrace.wire.state_machine import Machine
+from headrace.wire.state_machine import StateMachine
 
 HEARTBEAT_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 5.0
 
 MAX_STRANGERS: Final = 64
-"""Neighbours that are not of the cluster, so many with a hello and so many without; beyond that they are refused."""
+"""Neighbours outside the cluster, so many with a hello and so many without; more are refused."""
 
 _REPLICATION: Final = frozenset(get_args(Replication))
 
 
-class Event(Enum):
-    """What changes a node's mode."""
+class ModeEvent(Enum):
+    """Event that changes a node's mode."""
 
     ALONE = "no other node is configured"
     CAUGHT_UP = "has the log of its view"
@@ -62,41 +61,34 @@ class Event(Enum):
     FAULT = "cannot go on"
 
 
-MODES: Mapping[tuple[Mode, Event], Mode] = {
-    (Mode.DSC, Event.ALONE): Mode.WRK,
-    (Mode.DSC, Event.CAUGHT_UP): Mode.WRK,
-    (Mode.DSC, Event.SILENCE): Mode.ERR,
-    (Mode.DSC, Event.FAULT): Mode.ERR,
-    (Mode.WRK, Event.BEHIND): Mode.DSC,
-    (Mode.WRK, Event.SILENCE): Mode.ERR,
-    (Mode.WRK, Event.FAULT): Mode.ERR,
-    (Mode.ERR, Event.MAJORITY): Mode.DSC,
+MODES: Mapping[tuple[Mode, ModeEvent], Mode] = {
+    (Mode.DSC, ModeEvent.ALONE): Mode.WRK,
+    (Mode.DSC, ModeEvent.CAUGHT_UP): Mode.WRK,
+    (Mode.DSC, ModeEvent.SILENCE): Mode.ERR,
+    (Mode.DSC, ModeEvent.FAULT): Mode.ERR,
+    (Mode.WRK, ModeEvent.BEHIND): Mode.DSC,
+    (Mode.WRK, ModeEvent.SILENCE): Mode.ERR,
+    (Mode.WRK, ModeEvent.FAULT): Mode.ERR,
+    (Mode.ERR, ModeEvent.MAJORITY): Mode.DSC,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Open a stream to ``host`` and send a DscReq with this node's information; give the answer to ``answered``."""
+class Discover:
+    """Open a stream to ``host``, send a DscReq with this node's identity, and pass the answer to ``answered``."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Recover:
-    """Send a SeqReq to a neighbour, on a stream of one's own."""
-
-    to: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer on the stream from which the request came."""
+class Reply:
+    """Answer on the stream that the request came on."""
 
     parcel: Parcel
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Send a Ping to each of these neighbours."""
 
     to: tuple[int, ...]
@@ -111,46 +103,48 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """A neighbour was added; a member of the cluster may vote."""
+class NeighbourJoined:
+    """A neighbour was added; members of the cluster may vote."""
 
     node: NodeInfo
     member: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    """A neighbour was silent for too long."""
+class NeighbourRemoved:
+    """A neighbour was silent too long."""
 
     node: NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """This node's mode is now another: tell the neighbours by StateChange."""
+class ModeChanged:
+    """This node's mode has changed: tell the neighbours by StateChange."""
 
     mode: Mode
 
 
-Effect: TypeAlias = Ask | Recover | Answer | Beat | Refuse | Joined | Removed | Changed
+MembershipEffect: TypeAlias = (
+    Discover | Reply | Heartbeat | Refuse | NeighbourJoined | NeighbourRemoved | ModeChanged
+)
 
 
 class Membership:
-    """One node's view of who is there. ``peers`` are the configured hosts, without this node's own.
+    """One node's view of the others. ``peers`` are the configured hosts, without this node's own.
 
-    ``nodes`` are the ids of the cluster as its state has them; empty for one that has not begun.
+    ``nodes`` are the stored ids of the cluster; empty before it has begun.
     """
 
     def __init__(self, me: NodeInfo, peers: Iterable[str], *, nodes: Sequence[int] = ()) -> None:
         self._me = me
         self._peers: dict[tuple[str, int], int | None] = {parse_host(host): None for host in peers}
-        """Which id answers at each configured address."""
+        """Id that answers at each configured address."""
         self._nodes = frozenset(nodes)
         self._neighbours: dict[int, NodeInfo] = {}
         self._heard: dict[int, float] = {}
         self._greeted: set[int] = set()
         """Neighbours that said hello."""
-        self._machine = Machine("parcel", MODES, Mode.DSC)
+        self._machine = StateMachine("parcel", MODES, Mode.DSC)
         self._fault: str | None = None
         self._normal = False
         self._majority_heard = 0.0
@@ -158,7 +152,7 @@ class Membership:
 
     @property
     def me(self) -> NodeInfo:
-        """This node, with its mode as it is."""
+        """This node's identity, with its present mode."""
         return replace(self._me, mode=self.mode)
 
     @property
@@ -168,73 +162,75 @@ class Membership:
 
     @property
     def fault(self) -> str | None:
-        """Why the node cannot go on, if so."""
+        """Reason why the node cannot go on, if any."""
         return self._fault
 
     @property
     def size(self) -> int:
-        """How many nodes the configured cluster has."""
+        """Number of nodes in the configured cluster."""
         return len(self._peers) + 1
 
     @property
     def members(self) -> frozenset[int]:
-        """The ids, as far as known, of the other nodes that vote."""
+        """Ids of the other nodes that vote, as far as known."""
         known = self._nodes or {node for node in self._peers.values() if node is not None}
         return frozenset(known) - {self._me.id}
 
     @property
     def neighbours(self) -> tuple[NodeInfo, ...]:
-        """Whoever is there, those heard last first."""
+        """All neighbours, those heard last first."""
         return tuple(sorted(self._neighbours.values(), key=lambda node: self._heard[node.id], reverse=True))
 
     def age(self, node: int, now: float) -> float | None:
-        """How long ago a neighbour was last heard; None if it is none."""
+        """Seconds since a neighbour was last heard; None if it is not one."""
         return now - self._heard[node] if node in self._heard else None
 
     def at(self, host: str) -> int | None:
-        """Which id answers at a configured address, if it is known."""
+        """The id that answers at a configured address, if known."""
         return self._peers.get(parse_host(host))
 
-    def start(self, now: float) -> list[Effect]:
-        """The first input."""
+    def start(self, now: float) -> list[MembershipEffect]:
+        """Begin: the first input."""
         self._majority_heard = now
         self._beat = now + HEARTBEAT_SECONDS
         if not self._peers:
-            return self._step(Event.ALONE)
+            return self._step(ModeEvent.ALONE)
         return self._ask_missing()
 
     def began(self, nodes: Sequence[int]) -> None:
-        """The cluster has begun, or told who it is: these are its ids."""
+        """Learn the cluster's ids: it has begun."""
         self._nodes = frozenset(nodes)
 
     def is_node(self, node: int) -> bool:
-        """Whether an id is a node's: of the cluster, or of somebody here who said hello."""
+        """Whether an id is in use by a node of the cluster, or by a neighbour that said hello."""
         return node in self._greeted or node in self.members
 
     def asked(
         self, identity: NodeInfo, now: float, *, tag: int = 0, hello: bool = True, proven: bool = True
-    ) -> list[Effect]:
-        """A DscReq: add the sender, and tell whom this node knows; ``tag`` bytes go behind that.
+    ) -> list[MembershipEffect]:
+        """Answer a DscReq: add its sender and list the neighbours; ``tag`` bytes follow the answer.
 
-        One that is not ``proven`` may be an old one, sent again by somebody else: its sender is added by
-        :meth:`proved`, when it has shown that it is there.
+        One that is not ``proven`` may be a recording: its sender is added by :meth:`proved`, once it has shown that
+        it is there.
         """
         refusal = self._claim(identity, now, hello=hello)
         if refusal is not None:
             return [Refuse(Fault.BAD_REQ, refusal)]
         effects = self._add(identity, now, hello=hello) if proven else []
         others = [node for node in self.neighbours if node.id != identity.id]
-        return [*effects, Answer(discovered(self.me, others, tag=tag))]
+        return [*effects, Reply(discovered(self.me, others, tag=tag))]
 
-    def proved(self, identity: NodeInfo, now: float) -> list[Effect]:
-        """The sender of a DscReq that was not proven is there."""
+    def proved(self, identity: NodeInfo, now: float) -> list[MembershipEffect]:
+        """Add the sender of an unproven DscReq: it is there."""
         refusal = self._claim(identity, now, hello=True)
         if refusal is not None:
             return [Refuse(Fault.BAD_REQ, refusal)]
         return self._add(identity, now, hello=True)
 
-    def answered(self, host: str, answer: DscRes, now: float, *, hello: bool = True) -> list[Effect]:
-        """The DscRes of whoever listens at ``host``: add it, and everyone it knows."""
+    def answered(
+        self, host: str, answer: DscRes, now: float, *, hello: bool = True
+    ) -> list[MembershipEffect]:
+        """Take the DscRes of the node at ``host``: add it, and ask those that it names."""
         if not answer.neighbours:
             return [Refuse(Fault.BAD_RES, "a DscRes lists its sender first")]
         responder, *others = answer.neighbours
@@ -244,38 +240,38 @@ class Membership:
             return [Refuse(Fault.BAD_RES, refusal)]
         if address in self._peers:
             self._peers[address] = responder.id
-        effects = [*self._add(responder, now, hello=hello), Recover(responder.id)]
+        effects = self._add(responder, now, hello=hello)
         known = {node.address for node in self._neighbours.values()} | {self._me.address}
         for node in others:
-            # What another tells of a node is a reason to ask it, not to believe it.
+            # Being named by another is a reason to be asked, not to be believed.
             if node.id != self._me.id and node.id not in self._neighbours and node.address not in known:
                 known.add(node.address)
-                effects.append(Ask(node.host))
+                effects.append(Discover(node.host))
             if len(known) > MAX_STRANGERS + self.size:
                 break
         return [*effects, *self._judge(now)]
 
-    def sequence_asked(self, sender: int, head: int, now: float) -> list[Effect]:
-        """A SeqReq: the sender is taken to be at work from here on."""
+    def sequence_asked(self, sender: int, head: int, now: float) -> list[MembershipEffect]:
+        """Answer a SeqReq, whose sender counts as working from here on."""
         effects = self.heard(sender, now)
         self.state_change(sender, Mode.WRK)
-        return [*effects, Answer(Parcel(self._me.id, SeqRes(head)))]
+        return [*effects, Reply(Parcel(self._me.id, SeqRes(head)))]
 
     def state_change(self, sender: int, mode: Mode) -> None:
-        """A neighbour's mode is now another."""
+        """Note a neighbour's mode."""
         if sender in self._neighbours:
             self._neighbours[sender] = replace(self._neighbours[sender], mode=mode)
 
-    def heard(self, sender: int, now: float) -> list[Effect]:
-        """Any parcel is a sign of life."""
+    def heard(self, sender: int, now: float) -> list[MembershipEffect]:
+        """Note a sign of life: any parcel is one."""
         if sender in self._neighbours:
             self._heard[sender] = now
         return self._judge(now)
 
     def refusal(self, sender: int, body: Body) -> str | None:
-        """Why a parcel may not come from this sender, if so."""
+        """Reason why this sender may not send this parcel, if any."""
         if isinstance(body, DscReq | DscRes | SeqReq):
-            return None  # anybody may introduce itself, and ask where the sequence is
+            return None  # anyone may introduce itself, and ask how far the sequence is
         if sender == self._me.id:
             return f"id {sender} is this node's own"
         if sender not in self._neighbours:
@@ -284,27 +280,27 @@ class Membership:
             return f"id {sender} is not of this cluster"
         return None
 
-    def replica_is(self, status: Status, now: float) -> list[Effect]:
-        """What the replica is doing now."""
+    def replica_is(self, status: Status, now: float) -> list[MembershipEffect]:
+        """Note the replica's status."""
         self._normal = status is Status.NORMAL
         return self._judge(now)
 
-    def failed(self, reason: str) -> list[Effect]:
-        """The node cannot go on."""
+    def failed(self, reason: str) -> list[MembershipEffect]:
+        """Note that the node cannot go on."""
         self._fault = reason
-        return self._step(Event.FAULT)
+        return self._step(ModeEvent.FAULT)
 
-    def tick(self, now: float) -> list[Effect]:
-        """Heartbeats, removals, and another try at whoever is missing."""
-        effects: list[Effect] = []
+    def tick(self, now: float) -> list[MembershipEffect]:
+        """Send heartbeats, remove silent neighbours, and ask the missing ones again."""
+        effects: list[MembershipEffect] = []
         for node in [node for node in self._heard if self._is_silent(node, now)]:
             del self._heard[node]
             self._greeted.discard(node)
-            effects.append(Removed(self._neighbours.pop(node)))
+            effects.append(NeighbourRemoved(self._neighbours.pop(node)))
         if now >= self._beat:
             self._beat = now + HEARTBEAT_SECONDS
             if self._neighbours:
-                effects.append(Beat(tuple(self._neighbours)))
+                effects.append(Heartbeat(tuple(self._neighbours)))
             effects += self._ask_missing()
         return [*effects, *self._judge(now)]
 
@@ -314,13 +310,13 @@ class Membership:
         return min([self._beat, *timers])
 
     def sees_majority(self, now: float) -> bool:
-        """Whether so many of the cluster have been heard lately that they, with this node, are a majority."""
+        """Whether the nodes of the cluster heard lately are, with this one, a majority."""
         members = self.members
         recent = sum(not self._is_silent(node, now) for node in self._heard if node in members)
         return recent + 1 > self.size // 2
 
     def _claim(self, node: NodeInfo, now: float, *, hello: bool) -> str | None:
-        """Why a node may not go by its id, if so."""
+        """Reason why a node may not use its id, if any."""
         if node.id == self._me.id:
             if (node.name, node.host) == (self._me.name, self._me.host):
                 return "it is this node itself: say with cluster.address as which of cluster.peers"
@@ -336,7 +332,7 @@ class Membership:
         return None
 
     def _misplaced(self, address: tuple[str, int], responder: NodeInfo) -> str | None:
-        """Why a node may not be the one at a configured address, if so."""
+        """Reason why a node may not be the one at a configured address, if any."""
         if address not in self._peers:
             return None
         if self._nodes and responder.id not in self._nodes:
@@ -352,35 +348,34 @@ class Membership:
         members = self.members
         return sum(node not in members and (node in self._greeted) == hello for node in self._neighbours)
 
-    def _add(self, node: NodeInfo, now: float, *, hello: bool) -> list[Effect]:
+    def _add(self, node: NodeInfo, now: float, *, hello: bool) -> list[MembershipEffect]:
         new = node.id not in self._neighbours
         if hello:
             self._greeted.add(node.id)
         self._neighbours[node.id] = node
         self._heard[node.id] = now
-        return [Joined(node, node.id in self.members)] if new else []
+        return [NeighbourJoined(node, node.id in self.members)] if new else []
 
-    def _ask_missing(self) -> list[Effect]:
-        """Ask at each configured address whose node is not there."""
+    def _ask_missing(self) -> list[MembershipEffect]:
         return [
-            Ask(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            Discover(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             for (host, port), node in self._peers.items()
             if node is None or node not in self._neighbours
         ]
 
-    def _judge(self, now: float) -> list[Effect]:
-        """Hold the mode against what is heard and what the replica does."""
+    def _judge(self, now: float) -> list[MembershipEffect]:
+        """Adapt the mode to the nodes heard and to the replica."""
         if self._fault is not None or not self._peers:
             return []
         if self.sees_majority(now):
             self._majority_heard = now
-            effects = self._step(Event.MAJORITY)
-            return effects + self._step(Event.CAUGHT_UP if self._normal else Event.BEHIND)
+            effects = self._step(ModeEvent.MAJORITY)
+            return effects + self._step(ModeEvent.CAUGHT_UP if self._normal else ModeEvent.BEHIND)
         if now >= self._majority_heard + SILENCE_SECONDS or self.mode is Mode.WRK:
-            return self._step(Event.SILENCE)
+            return self._step(ModeEvent.SILENCE)
         return []
 
-    def _step(self, event: Event) -> list[Effect]:
+    def _step(self, event: ModeEvent) -> list[MembershipEffect]:
         if not self._machine.allows(event):
             return []
-        return [Changed(self._machine.step(event))]
+        return [ModeChanged(self._machine.step(event))]

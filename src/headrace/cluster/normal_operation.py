@@ -1,160 +1,160 @@
 """Normal order: the primary numbers, the backups append, a majority commits.
 
-The primary streams each batch to every backup as soon as it is numbered (Prepare), without waiting for the ones
-before: any number may be in flight. A backup appends what follows its tail and says how far it has come
-(PrepareOk). What a majority has, the primary among them, is committed.
+The primary streams each batch to every backup as soon as it is numbered (Prepare), without waiting for the ones before:
+any number may be in flight. A backup appends what follows its tail and confirms how far its log reaches (PrepareOk).
+What a majority has, the primary among them, is committed.
 
-Nothing is sent twice. A primary says regularly how far its log goes (Commit), and a backup that lacks something
-fetches it (:mod:`~headrace.cluster.catchup`); the same heartbeat makes a backup repeat a PrepareOk that was lost.
+Nothing is sent twice. The primary announces its tail regularly (Commit), and a backup that lacks something fetches it
+(:mod:`~headrace.cluster.catchup`); the same heartbeat makes a backup repeat a PrepareOk that was lost.
 
-A backup that hears nothing from the primary is not *content*; nor is a primary that hears no PrepareOk from a
-majority, even if it hears other things from them: a primary whose words do not arrive is no use. What follows
-from that is for :mod:`~headrace.cluster.views`.
+A backup that hears nothing from the primary is not *content*. Nor is a primary that hears no PrepareOk from a majority,
+even if it hears other parcels from them: a primary whose words do not arrive is of no use. What follows from that is
+decided in :mod:`~headrace.cluster.views`.
 """
 
 from __future__ import annotations
 
 from headrace.cluster.catchup import CatchUp
 from headrace.cluster.effects import Status
-from headrace.cluster.replica_state import Standing
+from headrace.cluster.replica_state import ReplicaState
 from headrace.wire.parcel.body import Commit, Prepare, PrepareOk
 
 
-class Normal:
-    """One view's normal order, from either side."""
+class NormalOperation:
+    """Normal order in one view, as primary or as backup."""
 
-    def __init__(self, standing: Standing, catchup: CatchUp) -> None:
-        self._standing = standing
+    def __init__(self, state: ReplicaState, catchup: CatchUp) -> None:
+        self._state = state
         self._catchup = catchup
         self._acknowledged: dict[int, int] = {}
-        """Primary: how far each backup has come in this view."""
+        """Primary: last number that each backup has in this view."""
         self._heard: dict[int, float] = {}
-        """Primary: when each backup last said so. Backup: when the primary was last heard."""
+        """Primary: when each backup last confirmed. Backup: when the primary was last heard."""
         self._begun = 0.0
         self._beat = 0.0
         self._confirmed = 0.0
         self._patience = 0.0
 
     def begin(self) -> None:
-        """Take part in the view, whose log this node has."""
-        standing = self._standing
-        standing.become(Status.NORMAL)
+        """Enter the view, whose log this node has."""
+        state = self._state
+        state.become(Status.NORMAL)
         self._acknowledged = {}
-        self._begun = standing.now
-        self._heard = dict.fromkeys(standing.nodes, standing.now)
-        self._beat = standing.now + standing.timing.beat
-        self._patience = standing.timing.patience * (1 + standing.random.random() / 2)
-        if standing.is_primary:
+        self._begun = state.now
+        self._heard = dict.fromkeys(state.nodes, state.now)
+        self._beat = state.now + state.timing.beat
+        self._patience = state.timing.patience * (1 + state.random.random() / 2)
+        if state.is_primary:
             self._decide()
         else:
             self.confirm()
 
     def content(self) -> bool:
-        """Whether the view does its work, as far as this node can see."""
-        return self._standing.now < self._content_until()
+        """Whether the view works, as far as this node can see."""
+        return self._state.now < self._content_until()
 
     def appended(self, first: int, last: int) -> None:
-        """The primary has numbered and appended a batch."""
-        standing = self._standing
-        standing.appended(last)
-        standing.broadcast(Prepare(standing.view, first, last, standing.commit))
-        self._beat = standing.now + standing.timing.beat
+        """Primary: send out a batch that was numbered and appended here."""
+        state = self._state
+        state.appended(last)
+        state.broadcast(Prepare(state.view, first, last, state.commit))
+        self._beat = state.now + state.timing.beat
         self._decide()
 
     def prepare(self, body: Prepare) -> None:
-        """A backup gets a batch."""
-        standing = self._standing
+        """Backup: append a batch."""
+        state = self._state
         self._heard_primary()
-        if body.first > standing.tail + 1:
+        if body.first > state.tail + 1:
             self._catchup.lag(body.last)
-        elif body.last > standing.tail:
-            standing.append(body.last)
-            if not standing.synced_only:
+        elif body.last > state.tail:
+            state.append(body.last)
+            if not state.synced_only:
                 self.confirm()
         else:
             self.confirm()
-        standing.advance(body.commit)
+        state.advance(body.commit)
 
     def commit(self, body: Commit) -> None:
-        """A backup hears how far the primary's log goes, and how much of it is committed."""
-        standing = self._standing
+        """Backup: learn the primary's tail, and what is committed."""
+        state = self._state
         self._heard_primary()
-        standing.advance(body.commit)
-        if body.last > standing.tail:
+        state.advance(body.commit)
+        if body.last > state.tail:
             self._catchup.lag(body.last)
-        if body.commit < standing.tail or standing.now >= self._confirmed + standing.timing.beat / 2:
+        if body.commit < state.tail or state.now >= self._confirmed + state.timing.beat / 2:
             self.confirm()
 
     def confirm(self) -> None:
-        """A backup says how far it has come."""
-        standing = self._standing
-        if standing.primary is not None:
-            self._confirmed = standing.now
-            standing.send(standing.primary, PrepareOk(standing.view, standing.durable))
+        """Backup: tell the primary how far this log reaches."""
+        state = self._state
+        if state.primary is not None:
+            self._confirmed = state.now
+            state.send(state.primary, PrepareOk(state.view, state.durable))
 
     def prepare_ok(self, sender: int, body: PrepareOk) -> None:
-        """The primary hears how far a backup has come."""
-        standing = self._standing
-        if body.last > standing.tail:
+        """Primary: learn how far a backup's log reaches."""
+        state = self._state
+        if body.last > state.tail:
             return
-        self._heard[sender] = standing.now
+        self._heard[sender] = state.now
         if body.last > self._acknowledged.get(sender, 0):
             self._acknowledged[sender] = body.last
             self._decide()
 
     def synced(self) -> None:
-        """More of the log is on the disk."""
-        if self._standing.is_primary:
+        """Go on: more of the log is synced."""
+        if self._state.is_primary:
             self._decide()
         else:
             self.confirm()
 
     def tick(self) -> None:
-        """Say that there is nothing to say; or, hearing nothing, ask around."""
-        standing = self._standing
-        if standing.now < self._beat:
+        """Primary: send a heartbeat. Backup: ask the others if the primary is silent."""
+        state = self._state
+        if state.now < self._beat:
             return
-        self._beat = standing.now + standing.timing.beat
-        if not standing.is_primary:
+        self._beat = state.now + state.timing.beat
+        if not state.is_primary:
             if not self.content():
                 self._catchup.inquire()
         elif self.content():
-            # One that is not content falls silent, so that the others look for another.
-            standing.broadcast(Commit(standing.view, standing.tail, standing.commit))
+            # A primary that is not content falls silent, so that the others look for another.
+            state.broadcast(Commit(state.view, state.tail, state.commit))
 
     def next_timer(self) -> float:
         """When :meth:`tick` has something to do, or :meth:`content` changes."""
         until = self._content_until()
-        return min(self._beat, until) if self._standing.now < until else self._beat
+        return min(self._beat, until) if self._state.now < until else self._beat
 
     def _heard_primary(self) -> None:
-        standing = self._standing
-        if standing.primary is not None:
-            self._heard[standing.primary] = standing.now
+        state = self._state
+        if state.primary is not None:
+            self._heard[state.primary] = state.now
 
     def _content_until(self) -> float:
-        standing = self._standing
-        if standing.primary is None:
-            # View 0 has nothing to stay for. But who leaves it at once leaves those behind who have just one answer to
-            # get before they begin as well: they would have to recover, and a view that waits for them to start anew.
-            return self._begun + 2 * standing.timing.beat
-        if standing.primary != standing.me:
-            return self._heard.get(standing.primary, 0.0) + self._patience
+        state = self._state
+        if state.primary is None:
+            # View 0 is only there to be left. But not at once: nodes that lack just one answer before they begin would
+            # be left behind and have to recover, and the next view would wait for them.
+            return self._begun + 2 * state.timing.beat
+        if state.primary != state.me:
+            return self._heard.get(state.primary, 0.0) + self._patience
         others = sorted(
-            (self._heard.get(node, 0.0) for node in standing.nodes if node != standing.me), reverse=True
+            (self._heard.get(node, 0.0) for node in state.nodes if node != state.me), reverse=True
         )
-        needed = standing.majority - 1
+        needed = state.majority - 1
         return others[needed - 1] + self._patience if needed else float("inf")
 
     def _decide(self) -> None:
-        """What a majority has appended is committed."""
-        standing = self._standing
-        reached = [self._acknowledged.get(node, 0) for node in standing.nodes if node != standing.me]
-        reached.append(standing.durable)
+        """Commit what a majority has appended."""
+        state = self._state
+        reached = [self._acknowledged.get(node, 0) for node in state.nodes if node != state.me]
+        reached.append(state.durable)
         reached.sort(reverse=True)
-        commit = reached[standing.majority - 1]
-        if commit > standing.commit:
-            standing.advance(commit)
-            if standing.commit == standing.tail:
-                # Under load the next Prepare says it; when there is none, nobody should wait for the heartbeat.
-                standing.broadcast(Commit(standing.view, standing.tail, standing.commit))
+        commit = reached[state.majority - 1]
+        if commit > state.commit:
+            state.advance(commit)
+            if state.commit == state.tail:
+                # Under load the next Prepare says so; without load, nothing should wait for the heartbeat.
+                state.broadcast(Commit(state.view, state.tail, state.commit))

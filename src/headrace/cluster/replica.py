@@ -1,4 +1,4 @@
-"""One node's replica: every input passes here, is held against view and sender, and goes to the rule it concerns."""
+"""One node's replica: every input comes here, is checked against view and sender, and goes to the rule it concerns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from random import Random
 from typing import Final
 
 from headrace.cluster.catchup import CatchUp
-from headrace.cluster.durable_state import State
+from headrace.cluster.durable_state import DurableState
 from headrace.cluster.effects import Effect, Status
-from headrace.cluster.normal_operation import Normal
+from headrace.cluster.normal_operation import NormalOperation
 from headrace.cluster.recovery import Recovering
-from headrace.cluster.replica_state import Standing, Timing
+from headrace.cluster.replica_state import ReplicaState, Timing
 from headrace.cluster.views import Views
 from headrace.errors import MalformedError, UsageError
 from headrace.wire.parcel.body import (
@@ -28,21 +28,21 @@ from headrace.wire.parcel.body import (
 )
 
 MAX_VIEW: Final = 1 << 62
-"""More views than there is time for. A peer that names a later one would leave no room for those that follow."""
+"""More views than there is time for. A peer that names a later one would leave no room for later views."""
 
 
 class Replica:
     """Viewstamped Replication as functions of an input and the time; each returns the effects it asks for.
 
-    ``size`` is how many nodes the configured cluster has, this one included. ``state`` is what :class:`Persist`
-    kept last, None if there is none. ``commit`` is what the log knows to be committed (it was sealed, or is in a
-    snapshot), ``tail`` where the log ends, and ``intact`` whether it ends where it ended before: nothing that was
-    appended, or with ``synced_only`` nothing that was synced, has been lost.
+    ``size`` is the number of nodes in the configured cluster, this one included. ``stored`` is the state saved last,
+    None if there is none. ``commit`` is what the log knows to be committed (it was sealed, or is in a snapshot),
+    ``tail`` its last message, and ``intact`` whether nothing that was appended, or with ``synced_only`` nothing that
+    was synced, has been lost.
     """
 
-    standing_class: type[Standing] = Standing
+    state_class: type[ReplicaState] = ReplicaState
     catchup_class: type[CatchUp] = CatchUp
-    normal_class: type[Normal] = Normal
+    normal_class: type[NormalOperation] = NormalOperation
     views_class: type[Views] = Views
     recovering_class: type[Recovering] = Recovering
 
@@ -51,7 +51,7 @@ class Replica:
         me: int,
         size: int,
         *,
-        state: State | None,
+        stored: DurableState | None,
         commit: int,
         tail: int,
         intact: bool,
@@ -59,10 +59,10 @@ class Replica:
         random: Random,
         timing: Timing | None = None,
     ) -> None:
-        self._standing = self.standing_class(
+        self._state = self.state_class(
             me,
             size,
-            state or State(),
+            stored or DurableState(),
             commit,
             tail,
             synced_only=synced_only,
@@ -70,144 +70,144 @@ class Replica:
             random=random,
         )
         # A log that ends before what it had on the disk has lost something, whatever the caller believes.
-        self._intact = intact and tail >= (state or State()).commit
-        self._catchup = self.catchup_class(self._standing)
-        self._normal = self.normal_class(self._standing, self._catchup)
-        self._views = self.views_class(self._standing, self._catchup, self._normal)
-        self._recovering = self.recovering_class(self._standing, self._catchup, self._normal, self._views)
+        self._intact = intact and tail >= (stored or DurableState()).commit
+        self._catchup = self.catchup_class(self._state)
+        self._normal = self.normal_class(self._state, self._catchup)
+        self._views = self.views_class(self._state, self._catchup, self._normal)
+        self._recovering = self.recovering_class(self._state, self._catchup, self._normal, self._views)
 
     @property
     def status(self) -> Status:
-        """What the replica is doing."""
-        return self._standing.status
+        """Its status."""
+        return self._state.status
 
     @property
     def view(self) -> int:
-        """The view it is in, or on its way to."""
-        return self._standing.view
+        """The view that it is in, or on its way to."""
+        return self._state.view
 
     @property
     def primary(self) -> int | None:
-        """Who numbers messages: where publishes go, while the status is normal."""
-        return self._standing.primary
+        """The node that numbers messages; publishes go there while the status is normal."""
+        return self._state.primary
 
     @property
     def tail(self) -> int:
-        """The last message appended."""
-        return self._standing.tail
+        """Last message appended."""
+        return self._state.tail
 
     @property
     def commit(self) -> int:
-        """The last message known to be committed."""
-        return self._standing.commit
+        """Last message known to be committed."""
+        return self._state.commit
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The ids of the configured cluster; empty while nobody has said."""
-        return self._standing.nodes
+        """Ids of the configured cluster; empty while not known."""
+        return self._state.nodes
 
     @property
     def voter(self) -> bool:
-        """Whether it counts toward a majority."""
-        return self._standing.voter
+        """Whether it counts towards a majority."""
+        return self._state.voter
 
     def accepting(self, now: float) -> bool:
         """Whether this node may number messages now: it is primary, and a majority has answered it lately."""
-        self._standing.now = now
-        return self._standing.is_primary and self._normal.content()
+        self._state.now = now
+        return self._state.is_primary and self._normal.content()
 
     def start(self, now: float) -> list[Effect]:
-        """The first input."""
-        standing = self._standing
-        standing.now = now
-        if standing.size == 1:
-            standing.nodes = (standing.me,)
-            standing.voter = True
+        """Begin: the first input."""
+        state = self._state
+        state.now = now
+        if state.size == 1:
+            state.nodes = (state.me,)
+            state.voter = True
             self._views.resume()
-        elif standing.voter and self._intact:
+        elif state.voter and self._intact:
             self._views.resume()
         else:
             self._recovering.begin()
-        return standing.take_effects()
+        return state.take_effects()
 
     def receive(self, sender: int, body: Replication, bulk: bytes, now: float) -> list[Effect]:
-        """A parcel from a node of the configured cluster."""
-        standing = self._standing
-        standing.now = now
+        """Take a parcel from a node of the configured cluster."""
+        state = self._state
+        state.now = now
         if getattr(body, "view", 0) > MAX_VIEW:
             raise MalformedError("parcel", "view", getattr(body, "view", 0), f"is at most {MAX_VIEW}")
-        known = not standing.nodes or sender in standing.nodes
-        if known and sender != standing.me and standing.status is not Status.FAULTY:
+        known = not state.nodes or sender in state.nodes
+        if known and sender != state.me and state.status is not Status.FAULTY:
             self._dispatch(sender, body, bulk)
-        return standing.take_effects()
+        return state.take_effects()
 
     def appended(self, first: int, last: int, now: float) -> list[Effect]:
-        """This node, the primary, has numbered messages ``first`` to ``last`` and appended them."""
-        standing = self._standing
-        standing.now = now
-        if not standing.is_primary or first != standing.tail + 1:
+        """Send out messages ``first`` to ``last``, which this node, the primary, has numbered and appended."""
+        state = self._state
+        state.now = now
+        if not state.is_primary or first != state.tail + 1:
             raise UsageError(f"messages {first} to {last} are not this node's to number")
         self._normal.appended(first, last)
-        return standing.take_effects()
+        return state.take_effects()
 
     def synced(self, token: int, last: int, now: float) -> list[Effect]:
-        """The sync of this ``token`` has ended, and covers the log up to ``last``."""
-        standing = self._standing
-        standing.now = now
-        if standing.synced_upto(token, last):
-            if standing.status is Status.NORMAL:
+        """Go on after the sync of this ``token``, which covers the log up to ``last``."""
+        state = self._state
+        state.now = now
+        if state.synced_upto(token, last):
+            if state.status is Status.NORMAL:
                 self._normal.synced()
-            elif standing.status is not Status.FAULTY:
+            elif state.status is not Status.FAULTY:
                 self._catchup.settle()
-        return standing.take_effects()
+        return state.take_effects()
 
     def fetched(self, token: int, seq: int | None, now: float) -> list[Effect]:
-        """The snapshot of this ``token`` is here, and is at ``seq``; None if it could not be had."""
-        standing = self._standing
-        standing.now = now
-        if standing.status is not Status.FAULTY:
+        """Go on after fetching the snapshot of this ``token``, which is at ``seq``; None if there was none."""
+        state = self._state
+        state.now = now
+        if state.status is not Status.FAULTY:
             self._catchup.fetched(token, seq)
-        return standing.take_effects()
+        return state.take_effects()
 
     def vouch(self, now: float) -> list[Effect]:
-        """An operator's word: go on with what this node has, whatever it has lost."""
-        standing = self._standing
-        standing.now = now
+        """Go on with what this node has, whatever it has lost, on an operator's word."""
+        state = self._state
+        state.now = now
         self._recovering.vouch()
-        return standing.take_effects()
+        return state.take_effects()
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed."""
-        standing = self._standing
-        standing.now = now
-        if standing.status is Status.FAULTY:
+        """Do what depends on time."""
+        state = self._state
+        state.now = now
+        if state.status is Status.FAULTY:
             return []
         self._catchup.tick()
-        if standing.status is Status.RECOVERING:
+        if state.status is Status.RECOVERING:
             self._recovering.tick()
         else:
-            if standing.status is Status.NORMAL:
+            if state.status is Status.NORMAL:
                 self._normal.tick()
             self._views.tick()
-        return standing.take_effects()
+        return state.take_effects()
 
     def next_timer(self) -> float | None:
         """When :meth:`tick` wants to be called."""
-        standing = self._standing
-        if standing.status is Status.FAULTY:
+        state = self._state
+        if state.status is Status.FAULTY:
             return None
         timers = [self._catchup.next_timer()]
-        if standing.status is Status.RECOVERING:
+        if state.status is Status.RECOVERING:
             timers.append(self._recovering.next_timer())
         else:
             timers.append(self._views.next_timer())
-            if standing.status is Status.NORMAL:
+            if state.status is Status.NORMAL:
                 timers.append(self._normal.next_timer())
         return min(timer for timer in timers if timer is not None)
 
     def _dispatch(self, sender: int, body: Replication, bulk: bytes) -> None:
-        standing = self._standing
-        recovering = standing.status is Status.RECOVERING
+        state = self._state
+        recovering = state.status is Status.RECOVERING
         match body:
             case Recovery():
                 self._recovering.recovery(sender, body)
@@ -216,7 +216,7 @@ class Replica:
             case NewState():
                 self._new_state(sender, body)
             case _ if recovering:
-                pass  # it has no voice, and no ear for what it may have said before
+                pass  # it does not vote, and takes no answers to what it may have said before
             case GetState():
                 self._catchup.get_state(sender, body)
             case StartViewChange():
@@ -225,26 +225,26 @@ class Replica:
                 self._views.do_view_change(sender, body, bulk)
             case StartView():
                 self._views.start_view(sender, body, bulk)
-            case Prepare() | Commit() if sender == standing.primary_of(body.view):
+            case Prepare() | Commit() if sender == state.primary_of(body.view):
                 self._from_primary(body)
-            case PrepareOk() if standing.is_primary and body.view == standing.view:
+            case PrepareOk() if state.is_primary and body.view == state.view:
                 self._normal.prepare_ok(sender, body)
             case _:
                 pass
 
     def _new_state(self, sender: int, body: NewState) -> None:
-        standing = self._standing
-        before = standing.durable
+        state = self._state
+        before = state.durable
         self._catchup.new_state(sender, body)
-        if standing.status is Status.NORMAL and standing.durable > before and not standing.is_primary:
+        if state.status is Status.NORMAL and state.durable > before and not state.is_primary:
             self._normal.confirm()
 
     def _from_primary(self, body: Prepare | Commit) -> None:
-        standing = self._standing
-        if body.view > standing.view:
-            # The view has started without this node: its report makes the primary tell the log it started from.
+        state = self._state
+        if body.view > state.view:
+            # The view has started without this node: its report makes the primary send what the view started from.
             self._views.move_to(body.view)
-        elif body.view == standing.view and standing.status is Status.NORMAL:
+        elif body.view == state.view and state.status is Status.NORMAL:
             if isinstance(body, Prepare):
                 self._normal.prepare(body)
             else:

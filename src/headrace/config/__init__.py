@@ -1,22 +1,20 @@
-"""Settings: frozen, and gathered from four places, each stronger than the one before.
+"""Settings: frozen, and gathered from four sources, each of which overrides those before it.
 
 ::
 
     defaults  <  the TOML file  <  HEADRACE_SECTION__KEY in the environment  <  --set section.key=value
 
-Strategy: a setting is one entry of a section in :mod:`~headrace.config.sections`: its kind, its default and
-its doc. A kind (:mod:`~headrace.config.value_types`) reads a value and says what would be right. Reading the places
-(:mod:`~headrace.config.sources`), refusing, describing (:mod:`~headrace.config.settings`) and the reference in
+Strategy: a setting is one entry of a section in :mod:`~headrace.config.sections`: its type, its default and its doc. A
+type (:mod:`~headrace.config.value_types`) reads a value and describes valid ones. Reading the sources
+(:mod:`~headrace.config.sources`), errors, descriptions (:mod:`~headrace.config.settings`) and the reference in
 ``docs/configuration.md`` follow from those entries, so that every limit and deadline has one home.
 
 Invariants:
 
-- Whatever is given is checked, even where a stronger source overrules it. A key that does not exist, or a
-  value that cannot be, raises :class:`~headrace.errors.ConfigError` with its key, value, source and what
-  would be right. Nothing else escapes.
-- A :class:`Secret` shows itself in no ``repr``, description or error; only ``reveal`` gives it.
-- Lists are replaced whole; the tables ``auth.clients`` and ``pipeline.params`` grow entry by entry, the stronger source
-  winning each.
+- Every value is checked, even one that a later source overrides. An unknown key or an invalid value raises
+  :class:`~headrace.errors.ConfigError` with its key, value, source and a description of valid ones, and nothing else.
+- A :class:`Secret` appears in no ``repr``, description or error; only ``reveal`` gives it.
+- Lists are replaced whole; the tables ``auth.clients`` and ``pipeline.params`` are merged entry by entry.
 """
 
 from headrace.config.sections import (

@@ -1,10 +1,9 @@
-"""Every setting there is, by section: its kind, default and doc.
+"""Every setting, by section: its type, default and doc.
 
-A section is a frozen dataclass whose fields are settings. The whole that they make is
-:class:`~headrace.config.settings.Settings`.
+A section is a frozen dataclass whose fields are settings; :class:`~headrace.config.settings.Settings` holds them all.
 """
 
-# ruff: noqa: RUF009 -- every call below that stands as a default gives a dataclasses.field().
+# ruff: noqa: RUF009 -- every default that is a call below gives a dataclasses.field().
 from __future__ import annotations
 
 import platform
@@ -17,58 +16,59 @@ from typing import Literal, TypeVar
 
 from headrace.config.value_types import (
     Address,
-    Kind,
     Secret,
+    ValueType,
     address,
     choice,
     client_id,
     count,
     flag,
-    hubs,
+    hub_urls,
     list_of,
     network,
     or_off,
     origin,
-    parameter,
+    parameter_name,
+    parameter_value,
     path,
     seconds,
     secret,
     size,
     table_of,
     text,
-    told,
 )
+from headrace.protocols import PORTS, SCHEMES
 
 MAX_NAME_BYTES = 64
 """The longest name of a node: it travels in parcels of at most 255 bytes, several names to a parcel."""
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1
-"""The longest message there can be: payload offsets are 32-bit, as Arrow's ``binary`` has them."""
+"""The longest possible message: payload offsets are 32-bit, as in Arrow's ``binary``."""
 
 ROLES = ("sequence", "fyrehose", "spp", "tube", "publisher", "matcher", "dispatcher", "connector")
-"""What a process can be: the hub that numbers messages, doors, and the parts of content routing."""
+"""The roles of a process: the hub that numbers messages, doors, and the parts of content routing."""
 
 T = TypeVar("T")
 Fsync = Literal["always", "interval", "never"]
 Engine = Literal["hub", "spark"]
 
 
-def setting(kind: Kind[T], default: T | Callable[[], T], doc: str, *, shown: str = "") -> T:
-    """One setting of a section; ``shown`` is the default in words, where its value is not the same everywhere."""
-    metadata = {"kind": kind, "doc": doc, "shown": shown}
+def setting(value_type: ValueType[T], default: T | Callable[[], T], doc: str, *, shown: str = "") -> T:
+    """Declare a setting; ``shown`` is the default in words, where its value differs between machines."""
+    metadata = {"type": value_type, "doc": doc, "shown": shown}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def door(port: int, doc: str) -> Address | None:
-    """One setting of ``listen``."""
-    kind = or_off(address("host:port (IPv6 in brackets, port 0 for a free one)"))
-    return setting(kind, Address("127.0.0.1", port), doc)
+    """Declare a setting of ``listen``."""
+    value_type = or_off(address("host:port (IPv6 in brackets, port 0 for a free one)"))
+    return setting(value_type, Address("127.0.0.1", port), doc)
 
 
 def host_name() -> str:
-    """This machine's name, cut to what a node's may have."""
+    """Give this machine's name, cut to the longest name of a node."""
     name = platform.node().encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore")
     return name if name and name.isprintable() else "headrace"
 
@@ -77,17 +77,27 @@ def host_name() -> str:
 class Listen:
     """Where each door listens; `off` keeps it shut."""
 
-    fyrehose: Address | None = door(2323, "The backbone: UDP and TCP on the same port number.")
-    spp: Address | None = door(3002, "Services.")
-    parcel: Address | None = door(7878, "The cluster's parcels.")
-    sdk: Address | None = door(7253, "Attribute pub/sub: the connector's side toward SDK clients.")
-    router: Address | None = door(7353, "Attribute pub/sub: the connector's side toward dispatchers.")
-    dispatcher: Address | None = door(6000, "Attribute pub/sub: matchers and other dispatchers.")
-    publisher: Address | None = door(8000, "Attribute pub/sub: publishers.")
-    status: Address | None = door(5500, "Attribute pub/sub: a matcher's node and vnode information.")
-    tube_ws: Address | None = door(8080, "The link over WebSocket.")
-    tube_tcp: Address | None = door(8081, "The link over TCP: other hubs, the command line and Spark.")
-    http: Address | None = door(8470, "The dashboard, `/api/status`, `/metrics` and the health checks.")
+    fyrehose: Address | None = door(PORTS["fyrehose"], "The backbone: UDP and TCP on the same port number.")
+    spp: Address | None = door(PORTS["spp"], "Services.")
+    parcel: Address | None = door(PORTS["parcel"], "The cluster's parcels.")
+    sdk: Address | None = door(PORTS["sdk"], "Attribute pub/sub: the connector's side toward SDK clients.")
+    router: Address | None = door(
+        PORTS["router"], "Attribute pub/sub: the connector's side toward dispatchers."
+    )
+    dispatcher: Address | None = door(
+        PORTS["dispatcher"], "Attribute pub/sub: matchers and other dispatchers."
+    )
+    publisher: Address | None = door(PORTS["publisher"], "Attribute pub/sub: publishers.")
+    status: Address | None = door(
+        PORTS["status"], "Attribute pub/sub: a matcher's node and vnode information."
+    )
+    tube_ws: Address | None = door(PORTS["tube_ws"], "The link over WebSocket.")
+    tube_tcp: Address | None = door(
+        PORTS["tube_tcp"], "The link over TCP: other hubs, the command line and Spark."
+    )
+    http: Address | None = door(
+        PORTS["http"], "The dashboard, `/api/status`, `/metrics` and the health checks."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +119,7 @@ class Log:
     retain_bytes: int | None = setting(
         or_off(size(1)),
         16 << 30,
-        "The most the log takes on disk: past it the oldest segments are removed, and holds on them broken.",
+        "The most bytes of the log on disk: past it the oldest segments are removed, and holds on them broken.",
     )
     # The size bounds the disk already; an age to forget at is an operator's decision.
     retain_seconds: float | None = setting(
@@ -136,20 +146,20 @@ class Fyrehose:
     allow: tuple[IPv4Network, ...] = setting(
         list_of(network()),
         (),
-        "Addresses that a KEEPALIVE from elsewhere may subscribe; under `auth.required`, the only ones served.",
+        "Addresses that a KEEPALIVE from another address may subscribe; under `auth.required`, the only ones served.",
     )
     coalesce: bool = setting(
         flag(),
         False,
-        "Whether a datagram to any client may carry several packets; else only to clients that send such.",
+        "Whether a datagram to any client may carry several packets; otherwise only to clients that send such.",
     )
     subscriber_seconds: float = setting(seconds(0.1), 5.0, "How long a KEEPALIVE subscribes for.")
-    request_limit: int = setting(count(1), 1024, "The most messages one REQUEST over UDP is served.")
+    request_limit: int = setting(count(1), 1024, "The most messages that answer one REQUEST over UDP.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
-    """Who may come in."""
+    """Authentication."""
 
     required: bool = setting(flag(), False, "Whether clients must prove who they are.")
     clients: Mapping[str, Secret] = setting(
@@ -160,42 +170,42 @@ class Auth:
     preauth: bool = setting(
         flag(),
         False,
-        "Whether `/sdk/sub/preauth` answers under `auth.required`; it hands a token to whoever asks.",
+        "Whether `/sdk/sub/preauth` answers under `auth.required`; it gives a token to anyone who asks.",
     )
     origins: tuple[str, ...] = setting(
         list_of(origin()),
         (),
-        "Origins of web pages that may use `listen.tube_ws`, beside those of the address it listens on.",
+        "Origins of web pages that may use `listen.tube_ws`, besides those of its own address.",
     )
-    sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, as old clients make them, are taken.")
+    sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, which old clients make, are accepted.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """Routing by content."""
+    """Content routing."""
 
     engine: Engine = setting(
-        choice("hub", "spark"), "hub", "Who matches messages: the hub itself, or Spark's matcher fleet."
+        choice("hub", "spark"), "hub", "What matches messages: the hub itself, or Spark's matcher fleet."
     )
     keep_seconds: float = setting(
-        seconds(0), 300.0, "How long the subscription of a client that has gone away is kept for it."
+        seconds(0), 300.0, "How long the subscription of a disconnected client is kept."
     )
     max_subscriptions: int = setting(count(0), 1_000_000, "The most subscriptions there may be.")
     max_predicates: int = setting(count(1), 64, "The most attributes one subscription may name.")
     # Read at some 100 MB a second, this is seconds of work for one client, and not minutes.
     replay: int = setting(
-        count(0), 1_000_000, "How many of the newest messages are looked through for a client's `after`."
+        count(0), 1_000_000, "How many of the newest messages are searched for a client's `after`."
     )
     json_attributes: bool = setting(
         flag(), False, "Whether the top-level strings and numbers of a JSON payload count as attributes."
     )
     dispatchers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 6000", 6000, 1)),
+        list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
         (),
-        "Where a matcher pushes what is for clients elsewhere: the first of these that answers.",
+        "Where a matcher sends messages for clients of other hubs: the first of these that answers.",
     )
     peers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 5500", 5500, 1)),
+        list_of(address("host:port, or host for port 5500", PORTS["status"], 1)),
         (),
         "The status doors of the other matchers, which share the subscriptions with this one.",
     )
@@ -203,15 +213,15 @@ class Matching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatcher:
-    """Passing on what matchers push."""
+    """Passing matched messages on to connectors."""
 
     connectors: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 7353", 7353, 1)),
+        list_of(address("host:port, or host for port 7353", PORTS["router"], 1)),
         (),
         "The router doors of the connectors that this dispatcher passes messages to.",
     )
     peers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 6000", 6000, 1)),
+        list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
         (),
         "The dispatchers that have other connectors.",
     )
@@ -224,24 +234,26 @@ class Dispatcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What `headrace up` runs in Spark beside the hub."""
+    """The Spark jobs that `headrace up` runs beside the hub."""
 
     jobs: tuple[str, ...] = setting(
         list_of(choice("archive", "verify", "measure")),
         ("measure", "verify", "archive"),
-        "Its jobs; with none, the hub runs alone. They write to the folder `pipeline` of `node.data`.",
+        "The jobs; with none, the hub runs alone. They write to the folder `pipeline` of `node.data`.",
     )
     master: str = setting(
         text(1, 255),
         "auto",
         "The Spark master; `auto` is this machine, with one core left to the hub.",
     )
-    memory: str = setting(text(1, 16), "1g", "The Spark driver's memory, which on this machine is all of it.")
+    memory: str = setting(
+        text(1, 16), "1g", "The Spark driver's memory, which in local mode is all there is."
+    )
     params: Mapping[str, str] = setting(
-        table_of(told(), parameter, deep=True),
+        table_of(parameter_value(), parameter_name, deep=True),
         lambda: MappingProxyType({}),
-        "What its jobs are told: `pipeline.params.<job>.<name>`, or for each that takes it `pipeline.params.<name>`; "
-        "`headrace up --param` adds to it. `headrace pipeline jobs` lists the names.",
+        "The jobs' parameters: `pipeline.params.<job>.<name>`, or `pipeline.params.<name>` for every job that has it."
+        " `headrace up --param` adds to them; `headrace pipeline jobs` lists them.",
     )
 
 
@@ -252,20 +264,20 @@ class Node:
     name: str = setting(
         text(1, MAX_NAME_BYTES),
         host_name,
-        "Its name, another for each node of a cluster: the 16-bit id of parcels and messages is made from it.",
+        "Its name, unique in a cluster: the 16-bit id in parcels and messages is made from it.",
         shown="the host's name",
     )
     roles: tuple[str, ...] = setting(
         list_of(choice(*ROLES)),
         ROLES,
-        "What this process does; `--roles` sets it. Doors that belong to none of these stay shut.",
+        "The parts that this process runs; `--roles` sets it. Doors that belong to none of them stay shut.",
         shown="all",
     )
     data: Path = setting(
         path(), Path("headrace-data"), "The directory of its log and state; `--data` sets it."
     )
     upstream: tuple[str, ...] = setting(
-        hubs({"tube": 8081, "fyrehose": 2323, "fyrehose+udp": 2323}),
+        hub_urls({scheme: PORTS[SCHEMES[scheme]] for scheme in ("tube", "fyrehose", "fyrehose+udp")}),
         (),
         "The hub that numbers messages for this one, which is then a frontend; `--upstream` sets it.",
     )
@@ -275,7 +287,7 @@ class Node:
     upstream_client: str = setting(
         text(0, 24),
         "",
-        "The client id, one of `auth.clients`, with which a frontend proves itself to its upstream hub.",
+        "The client id, one of `auth.clients`, with which a frontend authenticates to its upstream hub.",
         shown="none",
     )
 
@@ -286,15 +298,19 @@ class Cluster:
 
     name: str = setting(text(1, MAX_NAME_BYTES), "headrace", "Nodes of another cluster are refused.")
     key: Secret = setting(
-        secret("text; empty for none", 0), Secret(""), "What nodes prove to each other that they know."
+        secret("text; empty for none", 0),
+        Secret(""),
+        "The nodes' shared secret; each proves that it knows it.",
     )
     peers: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 7878", 7878, 1)),
+        list_of(address("host:port, or host for port 7878", PORTS["parcel"], 1)),
         (),
         "The nodes that vote; this one may be among them.",
     )
     address: Address | None = setting(
-        or_off(address("host:port, or host for port 7878; off for where the door listens", 7878, 1)),
+        or_off(
+            address("host:port, or host for port 7878; off for where the door listens", PORTS["parcel"], 1)
+        ),
         None,
         "Where the other nodes reach this one, if that is not where its door listens.",
     )
@@ -303,12 +319,12 @@ class Cluster:
     )
     tls_cert: Path | None = setting(or_off(path()), None, "This node's certificate, for TLS between nodes.")
     tls_key: Path | None = setting(or_off(path()), None, "The certificate's key.")
-    tls_ca: Path | None = setting(or_off(path()), None, "Who must have signed the other nodes' certificates.")
+    tls_ca: Path | None = setting(or_off(path()), None, "The authority that signed the nodes' certificates.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one peer, and all of them together, may cost."""
+    """Limits for each peer, and for all of them together."""
 
     # Many clients behind one address translator are legitimate, and so is a benchmark on this machine.
     connections_per_address: int = setting(
@@ -320,7 +336,9 @@ class Limits:
     )
     # Times the connections, this is the most memory that consumers can take.
     queue_bytes: int = setting(
-        size(1), 1 << 20, "Bytes that wait in memory for one connection; past it, the log feeds it."
+        size(1),
+        1 << 20,
+        "Bytes that wait in memory for one connection; past it, the connection is fed from the log.",
     )
     handshake_seconds: float = setting(
         seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."

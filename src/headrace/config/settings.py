@@ -1,6 +1,6 @@
-"""The settings as one frozen whole: gathered from what sources give, described, and found by their keys.
+"""All settings as one frozen object: gathered from the sources, described, and found by their keys.
 
-What there is to be set is :mod:`headrace.config.sections`; everything here follows from the entries there.
+:mod:`headrace.config.sections` declares the settings; everything here follows from the entries there.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headrace.config.sections import (
     Pipeline,
     Services,
 )
-from headrace.config.value_types import Kind, MemberError, Secret, plain
+from headrace.config.value_types import MemberError, Secret, ValueType, plain
 from headrace.errors import ConfigError
 
 
-class Given(NamedTuple):
-    """A value that some source has for a key, not yet read."""
+class RawValue(NamedTuple):
+    """A value that a source gives for a key, not yet read."""
 
     key: str
     value: object
     source: str
     typed: bool = False
-    """Whether it is text of a command line or variable, which may be TOML."""
+    """Whether it is text from the command line or a variable, which may be TOML."""
 
 
 class Described(NamedTuple):
@@ -65,16 +65,16 @@ class Settings:
     _sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def source(self, key: str) -> str:
-        """Where a setting's value came from: a file, a variable, an option, or ``default``."""
+        """Say where a setting's value came from: a file, a variable, an option, or ``default``."""
         find(key, "source()")
         return self._sources.get(key, "default")
 
     def override(self, values: Mapping[str, object], *, source: str) -> Settings:
-        """The same settings with some changed, by dotted key; ``source`` names the option that says so."""
-        return self.gather(Given(key, plain(value, reveal=True), source) for key, value in values.items())
+        """Change some settings, by dotted key; ``source`` names the option that sets them."""
+        return self.gather(RawValue(key, plain(value, reveal=True), source) for key, value in values.items())
 
-    def gather(self, given: Iterable[Given]) -> Settings:
-        """These settings with all that is given, a later value stronger than an earlier."""
+    def gather(self, given: Iterable[RawValue]) -> Settings:
+        """Apply values to these settings, in order; a later value wins."""
         changed: dict[str, dict[str, Any]] = {}
         sources = dict(self._sources)
         for one in given:
@@ -90,18 +90,18 @@ class Settings:
         return replace(self, **sections, _sources=MappingProxyType(sources))
 
     def describe(self) -> Iterator[Described]:
-        """Each setting as a person reads it, the entries of tables one by one."""
+        """Describe each setting for a person, the entries of tables one by one."""
         for key, entry in _SETTINGS.items():
             value = self._get(key)
-            if entry.kind.entry is None:
-                yield Described(key, entry.kind.show(value), self.source(key), entry.doc)
+            if entry.type.entry is None:
+                yield Described(key, entry.type.show(value), self.source(key), entry.doc)
                 continue
             for name, member in value.items():
                 whole = f"{key}.{name}"
-                yield Described(whole, entry.kind.show(member), self.source(whole), entry.doc)
+                yield Described(whole, entry.type.show(member), self.source(whole), entry.doc)
 
     def as_dict(self, *, reveal: bool = False) -> dict[str, Any]:
-        """Plain values by dotted key, as JSON has them and :meth:`override` takes them; secrets only if asked."""
+        """Give plain values by dotted key, for JSON and :meth:`override`; secrets are masked by default."""
         return {key: plain(self._get(key), reveal=reveal) for key in _SETTINGS}
 
     def _get(self, key: str) -> Any:
@@ -110,28 +110,28 @@ class Settings:
 
 
 def reference() -> str:
-    """Every setting as Markdown: a heading and a table for each section."""
+    """Write every setting as Markdown: a heading and a table for each section."""
     lines = []
     for section, made in _SECTIONS.items():
         lines += [f"### {section}", "", str(made.__doc__), ""]
         lines += ["| setting | default | value | meaning |", "|---|---|---|---|"]
         for key, entry in _SETTINGS.items():
             if key.startswith(f"{section}."):
-                lines.append(f"| `{key}` | {entry.default} | {entry.kind.expected} | {entry.doc} |")
+                lines.append(f"| `{key}` | {entry.default} | {entry.type.expected} | {entry.doc} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def find(key: str, source: str, spell: Callable[[str], str] = str) -> tuple[Kind[Any], str]:
-    """The kind of a setting and, where the key goes on into a table, which entry it names.
+def find(key: str, source: str, spell: Callable[[str], str] = str) -> tuple[ValueType[Any], str]:
+    """Find the type of a setting and, for a key in a table, the name of the entry.
 
-    ``spell`` writes a key as its source does, for the error about one that does not exist.
+    ``spell`` writes a key as its source does, for the error about a key that does not exist.
     """
     if key in _SETTINGS:
-        return _SETTINGS[key].kind, ""
+        return _SETTINGS[key].type, ""
     for table, entry in _SETTINGS.items():
-        if entry.kind.entry is not None and key.startswith(f"{table}."):
-            return entry.kind, key.removeprefix(f"{table}.")
+        if entry.type.entry is not None and key.startswith(f"{table}."):
+            return entry.type, key.removeprefix(f"{table}.")
     expected = f"a setting that exists; {_hint(key, spell)}"
     raise ConfigError(spell(key), None, source=source, expected=expected)
 
@@ -154,31 +154,31 @@ def _hint(key: str, spell: Callable[[str], str]) -> str:
     return f"did you mean {spell(meant)}?"
 
 
-def _read(given: Given) -> Iterator[tuple[str, Any]]:
-    """A given value as its kind has it; a table's entries one by one."""
-    kind, name = find(given.key, given.source)
+def _read(given: RawValue) -> Iterator[tuple[str, Any]]:
+    """Read a value as its type; give a table's entries one by one."""
+    value_type, name = find(given.key, given.source)
     value = given.value
     if given.typed and isinstance(value, str):
-        value = kind.literal(value)
-    if kind.entry is not None and (kind.deep or not name) and isinstance(value, dict):
+        value = value_type.literal(value)
+    if value_type.entry is not None and (value_type.deep or not name) and isinstance(value, dict):
         for member in value:
-            yield from _read(Given(f"{given.key}.{member}", value[member], given.source))
+            yield from _read(RawValue(f"{given.key}.{member}", value[member], given.source))
         return
     key = given.key
     try:
-        if kind.entry is not None:
-            key = key.removesuffix(name) + kind.entry(name)
-        yield key, kind.read(value)
+        if value_type.entry is not None:
+            key = key.removesuffix(name) + value_type.entry(name)
+        yield key, value_type.read(value)
     except MemberError as error:
         where = f"{key}[{error.index}]"
-        raise ConfigError(where, error.value, source=given.source, expected=kind.expected) from None
+        raise ConfigError(where, error.value, source=given.source, expected=value_type.expected) from None
     except ValueError:
-        shown = Secret("") if kind.secret else value
-        raise ConfigError(key, shown, source=given.source, expected=kind.expected) from None
+        shown = Secret("") if value_type.secret else value
+        raise ConfigError(key, shown, source=given.source, expected=value_type.expected) from None
 
 
 class _Entry(NamedTuple):
-    kind: Kind[Any]
+    type: ValueType[Any]
     doc: str
     default: str
 
@@ -187,10 +187,10 @@ def _entries() -> Iterator[tuple[str, _Entry]]:
     for section, made in _SECTIONS.items():
         defaults = made()
         for item in fields(made):
-            kind, doc, shown = item.metadata["kind"], item.metadata["doc"], item.metadata["shown"]
+            value_type, doc, shown = item.metadata["type"], item.metadata["doc"], item.metadata["shown"]
             yield (
                 f"{section}.{item.name}",
-                _Entry(kind, doc, shown or kind.show(getattr(defaults, item.name))),
+                _Entry(value_type, doc, shown or value_type.show(getattr(defaults, item.name))),
             )
 
 

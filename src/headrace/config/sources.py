@@ -1,7 +1,7 @@
-"""Where settings come from: the file, the environment and the command line, in that order of strength.
+"""The sources of settings: the file, the environment and the command line; each overrides those before it.
 
-A variable's name is its key in capitals, the dots doubled to underscores: ``HEADRACE_LOG__FSYNC`` is
-``log.fsync``. The text of a variable or of ``--set`` is a TOML value, or itself where it is none.
+A variable's name is its key in capitals, with two underscores for each dot: ``HEADRACE_LOG__FSYNC`` is ``log.fsync``.
+The text of a variable or of ``--set`` is a TOML value, or plain text where it is none.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from headrace.config.settings import Given, Settings, find
+from headrace.config.settings import RawValue, Settings, find
 from headrace.errors import ConfigError
 
 PREFIX = "HEADRACE_"
 
 FILE_VARIABLE = f"{PREFIX}CONFIG"
-"""Names the TOML file where ``--config`` does not."""
+"""The TOML file, where ``--config`` does not name it."""
 
 KEY_VARIABLE = f"{PREFIX}KEY"
-"""Has the key by which a client proves that it is who it says."""
+"""The key of a client."""
 
 CLIENT_VARIABLE = f"{PREFIX}CLIENT_ID"
-"""Says which client that is, where nothing else does."""
+"""The id of that client, where no option names it."""
 
 RESERVED = frozenset(
     {
@@ -38,21 +38,21 @@ RESERVED = frozenset(
         f"{PREFIX}SCREENSHOTS",
     }
 )
-"""Variables that are no settings: the file's, who a client is, and the test suite's."""
+"""Variables that are no settings: the file, a client's credentials, and those of the test suite."""
 
 KUBERNETES = re.compile(
     rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)",
     re.ASCII,
 )
-"""What Kubernetes puts into the environment of every container beside a service named ``headrace…``."""
+"""Variables that Kubernetes sets in every container beside a service named ``headrace…``."""
 
 
 def load(
     path: Path | None = None, *, environ: Mapping[str, str] = os.environ, sets: Sequence[str] = ()
 ) -> Settings:
-    """Gather the settings. ``path`` is the TOML file; else ``HEADRACE_CONFIG`` names it, else there is none.
+    """Load the settings. ``path`` is the TOML file; by default ``HEADRACE_CONFIG`` names it, or there is none.
 
-    ``sets`` are ``section.key=value``, a later one stronger than an earlier.
+    ``sets`` are ``section.key=value``; a later one wins.
     """
     named_by = "--config"
     if path is None and environ.get(FILE_VARIABLE):
@@ -61,8 +61,8 @@ def load(
     return Settings().gather(chain(file, from_environment(environ), map(from_set, sets)))
 
 
-def from_file(path: Path, named_by: str) -> Iterator[Given]:
-    """What a TOML file says; ``named_by`` is blamed where there is no such file."""
+def from_file(path: Path, named_by: str) -> Iterator[RawValue]:
+    """Read a TOML file; an error about a missing file blames ``named_by``."""
     try:
         sections = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
@@ -73,13 +73,13 @@ def from_file(path: Path, named_by: str) -> Iterator[Given]:
     for section, settings in sections.items():
         if isinstance(settings, dict):
             for name, value in settings.items():
-                yield Given(f"{section}.{name}", value, str(path))
+                yield RawValue(f"{section}.{name}", value, str(path))
         else:
-            yield Given(section, settings, str(path))
+            yield RawValue(section, settings, str(path))
 
 
-def from_environment(environ: Mapping[str, str]) -> Iterator[Given]:
-    """What the variables say; one of our name that is no setting is refused, being a slip of the pen."""
+def from_environment(environ: Mapping[str, str]) -> Iterator[RawValue]:
+    """Read the variables; one with our prefix that is no setting is refused as a typing error."""
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
@@ -87,19 +87,19 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Given]:
             continue
         key = variable.removeprefix(PREFIX).replace("__", ".").lower()
         find(key, "the environment", spell=variable_of)
-        yield Given(key, environ[variable].strip(), variable, typed=True)
+        yield RawValue(key, environ[variable].strip(), variable, typed=True)
 
 
-def from_set(text: str) -> Given:
-    """What one ``--set`` says."""
+def from_set(text: str) -> RawValue:
+    """Parse one ``--set``."""
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(key.strip(), None, source="--set", expected="section.key=value")
-    return Given(key.strip(), value.strip(), "--set", typed=True)
+    return RawValue(key.strip(), value.strip(), "--set", typed=True)
 
 
 def variable_of(key: str) -> str:
-    """The variable of a key.
+    """Give the variable of a key.
 
     >>> variable_of("log.fsync")
     'HEADRACE_LOG__FSYNC'

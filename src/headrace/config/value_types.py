@@ -1,7 +1,7 @@
-"""What a setting may be: how a value is read and shown, and the words for what would be right.
+"""The types of settings: how a value is read and shown, and how a valid one is described.
 
-A :class:`Kind` reads what TOML can say. ``ValueError`` means "not that"; it never leaves the package, because
-whoever knows the key and the source makes a sentence of it from :attr:`Kind.expected`.
+A :class:`ValueType` reads a TOML value, and raises ``ValueError`` for an invalid one. That never leaves the package:
+the caller, which knows the key and the source, makes a sentence of it from :attr:`ValueType.expected`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ADDRESS = re.compile(
     re.ASCII,
 )
 
-_MOST_TOLD = 4096
+_MAX_PARAMETER = 4096
 _MAX_HOST = 253
 """The longest name that DNS carries."""
 
@@ -48,7 +48,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, default_port: int | None = None) -> Self:
-        """Read ``host:port``, IPv6 in brackets; the port may be left out where it has a default.
+        """Parse ``host:port``, IPv6 in brackets; the port may be left out where it has a default.
 
         >>> Address.parse("[::1]:2323")
         Address(host='::1', port=2323)
@@ -65,12 +65,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """Text that shows itself only when asked; the empty one is false."""
+    """Text that is shown only on request; the empty one is false."""
 
     _text: str
 
     def reveal(self) -> str:
-        """The text itself: to compute with, never to print."""
+        """Give the text itself: to compute with, never to print."""
         return self._text
 
     def __bool__(self) -> bool:
@@ -81,34 +81,33 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
-    """One sort of value; ``read`` raises ``ValueError`` for any other."""
+class ValueType(Generic[T]):
+    """A type of values; ``read`` raises ``ValueError`` for any other value."""
 
     expected: str
     read: Callable[[Any], T]
     show: Callable[[Any], str] = lambda value: show(value)
     literals: type | tuple[type, ...] = object
-    """The TOML values it takes. Other text of a variable or ``--set`` stays as typed, so that a key may be
-    ``0042`` or ``true``."""
+    """The types of TOML values it takes. Other text of a variable or ``--set`` stays text: a key may be ``0042``."""
     secret: bool = False
     entry: Callable[[str], str] | None = None
-    """For a table: how the name of an entry is read. ``read`` is then for one entry's value."""
+    """For a table: reads the name of an entry. ``read`` is then for one entry's value."""
     deep: bool = False
-    """For a table: whether names may have dots, so that TOML has tables in it."""
+    """For a table: whether names may have dots, which are nested tables in TOML."""
 
     def literal(self, text: str) -> object:
-        """What the text of a variable or ``--set`` stands for: a TOML value, or the text as it is."""
+        """Parse the text of a variable or ``--set``: a TOML value, or the text as it is."""
         try:
             parsed = tomllib.loads(f"value = {text}")
         except (ValueError, RecursionError):
             return text
         value = parsed.pop("value")
-        # Behind a line's end the text could go on with keys of its own.
+        # After a line end the text could go on with other keys.
         return value if not parsed and isinstance(value, self.literals) else text
 
 
 class MemberError(ValueError):
-    """The member of a list that cannot be."""
+    """A member of a list is invalid."""
 
     def __init__(self, index: int, value: object) -> None:
         super().__init__(index, value)
@@ -116,30 +115,30 @@ class MemberError(ValueError):
         self.value = value
 
 
-def count(least: int) -> Kind[int]:
-    """Whole numbers."""
+def count(least: int) -> ValueType[int]:
+    """Make a type of whole numbers."""
 
     def read(value: object) -> int:
         number = _of(int, value)
         _within(number, least, sys.maxsize)
         return number
 
-    return Kind(f"a whole number, at least {least}", read)
+    return ValueType(f"a whole number, at least {least}", read)
 
 
-def seconds(least: float) -> Kind[float]:
-    """Durations."""
+def seconds(least: float) -> ValueType[float]:
+    """Make a type of durations."""
 
     def read(value: object) -> float:
         number = _of((int, float), value)
         _within(number, least, sys.maxsize)
         return float(number)
 
-    return Kind(f"a number of seconds, at least {least:g}", read)
+    return ValueType(f"a number of seconds, at least {least:g}", read)
 
 
-def size(least: int, most: int = sys.maxsize) -> Kind[int]:
-    """Bytes, as a number or with a unit."""
+def size(least: int, most: int = sys.maxsize) -> ValueType[int]:
+    """Make a type of byte counts, as a number or with a unit."""
 
     def read(value: object) -> int:
         number = _parse_size(value) if isinstance(value, str) else _of(int, value)
@@ -147,74 +146,74 @@ def size(least: int, most: int = sys.maxsize) -> Kind[int]:
         return number
 
     limits = f"at least {least}" if most == sys.maxsize else f"from {least} to {most}"
-    return Kind(f"bytes, such as 67108864 or 64MiB, {limits}", read, show_size)
+    return ValueType(f"bytes, such as 67108864 or 64MiB, {limits}", read, show_size)
 
 
-def text(least: int, most: int) -> Kind[str]:
-    """Printable text, measured in UTF-8 bytes."""
+def text(least: int, most: int) -> ValueType[str]:
+    """Make a type of printable text, measured in UTF-8 bytes."""
 
     def read(value: object) -> str:
         words = _of(str, value)
         _within(len(words.encode()) if words.isprintable() else -1, least, most)
         return words
 
-    return Kind(f"printable text of {least} to {most} bytes", read, literals=str)
+    return ValueType(f"printable text of {least} to {most} bytes", read, literals=str)
 
 
-def secret(expected: str, least: int) -> Kind[Secret]:
-    """Text that is never shown."""
+def secret(expected: str, least: int) -> ValueType[Secret]:
+    """Make a type of text that is never shown."""
 
     def read(value: object) -> Secret:
         words = _of(str, value)
         _within(len(words.encode()), least, sys.maxsize)
         return Secret(words)
 
-    return Kind(expected, read, literals=str, secret=True)
+    return ValueType(expected, read, literals=str, secret=True)
 
 
-def choice(*words: str) -> Kind[Any]:
-    """One of a few words."""
-    return Kind(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: words[words.index(value)])
+def choice(*words: str) -> ValueType[Any]:
+    """Make a type that is one of a few words."""
+    return ValueType(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: words[words.index(value)])
 
 
-def flag() -> Kind[bool]:
-    """Yes or no."""
-    return Kind("true or false", lambda value: _of(bool, value))
+def flag() -> ValueType[bool]:
+    """Make the type of truth values."""
+    return ValueType("true or false", lambda value: _of(bool, value))
 
 
-def path() -> Kind[Path]:
-    """A file or directory."""
+def path() -> ValueType[Path]:
+    """Make the type of paths."""
 
     def read(value: object) -> Path:
         words = _of(str, value)
         _within(0 if "\0" in words else len(words), 1, sys.maxsize)
         return Path(words)
 
-    return Kind("a path", read, literals=str)
+    return ValueType("a path", read, literals=str)
 
 
-def address(expected: str, default_port: int | None = None, least_port: int = 0) -> Kind[Address]:
-    """Somewhere to listen or to connect."""
+def address(expected: str, default_port: int | None = None, least_port: int = 0) -> ValueType[Address]:
+    """Make a type of addresses to listen on or to connect to."""
 
     def read(value: object) -> Address:
         host, port = _host_and_port(_of(str, value), default_port)
         _within(port, least_port, 0xFFFF)
         return Address(host, port)
 
-    return Kind(expected, read, literals=str)
+    return ValueType(expected, read, literals=str)
 
 
-def network() -> Kind[IPv4Network]:
-    """An IPv4 address, or many that share their first bits."""
-    return Kind(
+def network() -> ValueType[IPv4Network]:
+    """Make the type of IPv4 addresses and networks."""
+    return ValueType(
         "an IPv4 address, or a network without host bits such as 10.0.0.0/8",
         lambda value: IPv4Network(_of(str, value)),
         literals=str,
     )
 
 
-def origin() -> Kind[str]:
-    """Whose a web page is, as browsers say it: scheme, host and perhaps a port, and nothing behind."""
+def origin() -> ValueType[str]:
+    """Make the type of web origins as browsers send them: scheme, host and perhaps a port."""
 
     def read(value: object) -> str:
         words = _of(str, value).lower()
@@ -224,21 +223,21 @@ def origin() -> Kind[str]:
         _host_and_port(place, 0)
         return words
 
-    return Kind("an origin such as https://example.org:8443", read, literals=str)
+    return ValueType("an origin such as https://example.org:8443", read, literals=str)
 
 
-def or_off(kind: Kind[T]) -> Kind[T | None]:
-    """The same, or ``off``."""
-    return Kind(
-        f"{kind.expected}, or off",
-        lambda value: None if value == "off" else kind.read(value),
-        lambda value: "off" if value is None else kind.show(value),
-        kind.literals,
+def or_off(base: ValueType[T]) -> ValueType[T | None]:
+    """Make the same type with ``off``, which is ``None``."""
+    return ValueType(
+        f"{base.expected}, or off",
+        lambda value: None if value == "off" else base.read(value),
+        lambda value: "off" if value is None else base.show(value),
+        base.literals,
     )
 
 
-def list_of(each: Kind[T]) -> Kind[tuple[T, ...]]:
-    """A TOML array, or its members with commas between; what is named twice counts once."""
+def list_of(each: ValueType[T]) -> ValueType[tuple[T, ...]]:
+    """Make a type of lists: a TOML array, or members separated by commas; repeated members count once."""
 
     def read(value: object) -> tuple[T, ...]:
         if isinstance(value, str):
@@ -251,65 +250,67 @@ def list_of(each: Kind[T]) -> Kind[tuple[T, ...]]:
                 raise MemberError(index, member) from error
         return tuple(members)
 
-    return Kind(f"a list; each {each.expected}", read, literals=(list, str))
+    return ValueType(f"a list; each {each.expected}", read, literals=(list, str))
 
 
-def hubs(default_ports: Mapping[str, int]) -> Kind[tuple[str, ...]]:
-    """Where other hubs are: URLs of one scheme, which the first may say for all."""
+def hub_urls(default_ports: Mapping[str, int]) -> ValueType[tuple[str, ...]]:
+    """Make a type of lists of hub URLs with one scheme, which only the first need name."""
 
     def read(value: object) -> tuple[str, ...]:
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         scheme, urls = "", []
         for member in _of(list, value):
-            said, separator, rest = _of(str, member).rpartition("://")
-            if (separator or not scheme) and said.lower() not in default_ports:
+            named, separator, rest = _of(str, member).rpartition("://")
+            if (separator or not scheme) and named.lower() not in default_ports:
                 raise ValueError(member)
-            if scheme and separator and said.lower() != scheme:
+            if scheme and separator and named.lower() != scheme:
                 raise ValueError(member)
-            scheme = scheme or said.lower()
+            scheme = scheme or named.lower()
             host, port = _host_and_port(rest.removesuffix("/"), default_ports[scheme])
             _within(port, 1, 0xFFFF)
             urls.append(f"{scheme}://{Address(host, port)}")
         return tuple(dict.fromkeys(urls))
 
     schemes = " or ".join(f"{scheme}://host:port" for scheme in default_ports)
-    return Kind(f"{schemes}, further hosts behind commas", read, literals=(list, str))
+    return ValueType(f"{schemes}, further hosts after commas", read, literals=(list, str))
 
 
-def table_of(each: Kind[Any], entry: Callable[[str], str], *, deep: bool = False) -> Kind[Any]:
-    """A TOML table whose keys are names that ``entry`` reads; ``deep``: names with dots, of tables in it."""
-    return Kind(each.expected, each.read, literals=(dict, str), secret=each.secret, entry=entry, deep=deep)
+def table_of(each: ValueType[Any], entry: Callable[[str], str], *, deep: bool = False) -> ValueType[Any]:
+    """Make a type of TOML tables whose names ``entry`` reads; in ``deep`` ones, names have dots."""
+    return ValueType(
+        each.expected, each.read, literals=(dict, str), secret=each.secret, entry=entry, deep=deep
+    )
 
 
-def told() -> Kind[str]:
-    """What a job is told: text, or what TOML has for a number or a truth."""
+def parameter_value() -> ValueType[str]:
+    """Make the type of job parameters: text, or a number or truth value of TOML as text."""
 
     def read(value: object) -> str:
         words = str(value).lower() if isinstance(value, bool) else str(value)
-        if not isinstance(value, str | int | float) or not words.isprintable() or len(words) > _MOST_TOLD:
+        if not isinstance(value, str | int | float) or not words.isprintable() or len(words) > _MAX_PARAMETER:
             raise ValueError(value)
         return words
 
-    return Kind("a parameter's name, or job.name, and its value", read)
+    return ValueType("a parameter's name, or job.name, and its value", read)
 
 
-def parameter(name: str) -> str:
-    """The name of what jobs are told, or of what one of them is: ``job.name``."""
+def parameter_name(name: str) -> str:
+    """Read the name of a job parameter: ``name``, or ``job.name`` for one job."""
     if not re.fullmatch(r"([a-z]+\.)?[a-z_]+", name):
         raise ValueError(name)
     return name
 
 
 def client_id(name: str) -> str:
-    """The attribute protocol's client ids are 12 bytes: in text, 24 hex digits of either case."""
+    """Read a client id, which is 12 bytes in the attribute protocol and 24 hex digits of either case in text."""
     if not re.fullmatch("[0-9A-Fa-f]{24}", name):
         raise ValueError(name)
     return name.lower()
 
 
 def show(value: object) -> str:
-    """A value in words, secrets masked."""
+    """Show a value in words, secrets masked."""
     match value:
         case bool():
             return str(value).lower()
@@ -324,7 +325,7 @@ def show(value: object) -> str:
 
 
 def show_size(size: int) -> str:
-    """A number of bytes in the largest unit of 1,024s that divides it."""
+    """Show a number of bytes in the largest binary unit that divides it."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if size and size % _UNITS[unit.lower()] == 0:
             return f"{size // _UNITS[unit.lower()]} {unit}"
@@ -332,7 +333,7 @@ def show_size(size: int) -> str:
 
 
 def plain(value: object, *, reveal: bool) -> Any:
-    """A value as JSON and TOML have it, so that its kind reads it back."""
+    """Give a value as JSON and TOML have it, so that its type can read it back."""
     match value:
         case None:
             return "off"
@@ -348,15 +349,15 @@ def plain(value: object, *, reveal: bool) -> Any:
             return str(value)
 
 
-def _of(kinds: type[T] | tuple[type[T], ...], value: object) -> T:
-    # A bool is an int to Python, and no number to a person.
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+def _of(types: type[T] | tuple[type[T], ...], value: object) -> T:
+    # To Python a bool is an int; here it is no number.
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise ValueError(value)
     return value
 
 
 def _within(number: float, least: float, most: float) -> None:
-    # Neither NaN nor infinity is within anything.
+    # NaN and infinity are never within.
     if not least <= number <= most:
         raise ValueError(number)
 

@@ -1,9 +1,9 @@
-"""What ``headrace demo`` plays: a town whose vehicles speak through every door of a hub, and who listens there.
+"""The play of ``headrace demo``: a town whose vehicles send through every door of a hub, and its listeners.
 
-``town`` is the play itself, a function of time: streets, fences, vehicles. ``fleet`` are the vehicles' radios, one
-client for each protocol that takes messages. ``listening`` are those who receive: geofences, a check of the sequence,
-the services that Spark's results become, a neighbour that speaks parcels. ``job`` is the Spark job. ``play`` puts them
-together and ``audit`` compares, when the play is over, what everyone got with what is in the log.
+``town`` is a function of time: streets, fences, vehicles. ``fleet`` sends for the vehicles, with one client for each
+protocol that takes messages. ``listeners`` receive: geofences, a check of the sequence, the services with Spark's
+results, a neighbour that speaks parcels. ``job`` is the Spark job. ``play`` runs them all, and in the end ``audit``
+compares what everyone got with the log.
 
-Nothing here is special to the demo's hub: all of it are ordinary clients of an ordinary one.
+All of them are ordinary clients of an ordinary hub.
 """

@@ -1,4 +1,4 @@
-"""What is true at the end: the log, read once from its first number to its last, and what everybody had of it."""
+"""The audit at the end: the whole log is read once, and compared with what every client sent and received."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 
 from headrace.client.link.client import LinkClient
-from headrace.demo.listening import Counter, Watch, satisfies
-from headrace.demo.town import Way
+from headrace.demo.listeners import SequenceChecker, Watch, satisfies
+from headrace.demo.town import VehicleProtocol
 
 if TYPE_CHECKING:
     from headrace.demo.play import Play
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     good: bool
@@ -26,26 +26,26 @@ class Finding(NamedTuple):
 
 
 @dataclass(slots=True)
-class ReadLog:
-    """What the log has."""
+class LogSummary:
+    """What the log contains."""
 
     head: int = 0
     holes: int = 0
-    """Places at which a number does not follow the one before."""
+    """Numbers that do not follow the one before."""
     by_origin: dict[str, int] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)
-    """How many messages each watch is to be sent."""
+    """Messages that each watch must receive."""
 
-    def taken_by(self, counter: Counter, watches: Sequence[Watch]) -> bool:
-        """Whether everyone has everything."""
-        return counter.last >= self.head and all(
+    def received_by(self, checker: SequenceChecker, watches: Sequence[Watch]) -> bool:
+        """Tell whether everyone has received everything."""
+        return checker.last >= self.head and all(
             watch.received >= self.wanted[watch.name] for watch in watches
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """How it went."""
+    """The result of the play."""
 
     messages: dict[str, int]
     """By protocol."""
@@ -53,18 +53,18 @@ class Audit:
     alerts: int
     findings: list[Finding]
     spark: dict[str, Any] | None
-    """What ``spark/fleet`` says, where Spark has said something."""
+    """The service ``spark/fleet``, if Spark has published it."""
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether every check passed."""
         return all(finding.good for finding in self.findings)
 
 
-async def read_log(link: LinkClient, watches: Sequence[Watch]) -> ReadLog:
-    """Read everything, and see for each message who wants it."""
-    found = ReadLog(wanted={watch.name: 0 for watch in watches})
-    ways = set(Way)
+async def read_log(link: LinkClient, watches: Sequence[Watch]) -> LogSummary:
+    """Read the whole log, and count for each watch the messages that match it."""
+    found = LogSummary(wanted={watch.name: 0 for watch in watches})
+    protocols = set(VehicleProtocol)
     async with link.read(1, entries=True) as stream:
         async for rows in stream:
             seqs = rows.column("seq").to_numpy()
@@ -74,24 +74,24 @@ async def read_log(link: LinkClient, watches: Sequence[Watch]) -> ReadLog:
                 rows.column("origin").to_pylist(), rows.column("payload").to_pylist(), strict=True
             ):
                 found.by_origin[origin] = found.by_origin.get(origin, 0) + 1
-                if origin in ways:
-                    said = msgspec.json.decode(payload, type=dict[str, Any])
+                if origin in protocols:
+                    report = msgspec.json.decode(payload, type=dict[str, Any])
                     for watch in watches:
-                        found.wanted[watch.name] += satisfies(said, watch.conditions)
+                        found.wanted[watch.name] += satisfies(report, watch.conditions)
     return found
 
 
-def judge(play: Play, log: ReadLog, failures: Sequence[str]) -> Audit:
-    """Compare what everyone has with what is in the log."""
-    sent, counter, neighbour = play.fleet.sent, play.counter, play.neighbour
+def judge(play: Play, log: LogSummary, failures: Sequence[str]) -> Audit:
+    """Compare what every client sent and received with the log."""
+    sent, checker, neighbour = play.fleet.sent, play.checker, play.neighbour
     findings = [
         Finding(
             "sequence",
-            log.holes == 0 and counter.wrong == 0 and counter.last >= log.head,
+            log.holes == 0 and checker.wrong == 0 and checker.last >= log.head,
             f"every number from 1 to {log.head:,} is there once, in the log and over UDP"
-            if log.holes == counter.wrong == 0 and counter.last >= log.head
-            else f"of {log.head:,} numbers the log lacks {log.holes:,}, and over UDP came 1 to {counter.last:,}"
-            f" with {counter.wrong:,} wrong",
+            if log.holes == checker.wrong == 0 and checker.last >= log.head
+            else f"of {log.head:,} numbers the log lacks {log.holes:,}, and over UDP came 1 to {checker.last:,}"
+            f" with {checker.wrong:,} wrong",
         ),
         _kept(sent, log),
         _matched(play.watches, log),
@@ -113,27 +113,27 @@ def judge(play: Play, log: ReadLog, failures: Sequence[str]) -> Audit:
             for name, why in play.failed.items()
         ]
     findings += [Finding("client", False, failure) for failure in failures]
-    messages = {str(way): log.by_origin.get(way, 0) for way in Way}
+    messages = {str(protocol): log.by_origin.get(protocol, 0) for protocol in VehicleProtocol}
     return Audit(messages, log.head, len(play.alerts), findings, dict(play.results.fleet) or None)
 
 
-def _kept(sent: dict[Way, int], log: ReadLog) -> Finding:
+def _kept(sent: dict[VehicleProtocol, int], log: LogSummary) -> Finding:
     wrong = {
-        way: (count, log.by_origin.get(way, 0))
-        for way, count in sent.items()
-        if count != log.by_origin.get(way, 0)
+        protocol: (count, log.by_origin.get(protocol, 0))
+        for protocol, count in sent.items()
+        if count != log.by_origin.get(protocol, 0)
     }
     if wrong:
-        told = ", ".join(f"{way} {was:,} of {count:,}" for way, (count, was) in wrong.items())
-        return Finding("messages", False, f"the log has not what was sent: {told}")
+        shown = ", ".join(f"{protocol} {was:,} of {count:,}" for protocol, (count, was) in wrong.items())
+        return Finding("messages", False, f"the log has not what was sent: {shown}")
     return Finding("messages", True, f"all {sum(sent.values()):,} messages that were sent are in the log")
 
 
-def _matched(watches: Sequence[Watch], log: ReadLog) -> Finding:
+def _matched(watches: Sequence[Watch], log: LogSummary) -> Finding:
     wrong = [watch for watch in watches if watch.astray or watch.received != log.wanted[watch.name]]
     if wrong:
-        told = ", ".join(f"{watch.name} {watch.received:,} of {log.wanted[watch.name]:,}" for watch in wrong)
-        return Finding("matching", False, f"subscribers by content have not what they asked for: {told}")
+        shown = ", ".join(f"{watch.name} {watch.received:,} of {log.wanted[watch.name]:,}" for watch in wrong)
+        return Finding("matching", False, f"subscribers by content have not what they asked for: {shown}")
     total = sum(log.wanted.values())
     return Finding(
         "matching", True, f"subscribers by content got the {total:,} messages they asked for, and no others"

@@ -1,8 +1,8 @@
-"""The vehicles' radios: for each protocol one client, which sends what all vehicles of that protocol have to say.
+"""The vehicles' radios: one client per protocol, which sends the reports of all vehicles that use it.
 
-Each turn a vehicle says where it is, and every tenth turn how it is. What it says is the same JSON by every protocol;
-where a protocol has attributes or a topic, it says them there too. Turns are counted from the beginning of the play: a
-radio that was held up goes on with the turn that is due, and sends none twice.
+Each turn a vehicle reports its position, and every tenth turn its condition. A report is the same JSON in every
+protocol; where a protocol has attributes or a topic, it carries them too. Turns are counted from the beginning of the
+play: a radio that was held up goes on with the turn that is due, and sends none twice.
 """
 
 from __future__ import annotations
@@ -10,110 +10,117 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 from headrace.client import connect
-from headrace.demo.town import Vehicle, Way, payload
+from headrace.client.base import Row
+from headrace.demo.town import Vehicle, VehicleProtocol, payload
 
 TURN: Final = 0.1
 """Seconds from turn to turn."""
 _TELEMETRY: Final = 10
-"""Turns from one word about itself to a vehicle's next."""
+"""Turns between two reports of a vehicle's condition."""
 
-DOORS: Final = {Way.FYREHOSE: "fyrehose", Way.SPP: "spp", Way.ATTRIBUTE: "publisher", Way.TUBE: "tube_tcp"}
-"""Which door takes what comes by which protocol."""
+DOORS: Final = {
+    VehicleProtocol.FYREHOSE: "fyrehose",
+    VehicleProtocol.SPP: "spp",
+    VehicleProtocol.ATTRIBUTE: "publisher",
+    VehicleProtocol.TUBE: "tube_tcp",
+}
+"""The door of each protocol."""
 
-Said = list[tuple[Vehicle, dict[str, str | float]]]
-Send = Callable[[Said], Awaitable[None]]
+Reports = list[tuple[Vehicle, dict[str, str | float]]]
+Send = Callable[[Reports], Awaitable[None]]
 
 
 class Fleet:
-    """All vehicles, and how much each protocol has carried."""
+    """All vehicles, and the messages each protocol has carried."""
 
     def __init__(self, vehicles: Sequence[Vehicle], doors: Mapping[str, str]) -> None:
         self.vehicles = vehicles
-        self.sent: dict[Way, int] = dict.fromkeys(Way, 0)
-        """Messages, by the protocol they went by."""
+        self.sent: dict[VehicleProtocol, int] = dict.fromkeys(VehicleProtocol, 0)
+        """Messages sent, by protocol."""
         self._doors = doors
-        self._radios: dict[Way, tuple[list[Vehicle], Send]] = {}
+        self._radios: dict[VehicleProtocol, tuple[list[Vehicle], Send]] = {}
 
-    async def tune(self, stack: AsyncExitStack) -> None:
-        """Connect every radio; when the stack is left, the hub has read all that was sent."""
-        for way in Way:
-            vehicles = [vehicle for vehicle in self.vehicles if vehicle.way is way]
+    async def connect_radios(self, stack: AsyncExitStack) -> None:
+        """Connect every radio; when the stack is left, the hub has read everything that was sent."""
+        for protocol in VehicleProtocol:
+            vehicles = [vehicle for vehicle in self.vehicles if vehicle.protocol is protocol]
             if vehicles:
-                self._radios[way] = vehicles, await self._radio(way, vehicles, stack)
+                self._radios[protocol] = vehicles, await self._radio(protocol, vehicles, stack)
 
     async def drive(self, begun: float, seconds: float) -> None:
-        """Speak for so long from ``begun`` on."""
+        """Send for this many seconds from ``begun`` on."""
         async with asyncio.TaskGroup() as group:
-            for way, (vehicles, send) in self._radios.items():
-                group.create_task(self._speak(way, vehicles, send, begun, seconds))
+            for protocol, (vehicles, send) in self._radios.items():
+                group.create_task(self._send_reports(protocol, vehicles, send, begun, seconds))
 
-    async def _speak(
-        self, way: Way, vehicles: list[Vehicle], send: Send, begun: float, seconds: float
+    async def _send_reports(
+        self, protocol: VehicleProtocol, vehicles: list[Vehicle], send: Send, begun: float, seconds: float
     ) -> None:
         loop = asyncio.get_running_loop()
         turn = 0
         while turn * TURN < seconds:
             await asyncio.sleep(begun + turn * TURN - loop.time())
             turn = max(turn, int((loop.time() - begun) / TURN))
-            said = _said(vehicles, turn)
-            await send(said)
-            self.sent[way] += len(said)
+            reports = _reports(vehicles, turn)
+            await send(reports)
+            self.sent[protocol] += len(reports)
             turn += 1
 
-    async def _radio(self, way: Way, vehicles: list[Vehicle], stack: AsyncExitStack) -> Send:
-        """A client that sends, open until the stack is left."""
-        where = self._doors[DOORS[way]]
-        client: Any
-        match way:
-            case Way.FYREHOSE:
-                client = await stack.enter_async_context(connect(f"fyrehose://{where}", subscribe=False))
+    async def _radio(self, protocol: VehicleProtocol, vehicles: list[Vehicle], stack: AsyncExitStack) -> Send:
+        """Open a client until the stack is left; return a function that sends with it."""
+        where = self._doors[DOORS[protocol]]
+        match protocol:
+            case VehicleProtocol.FYREHOSE:
+                backbone = await stack.enter_async_context(connect("fyrehose://", where, subscribe=False))
 
-                async def send(said: Said) -> None:
-                    await client.push_many([payload(words) for _, words in said])
+                async def send(reports: Reports) -> None:
+                    await backbone.publish([payload(report) for _, report in reports])
 
-            case Way.SPP:
-                client = await stack.enter_async_context(connect(f"spp://{where}"))
+            case VehicleProtocol.SPP:
+                spp = await stack.enter_async_context(connect("spp://", where))
 
-                async def send(said: Said) -> None:
-                    for vehicle, words in said:
-                        await client.publish(vehicle.topic, payload(words))
+                async def send(reports: Reports) -> None:
+                    for vehicle, report in reports:
+                        await spp.publish(payload(report), topic=vehicle.topic)
 
-            case Way.ATTRIBUTE:
-                client = await stack.enter_async_context(connect(f"publisher://{where}"))
+            case VehicleProtocol.ATTRIBUTE:
+                publisher = await stack.enter_async_context(connect("publisher://", where))
 
-                async def send(said: Said) -> None:
-                    await client.publish_many([(words, payload(words)) for _, words in said])
+                async def send(reports: Reports) -> None:
+                    await publisher.publish(
+                        [{"payload": payload(report), "attributes": report} for _, report in reports]
+                    )
 
-            case Way.TUBE:
-                client = await stack.enter_async_context(connect(f"tube://{where}", name="demo trams"))
-                # A message whose topic is a service's id changes the service, by whatever door it comes.
+            case VehicleProtocol.TUBE:
+                link = await stack.enter_async_context(connect("tube://", where, name="demo trams"))
+                # A message whose topic is a service's id changes the service, whichever door it comes through.
                 for vehicle in vehicles:
-                    await client.create_service(vehicle.topic)
+                    await link.create_service(vehicle.topic)
 
-                async def send(said: Said) -> None:
-                    await client.publish([_row(vehicle, words) for vehicle, words in said])
+                async def send(reports: Reports) -> None:
+                    await link.publish([_row(vehicle, report) for vehicle, report in reports])
 
         return send
 
 
-def _said(vehicles: Sequence[Vehicle], turn: int) -> Said:
-    """What there is to say in a turn; vehicles take turns in speaking of themselves."""
+def _reports(vehicles: Sequence[Vehicle], turn: int) -> Reports:
+    """Give the reports of a turn; vehicles take turns in reporting their condition."""
     now = turn * TURN
-    said = [(vehicle, vehicle.position(now)) for vehicle in vehicles]
+    reports = [(vehicle, vehicle.position(now)) for vehicle in vehicles]
     for number, vehicle in enumerate(vehicles):
         if turn % _TELEMETRY == number % _TELEMETRY:
-            said.append((vehicle, vehicle.telemetry(now)))
-    return said
+            reports.append((vehicle, vehicle.telemetry(now)))
+    return reports
 
 
-def _row(vehicle: Vehicle, words: dict[str, str | float]) -> dict[str, object]:
-    """A message of the link's, with all that its envelope has room for."""
+def _row(vehicle: Vehicle, report: dict[str, str | float]) -> Row:
+    """Make a message of the link, with topic and attributes."""
     return {
         "topic": vehicle.topic,
         "attributes": {"vehicle": vehicle.name},
-        "numbers": {name: value for name, value in words.items() if isinstance(value, float)},
-        "payload": payload(words),
+        "numbers": {name: value for name, value in report.items() if isinstance(value, float)},
+        "payload": payload(report),
     }

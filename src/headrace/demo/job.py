@@ -1,9 +1,9 @@
 """The demo's Spark job: how far and how fast each vehicle has gone, by the order of the sequence.
 
-A job as any other of the pipeline: a function of the rows of a micro-batch (:func:`legs`), and what is kept from batch
-to batch (:class:`Logbook`). Spark follows each vehicle's positions from one to the next; the driver adds that to what
-it knew, and publishes ``spark/vehicle/NAME`` for each vehicle it has news of and ``spark/fleet`` for all. A batch that
-is run again comes to the same totals, because it starts from what was known before it.
+It is a job like any other of the pipeline: a function of the rows of a micro-batch (:func:`legs`), and totals that are
+kept from batch to batch (:class:`Logbook`). Spark follows each vehicle's positions from one to the next; the driver
+adds that to the totals, and publishes ``spark/vehicle/NAME`` for each vehicle in the batch and ``spark/fleet`` for all.
+A batch that is repeated gives the same totals, because it starts from those before it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PARAMETERS: Final = {
     "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="true"),
 }
 
-SAYS: Final = "vehicle string, x double, y double, speed double, battery double, temperature double"
-"""What a vehicle's payload has in it."""
+REPORT_SCHEMA: Final = "vehicle string, x double, y double, speed double, battery double, temperature double"
+"""The payload of a vehicle's message."""
 
 
 def start(run: Run) -> Started:
@@ -39,28 +39,28 @@ def start(run: Run) -> Started:
 
 
 def legs(rows: DataFrame) -> DataFrame:
-    """Each vehicle's part of some messages: how many, how fast, how far from the first position to the last."""
+    """Sum up some messages by vehicle: how many, how fast, how far from the first position to the last."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    says = F.from_json(F.col("payload").cast("string"), SAYS)
-    said = (
+    report = F.from_json(F.col("payload").cast("string"), REPORT_SCHEMA)
+    reports = (
         rows.where(~F.col("origin").isin("spark", NOT_A_MESSAGE))
-        .select("seq", "origin", says.alias("says"))
-        .select("seq", "origin", "says.*")
+        .select("seq", "origin", report.alias("report"))
+        .select("seq", "origin", "report.*")
         .where("vehicle is not null")
     )
-    # A vehicle's own messages, in the one order that there is.
+    # A vehicle's own messages, in the order of the sequence.
     before = Window.partitionBy("vehicle").orderBy("seq")
     placed = F.col("x").isNotNull()
-    # The last place before this message, over telemetry, which has none.
+    # The last position before this message, skipping telemetry, which has none.
     was_x, was_y = (
         F.last(F.col(name), ignorenulls=True).over(before.rowsBetween(Window.unboundedPreceding, -1))
         for name in ("x", "y")
     )
     moved = F.hypot(F.col("x") - was_x, F.col("y") - was_y)
     return (
-        said.withColumn("moved", moved)
+        reports.withColumn("moved", moved)
         .groupBy("vehicle", "origin")
         .agg(
             F.count("*").alias("messages"),
@@ -75,40 +75,40 @@ def legs(rows: DataFrame) -> DataFrame:
     )
 
 
-class Kept(msgspec.Struct):
-    """What is known of a vehicle."""
+class VehicleTotals(msgspec.Struct):
+    """The totals of a vehicle."""
 
     origin: str
     messages: int = 0
     metres: float = 0.0
     top_speed: float = 0.0
     battery: float | None = None
-    place: tuple[float, float] | None = None
+    position: tuple[float, float] | None = None
 
 
 class Logbook(msgspec.Struct):
-    """What is known of all."""
+    """The totals of all vehicles."""
 
     seq: int = 0
-    vehicles: dict[str, Kept] = {}
+    vehicles: dict[str, VehicleTotals] = {}
 
     def add(self, leg: dict[str, Any]) -> None:
-        """Take one vehicle's part of a micro-batch."""
-        vehicle = self.vehicles.setdefault(leg["vehicle"], Kept(leg["origin"]))
+        """Add one vehicle's part of a micro-batch."""
+        vehicle = self.vehicles.setdefault(leg["vehicle"], VehicleTotals(leg["origin"]))
         vehicle.messages += leg["messages"]
         vehicle.metres += leg["metres"]
         vehicle.top_speed = max(vehicle.top_speed, leg["top_speed"])
         vehicle.battery = leg["battery"] if leg["battery"] is not None else vehicle.battery
         if leg["positions"]:
             first, last = leg["first"], leg["last"]
-            if vehicle.place is not None:
-                # From where the batch before had left it.
-                vehicle.metres += math.dist(vehicle.place, (first["x"], first["y"]))
-            vehicle.place = (last["x"], last["y"])
+            if vehicle.position is not None:
+                # From its position at the end of the batch before.
+                vehicle.metres += math.dist(vehicle.position, (first["x"], first["y"]))
+            vehicle.position = (last["x"], last["y"])
         self.seq = max(self.seq, leg["seq"])
 
     def fleet(self) -> dict[str, object]:
-        """The service ``spark/fleet``."""
+        """Give the service ``spark/fleet``."""
         by_protocol: dict[str, int] = {}
         for vehicle in self.vehicles.values():
             by_protocol[vehicle.origin] = by_protocol.get(vehicle.origin, 0) + vehicle.messages
@@ -124,7 +124,7 @@ class Logbook(msgspec.Struct):
         }
 
     def vehicle(self, name: str) -> dict[str, object]:
-        """The service ``spark/vehicle/NAME``."""
+        """Give the service ``spark/vehicle/NAME``."""
         known = self.vehicles[name]
         return {
             "messages": known.messages,
@@ -144,18 +144,18 @@ class _Journal:
         self._seq = 0
 
     def facts(self) -> dict[str, object]:
-        """What the pipeline's status says besides."""
+        """Give the job's own part of the pipeline's status."""
         return {"through": self._seq}
 
     def add(self, rows: DataFrame, batch: int) -> None:
-        """Take one micro-batch."""
+        """Add one micro-batch, and publish the totals."""
         content = self._kept.before(batch)
         book = Logbook() if content is None else msgspec.json.decode(content, type=Logbook)
         found = legs(rows).toArrow().to_pylist()
         for leg in found:
             book.add(leg)
         if found:
-            # To publish when nothing has come would be the next thing to come.
+            # Publishing without news would itself be the next message, and so on for ever.
             changes = {f"spark/vehicle/{leg['vehicle']}": book.vehicle(leg["vehicle"]) for leg in found}
             publish_services(self._run.access, self._id, batch, {**changes, "spark/fleet": book.fleet()})
         self._seq = book.seq

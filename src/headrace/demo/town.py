@@ -1,8 +1,8 @@
 """The town: where its fences are, and where each vehicle is at any moment.
 
-Everything is a function of time and of a seed, so that a run can be repeated, and a place can be asked for twice. A
-vehicle goes round a block of the street grid at a speed that swells and falls; distances are metres, speeds km/h.
-Figures are rounded here, once: what a vehicle says is what everybody compares.
+Everything is a function of time and of a seed, so that a run can be repeated. A vehicle goes round a block of the
+street grid at a varying speed; distances are metres, speeds km/h. Figures are rounded here, once, because everybody
+compares what a vehicle reports.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 WIDTH: Final = 1200
 HEIGHT: Final = 600
 _BLOCK: Final = 100
-"""Streets are so far apart."""
+"""The distance between streets."""
 
 HOT: Final = 96.0
-"""A motor of so many degrees is one for the workshop."""
+"""The motor temperature for the workshop."""
 
 
-class Way(StrEnum):
-    """How a vehicle's messages come in; each is a protocol that takes messages, under the name of its origin."""
+class VehicleProtocol(StrEnum):
+    """The protocols that take messages, by the origin of those; each vehicle uses one."""
 
     FYREHOSE = "fyrehose"
     SPP = "spp"
@@ -33,8 +33,13 @@ class Way(StrEnum):
     TUBE = "tube"
 
 
-KINDS: Final = {Way.FYREHOSE: "taxi", Way.SPP: "bus", Way.ATTRIBUTE: "van", Way.TUBE: "tram"}
-"""What kind of vehicle speaks which protocol."""
+KINDS: Final = {
+    VehicleProtocol.FYREHOSE: "taxi",
+    VehicleProtocol.SPP: "bus",
+    VehicleProtocol.ATTRIBUTE: "van",
+    VehicleProtocol.TUBE: "tram",
+}
+"""The kind of vehicle that uses each protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Fence:
     north: float
 
     def holds(self, x: float, y: float) -> bool:
-        """Whether a place is inside."""
+        """Tell whether a point is inside."""
         return self.west <= x <= self.east and self.south <= y <= self.north
 
 
@@ -60,8 +65,8 @@ FENCES: Final = (
 )
 
 
-class Place(NamedTuple):
-    """Where a vehicle is, and how fast."""
+class VehicleMotion(NamedTuple):
+    """The position and the speed of a vehicle."""
 
     x: float
     y: float
@@ -73,7 +78,7 @@ class Vehicle:
     """A vehicle: the block it goes round, and how."""
 
     name: str
-    way: Way
+    protocol: VehicleProtocol
     west: float
     east: float
     south: float
@@ -86,30 +91,30 @@ class Vehicle:
 
     @property
     def topic(self) -> str:
-        """What its messages are about, where a protocol can say so."""
+        """The topic of its messages, where a protocol has topics."""
         return f"vehicle/{self.name}"
 
-    def at(self, seconds: float) -> Place:
-        """Where it is so long after the beginning."""
+    def at(self, seconds: float) -> VehicleMotion:
+        """Give its position and speed so long after the beginning."""
         turn = self.swell
         passed = self.metres_per_second * (seconds + 0.3 / turn * (1 - math.cos(turn * seconds)))
         speed = self.metres_per_second * (1 + 0.3 * math.sin(turn * seconds))
         x, y = self._round(self.start + (-passed if self.backwards else passed))
-        return Place(round(float(x), 1), round(float(y), 1), round(speed * 3.6, 1))
+        return VehicleMotion(round(float(x), 1), round(float(y), 1), round(speed * 3.6, 1))
 
     def position(self, seconds: float) -> dict[str, str | float]:
-        """What it says of where it is."""
+        """Report its position."""
         x, y, speed = self.at(seconds)
         return {"vehicle": self.name, "x": x, "y": y, "speed": speed}
 
     def telemetry(self, seconds: float) -> dict[str, str | float]:
-        """What it says of itself."""
+        """Report its condition."""
         temperature = 76 + (14 + 1.5 * self.warmth) * math.sin(seconds / 7 + self.warmth)
         battery = max(5.0, 98 - self.warmth * 4 - seconds / 6)
         return {"vehicle": self.name, "battery": round(battery, 1), "temperature": round(temperature, 1)}
 
     def _round(self, metres: float) -> tuple[float, float]:
-        """The place so many metres along the block, from its south-western corner eastwards."""
+        """Give the point so many metres along the block, from its south-western corner eastwards."""
         across, up = self.east - self.west, self.north - self.south
         left = metres % (2 * (across + up))
         if left < across:
@@ -124,7 +129,7 @@ class Vehicle:
 
 
 def fleet(count: int, seed: int = 1) -> tuple[Vehicle, ...]:
-    """So many vehicles, the protocols shared out among them.
+    """Make vehicles, sharing the protocols among them.
 
     >>> [vehicle.name for vehicle in fleet(5)]
     ['taxi-1', 'bus-1', 'van-1', 'tram-1', 'taxi-2']
@@ -133,18 +138,18 @@ def fleet(count: int, seed: int = 1) -> tuple[Vehicle, ...]:
     return tuple(_vehicle(number, random) for number in range(count))
 
 
-def payload(said: dict[str, str | float]) -> bytes:
-    """What a vehicle says, as its message's payload: the same bytes by every protocol."""
-    return msgspec.json.encode(said)
+def payload(report: dict[str, str | float]) -> bytes:
+    """Encode a report as a message's payload, which is the same in every protocol."""
+    return msgspec.json.encode(report)
 
 
 def _vehicle(number: int, random: Random) -> Vehicle:
-    way = tuple(Way)[number % len(Way)]
+    protocol = tuple(VehicleProtocol)[number % len(VehicleProtocol)]
     west, east = sorted(random.sample(range(_BLOCK // 2, WIDTH, _BLOCK), 2))
     south, north = sorted(random.sample(range(_BLOCK // 2, HEIGHT, _BLOCK), 2))
     return Vehicle(
-        name=f"{KINDS[way]}-{number // len(Way) + 1}",
-        way=way,
+        name=f"{KINDS[protocol]}-{number // len(VehicleProtocol) + 1}",
+        protocol=protocol,
         west=west,
         east=east,
         south=south,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace.hub.consumers.cursors import Consumers
 from headrace.hub.lost_ranges import Losses
-from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.routing.matcher_ring import MatcherRing
 from headrace.hub.routing.subscriptions import Subscriptions
@@ -18,7 +18,7 @@ from headrace.hub.state import State
 class Parts:
     """All that a hub keeps of its log beside messages and holds. A new hub knows nothing yet."""
 
-    publishers: Publishers = field(default_factory=Publishers)
+    publishers: PublisherNumbers = field(default_factory=PublisherNumbers)
     queries: Queries = field(default_factory=Queries)
     services: Services = field(default_factory=Services)
     consumers: Consumers = field(default_factory=Consumers)

@@ -15,7 +15,7 @@ FIRST_ROOM = 1 << 12
 """Rows that a segment has room for at first."""
 
 
-class Walk:
+class BatchScan:
     """One batch against the segments of one version."""
 
     def __init__(

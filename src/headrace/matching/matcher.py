@@ -173,7 +173,7 @@ class Matcher:
         said, attributes = message_columns.read(
             batch, segments, self._seed, json_attributes=self._json_attributes
         )
-        walk = batch_scan.Walk(segments, said, attributes, self._seed, view.version)
+        walk = batch_scan.BatchScan(segments, said, attributes, self._seed, view.version)
         begin = 0
         while begin < len(batch):
             offsets, clients = walk.piece(begin, len(batch), most)
@@ -194,7 +194,7 @@ class Matcher:
         said, attributes = message_columns.read(
             batch, segments, self._seed, json_attributes=self._json_attributes
         )
-        offsets, _ = batch_scan.Walk(segments, said, attributes, self._seed, 0).piece(
+        offsets, _ = batch_scan.BatchScan(segments, said, attributes, self._seed, 0).piece(
             0, len(batch), len(batch)
         )
         return np.diff(offsets) > 0

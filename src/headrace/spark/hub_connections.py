@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from headrace.client.link.client import Extent, LinkClient
-from headrace.client.sync import AsyncClient, Sync
+from headrace.client.sync import SyncLinkClient
 from headrace.errors import UnreachableError
 from headrace.spark.options import Access
 
@@ -29,9 +29,7 @@ CREDIT: Final = 16 << 20
 _POLL_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 0.2
 
-T = TypeVar("T", bound=AsyncClient)
-
-_kept: dict[Access, list[Sync[LinkClient]]] = {}
+_kept: dict[Access, list[SyncLinkClient]] = {}
 _keeping = threading.Lock()
 
 
@@ -41,7 +39,7 @@ def new_client(access: Access) -> LinkClient:
     return LinkClient(
         access.hosts,
         name="spark",
-        patience=access.patience,
+        reconnect_timeout=access.patience,
         timeout=max(access.patience, 10.0),
         credit=CREDIT,
         client_id=client_id,
@@ -50,7 +48,7 @@ def new_client(access: Access) -> LinkClient:
 
 
 @contextmanager
-def link(access: Access, *, at_once: bool = False) -> Iterator[Any]:
+def link(access: Access, *, at_once: bool = False) -> Iterator[SyncLinkClient]:
     """A connected client whose methods block; whoever takes one has it alone. ``at_once``: none is waited for."""
     with _keeping:
         kept = _kept.get(access)
@@ -67,19 +65,19 @@ def link(access: Access, *, at_once: bool = False) -> Iterator[Any]:
         _kept.setdefault(access, []).append(client)
 
 
-def opened(make: Callable[[], T], seconds: float) -> Sync[T]:
+def opened(make: Callable[[], LinkClient], seconds: float) -> SyncLinkClient:
     """What ``make`` makes, opened; a hub that is not there is waited for."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return Sync(make()).open()
+            return SyncLinkClient(make()).open()
         except UnreachableError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_AGAIN_SECONDS)
 
 
-def reach(client: Any, seq: int, access: Access) -> Extent:
+def reach(client: SyncLinkClient, seq: int, access: Access) -> Extent:
     """How far the log reaches, once that is ``seq``; as it is, if it does not come that far.
 
     What one node of a cluster has told to be committed comes to the others as well, if a moment later: of several
@@ -87,7 +85,7 @@ def reach(client: Any, seq: int, access: Access) -> Extent:
     """
     deadline = time.monotonic() + (access.patience if len(access.hosts) > 1 else 0.0)
     while True:
-        extent: Extent = client.head()
+        extent = client.head()
         if extent.head >= seq or time.monotonic() >= deadline:
             return extent
         time.sleep(_POLL_SECONDS)

@@ -20,9 +20,10 @@ from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import HeadraceError, UsageError
 from headrace.message import MAX_SEQUENCE, SCHEMA
+from headrace.protocols import PORTS
 
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
-DEFAULT_PORT: Final = 8081
+DEFAULT_PORT: Final = PORTS["tube_tcp"]
 
 READER: Final = "spark"
 """Who reads, where nobody says."""

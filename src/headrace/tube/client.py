@@ -12,6 +12,7 @@ from websockets.exceptions import InvalidURI
 from websockets.uri import parse_uri
 
 from headrace.errors import UnreachableError, UsageError
+from headrace.protocols import PORTS
 from headrace.tube.endpoint import Tube
 from headrace.tube.options import DEFAULT_OPTIONS, TubeOptions
 from headrace.tube.session import TubeSession
@@ -19,8 +20,8 @@ from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport
 from headrace.tube.websocket import WebSocketTransport
 from headrace.wire.tube.connection import Side, Transport
 
-TCP_PORT = 8081
-WEBSOCKET_PORT = 8080
+TCP_PORT = PORTS["tube_tcp"]
+WEBSOCKET_PORT = PORTS["tube_ws"]
 
 _SCHEMES = {
     "tube": (Transport.TCP, TCP_PORT),

@@ -13,7 +13,7 @@ from enum import Enum
 from headrace.tube.message_parts import Parts, join, pieces
 from headrace.tube.options import Policy
 from headrace.wire.receive_buffer import Buffer
-from headrace.wire.tube.connection import Compression, Connection, Evidence
+from headrace.wire.tube.connection import Compression, Evidence, TubeConnection
 from headrace.wire.tube.frames import COMPRESS_FROM, DEFLATE, deflate
 
 INLINE_BYTES = 64 << 10
@@ -49,7 +49,7 @@ def pack(parts: Parts) -> bytes | None:
     return deflate(join(parts))
 
 
-class TubeCodec(Connection):
+class TubeCodec(TubeConnection):
     """One end of one tube without its socket, for a caller that compresses messages itself and has them in parts."""
 
     @property

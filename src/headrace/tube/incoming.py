@@ -17,7 +17,7 @@ from headrace.errors import WireError
 from headrace.tube.compression import TubeCodec
 from headrace.tube.outgoing import Outgoing
 from headrace.wire.receive_buffer import Buffer
-from headrace.wire.tube.connection import Event
+from headrace.wire.tube.connection import TubeEvent
 
 if TYPE_CHECKING:
     from headrace.tube.transport import TubeTransport
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_OWED = 256
 """Most answers that may wait."""
 
-_NOTHING: Iterator[Event] = iter(())
+_NOTHING: Iterator[TubeEvent] = iter(())
 
 
 class Incoming:
@@ -39,7 +39,7 @@ class Incoming:
         codec: TubeCodec,
         outgoing: Outgoing,
         connection: TubeTransport,
-        take: Callable[[Event], None],
+        take: Callable[[TubeEvent], None],
         refuse: Callable[[WireError], None],
     ) -> None:
         self._codec = codec

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.errors import UsageError
-from headrace.wire.tube.reassembly import DEFAULT_FRAGMENT_SIZE, MAX_MESSAGE, Limits
+from headrace.wire.tube.reassembly import DEFAULT_FRAGMENT_SIZE, MAX_MESSAGE, TubeLimits
 
 Policy = Callable[[memoryview], bool]
 """Called with a message (or its longest part); returns whether compressing it is worth a try."""
@@ -74,9 +74,9 @@ class TubeOptions:
         return self.max_message if self.max_sent is None else self.max_sent
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TubeLimits:
         """The limits that the codec keeps."""
-        return Limits(self.fragment_size, self.max_message, self.max_inflated)
+        return TubeLimits(self.fragment_size, self.max_message, self.max_inflated)
 
 
 DEFAULT_OPTIONS = TubeOptions()

@@ -34,7 +34,7 @@ from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.tube.outgoing import Outgoing
 from headrace.tube.receiver import Receiver
 from headrace.wire.receive_buffer import Buffer
-from headrace.wire.tube.connection import CompressionRefused, Event, Ignored, Opened, Side, Transport
+from headrace.wire.tube.connection import CompressionRefused, Ignored, Opened, Side, Transport, TubeEvent
 from headrace.wire.tube.frames import Discarded, Message, Ping
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class TubeSession:
 
     # Receiving
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: TubeEvent) -> None:
         match event:
             case Message(data):
                 self.counts.messages_received += 1

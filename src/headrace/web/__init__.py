@@ -1,4 +1,4 @@
-"""The ``http`` door: JSON API, metrics, health."""
+"""The ``http`` door: dashboard, JSON API, metrics, health."""
 
 from headrace.web.door import start
 

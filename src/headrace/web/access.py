@@ -1,11 +1,11 @@
-"""Who may ask what of the http door.
+"""The rules of access to the http door.
 
-- Health checks, ``/metrics`` and the dashboard's own files are for everyone who reaches the door.
-- Under ``auth.required`` everything else wants HTTP Basic authentication: a client id of ``auth.clients`` and its key.
+- Health checks, ``/metrics`` and the dashboard's own files are open to everyone who reaches the door.
+- Under ``auth.required`` everything else needs HTTP Basic authentication: a client id of ``auth.clients`` and its key.
   (The old clients' ``/sdk/sub/preauth`` has its own rule.)
-- What changes something wants the header ``X-Headrace``, which a foreign web page cannot send.
-- A door on the loopback interface answers only those who call it by such a name: a foreign page whose name is made to
-  lead here (DNS rebinding) gets nothing.
+- A request that changes something needs the header ``X-Headrace``, which a foreign web page cannot send.
+- A door on the loopback interface answers only requests to a loopback name: a foreign page whose name resolves to it
+  (DNS rebinding) gets nothing.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ HEADERS: Final = {
 
 
 def refusal(kind: type[web.HTTPError], why: str) -> web.HTTPError:
-    """An answer that says why not, as every other answer: in JSON."""
+    """Make an error answer with its reason, in JSON like every other answer."""
     return kind(text=msgspec.json.encode({"error": why}).decode(), content_type="application/json")
 
 
-class Access:
-    """Judges every request before a handler sees it."""
+class AccessCheck:
+    """Checks every request before a handler sees it."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
     @web.middleware
-    async def judge(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let a request on, or answer why not."""
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let a request through, or refuse it with the reason."""
         if not self._called_by_its_name(request):
             raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
         if request.method not in _SAFE and OURS not in request.headers:

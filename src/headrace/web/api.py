@@ -1,6 +1,6 @@
-"""What the dashboard asks a hub, as JSON.
+"""The JSON API, which the dashboard uses.
 
-``GET  /api/status``             what the hub knows about itself
+``GET  /api/status``             the hub's status
 ``GET  /api/history``            the last ten minutes, second by second
 ``GET  /api/events``             server-sent: ``status`` at once and ``sample`` each second
 ``GET  /api/messages``           messages: ``before``, ``from`` or ``time`` (µs), ``count``, ``topic``, ``origin``
@@ -8,11 +8,12 @@
 ``GET  /api/tail``               server-sent: ``messages`` as they come, with the same filters
 ``POST /api/messages``           publish one: ``{"topic", "payload" | "payload_base64", "attributes"}``
 ``GET  /api/services``           the services: ``after``, ``contains``, ``count``
-``GET  /api/service?id=ID``      one of them, its value whole
+``GET  /api/service?id=ID``      one service, its value whole
 ``GET  /api/service/events?id=`` server-sent: ``service`` when it changes
-``GET  /api/subscriptions``      who subscribes what by content: ``contains``, ``count``
-``POST /api/subscriptions/try``  who would get a message: ``{"topic", "payload", "attributes"}``
+``GET  /api/subscriptions``      content subscriptions: ``contains``, ``count``
+``POST /api/subscriptions/try``  the clients that would get a message: ``{"topic", "payload", "attributes"}``
 ``POST /api/log/seal``           seal what is committed
+``POST /api/cluster/vouch``      let a node of a cluster go on with the messages it has
 """
 
 from __future__ import annotations
@@ -34,22 +35,23 @@ from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.net.server.status_report import measured
+from headrace.protocols import HTTP
 from headrace.web import messages
 from headrace.web.access import refusal
-from headrace.web.events import Events, Pulse, event_stream, streaming
+from headrace.web.events import EventStream, NextValue, event_response, streaming
 from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
 
 logger = logging.getLogger("headrace")
 
 T = TypeVar("T")
 
-ORIGIN: Final = "http"
+ORIGIN: Final = HTTP
 """The origin of messages that the dashboard publishes."""
 
 SAMPLE_SECONDS: Final = 1.0
 _TAIL_SECONDS: Final = 0.25
 _TAIL_MOST: Final = 60
-"""Messages a page is sent at a time: more than a person reads; what is left out is counted."""
+"""The most messages in one event: more than a person reads. A flag says whether some were left out."""
 
 _SERVICES: Final = 200
 _SUBSCRIPTIONS: Final = 200
@@ -57,7 +59,7 @@ _COMMIT_SECONDS: Final = 10.0
 
 
 class Publication(msgspec.Struct, forbid_unknown_fields=True):
-    """A message that somebody wants to publish."""
+    """A message to publish."""
 
     topic: str = ""
     payload: str = ""
@@ -66,17 +68,17 @@ class Publication(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Api:
-    """The handlers of one hub's http door, and what they share."""
+    """The handlers of the API, and what they share."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._history = History()
-        self._pulse: Pulse[Sample] = Pulse()
+        self._next_sample: NextValue[Sample] = NextValue()
         self._streams: set[asyncio.Task[Any]] = set()
         self._sampling: asyncio.Task[None] | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        """Where each handler is found."""
+        """Give the routes of the handlers."""
         return [
             web.get("/api/status", self._status),
             web.get("/api/history", self._past),
@@ -100,7 +102,7 @@ class Api:
         self._sampling = asyncio.ensure_future(self._keep_sampling())
 
     async def stop(self, _app: web.Application) -> None:
-        """End the sampling and every stream of events: a page would keep them open for ever."""
+        """End the sampling and every stream of events, which pages would keep open for ever."""
         ending = [*self._streams, *([self._sampling] if self._sampling is not None else [])]
         for task in ending:
             task.cancel()
@@ -110,11 +112,11 @@ class Api:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
             try:
-                self._pulse.beat(self._sample())
+                self._next_sample.set(self._sample())
             except Exception:
-                # One second without a sample is better than none after it.
+                # One missing sample must not end the sampling.
                 self._server.hub.counters.add("background_failures")
-                logger.exception("no sample could be taken; the next is tried all the same")
+                logger.exception("taking a sample failed; the next one is tried")
 
     def _sample(self) -> Sample:
         server = self._server
@@ -137,16 +139,16 @@ class Api:
         async with self._sending(request, response) as events:
             while True:
                 await events.send("status", self._server.status())
-                await events.send("sample", await self._pulse.next())
+                await events.send("sample", await self._next_sample.next())
 
     async def _messages(self, request: web.Request) -> web.Response:
-        asked = request.query
+        query = request.query
         log, wanted = self._server.hub.log, _filter(request)
         count = _number(request, "count", 100, 1, messages.MOST)
-        if "time" in asked:
+        if "time" in query:
             first = await self._read(log.seq_at, _number(request, "time", 0, 0, 1 << 62))
             found = await self._read(messages.following, log, wanted, first, count)
-        elif "from" in asked:
+        elif "from" in query:
             first = _number(request, "from", 1, 1, MAX_SEQUENCE)
             found = await self._read(messages.following, log, wanted, first, count)
         else:
@@ -175,12 +177,12 @@ class Api:
                     found = await self._read(messages.newest, log, wanted, head + 1, _TAIL_MOST)
                     fresh = [each for each in found.messages if each["seq"] >= cursor]
                     if fresh:
-                        # Whether any between was left out is known only if the search came as far as the cursor.
+                        # If the search did not come as far as the cursor, some may be left out.
                         left_out = found.first > cursor
                         await events.send("messages", {"messages": fresh, "left_out": left_out, "head": head})
                     cursor = head + 1
                 else:
-                    await events.quiet()
+                    await events.keep_alive()
                 await asyncio.sleep(_TAIL_SECONDS)
 
     async def _publish(self, request: web.Request) -> web.Response:
@@ -190,16 +192,16 @@ class Api:
             raise refusal(
                 web.HTTPUnprocessableEntity, f"{len(payload)} bytes: {most} is limits.message_bytes"
             )
-        told: asyncio.Future[Batch | StorageError] = asyncio.get_running_loop().create_future()
+        committed: asyncio.Future[Batch | StorageError] = asyncio.get_running_loop().create_future()
 
         def done(result: Batch | StorageError) -> None:
-            if not told.done():
-                told.set_result(result)
+            if not committed.done():
+                committed.set_result(result)
 
         self._server.hub.submit(_batch(wanted, payload, str(request.remote)), done)
         try:
             async with asyncio.timeout(_COMMIT_SECONDS):
-                result = await told
+                result = await committed
         except TimeoutError:
             late = f"not committed within {_COMMIT_SECONDS:g} s; it may still be"
             raise refusal(web.HTTPGatewayTimeout, late) from None
@@ -218,14 +220,14 @@ class Api:
                 found.append(service)
                 if len(found) == count:
                     break
-        described = [_described(service, messages.PREVIEW) for service in found]
+        described = [_describe(service, messages.PREVIEW) for service in found]
         return as_json({"services": described, "total": len(services)})
 
     async def _service(self, request: web.Request) -> web.Response:
-        return as_json(_described(self._named(request), messages.WHOLE))
+        return as_json(_describe(self._requested_service(request), messages.WHOLE))
 
     async def _service_events(self, request: web.Request, response: web.StreamResponse) -> None:
-        service = self._named(request)
+        service = self._requested_service(request)
         async with self._sending(request, response) as events:
             seen = -1
             while True:
@@ -235,9 +237,9 @@ class Api:
                     return
                 if current.seq != seen:
                     seen = current.seq
-                    await events.send("service", _described(current, messages.WHOLE))
+                    await events.send("service", _describe(current, messages.WHOLE))
                 else:
-                    await events.quiet()
+                    await events.keep_alive()
                 await asyncio.sleep(_TAIL_SECONDS)
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
@@ -286,7 +288,7 @@ class Api:
             raise refusal(web.HTTPConflict, str(error)) from None
         return as_json({"vouched": True})
 
-    def _named(self, request: web.Request) -> Service:
+    def _requested_service(self, request: web.Request) -> Service:
         name = request.query.get("id", "")
         service = self._server.services.get(name)
         if service is None:
@@ -294,7 +296,7 @@ class Api:
         return service
 
     async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Read the log in a thread; what it cannot give is an answer too."""
+        """Read the log in a thread; an error of the log is the answer."""
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._server.readers, function, *arguments
@@ -304,16 +306,16 @@ class Api:
 
     def _sending(
         self, request: web.Request, response: web.StreamResponse
-    ) -> AbstractAsyncContextManager[Events]:
+    ) -> AbstractAsyncContextManager[EventStream]:
         return streaming(request, response, self._server.settings.limits.slow_seconds)
 
     def _streamed(
         self, handler: Callable[[web.Request, web.StreamResponse], Coroutine[Any, Any, None]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A handler of events, known for as long as it runs."""
+        """Wrap a handler of events, so that :meth:`stop` can end it."""
 
         async def run(request: web.Request) -> web.StreamResponse:
-            response = event_stream()
+            response = event_response()
             task = asyncio.current_task()
             if task is not None:
                 self._streams.add(task)
@@ -327,7 +329,7 @@ class Api:
 
 
 def as_json(content: object, status: int = 200) -> web.Response:
-    """An answer in JSON, which nobody keeps."""
+    """Make an answer in JSON, which is not cached."""
     return web.Response(
         body=msgspec.json.encode(content),
         status=status,
@@ -337,7 +339,7 @@ def as_json(content: object, status: int = 200) -> web.Response:
 
 
 def _failed(error: StorageError) -> web.Response:
-    # 507 Insufficient Storage: nothing is lost, and the hub goes on trying.
+    # 507 Insufficient Storage: nothing is lost, and the hub keeps trying.
     return as_json({"error": str(error)}, status=507 if isinstance(error, FullError) else 500)
 
 
@@ -356,7 +358,7 @@ def _filter(request: web.Request) -> Filter:
 
 
 async def _publication(request: web.Request) -> tuple[Publication, bytes]:
-    """The message in a request's body, and its payload."""
+    """Parse the message in a request's body; give its payload too."""
     async with asyncio.timeout(_COMMIT_SECONDS):
         body = await request.read()
     try:
@@ -365,7 +367,7 @@ async def _publication(request: web.Request) -> tuple[Publication, bytes]:
             return wanted, wanted.payload.encode()
         return wanted, b64decode(wanted.payload_base64, validate=True)
     except (msgspec.DecodeError, ValueError) as error:
-        raise refusal(web.HTTPBadRequest, f"that is no message: {error}") from None
+        raise refusal(web.HTTPBadRequest, f"not a message: {error}") from None
 
 
 def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
@@ -378,7 +380,7 @@ def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
     return Batch(Run.of([payload]), origin=ORIGIN, publisher=peer, topic=wanted.topic, columns=columns)
 
 
-def _described(service: Service, limit: int) -> dict[str, Any]:
+def _describe(service: Service, limit: int) -> dict[str, Any]:
     value = service.snapshot
     return {
         "id": service.id,

@@ -1,7 +1,7 @@
 """The ``http`` door.
 
 ``GET /``         the dashboard
-``/api/...``      what it asks (:mod:`~headrace.web.api`), ``/api/status`` first of all
+``/api/...``      the JSON API of the dashboard (:mod:`~headrace.web.api`)
 ``GET /metrics``  the hub's counters for Prometheus
 ``GET /healthz``  200 while the process works
 ``GET /readyz``   200 while every door accepts and, at a frontend, the upstream hub answers; else 503
@@ -17,12 +17,14 @@ from typing import Final, cast
 
 from aiohttp import web
 
+from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
-from headrace.web.access import Access
+from headrace.web.access import AccessCheck
 from headrace.web.api import Api, as_json
 
 MAX_CONNECTIONS: Final = 128
+"""Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
 
@@ -44,7 +46,8 @@ class HttpDoor:
 
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
-    deadlines = _Deadlines(server)
+    deadlines = _FirstRequestDeadlines(server)
+    admission = Admission(per_address=MAX_CONNECTIONS, total=MAX_CONNECTIONS)
     runner = web.AppRunner(
         application(server, deadlines),
         access_log=None,
@@ -53,17 +56,20 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
     )
     await runner.setup()
     listening = await asyncio.get_running_loop().create_server(
-        lambda: _Gate(server, runner, deadlines), sock=sock, backlog=128
+        lambda: _ConnectionLimit(server, runner, deadlines, admission), sock=sock, backlog=128
     )
     return HttpDoor(runner, listening)
 
 
-class _Gate(asyncio.Protocol):
-    """Admits a connection like every other door's, and passes what happens to it on to the http protocol."""
+class _ConnectionLimit(asyncio.Protocol):
+    """Admits a connection as every other door does, and passes its events on to the http protocol."""
 
-    def __init__(self, server: Server, runner: web.AppRunner, deadlines: _Deadlines) -> None:
+    def __init__(
+        self, server: Server, runner: web.AppRunner, deadlines: _FirstRequestDeadlines, admission: Admission
+    ) -> None:
         self._server = server
         self._runner = runner
+        self._admission = admission
         self._deadlines = deadlines
         self._handler: asyncio.Protocol | None = None
         self._address = ""
@@ -75,10 +81,7 @@ class _Gate(asyncio.Protocol):
         if serving is None or peer is None:
             stream.abort()
             return
-        if len(serving.connections) >= MAX_CONNECTIONS:
-            refusal: str | None = f"{MAX_CONNECTIONS} are open"
-        else:
-            refusal = self._server.admission.admit(peer[0])
+        refusal = self._admission.admit(peer[0])
         if refusal is not None:
             self._server.hub.counters.refuse("http", "connections", str(peer), refusal)
             stream.abort()
@@ -91,7 +94,7 @@ class _Gate(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
         if self._handler is not None:
-            self._server.admission.release(self._address)
+            self._admission.release(self._address)
             self._handler.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
@@ -114,27 +117,27 @@ class _Gate(asyncio.Protocol):
             self._handler.resume_writing()
 
 
-class _Deadlines:
-    """When each new connection must have sent its first request; aiohttp has deadlines for the later ones only."""
+class _FirstRequestDeadlines:
+    """Deadlines for the first request of each connection; aiohttp has them only for later ones."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._timers: dict[object, asyncio.TimerHandle] = {}
 
     def set(self, handler: object, transport: asyncio.Transport) -> None:
-        """Give a new connection its time."""
+        """Start the deadline of a new connection."""
         seconds = self._server.settings.limits.handshake_seconds
         loop = asyncio.get_running_loop()
-        self._timers[handler] = loop.call_later(seconds, self._passed, handler, transport)
+        self._timers[handler] = loop.call_later(seconds, self._expired, handler, transport)
 
     @web.middleware
     async def met(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A request has come whole."""
+        """End the deadline: a request has come whole."""
         if (timer := self._timers.pop(request.protocol, None)) is not None:
             timer.cancel()
         return await handler(request)
 
-    def _passed(self, handler: object, transport: asyncio.Transport) -> None:
+    def _expired(self, handler: object, transport: asyncio.Transport) -> None:
         del self._timers[handler]
         if not transport.is_closing():
             peer = transport.get_extra_info("peername")
@@ -143,8 +146,8 @@ class _Deadlines:
             transport.abort()
 
 
-def application(server: Server, deadlines: _Deadlines) -> web.Application:
-    """The routes of one hub."""
+def application(server: Server, deadlines: _FirstRequestDeadlines) -> web.Application:
+    """Make the application of one hub."""
 
     async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=metrics.render(server), headers={"Content-Type": metrics.CONTENT_TYPE})
@@ -163,7 +166,7 @@ def application(server: Server, deadlines: _Deadlines) -> web.Application:
     api = Api(server)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),
-        middlewares=[deadlines.met, Access(server).judge],
+        middlewares=[deadlines.met, AccessCheck(server).check],
     )
     app.add_routes(
         [

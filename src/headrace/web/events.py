@@ -1,6 +1,6 @@
-"""Server-sent events: what changes is pushed to the pages that show it.
+"""Server-sent events: changes are pushed to the pages that show them.
 
-A page that does not take what it is sent is cut off after a while, and opens the stream again by itself.
+A page that takes nothing for a while is cut off, and opens the stream again by itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 RETRY: Final = b"retry: 1000\n\n"
 
-_QUIET: Final = 15.0
+_KEEPALIVE_SECONDS: Final = 15.0
 """Seconds without an event after which a comment keeps proxies from closing the stream."""
 
 
-class Events:
+class EventStream:
     """One open stream of events."""
 
     def __init__(self, response: web.StreamResponse, seconds: float) -> None:
@@ -34,9 +34,9 @@ class Events:
         body = msgspec.json.encode(data)
         await self._write(b"event: " + event.encode() + b"\ndata: " + body + b"\n\n")
 
-    async def quiet(self) -> None:
-        """There was nothing to send: say so from time to time."""
-        if asyncio.get_running_loop().time() - self._sent_at >= _QUIET:
+    async def keep_alive(self) -> None:
+        """Send a comment now and then when there is nothing else to send."""
+        if asyncio.get_running_loop().time() - self._sent_at >= _KEEPALIVE_SECONDS:
             await self._write(b":\n\n")
 
     async def _write(self, data: bytes) -> None:
@@ -45,8 +45,8 @@ class Events:
         self._sent_at = asyncio.get_running_loop().time()
 
 
-def event_stream() -> web.StreamResponse:
-    """An answer that is to be a stream of events."""
+def event_response() -> web.StreamResponse:
+    """Make an answer that will be a stream of events."""
     return web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
@@ -55,35 +55,35 @@ def event_stream() -> web.StreamResponse:
 @asynccontextmanager
 async def streaming(
     request: web.Request, response: web.StreamResponse, seconds: float
-) -> AsyncIterator[Events]:
+) -> AsyncIterator[EventStream]:
     """Answer a request with events for as long as the block runs and the page is there."""
     await response.prepare(request)
     await response.write(RETRY)
     try:
-        yield Events(response, seconds)
+        yield EventStream(response, seconds)
         async with asyncio.timeout(seconds):
             await response.write_eof()
     except (ConnectionError, TimeoutError):
-        # The page went away, or sleeps: it comes back by itself.
+        # The page is gone or asleep; it comes back by itself.
         if request.transport is not None:
             request.transport.abort()
 
 
-class Pulse(Generic[T]):
-    """A value that is new each second; many wait for the next one."""
+class NextValue(Generic[T]):
+    """A value that changes regularly; many tasks wait for the next one."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[T] | None = None
 
-    def beat(self, value: T) -> None:
-        """Give everybody who waits the next value."""
+    def set(self, value: T) -> None:
+        """Give the next value to all waiting tasks."""
         waiting, self._next = self._next, None
         if waiting is not None and not waiting.done():
             waiting.set_result(value)
 
     async def next(self) -> T:
-        """The value that comes next."""
+        """Wait for the next value."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
-        # Shielded: one that stops waiting must not take the value from the others.
+        # Shielded: a task that stops waiting must not cancel the future of the others.
         return await asyncio.shield(self._next)

@@ -1,6 +1,6 @@
-"""What a hub did in the last minutes, second by second: the charts' memory, so that a page that is opened has a past.
+"""The last minutes of a hub, second by second, so that the charts of a page that is opened have a past.
 
-A :class:`Sample` is made from the hub's counters as they stand and as they stood one sample ago: counts become rates.
+A :class:`Sample` is made from the hub's counters now and one sample ago: counts become rates.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgspec
 from headrace.hub.counters import Counters
 
 SAMPLES: Final = 600
-"""How many are kept: ten minutes of seconds, some 200 KB."""
+"""Samples that are kept: ten minutes of seconds, some 200 KB."""
 
 _IN: Final = "received"
 _OUT: Final = "delivered"
 _MATCHED: Final = "matched"
 _LAGS: Final = ("p50", "p90", "p99")
 _JOBS: Final = 16
-"""Jobs of a pipeline that are drawn: more lines than eight nobody tells apart."""
+"""The most jobs of a pipeline that are drawn."""
 _NAME: Final = 64
 _FIGURES: Final = ("rows_per_second", "batch_seconds", "behind")
-_NEWS: Final = 5
-"""News of ``measure`` that a rate is made from: one alone depends on when it was looked at."""
-_OLD_NEWS: Final = 15.0
-"""Seconds without news after which it is not known what is measured: all is quiet, or ``measure`` has stopped."""
+_UPDATES: Final = 5
+"""Updates of ``measure`` that a rate is computed from: a single one depends on when it was seen."""
+_STALE_SECONDS: Final = 15.0
+"""Seconds without an update after which the rate is unknown: all is quiet, or ``measure`` has stopped."""
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
 
 
@@ -42,9 +42,9 @@ class Sample(msgspec.Struct, frozen=True):
     bytes: int
     connections: int
     behind: int
-    """How many messages the furthest durable consumer or hold lies behind the head."""
+    """How many messages the last durable consumer or hold is behind the head."""
     received: dict[str, float]
-    """Messages in, by the protocol they came by."""
+    """Messages in, by protocol."""
     delivered: dict[str, float]
     """Messages out, by door."""
     refused: float
@@ -52,26 +52,26 @@ class Sample(msgspec.Struct, frozen=True):
     skipped: float
     conflated: float
     matched: dict[str, float]
-    """Content routing: ``messages`` that were looked at, and ``clients`` found for them."""
+    """Content routing: ``messages`` that were matched, and ``clients`` found for them."""
     measured: dict[str, float]
-    """What the job ``measure`` counts: messages a second as ``rate``, and its percentiles of the lag in seconds."""
+    """Results of the job ``measure``: messages a second as ``rate``, and percentiles of the lag in seconds."""
     jobs: dict[str, dict[str, float]]
     """Spark jobs by name: rows a second, seconds of the last micro-batch, messages behind the head."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What the job ``measure`` shows now."""
+    """The newest results of the job ``measure``."""
 
     start: str
-    """When the newest minute began."""
+    """The beginning of the newest minute."""
     messages: int
-    """How many messages it has so far."""
+    """Messages of that minute so far."""
     lag: dict[str, float]
-    """How late those of the newest second were, in seconds, by percentile."""
+    """The lag of the newest second, in seconds, by percentile."""
 
 
 class Levels(msgspec.Struct, frozen=True):
-    """What is, at one moment."""
+    """The levels at one moment."""
 
     head: int
     tail: int
@@ -89,8 +89,8 @@ class History:
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._before: tuple[float, dict[str, dict[str, int]]] | None = None
-        self._news: deque[tuple[float, Measured]] = deque(maxlen=_NEWS)
-        """The last news of ``measure`` in its newest minute, and when they came."""
+        self._updates: deque[tuple[float, Measured]] = deque(maxlen=_UPDATES)
+        """The last updates of ``measure`` in its newest minute, and when they came."""
         self._rate: float | None = None
 
     def take(self, now: float, levels: Levels, counters: Counters) -> Sample:
@@ -126,27 +126,27 @@ class History:
         return sample
 
     def _measure(self, now: float, measured: Measured | None) -> dict[str, float]:
-        """A rate, from how the newest minute grows: a second of its own is often seen before it is full."""
+        """Compute a rate from the growth of the newest minute: a single second is often seen before it is full."""
         if measured is None:
             return {}
-        news = self._news
-        if not news or news[-1][1].start != measured.start:
-            # How many more the minute before has got, nobody says.
-            news.clear()
-            news.append((now, measured))
-        elif news[-1][1].messages != measured.messages:
-            news.append((now, measured))
-        if now - news[-1][0] > _OLD_NEWS:
+        updates = self._updates
+        if not updates or updates[-1][1].start != measured.start:
+            # How many more messages the minute before got is unknown.
+            updates.clear()
+            updates.append((now, measured))
+        elif updates[-1][1].messages != measured.messages:
+            updates.append((now, measured))
+        if now - updates[-1][0] > _STALE_SECONDS:
             self._rate = None
             return {}
-        if len(news) > 1:
-            (then, before), (last, newest) = news[0], news[-1]
+        if len(updates) > 1:
+            (then, before), (last, newest) = updates[0], updates[-1]
             self._rate = round((newest.messages - before.messages) / max(last - then, 1e-3), 1)
         return measured.lag if self._rate is None else {"rate": self._rate, **measured.lag}
 
 
 def jobs_from(pipeline: object) -> dict[str, dict[str, float]]:
-    """The figures of each Spark job in what a pipeline reports, as far as they are figures: anybody may report."""
+    """Take the figures of each Spark job from a pipeline's report, which is not to be trusted: anybody may report."""
     jobs = pipeline.get("jobs") if isinstance(pipeline, dict) else None
     if not isinstance(jobs, dict):
         return {}
@@ -162,7 +162,7 @@ def jobs_from(pipeline: object) -> dict[str, dict[str, float]]:
 
 
 def measured_from(shown: Mapping[str, object]) -> Measured | None:
-    """What the services ``measure/minute`` and ``measure/second`` say, if they say what they should."""
+    """Take the results from the services ``measure/minute`` and ``measure/second``, if these are valid."""
     try:
         minute = msgspec.convert(shown.get("minute"), _Window)
         second = msgspec.convert(shown.get("second"), _Window)
@@ -175,7 +175,7 @@ def measured_from(shown: Mapping[str, object]) -> Measured | None:
 
 
 class _Window(msgspec.Struct):
-    """What is drawn of a window."""
+    """The parts of a window that are drawn."""
 
     start: str
     messages: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -183,7 +183,7 @@ class _Window(msgspec.Struct):
 
 
 def _counts(counters: Counters) -> dict[str, dict[str, int]]:
-    """The counters that are drawn: each by its first label's value, transports of one door together."""
+    """Give the counters that are drawn, by the value of their first label; transports of a door are added up."""
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for name, labels, value in counters:
         if name in (_IN, _OUT, _MATCHED, *_SUMS):

@@ -1,7 +1,7 @@
-"""Messages as the dashboard shows them: found by number, time and filter, cut to what a person looks at.
+"""Messages for the dashboard: found by number, time and filter, with payloads cut to what a person reads.
 
-Reading is done in threads, a bounded piece at a time: a search that finds little says how far it has looked, and goes
-on from there when it is asked again.
+Searches run in threads and are bounded: one that finds little says how far it looked, so that the next can go on from
+there.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from headrace.log import Log
 from headrace.message import Batch, Message, merge, messages
 
 PREVIEW: Final = 512
-"""Bytes of a payload that stand in a list."""
+"""Bytes of a payload in a list."""
 
 WHOLE: Final = 1 << 20
-"""Bytes of a payload that are shown when it is opened."""
+"""Bytes of a payload that is opened."""
 
 MOST: Final = 500
 """Messages in one answer."""
 
 _FIRST_LOOK: Final = 1_000
 _FURTHEST: Final = 1_000_000
-"""How many messages one search looks through: first a few, then more and more."""
+"""The range of messages in one search: first a few, then more and more."""
 
 
-class Found(msgspec.Struct, frozen=True):
-    """Messages in order, and the range that was looked through for them."""
+class SearchResult(msgspec.Struct, frozen=True):
+    """Messages in order, and the range that was searched."""
 
     messages: list[dict[str, Any]]
     first: int
     last: int
 
 
-def newest(log: Log, wanted: Filter, before: int, count: int) -> Found:
-    """The last ``count`` messages below ``before`` that pass."""
+def newest(log: Log, wanted: Filter, before: int, count: int) -> SearchResult:
+    """Find the last ``count`` messages below ``before`` that pass the filter."""
     last = min(before - 1, log.head)
     found: list[Message] = []
     end, width = last, _FIRST_LOOK
@@ -51,21 +51,21 @@ def newest(log: Log, wanted: Filter, before: int, count: int) -> Found:
         end, width = begin - 1, width * 4
     if len(found) == count:
         begin = found[0].seq
-    return Found([shown(message) for message in found], begin, last)
+    return SearchResult([shown(message) for message in found], begin, last)
 
 
-def following(log: Log, wanted: Filter, first: int, count: int) -> Found:
-    """The first ``count`` messages from ``first`` on that pass."""
+def following(log: Log, wanted: Filter, first: int, count: int) -> SearchResult:
+    """Find the first ``count`` messages from ``first`` on that pass the filter."""
     first = max(first, log.first)
     last = min(log.head, first + _FURTHEST - 1)
     found = _passing(log, wanted, first, last, count, newest_first=False)
     if len(found) == count:
         last = found[-1].seq
-    return Found([shown(message) for message in found], first, last)
+    return SearchResult([shown(message) for message in found], first, last)
 
 
 def one(log: Log, seq: int) -> dict[str, Any] | None:
-    """One message, its payload as whole as it is shown; ``None`` if it is not there."""
+    """Read one message, with as much of its payload as is shown; ``None`` if it does not exist."""
     try:
         batches = log.read(seq, seq) if 1 <= seq <= log.head else []
     except TrimmedError:
@@ -77,7 +77,7 @@ def one(log: Log, seq: int) -> dict[str, Any] | None:
 
 
 def shown(message: Message, limit: int = PREVIEW) -> dict[str, Any]:
-    """A message as JSON: its payload as text, or as base64 where it is not UTF-8, cut to ``limit`` bytes."""
+    """Give a message as JSON: its payload as text, or as base64 if it is not UTF-8, cut to ``limit`` bytes."""
     return {
         "seq": message.seq,
         "time": message.time,
@@ -94,19 +94,19 @@ def shown(message: Message, limit: int = PREVIEW) -> dict[str, Any]:
 
 
 def readable(name: str, content: bytes, limit: int) -> dict[str, str]:
-    """Bytes under a name as text, or as base64 (and named so) where they are not UTF-8, cut to ``limit``."""
+    """Give bytes as text, or as base64 (with a suffix to the name) if they are not UTF-8, cut to ``limit``."""
     cut = content[:limit]
     try:
         return {name: cut.decode()}
     except UnicodeDecodeError as error:
         if len(cut) < len(content) and error.start >= len(cut) - 3:
-            # The cut went through a character.
+            # The cut split a character.
             return {name: cut[: error.start].decode()}
         return {f"{name}_base64": b64encode(cut).decode()}
 
 
 def _finite(value: float) -> float | str:
-    """JSON has no infinities; they are shown as words."""
+    """Write infinities, which JSON does not have, as words."""
     return value if isfinite(value) else str(value)
 
 

@@ -1,7 +1,7 @@
-"""What each metric means: the words at ``/metrics`` and in the documentation, where their names are promised.
+"""The meaning of each metric, for ``/metrics`` and the documentation, which promises their names.
 
-Whoever counts something new gives it a line here; the tests look through the code for names that have none, and compare
-the documentation's table with :func:`reference`.
+Every counter has a line here: tests search the code for names without one, and compare the documentation's table with
+:func:`reference`.
 """
 
 from __future__ import annotations
@@ -16,56 +16,59 @@ LEVELS: Final = {
     "log_segments": "Segments of the log, the open tail included.",
     "connections": "Open connections.",
     "ready": "1 when every door accepts.",
-    "subscriptions": "Subscriptions by content.",
+    "subscriptions": "Content subscriptions.",
     "subscriptions_here": "Subscriptions that are matched here.",
     "subscription_bytes": "Memory of their index.",
     "upstream_connected": "1 while the upstream hub answers (at a frontend).",
     "upstream_lag": "Messages that the upstream hub has and this one not yet (at a frontend).",
     "upstream_waiting_bytes": "Bytes on their way to the upstream hub (at a frontend).",
 }
-"""What is, by name."""
+"""Gauges by name."""
 
 COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "received": (("origin",), "Messages in, by protocol."),
     "delivered": (("door", "transport"), "Messages out."),
-    "refused": (("door", "reason"), "What a peer sent or wanted and did not get."),
-    "refused_messages": (("origin", "reason"), "Messages that were not taken."),
+    "refused": (("door", "reason"), "Requests and frames of peers that were refused."),
+    "refused_messages": (("origin", "reason"), "Messages that were refused."),
     "followed": ((), "Messages taken from the hub that numbers them."),
     # Repairs and losses
     "requests": (("door", "transport"), "Times a subscriber asked for messages it lacks."),
     "forwards": (("door",), "Times a peer was asked to repair what the hub no longer has."),
-    "repaired": (("door",), "Messages sent again to who lacked them."),
-    "skipped": (("door",), "Messages a subscriber was moved past because it lay too far behind."),
+    "repaired": (("door",), "Messages sent again to subscribers that lacked them."),
+    "skipped": (("door",), "Messages a subscriber was moved past because it was too far behind."),
     "unavailable": (("door",), "Messages asked for that nobody has."),
     "undeliverable": (("door",), "Messages that could not be delivered: gone, damaged, or no room for them."),
-    "cut_off": (("door",), "Messages not sent to a subscriber that took nothing and was let go."),
+    "cut_off": (("door",), "Messages not sent to a subscriber that took nothing and was cut off."),
     "dropped": (("door", "reason"), "Datagrams' messages dropped under load."),
     "hollow": (("door", "transport"), "Messages too long for a subscriber's transport, delivered empty."),
     "conflated": (("door",), "Changes of services that were merged into later ones."),
     "upstream_lost": ((), "Messages that the upstream hub could not deliver (at a frontend)."),
     # Subscribers
     "subscribed": (("door", "transport"), "Subscriptions to the backbone."),
-    "lapsed": (("door", "transport"), "Subscriptions to the backbone that ended for want of a sign of life."),
+    "lapsed": (("door", "transport"), "Subscriptions to the backbone that ended without a keepalive."),
     "ignored": (("door",), "Frames of a known protocol that mean nothing here."),
-    "unauthenticated": (("door",), "Frames of clients that had not said who they are."),
+    "unauthenticated": (("door",), "Frames of clients that had not authenticated."),
     "not_offered": (("door",), "Subscriptions to services that do not exist."),
     # Content routing
-    "matched": (("what",), "Messages looked at for subscribers by content, and clients found for them."),
+    "matched": (("what",), "Messages matched against content subscriptions, and clients found for them."),
     "unmatched": ((), "Messages that could not be matched."),
     "dispatched": ((), "Pushes passed on to connectors."),
-    "unvouched": (("door",), "Pushes kept from connectors that could not have placed them."),
+    "unvouched": (("door",), "Pushes withheld from connectors that could not have placed them."),
     "absent": (("door",), "Pushes for clients that are not connected."),
     "repeats": (("door",), "Messages a client had already."),
     "ahead": (("door",), "Pushes of messages that the sequence has not reached."),
-    "replay_cut": (("door",), "Messages a client missed while it was away that are no longer looked for."),
-    "subscriptions_expired": ((), "Subscriptions by content withdrawn because their client stayed away."),
+    "replay_cut": (("door",), "Messages a client missed while it was away that are no longer searched for."),
+    "subscriptions_expired": ((), "Content subscriptions withdrawn because their client stayed away."),
     "rebuild_failures": ((), "Failed rebuilds of the matcher's index."),
     # Consumers and Spark's sink
     "consumer_expired": ((), "Deliveries to durable consumers that were not acknowledged in time."),
     "consumer_dead": ((), "Messages a durable consumer was given up on."),
     "consumer_lost": ((), "Messages retention removed before a durable consumer had them."),
-    "reader_lost": ((), "Messages that were gone before a Spark query read them, which went on behind them."),
-    "stages_expired": ((), "Staged batches thrown away because nobody committed them."),
+    "reader_lost": (
+        (),
+        "Messages that were gone before a Spark query read them; the query went on after them.",
+    ),
+    "stages_expired": ((), "Staged batches discarded because nobody committed them."),
     # The log
     "segments_sealed": ((), "Segments turned into Arrow files."),
     "trimmed": ((), "Messages removed by retention."),
@@ -77,7 +80,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "background_failures": ((), "Mistakes in Headrace that it survived: please report."),
     # Between hubs
     "dial_failures": (("door",), "Attempts to reach another hub that failed."),
-    "parcels_dropped": ((), "Parcels to other nodes that there was no room for."),
+    "parcels_dropped": ((), "Parcels to other nodes dropped for lack of room."),
     "snapshots_refused": ((), "Times another node wanted one more snapshot soon after the last."),
     "cluster_failures": ((), "Times this node left its cluster for a moment, for its disk or a mistake."),
     "cut_back": ((), "Messages never committed, cut off because the cluster went on without them."),
@@ -85,11 +88,11 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "socket_errors": (("door", "error"), "Errors of a socket."),
     "segmentation_off": (("error",), "Times sending several datagrams at once was given up."),
 }
-"""What has happened since the start, by name: its labels, and what is counted."""
+"""Counters by name: their labels, and what they count."""
 
 
 def reference() -> str:
-    """The table of all metrics, in Markdown."""
+    """Write the table of all metrics in Markdown."""
     levels = [f"| `headrace_{name}` | {_plain(text)} |" for name, text in LEVELS.items()]
     counts = [
         f"| `headrace_{name}_total{'{' + ', '.join(labels) + '}' if labels else ''}` | {_plain(text)} |"
@@ -99,7 +102,7 @@ def reference() -> str:
 
 
 def _plain(sentence: str) -> str:
-    """A sentence as it stands in a table.
+    """Write a sentence for a table.
 
     >>> _plain("Messages in, by protocol.")
     'messages in, by protocol'

@@ -16,13 +16,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class HubCollector(Collector):
-    """Reads a hub when it is scraped; keeps nothing of its own."""
+    """Reads a hub when it is scraped, and keeps nothing."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every metric as it stands."""
+        """Yield every metric."""
         hub, log, matching = self._server.hub, self._server.hub.log, self._server.routing.matching
         levels: dict[str, float] = {
             "head": log.head,
@@ -46,7 +46,7 @@ class HubCollector(Collector):
             yield GaugeMetricFamily(f"headrace_{name}", LEVELS[name], value)
         for name, group in groupby(hub.counters, key=lambda counter: counter[0]):
             counters = list(group)
-            # A label that one of them lacks is empty there; a series left without it would be another's double.
+            # A label that a series lacks is empty there; without it the series would duplicate another.
             names = list(dict.fromkeys(label for _, labels, _ in counters for label in labels))
             text = COUNTS[name][1] if name in COUNTS else f"{name.replace('_', ' ')}, counted."
             family = CounterMetricFamily(f"headrace_{name}", text, labels=names)
@@ -56,7 +56,7 @@ class HubCollector(Collector):
 
 
 def render(server: Server) -> bytes:
-    """The text that Prometheus scrapes."""
+    """Render the text that Prometheus scrapes."""
     registry = CollectorRegistry()
     registry.register(HubCollector(server))
     rendered: bytes = generate_latest(registry)

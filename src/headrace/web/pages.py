@@ -1,4 +1,4 @@
-"""The dashboard's own files: read once, served from memory, and asked for anew when they have changed."""
+"""The dashboard's own files: read once, served from memory, and cached by browsers until they change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def routes() -> list[web.RouteDef]:
-    """``/`` and everything that it loads."""
+    """Give the routes of ``/`` and of everything that it loads."""
     found: list[web.RouteDef] = []
     folder = files("headrace.web") / "dashboard"
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):

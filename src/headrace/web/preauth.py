@@ -1,8 +1,8 @@
-"""``/sdk/sub/preauth``: how old SDK clients ask for a token, and where their connector is.
+"""``/sdk/sub/preauth``: gives old SDK clients a token and the address of their connector.
 
 ``GET /sdk/sub/preauth?client_id=…`` answers ``{"status": "ok", "timestamp": …, "token": …, "connector": "host:port"}``,
-all strings: what the client then says in its ``auth``. Under ``auth.required`` it hands a token to whoever asks, so it
-answers there only where ``auth.preauth`` says so.
+all strings, which the client then sends in its ``auth``. Anyone who asks gets a token, so under ``auth.required`` it
+answers only if ``auth.preauth`` is on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def answer(server: Server, request: web.Request) -> web.Response:
     key = auth.clients.get(client_id_text(client))
     if auth.required and key is None:
         return _refused(server, request, 403, "unknown_client", "this client has no key here (auth.clients)")
-    # A token is good once, so no two may be for the same time.
+    # A token is valid once, so no two may have the same time.
     timestamp = f"{time():.6f}"
     token = sign(key.reveal().encode() if key is not None else b"", client, timestamp)
     return _json(
@@ -43,7 +43,7 @@ def answer(server: Server, request: web.Request) -> web.Response:
 
 
 def _connector(server: Server, request: web.Request) -> str:
-    """Where the connector is, as whoever asks can reach it."""
+    """Give the connector's address as this client can reach it."""
     wanted = server.settings.listen.sdk
     address = server.doors["sdk"]
     if wanted is None or wanted.host not in _ANY or request.url.host is None:

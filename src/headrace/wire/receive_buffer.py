@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 F = TypeVar("F")
 
 
-class Inbox:
+class ReceiveBuffer:
     """Bytes received and not yet consumed; ``position`` counts the bytes consumed since the start."""
 
     __slots__ = ("_data", "_start", "position")
@@ -70,7 +70,7 @@ class Decoder(ABC, Generic[F]):
     """
 
     def __init__(self) -> None:
-        self.inbox = Inbox()
+        self.inbox = ReceiveBuffer()
         self._refused: WireError | None = None
 
     def feed(self, data: Buffer) -> Iterator[F]:

@@ -29,10 +29,11 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from headrace.errors import LimitError, MalformedError
+from headrace.protocols import PORTS
 from headrace.wire.receive_buffer import Decoder
 from headrace.wire.typed_json import decode_json
 
-PORT = 3002
+PORT = PORTS["spp"]
 
 MAX_PACKET = 8 * 1024 * 1024
 """The longest data of one packet we take: a service's whole object has to fit."""
@@ -71,7 +72,11 @@ class ClientType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Server: a service that can be subscribed from now on."""
+    """Server: a service that can be subscribed from now on.
+
+    >>> Offer("fleet/42").service
+    'fleet/42'
+    """
 
     service: str
 

@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
 
 
-class Machine(Generic[S, E]):
+class StateMachine(Generic[S, E]):
     """One connection's place in a transition table."""
 
     __slots__ = ("_protocol", "_table", "state")

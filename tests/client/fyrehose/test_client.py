@@ -15,7 +15,7 @@ from tests.net.raw import ack, address_of, deliver, forward, until
 from headrace import connect
 from headrace.client import staleness
 from headrace.client.fyrehose import subscription
-from headrace.client.fyrehose.client import Backbone
+from headrace.client.fyrehose.client import FyrehoseClient
 from headrace.errors import (
     ClosedError,
     LimitError,
@@ -39,12 +39,12 @@ def numbered(first: int, last: int) -> list[bytes]:
     return [b"%d" % seq for seq in range(first, last + 1)]
 
 
-async def take(client: Backbone, count: int) -> list[Message]:
+async def take(client: FyrehoseClient, count: int) -> list[Message]:
     async with asyncio.timeout(SECONDS):
         return [await anext(client) for _ in range(count)]
 
 
-async def take_batches(client: Backbone, count: int) -> list[Batch]:
+async def take_batches(client: FyrehoseClient, count: int) -> list[Batch]:
     """Batches of so many messages together."""
     batches: list[Batch] = []
     async with asyncio.timeout(SECONDS):
@@ -59,7 +59,7 @@ async def take_batches(client: Backbone, count: int) -> list[Batch]:
 async def filled(hub: Server, count: int) -> None:
     """Messages ``b"1"`` to ``b"<count>"``."""
     async with connect(url_of(hub), subscribe=False) as publisher:
-        await publisher.push_many(numbered(1, count))
+        await publisher.publish(numbered(1, count))
     await until(lambda: hub.hub.log.head >= count)
 
 
@@ -73,7 +73,7 @@ class TestReceiving:
     @both
     async def test_a_message_comes_back(self, hub: Server, transport: str) -> None:
         async with connect(url_of(hub), transport=transport) as client:
-            await client.push(b"hello")
+            await client.publish(b"hello")
             [message] = await take(client, 1)
         assert message == Message(1, b"hello")
 
@@ -82,7 +82,7 @@ class TestReceiving:
         await filled(hub, 3000)
         async with connect(url_of(hub), from_seq=1, transport=transport) as client:
             check_whole(await take(client, 3000), 1)
-            await client.push(b"3001")
+            await client.publish(b"3001")
             check_whole(await take(client, 1), 3001)
             assert client.stats.received == 3001
 
@@ -96,7 +96,7 @@ class TestReceiving:
     async def test_without_a_place_only_what_is_new(self, hub: Server, transport: str) -> None:
         await filled(hub, 10)
         async with connect(url_of(hub), transport=transport) as client:
-            await client.push(b"11")
+            await client.publish(b"11")
             check_whole(await take(client, 1), 11)
 
     @both
@@ -105,7 +105,7 @@ class TestReceiving:
     ) -> None:
         async with connect(url_of(hub), transport=transport) as client:
             async with connect(url_of(hub), subscribe=False) as other:
-                await other.push_many(numbered(1, 5))
+                await other.publish(numbered(1, 5))
             await until(lambda: client.stats.received == 5)
             check_whole(await take(client, 5), 1)
 
@@ -115,12 +115,12 @@ class TestReceiving:
     ) -> None:
         subscribers = lambda: hub.status()["subscribers"][f"fyrehose_{transport}"]  # noqa: E731
         async with connect(url_of(hub), subscribe=False, transport=transport) as client:
-            await client.push(b"1")
+            await client.publish(b"1")
             await until(lambda: hub.hub.log.head == 1)
             assert subscribers() == 0
             taking = asyncio.create_task(take(client, 1))
             await until(lambda: subscribers() == 1)
-            await client.push(b"2")
+            await client.publish(b"2")
             check_whole(await taking, 2)
 
     async def test_a_place_counts_also_for_who_does_not_subscribe_yet(self, hub: Server) -> None:
@@ -144,7 +144,7 @@ class TestReceiving:
                     break
             [*rest] = await take_batches(client, 93)
             assert (rest[0].first, rest[-1].last) == (8, 100)
-            await client.push_many(numbered(101, 110))
+            await client.publish(numbered(101, 110))
             check_whole(await take(client, 3), 101)
             async for message in client:
                 check_whole([message], 104)
@@ -154,13 +154,13 @@ class TestReceiving:
     async def test_several_tasks_share_the_work(self, hub: Server) -> None:
         taken: list[Message] = []
 
-        async def consume(client: Backbone) -> None:
+        async def consume(client: FyrehoseClient) -> None:
             async for message in client:
                 taken.append(message)
                 if message.seq % 100 == 0:
                     await asyncio.sleep(0)
 
-        async def consume_batches(client: Backbone) -> None:
+        async def consume_batches(client: FyrehoseClient) -> None:
             async for batch in client.batches():
                 taken.extend(batch)
 
@@ -168,7 +168,7 @@ class TestReceiving:
             for consumer in (consume, consume, consume_batches):
                 tasks.create_task(consumer(client))
             for first in range(1, 5001, 50):
-                await client.push_many(numbered(first, first + 49))
+                await client.publish(numbered(first, first + 49))
             await until(lambda: len(taken) == 5000)
             await client.close()
         check_whole(sorted(taken, key=lambda message: message.seq), 1)
@@ -176,8 +176,8 @@ class TestReceiving:
     async def test_what_is_too_long_for_a_datagram_comes_empty(self, hub: Server) -> None:
         async with connect(url_of(hub), transport="udp") as client:
             async with connect(url_of(hub), subscribe=False) as other:
-                await other.push(b"x" * 65_526)
-                await other.push(b"y" * 65_498)
+                await other.publish(b"x" * 65_526)
+                await other.publish(b"y" * 65_498)
             assert [len(message.payload) for message in await take(client, 2)] == [0, 65_498]
 
 
@@ -186,50 +186,50 @@ class TestPublishing:
     async def test_a_run_of_many_sizes(self, hub: Server, transport: str) -> None:
         payloads = [bytes([size % 256]) * size for size in [0, 1, 2, 1470, 3000, 9000, 0, 5]]
         async with connect(url_of(hub), transport=transport) as client:
-            await client.push_many(Run.of(payloads))
-            await client.push_many(iter(payloads))
-            await client.push_many([])
+            await client.publish(Run.of(payloads))
+            await client.publish(iter(payloads))
+            await client.publish([])
             messages = await take(client, 2 * len(payloads))
-            assert client.stats.pushed == len(messages)
+            assert client.stats.published == len(messages)
         assert [message.payload for message in messages] == payloads * 2
 
     async def test_a_long_batch_goes_in_pieces(self, hub: Server) -> None:
         payloads = [b"%07d" % number * 1000 for number in range(1000)]
         async with connect(url_of(hub)) as client:
-            await client.push_many(payloads)
+            await client.publish(payloads)
             assert [message.payload for message in await take(client, 1000)] == payloads
 
     @pytest.mark.parametrize(("transport", "most"), [("tcp", 65_526), ("udp", 65_504)])
     async def test_the_longest_message(self, hub: Server, transport: str, most: int) -> None:
         async with connect(url_of(hub), transport=transport) as client:
-            await client.push(bytes(most))
+            await client.publish(bytes(most))
             with pytest.raises(LimitError) as refused:
-                await client.push(bytes(most + 1))
+                await client.publish(bytes(most + 1))
             assert (refused.value.field, refused.value.value, refused.value.limit) == (
                 "LENGTH",
                 most + 1,
                 most,
             )
             with pytest.raises(LimitError):
-                await client.push_many([b"short", bytes(most + 1)])
-            await client.push(b"last")
+                await client.publish([b"short", bytes(most + 1)])
+            await client.publish(b"last")
             assert [message.payload for message in await take(client, 2)][1] == b"last"
 
     async def test_a_message_is_bytes(self, hub: Server) -> None:
         async with connect(url_of(hub)) as client:
             for wrong in ("text", 5, None):
-                with pytest.raises(UsageError, match="a message is bytes, not"):
-                    await client.push(wrong)  # type: ignore[arg-type]
-                with pytest.raises(UsageError, match="a message is bytes, not"):
-                    await client.push_many([b"right", wrong])  # type: ignore[list-item]
-            await client.push(bytearray(b"a"))
-            await client.push(memoryview(b"bc")[1:])
+                with pytest.raises(UsageError, match="a payload is bytes, not"):
+                    await client.publish(wrong)  # type: ignore[arg-type]
+                with pytest.raises(UsageError, match="a payload is bytes, not"):
+                    await client.publish([b"right", wrong])  # type: ignore[list-item]
+            await client.publish(bytearray(b"a"))
+            await client.publish(memoryview(b"bc")[1:])
             assert [message.payload for message in await take(client, 2)] == [b"a", b"c"]
 
     async def test_closing_waits_until_the_hub_has_it_all(self, hub: Server) -> None:
         async with connect(url_of(hub)) as client:
             # It is subscribed and reads nothing of what comes back: a connection that is reset loses pushes.
-            await client.push_many([bytes(1000)] * 20_000)
+            await client.publish([bytes(1000)] * 20_000)
         await until(lambda: hub.hub.log.head == 20_000)
 
     async def test_a_publisher_waits_for_a_hub_that_does_not_read(self) -> None:
@@ -243,12 +243,12 @@ class TestPublishing:
             await visit.end()
 
         async with scripted_hub(script) as url, connect(url) as client:
-            pushing = asyncio.create_task(client.push_many([bytes(60_000)] * 200))
-            await until(lambda: client.stats.pushed)
-            done = client.stats.pushed
+            pushing = asyncio.create_task(client.publish([bytes(60_000)] * 200))
+            await until(lambda: client.stats.published)
+            done = client.stats.published
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert client.stats.pushed - done < 100, "not all of it is taken in"
+            assert client.stats.published - done < 100, "not all of it is taken in"
             assert not pushing.done()
             pushed.set()
             await pushing
@@ -274,7 +274,7 @@ class TestRepair:
             visit.send(deliver(4, b"4") + deliver(5, b"5"))
             await visit.end()
 
-        async with scripted_hub(script) as url, connect(url, from_seq=1, patience=0.3) as client:
+        async with scripted_hub(script) as url, connect(url, from_seq=1, repair_timeout=0.3) as client:
             with pytest.raises(LostRangeError, match=r"messages 1 to 3 are lost: .* within 0.3 s") as lost:
                 await take(client, 1)
             assert (lost.value.first, lost.value.last) == (1, 3)
@@ -291,7 +291,7 @@ class TestRepair:
         async with (
             scripted_hub(script) as url,
             connect(
-                url, patience=0.3, on_lost=lambda error: order.append((error.first, error.last))
+                url, repair_timeout=0.3, on_lost=lambda error: order.append((error.first, error.last))
             ) as client,
         ):
             async with asyncio.timeout(SECONDS):
@@ -310,7 +310,7 @@ class TestRepair:
             connect(url, from_seq=1) as client,
         ):
             for first in range(501, 1001, 10):
-                await publisher.push_many(numbered(first, first + 9))
+                await publisher.publish(numbered(first, first + 9))
                 await asyncio.sleep(0)
             check_whole(await take(client, 1000), 1)
             assert road.dropped > 10
@@ -324,7 +324,7 @@ class TestRepair:
             connect(url_of(hub), subscribe=False) as publisher,
         ):
             for first in range(1, 1001, 10):
-                await publisher.push_many(numbered(first, first + 9))
+                await publisher.publish(numbered(first, first + 9))
                 await asyncio.sleep(0)
             await until(lambda: client.stats.dropped > 0)
             check_whole(await take(client, 1000), 1)
@@ -336,7 +336,7 @@ class TestRepair:
             connect(url_of(hub), subscribe=False) as publisher,
         ):
             for _ in range(100):
-                await publisher.push_many([payload] * 20)
+                await publisher.publish([payload] * 20)
             await until(lambda: hub.hub.log.head == 2000)
             await until(lambda: client.stats.received > 0)
             held = client.stats.received
@@ -354,9 +354,9 @@ class TestRest:
         monkeypatch.setattr(subscription, "REST_SECONDS", 0.1)
         async with connect(url_of(hub), transport=transport, buffer_bytes=10_000) as client:
             for first in range(1, 2001, 100):
-                await client.push_many(numbered(first, first + 99))
+                await client.publish(numbered(first, first + 99))
             await until(lambda: client.stats.rests == 1)
-            await client.push_many(numbered(2001, 2500))
+            await client.publish(numbered(2001, 2500))
             await until(lambda: hub.hub.log.head == 2500)
             assert client.stats.disconnects == 0
             check_whole(await take(client, 2500), 1)
@@ -369,16 +369,16 @@ class TestReconnecting:
         with HubProcess.start(tmp_path) as process:
             url = process.url("fyrehose")
             async with connect(url, transport=transport, from_seq=1) as client:
-                await client.push_many(numbered(1, 500))
+                await client.publish(numbered(1, 500))
                 messages = await take(client, 500)
                 process.kill9()
                 await asyncio.to_thread(process.restart)
                 async with connect(url, subscribe=False) as other:
-                    await other.push_many(numbered(501, 1000))
+                    await other.publish(numbered(501, 1000))
                 messages += await take(client, 500)
                 check_whole(messages, 1)
                 assert client.connected
-                await client.push_many(numbered(1001, 1010))
+                await client.publish(numbered(1001, 1010))
                 check_whole(await take(client, 10), 1001)
                 assert client.stats.lost == 0
 
@@ -397,7 +397,7 @@ class TestReconnecting:
         async with scripted_hub(cut, go_on) as url, connect(url) as client:
             await until(lambda: client.stats.disconnects == 1)
             async with asyncio.timeout(SECONDS):
-                await client.push(b"hello")
+                await client.publish(b"hello")
                 await again.wait()
             assert client.stats.connects == 2
 
@@ -449,7 +449,7 @@ class TestReconnecting:
             await visit.end()
 
         async with scripted_hub(bad, good) as url, connect(url) as client:
-            await client.push(b"x")
+            await client.publish(b"x")
             check_whole(await take(client, 2), 1)
             assert client.stats.refused == 1
 
@@ -564,7 +564,7 @@ class TestOpening:
     async def test_an_unopened_client_says_so(self) -> None:
         client = connect("fyrehose://127.0.0.1")
         with pytest.raises(UsageError, match="not open: write `async with"):
-            await client.push(b"")
+            await client.publish(b"")
         with pytest.raises(UsageError, match="not open"):
             await anext(client)
         with pytest.raises(UsageError, match="not open"):
@@ -595,7 +595,7 @@ class TestClosing:
         await client.close()
         assert not client.connected
         with pytest.raises(ClosedError):
-            await client.push(b"")
+            await client.publish(b"")
         with pytest.raises(ClosedError):
             aiter(client)
         with pytest.raises(ClosedError):
@@ -609,7 +609,7 @@ class TestClosing:
             return [message async for message in client]
 
         async with connect(url_of(hub), transport=transport) as client:
-            await client.push(b"1")
+            await client.publish(b"1")
             consuming = asyncio.create_task(consume())
             await until(lambda: client.stats.received == 1)
             for _ in range(10):
@@ -618,7 +618,7 @@ class TestClosing:
 
     async def test_what_was_not_taken_is_dropped(self, hub: Server) -> None:
         async with connect(url_of(hub)) as client:
-            await client.push_many([b"1", b"2"])
+            await client.publish([b"1", b"2"])
             await until(lambda: client.stats.received == 2)
         with pytest.raises(StopAsyncIteration):
             await anext(client)
@@ -631,7 +631,7 @@ class TestClosing:
             client = await connect(url).open()
             await until(lambda: client.stats.disconnects >= 1)
         await until(lambda: not client.connected)
-        waiting = asyncio.create_task(client.push(b"x"))
+        waiting = asyncio.create_task(client.publish(b"x"))
         await asyncio.sleep(0)
         await client.close()
         with pytest.raises(ClosedError):

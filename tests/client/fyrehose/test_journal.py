@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.fyrehose.journal import Effect, Journal, JournalBounds, SendDelivers, Unanswered, Why
-from headrace.client.fyrehose.reorder_buffer import Early
+from headrace.client.fyrehose.journal import (
+    Journal,
+    JournalBounds,
+    JournalEffect,
+    SendDelivers,
+    Unanswered,
+    UnansweredReason,
+)
+from headrace.client.fyrehose.reorder_buffer import ReorderBuffer
 from headrace.hub.pacing import Pace
 from headrace.message import Run
 from headrace.wire.fyrehose.stream import Forward
@@ -22,12 +29,12 @@ def forward(first: int, last: int) -> Forward:
     return Forward(*DAVE, first, last)
 
 
-def make(early: Early | None = None, **bounds: object) -> Journal:
+def make(early: ReorderBuffer | None = None, **bounds: object) -> Journal:
     settings = {"pace": FAST} | bounds
-    return Journal(JournalBounds(**settings), early or Early(100, 100_000), 0)  # type: ignore[arg-type]
+    return Journal(JournalBounds(**settings), early or ReorderBuffer(100, 100_000), 0)  # type: ignore[arg-type]
 
 
-def sent(effects: list[Effect]) -> list[int]:
+def sent(effects: list[JournalEffect]) -> list[int]:
     """The numbers that are sent, each with the right bytes."""
     seqs: list[int] = []
     for effect in effects:
@@ -60,18 +67,20 @@ def test_only_the_backbone_is_answered() -> None:
     journal = make()
     journal.store(1, run(1, 9))
     frame = forward(1, 9)
-    assert journal.forward(frame, 0, from_backbone=False) == [Unanswered(frame, Why.NOT_THE_BACKBONE)]
+    assert journal.forward(frame, 0, from_backbone=False) == [
+        Unanswered(frame, UnansweredReason.NOT_THE_BACKBONE)
+    ]
 
 
 def test_backwards_is_not_answered() -> None:
     journal = make()
     journal.store(1, run(1, 9))
     frame = forward(5, 4)
-    assert journal.forward(frame, 0, from_backbone=True) == [Unanswered(frame, Why.BACKWARDS)]
+    assert journal.forward(frame, 0, from_backbone=True) == [Unanswered(frame, UnansweredReason.BACKWARDS)]
 
 
 def test_early_messages_are_stored_too() -> None:
-    early = Early(100, 100_000)
+    early = ReorderBuffer(100, 100_000)
     journal = make(early)
     journal.store(1, run(1, 3))
     early.add(7, run(7, 9))
@@ -112,7 +121,7 @@ def test_waiting_answers_are_bounded() -> None:
     for _ in range(2):
         journal.forward(forward(1, 9), 0, from_backbone=True)
     frame = forward(1, 9)
-    assert journal.forward(frame, 0, from_backbone=True) == [Unanswered(frame, Why.TOO_MANY)]
+    assert journal.forward(frame, 0, from_backbone=True) == [Unanswered(frame, UnansweredReason.TOO_MANY)]
 
 
 def test_what_is_dropped_while_an_answer_waits_is_passed_over() -> None:

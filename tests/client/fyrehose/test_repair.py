@@ -14,14 +14,14 @@ from headrace.client.fyrehose.repair import (
     Ask,
     Delivered,
     Discarded,
-    Event,
+    DiscardReason,
     Gap,
     LostRange,
     Repair,
     Repaired,
-    Why,
+    RepairEvent,
 )
-from headrace.client.fyrehose.timing import STREAM, Patience
+from headrace.client.fyrehose.timing import TCP_TIMING, RepairTiming
 from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.fyrehose.stream import DeliverRun
 
@@ -45,34 +45,34 @@ def deliver_as(seq: int, data: bytes) -> DeliverRun:
 class Subject:
     """A :class:`Repair` whose every event is checked for order, with shorthand for tests."""
 
-    def __init__(self, patience: Patience | None = None, from_seq: int | None = None) -> None:
-        self.repair = Repair(patience or Patience(), Random(1), from_seq)
+    def __init__(self, patience: RepairTiming | None = None, from_seq: int | None = None) -> None:
+        self.repair = Repair(patience or RepairTiming(), Random(1), from_seq)
         self.now = 0.0
         self.next = from_seq
         self.delivered: list[bytes] = []
 
-    def gets(self, *seqs: int, stranger: bool = False) -> list[Event]:
+    def gets(self, *seqs: int, stranger: bool = False) -> list[RepairEvent]:
         return self.check(self.repair.receive(deliver(*seqs), self.now, from_backbone=not stranger))
 
-    def waits(self, seconds: float) -> list[Event]:
+    def waits(self, seconds: float) -> list[RepairEvent]:
         """Let time pass and tick when the timer says so."""
         until = self.now + seconds
-        events: list[Event] = []
+        events: list[RepairEvent] = []
         while (timer := self.repair.next_timer()) is not None and timer <= until:
             self.now = max(self.now, timer)
             events += self.check(self.repair.tick(self.now))
         self.now = until
         return events
 
-    def listens(self, seconds: int) -> list[Event]:
+    def listens(self, seconds: int) -> list[RepairEvent]:
         """The same, while the backbone acknowledges a KEEPALIVE each second."""
-        events: list[Event] = []
+        events: list[RepairEvent] = []
         for _ in range(seconds):
             self.repair.heard(self.now)
             events += self.waits(1.0)
         return events
 
-    def check(self, events: list[Event]) -> list[Event]:
+    def check(self, events: list[RepairEvent]) -> list[RepairEvent]:
         for event in events:
             match event:
                 case Delivered(first, messages):
@@ -101,13 +101,13 @@ def check_invariants(repair: Repair) -> None:
     assert repair.early.count == sum(last - first + 1 for first, last in kept)
 
 
-def asks(events: list[Event]) -> list[tuple[int, int]]:
+def asks(events: list[RepairEvent]) -> list[tuple[int, int]]:
     return [(event.first, event.last) for event in events if isinstance(event, Ask)]
 
 
 class TestInOrder:
     def test_a_run_passes_through_as_it_is(self) -> None:
-        repair = Repair(Patience(), Random(1))
+        repair = Repair(RepairTiming(), Random(1))
         delivered = deliver(5, 6, 7)
         (event,) = repair.receive(delivered, 0, from_backbone=True)
         assert isinstance(event, Delivered)
@@ -121,7 +121,7 @@ class TestInOrder:
         assert subject.repair.next is None
         assert subject.repair.next_timer() is None
         assert subject.gets(42) == [Delivered(42, run(42, 42))]
-        assert subject.gets(41) == [Discarded(41, 41, Why.REPEATED)]
+        assert subject.gets(41) == [Discarded(41, 41, DiscardReason.REPEATED)]
 
     def test_nothing_is_nothing(self) -> None:
         assert Subject().gets() == []
@@ -129,13 +129,13 @@ class TestInOrder:
     def test_repeats_are_dropped(self) -> None:
         subject = Subject()
         subject.gets(1, 2, 3)
-        assert subject.gets(2, 3, 4) == [Discarded(2, 3, Why.REPEATED), Delivered(4, run(4, 4))]
-        assert subject.gets(4, 4) == [Discarded(4, 4, Why.REPEATED)] * 2
+        assert subject.gets(2, 3, 4) == [Discarded(2, 3, DiscardReason.REPEATED), Delivered(4, run(4, 4))]
+        assert subject.gets(4, 4) == [Discarded(4, 4, DiscardReason.REPEATED)] * 2
 
     def test_a_hub_whose_head_is_lower_than_it_was_only_repeats(self) -> None:
         subject = Subject()
         subject.gets(100)
-        assert subject.gets(1, 2, 3) == [Discarded(1, 3, Why.REPEATED)]
+        assert subject.gets(1, 2, 3) == [Discarded(1, 3, DiscardReason.REPEATED)]
 
     def test_one_datagram_out_of_order_in_itself(self) -> None:
         subject = Subject(from_seq=1)
@@ -165,7 +165,7 @@ class TestHoles:
         assert subject.gets(2, 3, 4) == [Repaired(2, 4), Delivered(2, run(2, 4)), Delivered(5, run(5, 6))]
 
     def test_it_is_asked_for_again_with_growing_random_delays(self) -> None:
-        subject = Subject(Patience(hole=1_000))
+        subject = Subject(RepairTiming(hole=1_000))
         subject.gets(1)
         subject.gets(3)
         times = []
@@ -194,7 +194,7 @@ class TestHoles:
         assert asks(subject.waits(0.01)) == expected
 
     def test_the_rest_of_a_long_hole_is_asked_for_when_what_was_asked_for_is_there(self) -> None:
-        subject = Subject(Patience(max_request=10))
+        subject = Subject(RepairTiming(max_request=10))
         subject.gets(1)
         subject.gets(100)
         assert asks(subject.waits(0.01))[-1] == (32, 41)
@@ -214,7 +214,7 @@ class TestHoles:
         assert asks(subject.waits(0.1)) == [(900, 999)]
 
     def test_an_unanswered_request_is_widened_to_the_whole_hole(self) -> None:
-        subject = Subject(Patience(max_request=10))
+        subject = Subject(RepairTiming(max_request=10))
         subject.gets(1)
         subject.gets(1_000)
         asked = asks(subject.waits(1))
@@ -222,7 +222,7 @@ class TestHoles:
         assert asked[8:] == [(2, 999)] * len(asked[8:]) != []
 
     def test_on_a_stream_a_hole_is_asked_for_whole_and_at_once(self) -> None:
-        subject = Subject(STREAM)
+        subject = Subject(TCP_TIMING)
         subject.gets(1)
         subject.gets(10_000_000)
         assert asks(subject.waits(0)) == [(2, 9_999_999)]
@@ -236,16 +236,16 @@ class TestHoles:
 
 class TestLost:
     def test_what_nobody_has_is_reported_in_its_place(self) -> None:
-        subject = Subject(Patience(hole=30))
+        subject = Subject(RepairTiming(hole=30))
         subject.gets(1)
         subject.gets(5)
         assert not any(isinstance(event, LostRange) for event in subject.listens(29))
         events = [event for event in subject.listens(3) if not isinstance(event, Ask)]
         assert events == [LostRange(2, 4), Delivered(5, run(5, 5))]
-        assert subject.gets(3) == [Discarded(3, 3, Why.REPEATED)]
+        assert subject.gets(3) == [Discarded(3, 3, DiscardReason.REPEATED)]
 
     def test_progress_starts_the_wait_again(self) -> None:
-        subject = Subject(Patience(hole=30))
+        subject = Subject(RepairTiming(hole=30))
         subject.gets(1)
         subject.gets(5)
         subject.listens(25)
@@ -253,14 +253,14 @@ class TestLost:
         assert not any(isinstance(event, LostRange) for event in subject.listens(25))
 
     def test_holes_wait_together(self) -> None:
-        subject = Subject(Patience(hole=30))
+        subject = Subject(RepairTiming(hole=30))
         subject.gets(1)
         subject.gets(3, 5, 7, 9)
         lost = [event for event in subject.listens(33) if isinstance(event, LostRange)]
         assert lost == [LostRange(2, 2), LostRange(4, 4), LostRange(6, 6), LostRange(8, 8)]
 
     def test_time_without_the_backbone_does_not_count(self) -> None:
-        subject = Subject(Patience(hole=30))
+        subject = Subject(RepairTiming(hole=30))
         subject.gets(1)
         subject.gets(3)
         subject.listens(20)
@@ -269,7 +269,7 @@ class TestLost:
         assert any(isinstance(event, LostRange) for event in subject.listens(10))
 
     def test_time_in_which_it_was_not_asked_for_does_not_count(self) -> None:
-        subject = Subject(Patience(hole=30))
+        subject = Subject(RepairTiming(hole=30))
         subject.gets(1)
         subject.gets(3)
         subject.waits(1)
@@ -281,7 +281,7 @@ class TestLost:
 
 class TestProbes:
     def test_silence_is_probed_with_growing_delays(self) -> None:
-        subject = Subject(Patience(probe=0.2, probe_most=2.0))
+        subject = Subject(RepairTiming(probe=0.2, probe_most=2.0))
         subject.gets(7)
         assert asks(subject.waits(0.19)) == []
         events = subject.waits(60)
@@ -301,7 +301,7 @@ class TestProbes:
         assert subject.gets(2) == [Delivered(2, run(2, 2))]
 
     def test_the_next_probe_follows_a_full_answer_at_once(self) -> None:
-        subject = Subject(Patience(max_request=10), from_seq=1)
+        subject = Subject(RepairTiming(max_request=10), from_seq=1)
         assert asks(subject.waits(0)) == [(1, MAX_SEQUENCE)]
         subject.gets(*range(1, 10))
         assert asks(subject.waits(0)) == []
@@ -314,17 +314,17 @@ class TestProbes:
 class TestFromSeq:
     @pytest.mark.parametrize(("from_seq", "first"), [(0, 1), (1, 1), (50, 50)])
     def test_it_asks_at_once(self, from_seq: int, first: int) -> None:
-        repair = Repair(Patience(), Random(1), from_seq)
+        repair = Repair(RepairTiming(), Random(1), from_seq)
         assert repair.next == first
         assert repair.tick(0.0) == [Ask(first, MAX_SEQUENCE)]
 
     def test_what_lies_between_is_a_hole(self) -> None:
         subject = Subject(from_seq=10)
-        assert subject.gets(5) == [Discarded(5, 5, Why.REPEATED)]
+        assert subject.gets(5) == [Discarded(5, 5, DiscardReason.REPEATED)]
         assert subject.gets(12) == [Gap(10, 11)]
 
     def test_a_log_that_begins_later_shows_where(self) -> None:
-        subject = Subject(Patience(hole=30), from_seq=1)
+        subject = Subject(RepairTiming(hole=30), from_seq=1)
         subject.waits(0)
         subject.gets(*range(1_000_001, 1_001_025))
         events = subject.listens(33)
@@ -355,34 +355,34 @@ class TestStrangers:
         subject = Subject()
         subject.gets(1)
         subject.gets(5)
-        assert subject.gets(2, stranger=True) == [Discarded(2, 2, Why.UNASKED)]
+        assert subject.gets(2, stranger=True) == [Discarded(2, 2, DiscardReason.UNASKED)]
         subject.waits(0.01)
         assert subject.gets(2, 3, 4, stranger=True)[1:] == [Delivered(2, run(2, 4)), Delivered(5, run(5, 5))]
 
     def test_nothing_else_is(self) -> None:
         subject = Subject()
-        assert subject.gets(1, stranger=True) == [Discarded(1, 1, Why.UNASKED)]
+        assert subject.gets(1, stranger=True) == [Discarded(1, 1, DiscardReason.UNASKED)]
         assert subject.repair.next is None
         subject.gets(1)
-        assert subject.gets(2, stranger=True) == [Discarded(2, 2, Why.UNASKED)]
+        assert subject.gets(2, stranger=True) == [Discarded(2, 2, DiscardReason.UNASKED)]
         subject.waits(1)
         assert subject.gets(1, 2, 3, stranger=True) == [
-            Discarded(1, 1, Why.REPEATED),
-            Discarded(2, 3, Why.UNASKED),
+            Discarded(1, 1, DiscardReason.REPEATED),
+            Discarded(2, 3, DiscardReason.UNASKED),
         ]
 
     def test_only_the_part_that_was_asked_for(self) -> None:
-        subject = Subject(Patience(max_request=1))
+        subject = Subject(RepairTiming(max_request=1))
         subject.gets(1)
         subject.gets(10)
         assert asks(subject.waits(0.01))[-1] == (5, 5)
         assert subject.gets(4, 5, 6, 7, stranger=True) == [
             Repaired(4, 5),
-            Discarded(6, 7, Why.UNASKED),
+            Discarded(6, 7, DiscardReason.UNASKED),
         ]
 
     def test_a_stranger_is_not_the_backbone_being_heard(self) -> None:
-        subject = Subject(Patience(hole=30))
+        subject = Subject(RepairTiming(hole=30))
         subject.gets(1)
         subject.gets(5)
         for _ in range(40):
@@ -392,7 +392,7 @@ class TestStrangers:
 
 class TestHollow:
     def test_the_copy_that_is_not_empty_is_preferred_while_there_is_a_choice(self) -> None:
-        repair = Repair(Patience(), Random(1), 1)
+        repair = Repair(RepairTiming(), Random(1), 1)
         repair.receive(deliver_as(2, b""), 0, from_backbone=True)
         repair.receive(deliver_as(2, b"whole"), 0, from_backbone=True)
         repair.receive(deliver_as(2, b""), 0, from_backbone=True)
@@ -400,11 +400,11 @@ class TestHollow:
         assert events[-1] == Delivered(2, Run.of([b"whole"]))
 
     def test_an_empty_one_is_delivered_when_its_turn_comes(self) -> None:
-        repair = Repair(Patience(), Random(1), 1)
+        repair = Repair(RepairTiming(), Random(1), 1)
         assert repair.receive(deliver_as(1, b""), 0, from_backbone=True) == [Delivered(1, Run.of([b""]))]
 
     def test_a_strangers_copy_is_not(self) -> None:
-        repair = Repair(Patience(), Random(1), 1)
+        repair = Repair(RepairTiming(), Random(1), 1)
         repair.receive(deliver_as(2, b""), 0, from_backbone=True)
         repair.receive(deliver_as(2, b"forged"), 0, from_backbone=False)
         events = repair.receive(deliver_as(1, b"one"), 0, from_backbone=True)
@@ -413,25 +413,25 @@ class TestHollow:
 
 class TestRoom:
     def test_the_newest_are_dropped_and_asked_for_when_there_is_room(self) -> None:
-        subject = Subject(Patience(max_early=4))
+        subject = Subject(RepairTiming(max_early=4))
         subject.gets(1)
-        assert subject.gets(3, 4, 5, 6, 7, 8) == [Gap(2, 2), Discarded(7, 8, Why.NO_ROOM)]
+        assert subject.gets(3, 4, 5, 6, 7, 8) == [Gap(2, 2), Discarded(7, 8, DiscardReason.NO_ROOM)]
         assert asks(subject.waits(0.01)) == [(2, 2)]
         subject.gets(2)
         assert subject.repair.next == 7
         assert asks(subject.waits(0)) == [(7, 8)]
 
     def test_an_older_message_takes_the_room_of_a_newer_one(self) -> None:
-        subject = Subject(Patience(max_early=2))
+        subject = Subject(RepairTiming(max_early=2))
         subject.gets(1)
         subject.gets(9)
         subject.gets(8)
-        assert subject.gets(3) == [Discarded(9, 9, Why.NO_ROOM)]
+        assert subject.gets(3) == [Discarded(9, 9, DiscardReason.NO_ROOM)]
         subject.gets(*range(2, 10))
         assert subject.repair.next == 10
 
     def test_a_message_whose_turn_it_is_needs_no_room(self) -> None:
-        subject = Subject(Patience(max_early=1, max_early_bytes=1))
+        subject = Subject(RepairTiming(max_early=1, max_early_bytes=1))
         subject.gets(1)
         subject.gets(3)
         subject.gets(4, 5, 6)
@@ -439,7 +439,7 @@ class TestRoom:
         assert subject.repair.next == 4
 
     def test_a_flood_past_the_room_costs_no_memory(self) -> None:
-        subject = Subject(Patience(max_early=10))
+        subject = Subject(RepairTiming(max_early=10))
         subject.gets(1)
         for seq in range(3, 2_000, 2):
             subject.repair.receive(deliver(seq), 0, from_backbone=True)
@@ -474,7 +474,7 @@ def test_whatever_arrives_comes_out_in_order_and_once(
     max_bytes: int,
     max_request: int,
 ) -> None:
-    patience = Patience(hole=6, max_early=max_early, max_early_bytes=max_bytes, max_request=max_request)
+    patience = RepairTiming(hole=6, max_early=max_early, max_early_bytes=max_bytes, max_request=max_request)
     subject = Subject(patience, from_seq)
     for seqs, consecutive, stranger, wait in happenings:
         numbers = range(seqs[0], seqs[0] + len(seqs)) if consecutive else seqs

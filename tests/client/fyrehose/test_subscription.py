@@ -10,7 +10,6 @@ import pytest
 
 from headrace.client.fyrehose.journal import JournalBounds, SendDelivers
 from headrace.client.fyrehose.repair import LostRange
-from headrace.client.fyrehose.stats import Stats
 from headrace.client.fyrehose.subscription import (
     HERE,
     KEEPALIVE_SECONDS,
@@ -19,13 +18,14 @@ from headrace.client.fyrehose.subscription import (
     Outgoing,
     Subscription,
 )
-from headrace.client.fyrehose.timing import STREAM, Patience
+from headrace.client.fyrehose.timing import TCP_TIMING, RepairTiming
+from headrace.client.stats import FyrehoseStats
 from headrace.errors import UnexpectedError
 from headrace.message import MAX_SEQUENCE, Batch, Run
 from headrace.wire.fyrehose.stream import DeliverRun, Forward, Keepalive, Request
 
 KEEPALIVE = Keepalive(*HERE)
-QUIET = replace(STREAM, probe=1e6, probe_most=1e6)
+QUIET = replace(TCP_TIMING, probe=1e6, probe_most=1e6)
 """No probes, so that tests see what else is sent."""
 
 
@@ -40,9 +40,9 @@ def request(first: int, last: int = MAX_SEQUENCE) -> Request:
 class Subject:
     """A subscription, a clock, and shorthand."""
 
-    def __init__(self, patience: Patience = QUIET, **options: object) -> None:
+    def __init__(self, patience: RepairTiming = QUIET, **options: object) -> None:
         self.now = 100.0
-        self.stats = Stats()
+        self.stats = FyrehoseStats()
         self.it = Subscription(patience, Random(1), self.stats, **options)  # type: ignore[arg-type]
         self.sent: list[Outgoing] = []
 
@@ -180,7 +180,7 @@ class TestSlowConsumer:
         assert subject.it.relieved(subject.now) == [request(11)]
 
     def test_repair_knows_nothing_of_the_time_in_between(self) -> None:
-        subject = Subject(replace(STREAM, probe=1.0, probe_most=1.0), buffer_bytes=1_000)
+        subject = Subject(replace(TCP_TIMING, probe=1.0, probe_most=1.0), buffer_bytes=1_000)
         subject.connects()
         subject.gets(1, size=1_000)
         assert subject.waits(5.0) == [KEEPALIVE] * 5, "no probe while nothing is read"

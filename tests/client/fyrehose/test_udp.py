@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.client.hubs import UdpHub
 from tests.net.raw import ack, deliver, forward, push, until
 
-from headrace.client.fyrehose.transport import Link
-from headrace.client.fyrehose.udp import Datagrams, _joined
+from headrace.client.fyrehose.transport import FyrehoseTransport
+from headrace.client.fyrehose.udp import FyrehoseUdp, _joined
 from headrace.client.udp_offload import enlarge, segment_size
 from headrace.config import Address
 from headrace.errors import WireError
@@ -51,7 +51,7 @@ class Diary:
     def unsent(self, datagrams: int) -> None:
         self.failed += datagrams
 
-    def lost(self, link: Link, reason: str) -> None:
+    def lost(self, link: FyrehoseTransport, reason: str) -> None:
         raise AssertionError(reason)
 
 
@@ -64,7 +64,7 @@ def hub() -> Iterator[UdpHub]:
 async def reading(hub: UdpHub, *datagrams: bytes, stranger: UdpHub | None = None) -> Diary:
     """What a link makes of datagrams that come together, followed by two messages of the hub."""
     diary = Diary()
-    link = await Datagrams.open(Address(*hub.endpoint), diary)
+    link = await FyrehoseUdp.dial(Address(*hub.endpoint), diary)
     try:
         to = ("127.0.0.1", link._sock.getsockname()[1])
         for datagram in datagrams:
@@ -136,7 +136,7 @@ class TestReading:
 
 class TestWriting:
     async def test_pushes_are_joined_where_they_fit(self, hub: UdpHub) -> None:
-        link = await Datagrams.open(Address(*hub.endpoint), Diary())
+        link = await FyrehoseUdp.dial(Address(*hub.endpoint), Diary())
         try:
             payloads = [bytes([number]) * 30_000 for number in range(5)]
             await link.push(Run.of(payloads))
@@ -151,14 +151,14 @@ class TestWriting:
 
     async def test_nothing_is_sent_once_it_is_closed(self, hub: UdpHub) -> None:
         diary = Diary()
-        link = await Datagrams.open(Address(*hub.endpoint), diary)
+        link = await FyrehoseUdp.dial(Address(*hub.endpoint), diary)
         await link.close(0.0)
         await link.push(Run.of([b"a", b"b"]))
         link.send([Keepalive("0.0.0.0", 0)])
         assert diary.failed == 0
 
     async def test_a_full_socket_is_waited_for(self, hub: UdpHub) -> None:
-        link = await Datagrams.open(Address(*hub.endpoint), Diary())
+        link = await FyrehoseUdp.dial(Address(*hub.endpoint), Diary())
         full = Narrow(link._sock, refusals=5)
         link._sock = full  # type: ignore[assignment]
         try:
@@ -169,7 +169,7 @@ class TestWriting:
             link.abort()
 
     async def test_and_no_longer_once_it_is_closed(self, hub: UdpHub) -> None:
-        link = await Datagrams.open(Address(*hub.endpoint), Diary())
+        link = await FyrehoseUdp.dial(Address(*hub.endpoint), Diary())
         link._sock = Narrow(link._sock, refusals=1 << 30)  # type: ignore[assignment]
         pushing = asyncio.create_task(link.push(Run.of([b"a"])))
         await asyncio.sleep(0)
@@ -178,7 +178,7 @@ class TestWriting:
 
     async def test_what_the_system_refuses_is_counted(self) -> None:
         diary = Diary()
-        link = await Datagrams.open(Address("127.0.0.1", 0), diary)
+        link = await FyrehoseUdp.dial(Address("127.0.0.1", 0), diary)
         try:
             await link.push(Run.of([b"a"]))
             link.send([Keepalive("0.0.0.0", 0)])
@@ -240,5 +240,5 @@ def test_a_buffer_is_made_as_large_as_may_be() -> None:
 
 async def test_there_is_no_such_host() -> None:
     with pytest.raises(OSError):
-        await Datagrams.open(Address("nowhere.invalid", 1), Diary())
+        await FyrehoseUdp.dial(Address("nowhere.invalid", 1), Diary())
     await asyncio.sleep(0)

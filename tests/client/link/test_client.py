@@ -9,7 +9,6 @@ from tests.client.links import break_tubes, client, read_all, some
 from tests.net.raw import running_hub
 
 import headrace
-from headrace.client.link import client as tube
 from headrace.client.link.client import LinkClient
 from headrace.errors import ClosedError, RefusedError, TrimmedError, UsageError
 from headrace.log import snapshot
@@ -17,9 +16,10 @@ from headrace.net.server.process import Server
 from headrace.wire.sdk.predicate import Equals
 
 
-def test_what_its_methods_take_and_return_can_be_imported_with_it() -> None:
-    assert {"Batches", "Extent", "Follow", "LinkClient", "Where"} <= set(tube.__all__)
-    assert all(hasattr(tube, name) for name in tube.__all__)
+def test_what_its_methods_take_and_return_is_public() -> None:
+    assert {"BatchStream", "Consumer", "Extent", "MessageStream", "Acknowledged", "Row"} <= set(
+        headrace.__all__
+    )
 
 
 async def test_read_and_head(server: Server, link: LinkClient) -> None:
@@ -35,6 +35,7 @@ async def test_read_and_head(server: Server, link: LinkClient) -> None:
     assert await read_all(link, topic="b") == [1001]
     assert await read_all(link, where={"c": Equals("d")}) == [1001]
     assert await read_all(link, where={"c": {"use": 1, "strval": "d"}}) == [1001]
+    assert await read_all(link, where={"c": "d"}) == await read_all(link, where={"c": ["d", 5]}) == [1001]
     assert await read_all(link, origin="log") == [1002]
     assert await link.holds() == {"job": 5}
     await link.release("job")

@@ -11,6 +11,7 @@ from tests.client.links import break_tubes, client
 from tests.net.raw import running_hub
 
 import headrace
+from headrace.client import reconnect
 from headrace.client.link import connection
 from headrace.client.link.client import LinkClient
 from headrace.errors import RefusedError, UnexpectedError, UnreachableError
@@ -20,7 +21,6 @@ from headrace.net.server.process import Server
 async def test_a_request_that_breaks_every_tube_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_RESTLESS_MOST_SECONDS", 0.01)
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -29,9 +29,10 @@ async def test_a_request_that_breaks_every_tube_is_given_up(
         await sleep(seconds)
 
     async with client(server) as link:
+        link._connection.plan.longest = 0.01
         door: Any = server._doors[-1]
         monkeypatch.setattr(door.operations, "_status", lambda: break_tubes(server) or {})
-        monkeypatch.setattr(connection.asyncio, "sleep", noted)
+        monkeypatch.setattr(reconnect.asyncio, "sleep", noted)
         with pytest.raises(UnreachableError, match="lost 10 times over one request"):
             await link.status()
         assert len([seconds for seconds in slept if seconds]) >= 8
@@ -77,7 +78,7 @@ async def test_nobody_there() -> None:
 
 async def test_patience_ends(tmp_path: Path) -> None:
     async with running_hub(tmp_path, "listen.http=off") as server:
-        link = client(server, patience=0.05)
+        link = client(server, reconnect_timeout=0.05)
         await link.open()
     with pytest.raises(UnreachableError):
         await link.head()

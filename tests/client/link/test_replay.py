@@ -16,7 +16,7 @@ from headrace.client.link.replay import ReplayTarget, picks
 from headrace.config import Address
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run
 from headrace.net.server.process import Server
-from headrace.wire.link.requests import Pass
+from headrace.wire.link.requests import PassRequest
 
 NAME = "replay of some"
 
@@ -41,7 +41,7 @@ def once(*seqs: int) -> list[tuple[int | None, bytes, str, str]]:
 
 
 def target(server: Server) -> ReplayTarget:
-    return ReplayTarget([Address.parse(str(server.doors["tube_tcp"]))], patience=SECONDS)
+    return ReplayTarget([Address.parse(str(server.doors["tube_tcp"]))], reconnect_timeout=SECONDS)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def test_a_request_that_goes_out_twice_is_taken_once(
 ) -> None:
     door: Any = server._doors[-1]
     table = door.operations._table
-    take = table[Pass]
+    take = table[PassRequest]
     broken = False
 
     def break_behind(connection: Any, request: Any, body: Any) -> None:
@@ -106,7 +106,7 @@ async def test_a_request_that_goes_out_twice_is_taken_once(
             broken = True
             break_tubes(server)
 
-    monkeypatch.setitem(table, Pass, break_behind)
+    monkeypatch.setitem(table, PassRequest, break_behind)
     assert await there.known(NAME) is None
     assert await there.append_picked(NAME, picked(2, 4)) == (1, 2)
     await there.append_picked(NAME, picked(6))

@@ -13,7 +13,7 @@ from tests.net.raw import until
 
 import headrace
 from headrace import connect
-from headrace.client.publisher.client import Publisher
+from headrace.client.publisher.client import PublisherClient
 from headrace.errors import ClosedError, LimitError, UnreachableError, UsageError
 from headrace.wire.attribute.publish import Publish
 
@@ -35,7 +35,7 @@ def door() -> Door:
     return Door()
 
 
-def stalled(publisher: Publisher) -> bool:
+def stalled(publisher: PublisherClient) -> bool:
     stream = publisher._failover.current
     return stream is not None and not stream._room.is_set()
 
@@ -44,9 +44,10 @@ class TestPublishing:
     async def test_as_the_page_shows_it(self, door: Door) -> None:
         async with publisher_door(door.take) as url:
             async with connect(url) as publisher:
-                await publisher.publish({"x": 5, "city": "Praha"}, b"payload")
-                await publisher.publish({})
-                await publisher.publish_many([({"n": 1.5}, bytearray(b"a")), ({"n": 2}, memoryview(b"\xff"))])
+                await publisher.publish(b"payload", attributes={"x": 5, "city": "Praha"})
+                await publisher.publish(attributes={})
+                await publisher.publish(bytearray(b"a"), numbers={"n": 1.5})
+                await publisher.publish([{"attributes": {"n": 2}, "payload": memoryview(b"\xff")}])
                 assert publisher.connected
                 assert (publisher.stats.published, publisher.connects) == (4, 1)
             # Leaving waits until the hub has read everything.
@@ -60,8 +61,10 @@ class TestPublishing:
 
     async def test_many(self, door: Door) -> None:
         async with publisher_door(door.take) as url, connect(url) as publisher:
-            await publisher.publish_many(({"n": number}, b"x" * 100) for number in range(10_000))
-            await publisher.publish_many([])
+            await publisher.publish(
+                {"attributes": {"n": number}, "payload": b"x" * 100} for number in range(10_000)
+            )
+            await publisher.publish([])
             await publisher.flush()
         assert [publish.attributes["n"] for publish in door.published] == list(range(10_000))
 
@@ -71,9 +74,9 @@ class TestPublishing:
             await door.take(session)
 
         reading = asyncio.Event()
-        messages = [({"n": number}, b"x" * 1900) for number in range(10_000)]
+        messages = [{"attributes": {"n": number}, "payload": b"x" * 1900} for number in range(10_000)]
         async with publisher_door(script) as url, connect(url) as publisher:
-            publishing = asyncio.ensure_future(publisher.publish_many(messages))
+            publishing = asyncio.ensure_future(publisher.publish(messages))
             await until(lambda: stalled(publisher))
             assert 256 < publisher.stats.published < len(messages)
             flushing = asyncio.ensure_future(publisher.flush())
@@ -91,8 +94,10 @@ class TestPublishing:
         room = 2000 - 3 - 3 - len('{"n":1}')
         async with publisher_door(door.take) as url, connect(url) as publisher:
             with pytest.raises(LimitError, match="body length of a publish 2001 is over the limit: 2000"):
-                await publisher.publish_many([({}, b"fits")] * 1000 + [({"n": 1}, bytes(room + 1))])
-            await publisher.publish({"n": 1}, bytes(room))
+                await publisher.publish(
+                    [b"fits"] * 1000 + [{"attributes": {"n": 1}, "payload": bytes(room + 1)}]
+                )
+            await publisher.publish(bytes(room), attributes={"n": 1})
         assert door.published == [Publish({"n": 1.0}, bytes(room))]
 
     @pytest.mark.parametrize(
@@ -112,11 +117,11 @@ class TestPublishing:
     ) -> None:
         async with publisher_door(door.take) as url, connect(url) as publisher:
             with pytest.raises(UsageError, match=complaint):
-                await publisher.publish(attributes, payload)
+                await publisher.publish(payload, attributes=attributes)
             with pytest.raises(UsageError, match=complaint):
-                await publisher.publish_many([({}, b""), (attributes, payload)])
-            with pytest.raises(UsageError, match="its attributes and its payload"):
-                await publisher.publish_many([b"payload"])
+                await publisher.publish([b"", {"attributes": attributes, "payload": payload}])
+            with pytest.raises(UsageError, match="payload, attributes, numbers here, not topic"):
+                await publisher.publish([b"", {"payload": b"payload", "topic": "t"}])
         assert door.published == []
 
 
@@ -127,9 +132,9 @@ class TestConnecting:
             session.reset()
 
         async with publisher_door(first, door.take) as url, connect(url) as publisher:
-            await publisher.publish({"n": 1})
+            await publisher.publish(attributes={"n": 1})
             await until(lambda: publisher.connects == 2)
-            await publisher.publish({"n": 2})
+            await publisher.publish(attributes={"n": 2})
         assert [publish.attributes["n"] for publish in door.published] == [1, 2]
 
     async def test_what_was_never_taken_is_told(self, door: Door) -> None:
@@ -139,7 +144,7 @@ class TestConnecting:
 
         breaking = asyncio.Event()
         async with publisher_door(first, door.take) as url, connect(url) as publisher:
-            publishing = asyncio.ensure_future(publisher.publish_many([({}, b"x" * 1900)] * 10_000))
+            publishing = asyncio.ensure_future(publisher.publish([b"x" * 1900] * 10_000))
             await until(lambda: stalled(publisher))
             flushing = asyncio.ensure_future(publisher.flush())
             await asyncio.sleep(0)
@@ -159,7 +164,7 @@ class TestConnecting:
 
         closing = asyncio.Event()
         async with publisher_door(first) as url, connect(url) as publisher:
-            await publisher.publish({"n": 1})
+            await publisher.publish(attributes={"n": 1})
             ending = asyncio.ensure_future(publisher.close())
             await asyncio.sleep(0)
             closing.set()
@@ -171,10 +176,10 @@ class TestConnecting:
         self, door: Door, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with publisher_door(door.take) as url, connect(url) as publisher:
-            await publisher.publish({"n": 1})
+            await publisher.publish(attributes={"n": 1})
             await publisher.close()
             with pytest.raises(ClosedError):
-                await publisher.publish({"n": 2})
+                await publisher.publish(attributes={"n": 2})
             with pytest.raises(ClosedError):
                 await publisher.flush()
             await publisher.close()
@@ -187,7 +192,7 @@ class TestConnecting:
 
     async def test_not_open(self) -> None:
         with pytest.raises(UsageError, match="not open"):
-            await connect("publisher://127.0.0.1").publish({})
+            await connect("publisher://127.0.0.1").publish(attributes={})
 
 
 def test_without_an_event_loop(door: Door) -> None:
@@ -195,7 +200,7 @@ def test_without_an_event_loop(door: Door) -> None:
         elsewhere(lambda: publisher_door(door.take)) as url,
         headrace.connect_sync(url) as publisher,
     ):
-        publisher.publish({"city": "Praha"}, b"payload")
-        publisher.publish_many([({"n": 1}, b"")])
+        publisher.publish(b"payload", attributes={"city": "Praha"})
+        publisher.publish(attributes={"n": 1})
         publisher.flush()
     assert door.published == [Publish({"city": "Praha"}, b"payload"), Publish({"n": 1.0}, b"")]

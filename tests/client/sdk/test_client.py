@@ -16,7 +16,7 @@ from tests.net.raw import until
 import headrace
 from headrace import between, connect, where
 from headrace.client import staleness
-from headrace.client.sdk.client import Sdk
+from headrace.client.sdk.client import SdkClient
 from headrace.errors import ClosedError, RefusedError, UnexpectedError, UnreachableError, UsageError
 from headrace.message import Message
 from headrace.wire.sdk.auth import Auth, is_signed
@@ -31,7 +31,7 @@ async def soon(waiting: Awaitable[Any]) -> Any:
         return await waiting
 
 
-async def take(sdk: Sdk, count: int) -> list[int]:
+async def take(sdk: SdkClient, count: int) -> list[int]:
     """The numbers of the next messages, whose payloads must be right."""
     messages = [await soon(anext(sdk)) for _ in range(count)]
     assert [message.payload for message in messages] == [b"%d" % message.seq for message in messages]
@@ -69,7 +69,7 @@ class TestReceiving:
             got = [await soon(anext(sdk)) for _ in range(3)]
             assert got == [Message(7, b"hello"), Message(9, b"\xff\x00"), Message(12, b"")]
             assert (sdk.stats.received, sdk.stats.received_bytes, sdk.stats.repeated) == (3, 7, 0)
-            assert (sdk.last, sdk.connected, sdk.connects) == (12, True, 1)
+            assert (sdk.cursor, sdk.connected, sdk.connects) == (13, True, 1)
         assert notes.subs == [Subscribe({"city": Equals("Praha"), "x": Between(0, 10)})]
         assert not sdk.connected
 
@@ -128,7 +128,7 @@ class TestReceiving:
             received.set()
             with pytest.raises(UnexpectedError, match="serves another sequence"):
                 await take(sdk, 1)
-            assert (sdk.stats.repeated, sdk.last) == (5, 100)
+            assert (sdk.stats.repeated, sdk.cursor) == (5, 101)
 
     async def test_what_has_no_place_in_the_sequence_is_no_repeat_and_moves_nothing(
         self, notes: Notes
@@ -141,7 +141,7 @@ class TestReceiving:
         async with connector(script, piece=5) as url, connect(url) as sdk:
             await sdk.subscribe(where(a="1"))
             assert await take(sdk, 4) == [0, 3, 0, 4]
-            assert (sdk.stats.repeated, sdk.last) == (1, 4)
+            assert (sdk.stats.repeated, sdk.cursor) == (1, 5)
 
     async def test_iterations_go_on_where_the_last_one_ended(self, notes: Notes) -> None:
         async def script(session: Session) -> None:
@@ -235,7 +235,7 @@ class TestIdentity:
             session.push(41, 42, 43)
             await session.stay()
 
-        async with connector(script) as url, connect(url, after=42) as sdk:
+        async with connector(script) as url, connect(url, from_seq=43) as sdk:
             await sdk.subscribe(where(a="1"))
             assert await take(sdk, 1) == [43]
         assert notes.auths[0].after == 42
@@ -341,9 +341,9 @@ class TestRefusals:
         [
             ({"key": KEY}, "give its client_id too"),
             ({"client_id": "me"}, "client_id 'me': expected 24 hex digits"),
-            ({"after": -1}, "after -1: expected 0 to"),
+            ({"from_seq": -1}, "from_seq -1: expected 0 to"),
             ({"heartbeat": 0}, "heartbeat 0: expected more than 0"),
-            ({"patience": float("nan")}, "patience nan"),
+            ({"heartbeat_timeout": float("nan")}, "heartbeat_timeout nan"),
             ({"client_id": CLIENT, "key": "\udc80"}, "the key is no text"),
         ],
     )
@@ -522,7 +522,10 @@ class TestHeartbeat:
             session.push(2)
             await session.stay()
 
-        async with connector(first, second) as url, connect(url, heartbeat=0.02, patience=0.5) as sdk:
+        async with (
+            connector(first, second) as url,
+            connect(url, heartbeat=0.02, heartbeat_timeout=0.5) as sdk,
+        ):
             await sdk.subscribe(where(a="1"))
             assert await take(sdk, 2) == [1, 2]
         assert notes.auths[1].after == 1

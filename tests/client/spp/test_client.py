@@ -15,7 +15,7 @@ from tests.net.raw import address_of, running_hub, until
 from tests.net.spp_peer import packet, string
 
 import headrace
-from headrace.client.spp.client import LiveService, Offers, Spp
+from headrace.client.spp.client import LiveService, Offers, SppClient
 from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageError, WireError
 from headrace.hub.services.objects import Kind, create, remove
 from headrace.message import Batch
@@ -47,59 +47,59 @@ async def some(offers: Offers, count: int) -> list[str]:
 
 
 @pytest.fixture
-async def spp(hub: Server) -> AsyncIterator[Spp]:
+async def spp(hub: Server) -> AsyncIterator[SppClient]:
     async with headrace.connect(url(hub)) as client:
         yield client
 
 
 class TestServices:
-    async def test_as_the_page_shows_it(self, hub: Server, spp: Spp) -> None:
+    async def test_as_the_page_shows_it(self, hub: Server, spp: SppClient) -> None:
         offers = spp.offers()
-        await spp.publish("fleet/42", {"speed": 60, "driver": "Ada"})
+        await spp.publish({"speed": 60, "driver": "Ada"}, topic="fleet/42")
         assert await some(offers, 1) == ["fleet/42"]
         async with spp.subscribe("fleet/42") as service:
             assert service.value == {"speed": 60, "driver": "Ada"}
             assert (service.kind, service.id, service.removed) == ("json", "fleet/42", False)
-            await spp.publish("fleet/42", {"speed": 61})
-            await spp.publish("fleet/42", {"driver": None})
+            await spp.publish({"speed": 61}, topic="fleet/42")
+            await spp.publish({"driver": None}, topic="fleet/42")
             assert [await soon(anext(service)) for _ in range(2)] == [{"speed": 61}, {"driver": None}]
             assert service.value == {"speed": 61}
         assert spp.offered == ("fleet/42",)
         assert spp.connected
 
     @pytest.mark.parametrize("value", [b"\xff", bytearray(b"x"), memoryview(b"y"), "größe", "", b"[1]"])
-    async def test_any_bytes(self, spp: Spp, value: Any) -> None:
-        await spp.publish("a", value)
+    async def test_any_bytes(self, spp: SppClient, value: Any) -> None:
+        await spp.publish(value, topic="a")
         async with spp.subscribe("a") as service:
             assert service.value == (value.encode() if isinstance(value, str) else bytes(value))
             assert service.kind == "last"
-            await spp.publish("a", b"next")
+            await spp.publish(b"next", topic="a")
             assert await soon(anext(service)) == b"next"
 
-    async def test_subscribing_waits_for_the_offer(self, hub: Server, spp: Spp) -> None:
+    async def test_subscribing_waits_for_the_offer(self, hub: Server, spp: SppClient) -> None:
         async def value() -> Any:
             async with spp.subscribe("later") as service:
                 return service.value
 
         waiting = asyncio.ensure_future(value())
-        await spp.publish("other", b"1")
+        await spp.publish(b"1", topic="other")
         assert await some(spp.offers(), 1) == ["other"]
         assert not waiting.done()
-        await spp.publish("later", b"1")
+        await spp.publish(b"1", topic="later")
         assert await soon(waiting) == b"1"
 
-    async def test_several_here_share_one_subscription(self, hub: Server, spp: Spp) -> None:
-        await spp.publish("a", {"x": 1})
+    async def test_several_here_share_one_subscription(self, hub: Server, spp: SppClient) -> None:
+        await spp.publish({"x": 1}, topic="a")
         async with spp.subscribe("a") as first, spp.subscribe("a") as second:
             assert first.value == second.value == {"x": 1}
             assert hub.status()["subscribers"]["spp"] == 1  # type: ignore[index]
-            await spp.publish("a", {"x": 2})
+            await spp.publish({"x": 2}, topic="a")
             assert await soon(anext(first)) == await soon(anext(second)) == {"x": 2}
         await until(lambda: hub.status()["subscribers"]["spp"] == 0)  # type: ignore[index]
 
-    async def test_subscribing_again_is_exact(self, hub: Server, spp: Spp) -> None:
+    async def test_subscribing_again_is_exact(self, hub: Server, spp: SppClient) -> None:
         """However quickly, and however many changes are on their way."""
-        await spp.publish("a", {"x": 0, "always": True})
+        await spp.publish({"x": 0, "always": True}, topic="a")
         async with headrace.connect(url(hub)) as busy:
             stop = asyncio.Event()
 
@@ -107,7 +107,7 @@ class TestServices:
                 number = 0
                 while not stop.is_set():
                     number += 1
-                    await busy.publish("a", {"x": number})
+                    await busy.publish({"x": number}, topic="a")
                     await asyncio.sleep(0)
 
             changing = asyncio.ensure_future(change())
@@ -120,66 +120,66 @@ class TestServices:
                 stop.set()
                 await changing
 
-    async def test_a_removed_service_and_the_one_in_its_place(self, hub: Server, spp: Spp) -> None:
+    async def test_a_removed_service_and_the_one_in_its_place(self, hub: Server, spp: SppClient) -> None:
         offers = spp.offers()
-        await spp.publish("a", {"x": 1})
+        await spp.publish({"x": 1}, topic="a")
         async with spp.subscribe("a") as service:
             await commit(hub, remove("a"))
             await until(lambda: service.removed)
             assert spp.offered == ()
-            await spp.publish("a", {"y": 2})
+            await spp.publish({"y": 2}, topic="a")
             assert await soon(anext(service)) == {"y": 2}
             await commit(hub, create("a", Kind.LAST))
-            await spp.publish("a", b"new")
+            await spp.publish(b"new", topic="a")
             assert await soon(anext(service)) == b""
             assert await soon(anext(service)) == b"new"
             assert (service.value, service.kind, service.removed) == (b"new", "last", False)
         assert await some(offers, 2) == ["a", "a"]
 
-    async def test_a_kind_that_the_caller_knows(self, hub: Server, spp: Spp) -> None:
+    async def test_a_kind_that_the_caller_knows(self, hub: Server, spp: SppClient) -> None:
         await commit(hub, create("a", Kind.LAST))
         async with spp.subscribe("a", kind="last") as service:
-            await spp.publish("a", b'{"x": 1}')
+            await spp.publish(b'{"x": 1}', topic="a")
             await soon(anext(service))
-            await spp.publish("a", {"y": 2})
+            await spp.publish({"y": 2}, topic="a")
             assert await soon(anext(service)) == b'{"y":2}' == service.value
             with pytest.raises(UsageError, match="not as 'json'"):
                 await spp.subscribe("a", kind="json").open()
 
-    async def test_offers_begin_with_what_there_is(self, hub: Server, spp: Spp) -> None:
+    async def test_offers_begin_with_what_there_is(self, hub: Server, spp: SppClient) -> None:
         for name in "cab":
-            await spp.publish(name, b"1")
+            await spp.publish(b"1", topic=name)
         assert await some(spp.offers(), 3) == ["c", "a", "b"]
         again = spp.offers()
         assert await some(again, 3) == ["c", "a", "b"]
-        await spp.publish("d", b"1")
+        await spp.publish(b"1", topic="d")
         assert await some(again, 1) == ["d"]
 
     async def test_a_slow_reader_gets_one_change_for_many(
-        self, hub: Server, spp: Spp, monkeypatch: pytest.MonkeyPatch
+        self, hub: Server, spp: SppClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("headrace.client.spp.object_copy.PENDING_BYTES", 2_000)
-        await spp.publish("a", {"first": 1})
+        await spp.publish({"first": 1}, topic="a")
         async with spp.subscribe("a") as service:
             for number in range(100):
-                await spp.publish("a", {"n": number})
+                await spp.publish({"n": number}, topic="a")
             await until(lambda: service.value.get("n") == 99)
             assert await soon(anext(service)) == {"n": 99}
             assert service.conflated == 100
 
-    async def test_much_is_published_and_all_of_it_arrives(self, hub: Server, spp: Spp) -> None:
+    async def test_much_is_published_and_all_of_it_arrives(self, hub: Server, spp: SppClient) -> None:
         """Closing waits until the hub has it."""
-        await spp.publish("a", b"0")
+        await spp.publish(b"0", topic="a")
         async with spp.subscribe("a"):
             for number in range(1, 2_001):
-                await spp.publish("a", b"%d" % number + b"x" * 1_000)
+                await spp.publish(b"%d" % number + b"x" * 1_000, topic="a")
             await spp.close()
         await until(lambda: hub.hub.counters.get("received", origin="spp") == 2_001)
 
-    async def test_sync(self, hub: Server, spp: Spp) -> None:
+    async def test_sync(self, hub: Server, spp: SppClient) -> None:
         def work() -> tuple[str, Any]:
             with headrace.connect_sync(url(hub)) as client:
-                client.publish("a", {"x": 0})
+                client.publish({"x": 0}, topic="a")
                 return next(client.offers()).service, next(client.subscribe("a"))
 
         working = asyncio.ensure_future(asyncio.to_thread(work))
@@ -188,7 +188,7 @@ class TestServices:
             # The first change after it has subscribed is the one it sees.
             number += 1
             if "a" in spp.offered:
-                await spp.publish("a", {"x": number})
+                await spp.publish({"x": number}, topic="a")
             await asyncio.sleep(0.001)
         name, change = await soon(working)
         assert name == "a"
@@ -201,23 +201,23 @@ class TestConnections:
             where = address_of(server, "spp")
             client = await headrace.connect(url(server)).open()
             offers = client.offers()
-            await client.publish("a", {"x": 1, "y": 1})
-            await client.publish("l", b"1")
+            await client.publish({"x": 1, "y": 1}, topic="a")
+            await client.publish(b"1", topic="l")
             assert await some(offers, 2) == ["a", "l"]
             service = await client.subscribe("a").open()
             unchanged = await client.subscribe("l").open()
         await until(lambda: not client.connected)
         assert service.value == {"x": 1, "y": 1}, "what was last known stays"
-        publishing = asyncio.ensure_future(client.publish("a", {"z": 3}))
+        publishing = asyncio.ensure_future(client.publish({"z": 3}, topic="a"))
         async with running_hub(tmp_path, "listen.http=off", f"listen.spp={where[0]}:{where[1]}") as server:
             await soon(publishing)
             assert await soon(anext(service)) in ({"z": 3}, {"x": 1, "y": 1, "z": 3})
             assert service.value == {"x": 1, "y": 1, "z": 3}
-            await client.publish("b", b"1")
+            await client.publish(b"1", topic="b")
             assert await some(offers, 1) == ["b"], "known services are not offered twice"
             assert unchanged.value == b"1"
             reading = asyncio.ensure_future(anext(unchanged))
-            await client.publish("l", b"2")
+            await client.publish(b"2", topic="l")
             assert await soon(reading) == b"2", "that nothing happened meanwhile is no change"
             await client.close()
 
@@ -225,10 +225,10 @@ class TestConnections:
         async with running_hub(tmp_path, "listen.http=off") as server:
             where = address_of(server, "spp")
             client = await headrace.connect(url(server)).open()
-        failover = client._services.connection._failover
-        await until(lambda: failover._failures >= 3)
+        plan = client._services.failover.plan
+        await until(lambda: plan.failures >= 3)
         async with running_hub(tmp_path, "listen.http=off", f"listen.spp={where[0]}:{where[1]}"):
-            await soon(client.publish("a", b"1"))
+            await soon(client.publish(b"1", topic="a"))
             assert await some(client.offers(), 1) == ["a"]
             await client.close()
 
@@ -236,13 +236,13 @@ class TestConnections:
         async with running_hub(tmp_path, "listen.http=off") as server:
             client = await headrace.connect(url(server)).open()
         await until(lambda: not client.connected)
-        publishing = asyncio.ensure_future(client.publish("a", b"1"))
+        publishing = asyncio.ensure_future(client.publish(b"1", topic="a"))
         await asyncio.sleep(0)
         await client.close()
         with pytest.raises(ClosedError):
             await soon(publishing)
 
-    async def test_opened_twice(self, spp: Spp) -> None:
+    async def test_opened_twice(self, spp: SppClient) -> None:
         with pytest.raises(UsageError, match="opened once"):
             await spp.open()
 
@@ -254,8 +254,8 @@ class TestConnections:
         async with headrace.connect(f"spp://127.0.0.1:1,{hub.doors['spp']}") as client:
             assert client.connected
 
-    async def test_who_waits_when_it_is_closed(self, hub: Server, spp: Spp) -> None:
-        await spp.publish("a", b"1")
+    async def test_who_waits_when_it_is_closed(self, hub: Server, spp: SppClient) -> None:
+        await spp.publish(b"1", topic="a")
         service = await spp.subscribe("a").open()
         waiting = [asyncio.ensure_future(_rest(each)) for each in (spp.offers(), service)]
         never = asyncio.ensure_future(spp.subscribe("never").open())
@@ -270,24 +270,24 @@ class TestConnections:
             with pytest.raises(ClosedError):
                 use()
         with pytest.raises(ClosedError):
-            await spp.publish("a", b"1")
+            await spp.publish(b"1", topic="a")
         await service.close()
         with pytest.raises(ClosedError):
             await service.open()
 
-    async def test_a_cancelled_reader_has_taken_nothing(self, hub: Server, spp: Spp) -> None:
-        await spp.publish("a", b"1")
+    async def test_a_cancelled_reader_has_taken_nothing(self, hub: Server, spp: SppClient) -> None:
+        await spp.publish(b"1", topic="a")
         async with spp.subscribe("a") as service:
             reading = asyncio.ensure_future(anext(service))
             await asyncio.sleep(0)
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reading
-            await spp.publish("a", b"2")
+            await spp.publish(b"2", topic="a")
             assert await soon(anext(service)) == b"2"
 
-    async def test_a_subscription_that_is_closed_elsewhere_ends(self, hub: Server, spp: Spp) -> None:
-        await spp.publish("a", b"1")
+    async def test_a_subscription_that_is_closed_elsewhere_ends(self, hub: Server, spp: SppClient) -> None:
+        await spp.publish(b"1", topic="a")
         service = await spp.subscribe("a").open()
         waiting = asyncio.ensure_future(_rest(service))
         await asyncio.sleep(0)
@@ -299,11 +299,11 @@ class TestConnections:
         ("service", "change"),
         [("", b""), ("x" * 1025, b""), ("a", 5), ("a", {"x": object()}), ("a", "\ud800")],
     )
-    async def test_what_cannot_be_published(self, spp: Spp, service: str, change: Any) -> None:
+    async def test_what_cannot_be_published(self, spp: SppClient, service: str, change: Any) -> None:
         with pytest.raises((UsageError, WireError)):
-            await spp.publish(service, change)
+            await spp.publish(change, topic=service)
 
-    async def test_a_kind_that_there_is_not(self, spp: Spp) -> None:
+    async def test_a_kind_that_there_is_not(self, spp: SppClient) -> None:
         with pytest.raises(UsageError, match="expected 'json' or 'last'"):
             spp.subscribe("a", kind="xml")  # type: ignore[arg-type]
 
@@ -312,7 +312,7 @@ class TestConnections:
         with pytest.raises(UsageError, match="not open"):
             client.offers()
         with pytest.raises(UsageError, match="not open"):
-            await client.publish("a", b"")
+            await client.publish(b"", topic="a")
         await client.close()
 
 
@@ -321,7 +321,7 @@ class TestAuth:
         sets = ("listen.http=off", "auth.required=true", f"auth.clients.{CLIENT}={KEY}")
         async with running_hub(tmp_path, *sets) as server:
             async with headrace.connect(url(server), client_id=CLIENT, key=KEY) as client:
-                await client.publish("a", {"x": 1})
+                await client.publish({"x": 1}, topic="a")
                 for _ in range(3):  # each on a connection of its own
                     async with client.subscribe("a") as service:
                         assert service.value == {"x": 1}
@@ -337,7 +337,7 @@ class TestAuth:
 
     async def test_with_auth_off_it_is_welcome(self, hub: Server) -> None:
         async with headrace.connect(url(hub), client_id=CLIENT, key=KEY) as client:
-            await client.publish("a", b"1")
+            await client.publish(b"1", topic="a")
             assert await some(client.offers(), 1) == ["a"]
 
     @pytest.mark.parametrize("options", [{"key": KEY}, {"client_id": CLIENT}, {"client_id": "x", "key": KEY}])
@@ -440,12 +440,12 @@ class TestAStrangersHub:
                 await reader.read()
 
         async with scripted(script) as where:
-            client: Spp = await headrace.connect(where, client_id=CLIENT, key=KEY).open()
+            client: SppClient = await headrace.connect(where, client_id=CLIENT, key=KEY).open()
             service: LiveService = client.subscribe("never")
             with pytest.raises(RefusedError):
                 await soon(service.open())
             with pytest.raises(RefusedError):
-                await client.publish("a", b"1")
+                await client.publish(b"1", topic="a")
             await client.close()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.spp import object_copy as module
-from headrace.client.spp.object_copy import NOTHING, Reader, Replica
+from headrace.client.spp.object_copy import NOTHING, CopyReader, ObjectCopy
 from headrace.hub.services.merge_patch import apply
 
 names = st.sampled_from("abc")
@@ -23,12 +23,12 @@ def text(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def reader_of(replica: Replica) -> tuple[Reader, list[None]]:
+def reader_of(replica: ObjectCopy) -> tuple[CopyReader, list[None]]:
     woken: list[None] = []
-    return Reader(replica, lambda: woken.append(None)), woken
+    return CopyReader(replica, lambda: woken.append(None)), woken
 
 
-def drain(reader: Reader) -> list[Any]:
+def drain(reader: CopyReader) -> list[Any]:
     changes = []
     while (change := reader.take()) is not NOTHING:
         changes.append(change)
@@ -36,7 +36,7 @@ def drain(reader: Reader) -> list[Any]:
 
 
 def test_the_whole_object_then_changes() -> None:
-    replica = Replica("a")
+    replica = ObjectCopy("a")
     reader, woken = reader_of(replica)
     assert (replica.value, replica.kind) == (NOTHING, None)
     replica.inform(b'{"x":1,"y":1}')
@@ -49,7 +49,7 @@ def test_the_whole_object_then_changes() -> None:
 
 
 def test_bytes_are_replaced() -> None:
-    replica = Replica("a")
+    replica = ObjectCopy("a")
     reader, _ = reader_of(replica)
     for message in (b"", b"1", b'{"x":1}', b"2"):
         replica.inform(message)
@@ -58,7 +58,7 @@ def test_bytes_are_replaced() -> None:
 
 
 def test_a_wrong_guess_is_found_out() -> None:
-    replica = Replica("a")
+    replica = ObjectCopy("a")
     replica.inform(b'{"x":1}')
     assert replica.kind == "json"
     replica.inform(b"no object")
@@ -68,11 +68,11 @@ def test_a_wrong_guess_is_found_out() -> None:
 
 
 def test_a_caller_who_knows_better() -> None:
-    last = Replica("a", "last")
+    last = ObjectCopy("a", "last")
     last.inform(b'{"x":1}')
     last.inform(b'{"y":2}')
     assert last.value == b'{"y":2}'
-    strict = Replica("a", "json")
+    strict = ObjectCopy("a", "json")
     strict.inform(b"no object")
     assert strict.value is NOTHING
     strict.inform(b'{"y":2}')
@@ -80,7 +80,7 @@ def test_a_caller_who_knows_better() -> None:
 
 
 def test_a_whole_object_again_shows_as_what_has_changed() -> None:
-    replica = Replica("a")
+    replica = ObjectCopy("a")
     reader, _ = reader_of(replica)
     replica.inform(b'{"x":1,"y":1}')
     replica.expect_whole()
@@ -102,7 +102,7 @@ def test_a_whole_object_again_shows_as_what_has_changed() -> None:
 
 
 def test_each_reader_at_its_own_pace() -> None:
-    replica = Replica("a")
+    replica = ObjectCopy("a")
     first, _ = reader_of(replica)
     replica.inform(b"{}")
     replica.inform(b'{"x":1}')
@@ -121,7 +121,7 @@ def test_changes_lead_to_the_value_however_many_are_one(whole: Any, steps: list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PENDING_BYTES", 3 * 256)
         whole = apply({}, whole)
-        replica = Replica("a")
+        replica = ObjectCopy("a")
         reader, _ = reader_of(replica)
         replica.inform(text(whole))
         seen, value, told = whole, whole, 0
@@ -144,7 +144,7 @@ def test_changes_lead_to_the_value_however_many_are_one(whole: Any, steps: list[
 
 def test_who_never_reads_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_BYTES", 10_000)
-    replica = Replica("a")
+    replica = ObjectCopy("a")
     reader, _ = reader_of(replica)
     replica.inform(b"first")
     for number in range(1_000):
@@ -157,7 +157,7 @@ def test_who_never_reads_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_large_change_is_no_reason_to_conflate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_BYTES", 10)
-    replica = Replica("a")
+    replica = ObjectCopy("a")
     reader, _ = reader_of(replica)
     replica.inform(b"{}")
     replica.inform(b'{"x":1,"y":null}')

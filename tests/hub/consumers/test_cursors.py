@@ -17,12 +17,11 @@ from headrace.hub.consumers.cursors import (
     MAX_NAME,
     MAX_RANGES,
     Consumer,
+    ConsumerEvent,
+    ConsumerRemoved,
+    ConsumerReset,
     Consumers,
-    Created,
-    Event,
-    Forgotten,
-    Removed,
-    Reset,
+    RangesForgotten,
     Settled,
     Terms,
     bury,
@@ -190,12 +189,12 @@ def test_there_is_a_most_of_consumers() -> None:
 
 def test_ranges_that_find_no_room_are_forgotten_and_said_so() -> None:
     hub = hub_with()
-    events: list[Event] = []
+    events: list[ConsumerEvent] = []
     hub.consumers.observer = events.append
     every_second = tuple((seq, seq) for seq in range(3, 3 + 2 * MAX_RANGES + 4, 2))
     hub.submit(done(hub, *every_second))
     assert len(hub.one().done) == MAX_RANGES
-    assert events == [Forgotten(hub.one(), Settled(every_second[MAX_RANGES:], hub.one().since))]
+    assert events == [RangesForgotten(hub.one(), Settled(every_second[MAX_RANGES:], hub.one().since))]
     # However full it is, what adjoins the floor finds room.
     hub.submit(done(hub, (1, 2)))
     assert hub.one().floor == 3
@@ -204,13 +203,13 @@ def test_ranges_that_find_no_room_are_forgotten_and_said_so() -> None:
 
 def test_an_observer_is_told_what_happens() -> None:
     hub = Hub()
-    events: list[Event] = []
+    events: list[ConsumerEvent] = []
     hub.consumers.observer = events.append
     hub.submit(create("c", Terms(), 1))
     consumer = hub.one()
     hub.submit(reset("c", 1))
     hub.submit(remove("c"))
-    assert events == [Created(consumer), Reset(consumer), Removed(consumer)]
+    assert events == [ConsumerReset(consumer), ConsumerRemoved(consumer)]
 
 
 @pytest.mark.parametrize(

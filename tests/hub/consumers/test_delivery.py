@@ -17,7 +17,7 @@ from headrace.errors import RefusedError
 from headrace.hub.consumers import cursors as consumers
 from headrace.hub.consumers import delivery
 from headrace.hub.consumers.cursors import DEAD, Consumer, Consumers, Settled, Terms
-from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, Expired, Limits
+from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, DeliveryLimits, Expired
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
 from headrace.hub.state import State
 from headrace.message import Batch, Run, merge
@@ -27,7 +27,10 @@ TICK = ACK / delivery.TICKS
 
 
 def fresh(
-    *members: int, limits: Limits | None = None, max_tries: int = 3, done: list[tuple[int, int]] | None = None
+    *members: int,
+    limits: DeliveryLimits | None = None,
+    max_tries: int = 3,
+    done: list[tuple[int, int]] | None = None,
 ) -> Delivery:
     consumer = Consumer("c", Terms(ack_seconds=ACK, max_tries=max_tries), 0, 1)
     consumer.settle(done or [])
@@ -53,7 +56,7 @@ def collected(made: Delivery) -> list[tuple[int, int]]:
 
 
 def test_a_lone_member_gets_everything_in_one_range_and_in_order() -> None:
-    made = fresh(1, limits=Limits(span=100))
+    made = fresh(1, limits=DeliveryLimits(span=100))
     assert [work[:3] for work in (send(made, 250) + send(made, 250) + send(made, 250))] == [
         (1, 1, 100), (1, 101, 200), (1, 201, 250),
     ]  # fmt: skip
@@ -71,7 +74,7 @@ def test_members_share_and_the_last_shares_are_small() -> None:
 
 
 def test_a_member_with_enough_is_passed_by() -> None:
-    made = fresh(1, 2, limits=Limits(span=10, in_flight=10))
+    made = fresh(1, 2, limits=DeliveryLimits(span=10, in_flight=10))
     send(made, 100)
     assert made.assign(100) == []
     made.ack([(11, 20)])
@@ -190,7 +193,7 @@ def test_what_does_not_match_goes_with_the_match_before_it() -> None:
 
 
 def test_what_does_not_match_is_not_worth_an_entry_of_its_own() -> None:
-    made = fresh(1, limits=Limits(span=delivery.PASSED))
+    made = fresh(1, limits=DeliveryLimits(span=delivery.PASSED))
     (assigned,) = made.assign(10)
     made.delivered(assigned, 10, [], 0.0)
     assert made.collect() is None
@@ -264,7 +267,7 @@ def test_it_begins_with_the_gaps_that_the_cursor_has() -> None:
 
 
 def test_what_retention_took_is_lost_but_not_what_is_in_flight() -> None:
-    made = fresh(1, limits=Limits(span=5))
+    made = fresh(1, limits=DeliveryLimits(span=5))
     send(made, 100)
     (reading,) = made.assign(100)
     assert made.trimmed(21) == [(6, 10), (11, 20)]
@@ -276,7 +279,7 @@ def test_what_retention_took_is_lost_but_not_what_is_in_flight() -> None:
 
 
 def test_acknowledging_every_second_message_is_refused_before_it_costs_much() -> None:
-    limits = Limits(pieces=100)
+    limits = DeliveryLimits(pieces=100)
     made = fresh(1, limits=limits)
     send(made, 4000)
     with pytest.raises(RefusedError) as raised:
@@ -295,7 +298,7 @@ def test_acknowledging_every_second_message_is_refused_before_it_costs_much() ->
 
 
 def test_pieces_that_come_back_again_and_again_are_joined() -> None:
-    limits = Limits(span=64, pieces=32)
+    limits = DeliveryLimits(span=64, pieces=32)
     made = fresh(*range(8), limits=limits, max_tries=0, done=[(100_000, 100_000)])
     now = 0.0
     for _ in range(50):
@@ -327,10 +330,10 @@ def test_many_members() -> None:
             made.ready(assigned.member)
     assert (seen[1:] == 1).all()
     assert collected(made) == [(1, 50_000)]
-    for member in range(1000, Limits().members):
+    for member in range(1000, DeliveryLimits().members):
         made.join(member)
     with pytest.raises(RefusedError):
-        made.join(Limits().members)
+        made.join(DeliveryLimits().members)
 
 
 def test_it_may_be_forgotten_when_there_is_nothing_to_remember() -> None:
@@ -372,7 +375,7 @@ def some(rng: Random, numbers: Iterable[int]) -> list[tuple[int, int]]:
 class Sharing(RuleBasedStateMachine):
     """A hub with one consumer of topic ``a``, and a model that knows each message's fate."""
 
-    limits = Limits(span=8, in_flight=12, pieces=16, members=4)
+    limits = DeliveryLimits(span=8, in_flight=12, pieces=16, members=4)
     max_tries = 3
 
     @initialize(rng=randoms)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UnavailableError
 from headrace.hub.compact_batches import compact
 from headrace.hub.holds import hold
-from headrace.hub.publishing.idempotent import Publishing, mark
-from headrace.hub.publishing.publish_relay import MAX_REQUESTS, Passing, Request
-from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.publishing.idempotent import IdempotentPublishing, mark
+from headrace.hub.publishing.publish_relay import MAX_REQUESTS, PublishRelay, RelayRequest
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.hub.state import State, entry
@@ -37,16 +37,16 @@ class Root:
 
     def open(self) -> None:
         self.log = Log.open(self.directory, fsync="never")
-        publishers = Publishers()
+        publishers = PublisherNumbers()
         self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers))
-        self.publishing = Publishing(self.hub, publishers)
+        self.publishing = IdempotentPublishing(self.hub, publishers)
         self.failing = False
 
     def restart(self) -> None:
         self.log.close()
         self.open()
 
-    def take(self, request: Request) -> list[Published | HeadraceError]:
+    def take(self, request: RelayRequest) -> list[Published | HeadraceError]:
         """Do what the link does with a request; the answer is in the list after the turn."""
         answers: list[Published | HeadraceError] = []
         if not request.passed:
@@ -85,14 +85,14 @@ class Front:
         begin(directory, Snapshot(root.log.uuid, 0, {}), sync=False)
         self.root = root
         self.log = Log.open(directory, fsync="never")
-        publishers = Publishers()
+        publishers = PublisherNumbers()
         self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=State(publishers))
         names = count()
-        self.passing = Passing(
+        self.passing = PublishRelay(
             self.hub, name=lambda: f"front{next(names)}", patience=10.0, most=most, now=0.0
         )
         self.hub.sequencer = self.passing
-        self.publishing = Publishing(self.hub, publishers)
+        self.publishing = IdempotentPublishing(self.hub, publishers)
         self.told: dict[str, Batch | StorageError | Published | HeadraceError] = {}
 
     def submit(self, *payloads: str) -> None:
@@ -441,7 +441,7 @@ def test_whatever_breaks_nothing_acknowledged_is_lost_and_nothing_doubled(seed: 
         for number, front in enumerate(fronts):
             front.passing._make_name = lambda number=number: f"f{number}/{next(names[number])}"  # type: ignore[misc]
             front.passing._name = front.passing._make_name()
-        under_way: list[list[tuple[Request, list[Published | HeadraceError]]]] = [[], []]
+        under_way: list[list[tuple[RelayRequest, list[Published | HeadraceError]]]] = [[], []]
         acknowledged: dict[bytes, int] = {}
         own, roaming = count(), 0
         waiting: list[bytes] = []

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.hub.publishing.publisher_numbers import MAX_SPANS, Publishers
+from headrace.hub.publishing.publisher_numbers import MAX_SPANS, PublisherNumbers
 from headrace.message import Batch, Run, merge
 
 
@@ -26,7 +26,7 @@ steps = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 
 
 @given(steps)
 def test_every_number_in_the_log_is_known_at_its_place(given_steps: list[tuple[int, int, int]]) -> None:
-    publishers, places = Publishers(), {}
+    publishers, places = PublisherNumbers(), {}
     for batch in batches_of(given_steps):
         publishers.follow(batch)
         assert batch.number is not None
@@ -43,7 +43,7 @@ def test_every_number_in_the_log_is_known_at_its_place(given_steps: list[tuple[i
 @given(steps)
 def test_rows_and_snapshots_give_the_same_state(given_steps: list[tuple[int, int, int]]) -> None:
     made = batches_of(given_steps)
-    plain, rows, restored = Publishers(), Publishers(), Publishers()
+    plain, rows, restored = PublisherNumbers(), PublisherNumbers(), PublisherNumbers()
     for batch in made:
         plain.follow(batch)
     rows.follow(Batch.over(merge(made)))
@@ -56,14 +56,14 @@ def test_rows_and_snapshots_give_the_same_state(given_steps: list[tuple[int, int
 
 
 def test_messages_without_numbers_or_names_are_not_noted() -> None:
-    publishers = Publishers()
+    publishers = PublisherNumbers()
     publishers.follow(Batch(Run.of([b"x"]), first=1, publisher="a"))
     publishers.follow(Batch(Run.of([b"x"]), first=2, number=5))
     assert len(publishers) == 0
 
 
 def test_old_spans_are_forgotten_but_repeats_are_still_recognised() -> None:
-    publishers = Publishers()
+    publishers = PublisherNumbers()
     for turn in range(MAX_SPANS + 10):
         # Every other sequence number is somebody else's, so that spans do not join.
         publishers.follow(Batch(Run.one(b"x"), first=1 + 2 * turn, publisher="a", number=turn))
@@ -72,14 +72,14 @@ def test_old_spans_are_forgotten_but_repeats_are_still_recognised() -> None:
 
 
 def test_numbers_that_go_back_leave_the_newest_alone() -> None:
-    publishers = Publishers()
+    publishers = PublisherNumbers()
     publishers.follow(Batch(Run.of([b"x"] * 5), first=1, publisher="a", number=10))
     publishers.follow(Batch(Run.of([b"x"]), first=6, publisher="a", number=3))
     assert publishers.newest("a") == 14
 
 
 def test_a_batch_of_rows_without_numbers_is_passed_over() -> None:
-    publishers = Publishers()
+    publishers = PublisherNumbers()
     rows = Batch(Run.of([b"x", b"y"]), first=1, publisher="a").to_arrow()
     assert isinstance(rows, pa.RecordBatch)
     publishers.follow(Batch.over(rows))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError
-from headrace.hub.publishing.push_relay import Pushing
+from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.log import Log
@@ -20,8 +20,8 @@ def hub(tmp_path: Path) -> Hub:
 
 
 @pytest.fixture
-def pushing(hub: Hub) -> Pushing:
-    made = Pushing(hub, longest=10, patience=5.0, most=100, now=0.0)
+def pushing(hub: Hub) -> PushRelay:
+    made = PushRelay(hub, longest=10, patience=5.0, most=100, now=0.0)
     hub.sequencer = made
     return made
 
@@ -33,7 +33,7 @@ def submit(hub: Hub, payload: bytes, origin: str = "fyrehose") -> list[Batch | S
     return told
 
 
-def test_messages_are_pushed_in_order_and_nothing_more_is_known(hub: Hub, pushing: Pushing) -> None:
+def test_messages_are_pushed_in_order_and_nothing_more_is_known(hub: Hub, pushing: PushRelay) -> None:
     told = [submit(hub, b"a"), submit(hub, b"b", "spp")]
     assert pushing.first() is None, "there is no connection yet"
     pushing.connected()
@@ -48,14 +48,16 @@ def test_messages_are_pushed_in_order_and_nothing_more_is_known(hub: Hub, pushin
 
 
 @pytest.mark.parametrize(("payload", "origin"), [(b"a", "log"), (b"a", "tube"), (b"a" * 11, "fyrehose")])
-def test_what_a_push_cannot_carry_is_refused(hub: Hub, pushing: Pushing, payload: bytes, origin: str) -> None:
+def test_what_a_push_cannot_carry_is_refused(
+    hub: Hub, pushing: PushRelay, payload: bytes, origin: str
+) -> None:
     pushing.connected()
     (error,) = submit(hub, payload, origin)
     assert isinstance(error, UnavailableError)
     assert pushing.first() is None
 
 
-def test_what_belongs_together_is_refused_whole(hub: Hub, pushing: Pushing) -> None:
+def test_what_belongs_together_is_refused_whole(hub: Hub, pushing: PushRelay) -> None:
     pushing.connected()
     told: list[Batch | StorageError] = []
     hub.submit(Batch(Run.of([b"one"]), origin="spp"), told.append, tied=True)
@@ -70,7 +72,7 @@ def test_what_belongs_together_is_refused_whole(hub: Hub, pushing: Pushing) -> N
     assert (len(alone), pushing.first(), pushing.size) == (1, None, 0)
 
 
-def test_what_wants_an_answer_is_refused(pushing: Pushing) -> None:
+def test_what_wants_an_answer_is_refused(pushing: PushRelay) -> None:
     told: list[Published | HeadraceError | int | None] = []
     pushing.publish(Batch(Run.of([b"a"]), publisher="p", number=0), told.append, follows=False, behind=None)
     pushing.commit("q", 0, [], told.append)
@@ -78,7 +80,7 @@ def test_what_wants_an_answer_is_refused(pushing: Pushing) -> None:
     assert [type(each) for each in told] == [UnavailableError] * 3
 
 
-def test_who_waits_too_long_is_refused(hub: Hub, pushing: Pushing) -> None:
+def test_who_waits_too_long_is_refused(hub: Hub, pushing: PushRelay) -> None:
     relieved: list[bool] = []
     hub.relieved = lambda: relieved.append(True)
     pushing.connected()

@@ -13,18 +13,17 @@ from headrace.hub.publishing import staging as staging_module
 from headrace.hub.publishing.idempotent import published
 from headrace.hub.publishing.staging import (
     SUMMED_UP,
-    Commits,
     Load,
     Marked,
     Queries,
-    Repeated,
-    Stage,
+    StagedCommits,
+    StagedRows,
     Staging,
-    Wait,
     loaded,
     remove_all,
 )
 from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Published
 from headrace.hub.state import State
 from headrace.log import Log
 from headrace.log.checksum import crc32c
@@ -38,8 +37,8 @@ def rows(*payloads: bytes) -> pa.RecordBatch:
     )
 
 
-def stage(*payloads: bytes, query: str = "q", batch: int = 1, deadline: float = 10.0) -> Stage:
-    return Stage(query, batch, 0, published(rows(*payloads)), deadline)
+def stage(*payloads: bytes, query: str = "q", batch: int = 1, deadline: float = 10.0) -> StagedRows:
+    return StagedRows(query, batch, 0, published(rows(*payloads)), deadline)
 
 
 def test_past_the_memory_there_is_the_disk(tmp_path: Path) -> None:
@@ -141,22 +140,22 @@ def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> Non
     log = Log.open(tmp_path / "log")
     queries, staging = Queries(), Staging(tmp_path / "stages")
     hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(queries))
-    commits = Commits(hub, queries, staging)
+    commits = StagedCommits(hub, queries, staging)
     for name, payload in (("a", b"1"), ("b", b"2")):
         staging.add(name, stage(payload, payload))
     told: list[object] = []
     again: list[str] = []
     begun = commits.begin("q", 1, ["a", "b"], lambda: None)
     assert isinstance(begun, Load)
-    assert commits.begin("q", 1, ["a", "b"], lambda: again.append("now")) == Wait()
+    assert commits.begin("q", 1, ["a", "b"], lambda: again.append("now")) is None
     batches = loaded(begun.stages)
     commits.append("q", 1, batches, ["a", "b"], told.append)
     hub.turn(1)
-    assert told == [(1, 4)]
+    assert told == [Published(1, 4)]
     assert again == ["now"]
     assert log.head == 5
-    assert commits.begin("q", 1, [], lambda: None) == Repeated(1, 4)
-    assert commits.begin("q", 0, [], lambda: None) == Repeated(None, None)
+    assert commits.begin("q", 1, [], lambda: None) == Published(1, 4)
+    assert commits.begin("q", 0, [], lambda: None) == Published(None, None)
     assert len(staging) == 0
     restored = Queries()
     State(restored).restore(log)
@@ -171,7 +170,7 @@ def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pyt
     log = Log.open(tmp_path / "log")
     queries, staging = Queries(), Staging(tmp_path / "stages")
     hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(queries))
-    commits = Commits(hub, queries, staging)
+    commits = StagedCommits(hub, queries, staging)
     staging.add("a", stage(b"1"))
     told: list[object] = []
 
@@ -188,14 +187,14 @@ def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pyt
             commits.append("q", 1, batches, ["a"], told.append)
             hub.turn(1)
     assert isinstance(told[0], StorageError)
-    assert told[1] == (1, 1)
+    assert told[1] == Published(1, 1)
     log.close()
 
 
 def test_a_stage_counts_what_its_rows_keep_alive() -> None:
-    small = Stage("q", 1, 0, published(rows(b"a")), 10.0)
-    assert Stage("q", 1, 0, published(rows(b"a")), 10.0, held=5000).size == 5000
-    assert Stage("q", 1, 0, published(rows(b"a")), 10.0, held=1).size == small.size
+    small = StagedRows("q", 1, 0, published(rows(b"a")), 10.0)
+    assert StagedRows("q", 1, 0, published(rows(b"a")), 10.0, held=5000).size == 5000
+    assert StagedRows("q", 1, 0, published(rows(b"a")), 10.0, held=1).size == small.size
 
 
 def test_long_payloads_that_stay_in_memory_are_summed_up(tmp_path: Path) -> None:

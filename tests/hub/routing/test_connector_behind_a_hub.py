@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.hub.routing.test_connector import ALICE, BOB, HERE, THERE, WANTED, Scene, Wire
 
 from headrace.errors import StorageError, UnavailableError
-from headrace.hub.routing.client_session import Paths, Source
+from headrace.hub.routing.client_session import MatcherPaths, PushSource
 from headrace.hub.routing.subscriptions import Subscriptions, expire, move, serialize_fields, subscribe
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Submission
@@ -86,7 +86,7 @@ class Copy(Scene):
     def __init__(self, directory: Path, upstream: Upstream) -> None:
         super().__init__(directory)
         self.upstream = upstream
-        self.paths = Paths()
+        self.paths = MatcherPaths()
         self.connector.relying = True
         self.connector.find_path = lambda _client: self.paths.get(MATCHER)
         self.passed = self.hub.sequencer = Passed()  # type: ignore[assignment]
@@ -109,11 +109,11 @@ class Copy(Scene):
         self.copy()
         self.read_all()
 
-    def mark(self, source: Source, seq: int) -> None:
+    def mark(self, source: PushSource, seq: int) -> None:
         if self.paths.mark(source, MATCHER, seq):
             self.connector.reroute()
 
-    def push(self, source: Source, seq: int, client: bytes = ALICE) -> None:
+    def push(self, source: PushSource, seq: int, client: bytes = ALICE) -> None:
         self.connector.pushed(source, msg_id(seq, 1), b"m", [client])
 
     def restart(self) -> Copy:
@@ -145,9 +145,9 @@ def subscribed(copy: Copy) -> Wire:
     return wire
 
 
-def live(copy: Copy) -> tuple[Wire, Source]:
+def live(copy: Copy) -> tuple[Wire, PushSource]:
     """A client that the matcher elsewhere pushes to."""
-    wire, source = subscribed(copy), Source()
+    wire, source = subscribed(copy), PushSource()
     copy.mark(source, copy.log.head)
     assert copy.session().live
     return wire, source
@@ -291,7 +291,7 @@ def test_what_a_source_does_not_vouch_for_is_found_in_the_log(upstream: Upstream
     """A matcher's first pushes may come before it says from where on it pushes all."""
     wire = subscribed(copy)
     seqs = upstream.publish(4)
-    source = Source()
+    source = PushSource()
     copy.push(source, seqs[2])
     assert wire.got == []
     copy.mark(source, seqs[2])
@@ -322,7 +322,7 @@ def test_whatever_is_lost_whenever_each_message_comes_once_in_order(
     copy = Copy(directory / "copy", upstream)
     wire, source = live(copy)
     matched = upstream.log.head
-    flight: list[tuple[Source, int, bool]] = []
+    flight: list[tuple[PushSource, int, bool]] = []
     expected: list[int] = []
     got: list[int] = []
     said = True  # whether the client has said what it wants since it connected
@@ -337,19 +337,19 @@ def test_whatever_is_lost_whenever_each_message_comes_once_in_order(
             copy.connector.subscribe(session, WANTED)
         return new
 
-    def arrive(came: Source, seq: int, is_mark: bool) -> None:
+    def arrive(came: PushSource, seq: int, is_mark: bool) -> None:
         if is_mark:
             copy.mark(came, seq)
         else:
             copy.push(came, seq)
 
-    def dial() -> Source:
+    def dial() -> PushSource:
         nonlocal flight, matched
         flight = []
         if copy.paths.lose(source):
             copy.connector.reroute()
         matched = random.randrange(matched, upstream.log.head + 1)
-        new = Source()
+        new = PushSource()
         if matched < upstream.log.head and random.random() < 0.5:
             matched += 1
             flight.append((new, matched, False))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.hub.counters import Counters
-from headrace.hub.routing.client_session import NOTHING, Source
+from headrace.hub.routing.client_session import NOTHING, PushSource
 from headrace.hub.routing.dispatcher import Dispatcher, Feeder, _by_connector
 from headrace.wire.attribute.items import MAX_BODY
 from headrace.wire.attribute.messages import (
@@ -25,7 +25,7 @@ from headrace.wire.attribute.messages import (
     pack_routes,
     serialize,
 )
-from headrace.wire.attribute.push_parts import MAX_CONNECTORS, HeartbeatJoiner, Joiner
+from headrace.wire.attribute.push_parts import MAX_CONNECTORS, HeartbeatJoiner, PushJoiner
 from headrace.wire.receive_buffer import Decoder
 
 A, B, C = (bytes([n]) * 12 for n in (1, 2, 3))
@@ -60,13 +60,13 @@ class Here:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def pushed(self, source: Source, message: bytes, payload: bytes, clients: bytes) -> None:
+    def pushed(self, source: PushSource, message: bytes, payload: bytes, clients: bytes) -> None:
         self.told.append((message, payload, clients))
 
-    def marked(self, source: Source, message: bytes) -> None:
+    def marked(self, source: PushSource, message: bytes) -> None:
         self.told.append(message)
 
-    def lost(self, source: Source) -> None:
+    def lost(self, source: PushSource) -> None:
         self.told.append("lost")
 
 
@@ -82,7 +82,7 @@ def dispatcher(here: Here) -> Dispatcher:
 
 @pytest.fixture
 def matcher() -> Feeder:
-    return Feeder(Source())
+    return Feeder(PushSource())
 
 
 def connector() -> Wire:
@@ -124,13 +124,13 @@ def test_a_long_push_is_split_and_comes_whole(dispatcher: Dispatcher, matcher: F
     clients = [n.to_bytes(12) for n in range(1000)]
     dispatcher.push(matcher, MatcherPush(ID, bytes(5000), pack_routes((client, EAST) for client in clients)))
     assert len(east.frames) > 8
-    joiner = Joiner()
+    joiner = PushJoiner()
     whole = [found for part in east.frames if (found := joiner.join(part, 0.0)) is not None]
     assert whole == [Push(ID, bytes(5000), pack_clients(clients))]
 
 
 def test_what_another_dispatcher_passes_on_goes_no_further(dispatcher: Dispatcher, here: Here) -> None:
-    other, feeder = peer(), Feeder(Source())
+    other, feeder = peer(), Feeder(PushSource())
     dispatcher.told(other, EAST, b"")
     dispatcher.forward(feeder, DispatcherPush(ID, EAST, b"snow", A))
     dispatcher.forward(feeder, DispatcherPush(ID, here.id, b"snow", B))
@@ -184,7 +184,7 @@ class TestMarks:
     def test_who_comes_later_is_told_first_how_far_each_matcher_is(
         self, dispatcher: Dispatcher, matcher: Feeder
     ) -> None:
-        second = Feeder(Source())
+        second = Feeder(PushSource())
         dispatcher.push(matcher, MatcherPush(msg_id(7, 1)))
         dispatcher.push(second, MatcherPush(msg_id(5, 2)))
         dispatcher.push(matcher, MatcherPush(msg_id(8, 1)))
@@ -229,7 +229,7 @@ class TestMarks:
     def test_what_is_passed_on_for_one_connector_says_nothing_to_another(
         self, dispatcher: Dispatcher
     ) -> None:
-        east, west, third, passing = connector(), connector(), peer(), Feeder(Source())
+        east, west, third, passing = connector(), connector(), peer(), Feeder(PushSource())
         dispatcher.joined(EAST, east, relying=True)
         dispatcher.forward(passing, DispatcherPush(msg_id(5, 2), EAST))
         dispatcher.joined(WEST, west, relying=True)
@@ -249,7 +249,7 @@ class TestMarks:
     def test_a_matcher_whose_messages_come_by_another_way_begins_anew(
         self, dispatcher: Dispatcher, here: Here, matcher: Feeder
     ) -> None:
-        east, passing = connector(), Feeder(Source())
+        east, passing = connector(), Feeder(PushSource())
         dispatcher.joined(EAST, east, relying=True)
         dispatcher.push(matcher, MatcherPush(msg_id(5, 2)))
         dispatcher.forward(passing, DispatcherPush(msg_id(9, 2), EAST))
@@ -260,7 +260,7 @@ class TestMarks:
     def test_without_them_nothing_is_passed_to_those_who_rely_on_them(
         self, dispatcher: Dispatcher, matcher: Feeder
     ) -> None:
-        east, other, passing = connector(), peer(), Feeder(Source())
+        east, other, passing = connector(), peer(), Feeder(PushSource())
         dispatcher.joined(EAST, east, relying=True)
         dispatcher.told(other, WEST, WEST)
         routes = pack_routes([(A, EAST), (A, WEST)])
@@ -284,7 +284,7 @@ class TestMarks:
         # Which is not to say that they could be reached by this one.
         third, far = Dispatcher(Counters(), None), peer()
         third.told(far, heartbeat.connectors, heartbeat.relying)
-        third.push(Feeder(Source()), MatcherPush(ID))
+        third.push(Feeder(PushSource()), MatcherPush(ID))
         assert far.frames == []
 
     def test_who_no_longer_relies_on_marks_gets_none_and_is_pushed_all(
@@ -294,7 +294,7 @@ class TestMarks:
         dispatcher.joined(EAST, older, relying=True)
         dispatcher.joined(EAST, newer, relying=False)
         dispatcher.left(older)
-        dispatcher.push(Feeder(Source()), MatcherPush(ID, b"unmarked", pack_routes([(A, EAST)])))
+        dispatcher.push(Feeder(PushSource()), MatcherPush(ID, b"unmarked", pack_routes([(A, EAST)])))
         dispatcher.push(matcher, MatcherPush(ID))
         assert newer.frames == [Push(ID, b"unmarked", A)]
 
@@ -313,7 +313,7 @@ class TestMarks:
     def test_a_lost_matcher_breaks_every_chain_it_was_part_of(
         self, dispatcher: Dispatcher, here: Here, matcher: Feeder
     ) -> None:
-        east, other, stranger = connector(), peer(), Feeder(Source())
+        east, other, stranger = connector(), peer(), Feeder(PushSource())
         dispatcher.joined(EAST, east, relying=True)
         dispatcher.told(other, WEST, WEST)
         dispatcher.push(stranger, MatcherPush(ID, b"", pack_routes([(A, EAST)])))
@@ -345,7 +345,7 @@ class TestPlacesThatCannotBe:
         dispatcher.joined(WEST, west, relying=False)
         dispatcher.push(matcher, MatcherPush(msg_id(9, 7)))
         east.frames.clear()
-        stranger = Feeder(Source())
+        stranger = Feeder(PushSource())
         for seq in (10, NOTHING - 1, NOTHING):
             dispatcher.push(stranger, MatcherPush(msg_id(seq, 7), b"x", pack_routes([(A, EAST), (A, WEST)])))
         assert (east.frames, east.parted) == ([], None), "what it relies on is whole"
@@ -403,7 +403,7 @@ def test_a_heartbeat_names_all_that_is_here(dispatcher: Dispatcher, here: Here) 
     far = peer()
     other.told(far, heartbeat.connectors, b"")
     last = b"c%07d" % (MAX_CONNECTORS - 2)
-    other.push(Feeder(Source()), MatcherPush(ID, b"snow", pack_routes([(A, last)])))
+    other.push(Feeder(PushSource()), MatcherPush(ID, b"snow", pack_routes([(A, last)])))
     assert far.frames == [DispatcherPush(ID, last, b"snow", A)]
 
 

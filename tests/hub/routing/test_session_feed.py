@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.hub.connector_scene import ALICE, WANTED, Scene, Wire
 
 from headrace.errors import TrimmedError
-from headrace.hub.routing.client_session import NOTHING, Paths, Source
+from headrace.hub.routing.client_session import NOTHING, MatcherPaths, PushSource
 from headrace.wire.attribute.messages import msg_id
 
 
@@ -75,7 +75,7 @@ class TestFeeding:
         assert scene.session().live
         batch = scene.commit(3)
         assert batch is not None
-        scene.connector.pushed(Source(), msg_id(batch.last, 1), b"m", [ALICE])
+        scene.connector.pushed(PushSource(), msg_id(batch.last, 1), b"m", [ALICE])
         scene.match(batch, ALICE)
         assert wire.got == list(range(batch.first, batch.last + 1))
 
@@ -84,22 +84,22 @@ class TestPaths:
     """A connector that relies on matchers elsewhere."""
 
     @pytest.fixture
-    def paths(self, scene: Scene) -> Paths:
-        paths = Paths()
+    def paths(self, scene: Scene) -> MatcherPaths:
+        paths = MatcherPaths()
         scene.connector.relying = True
         scene.connector.find_path = lambda _client: paths.get(7)
         return paths
 
-    def test_without_a_path_the_log_feeds(self, scene: Scene, paths: Paths) -> None:
+    def test_without_a_path_the_log_feeds(self, scene: Scene, paths: MatcherPaths) -> None:
         wire = scene.subscribed()
         seqs = [*scene.publish(2), *scene.publish(1)]
         scene.read_all()
         assert wire.got == seqs
         assert not scene.session().live
 
-    def test_a_path_takes_over_behind_its_mark(self, scene: Scene, paths: Paths) -> None:
+    def test_a_path_takes_over_behind_its_mark(self, scene: Scene, paths: MatcherPaths) -> None:
         wire = scene.subscribed()
-        source = Source()
+        source = PushSource()
         assert paths.mark(source, 7, scene.log.head)
         scene.connector.reroute()
         assert scene.session().live
@@ -108,9 +108,9 @@ class TestPaths:
         scene.connector.pushed(source, msg_id(seq, 1), b"m", [ALICE])
         assert wire.got == [seq]
 
-    def test_a_push_that_came_too_early_is_found_in_the_log(self, scene: Scene, paths: Paths) -> None:
+    def test_a_push_that_came_too_early_is_found_in_the_log(self, scene: Scene, paths: MatcherPaths) -> None:
         """The matcher is ahead of this process's own copy of the log."""
-        source = Source()
+        source = PushSource()
         scene.publish(1)
         paths.mark(source, 7, 1)
         wire = Wire()
@@ -124,9 +124,9 @@ class TestPaths:
         assert wire.got == [3, 4]
         assert scene.session().live
 
-    def test_a_broken_path_is_bridged_by_the_log(self, scene: Scene, paths: Paths) -> None:
+    def test_a_broken_path_is_bridged_by_the_log(self, scene: Scene, paths: MatcherPaths) -> None:
         wire = scene.subscribed()
-        source = Source()
+        source = PushSource()
         paths.mark(source, 7, scene.log.head)
         scene.connector.reroute()
         one, two, three = scene.publish(3)
@@ -136,16 +136,18 @@ class TestPaths:
         scene.connector.pushed(source, msg_id(two, 1), b"m", [ALICE])
         scene.read_all()
         assert wire.got == [one, two, three]
-        again = Source()
+        again = PushSource()
         paths.mark(again, 7, three)
         scene.connector.reroute()
         (four,) = scene.publish(1)
         scene.connector.pushed(again, msg_id(four, 1), b"m", [ALICE])
         assert wire.got == [one, two, three, four]
 
-    def test_where_the_newer_of_two_paths_is_lost_the_older_is_used(self, scene: Scene, paths: Paths) -> None:
+    def test_where_the_newer_of_two_paths_is_lost_the_older_is_used(
+        self, scene: Scene, paths: MatcherPaths
+    ) -> None:
         wire = scene.subscribed()
-        older, newer = Source(), Source()
+        older, newer = PushSource(), PushSource()
         paths.mark(older, 7, scene.log.head)
         paths.mark(newer, 7, scene.log.head)
         scene.connector.reroute()
@@ -164,17 +166,17 @@ class TestPaths:
         scene.connector.reroute()
         assert paths.get(7) is None
 
-    def test_a_path_that_is_not_used_is_lost_unnoticed(self, paths: Paths) -> None:
-        older, newer = Source(), Source()
+    def test_a_path_that_is_not_used_is_lost_unnoticed(self, paths: MatcherPaths) -> None:
+        older, newer = PushSource(), PushSource()
         assert paths.mark(older, 7, 1)
         assert paths.mark(newer, 7, 1)
         assert not paths.lose(older)
         assert not paths.mark(newer, 7, 2)
 
-    def test_what_two_sources_bring_is_not_mixed(self, scene: Scene, paths: Paths) -> None:
+    def test_what_two_sources_bring_is_not_mixed(self, scene: Scene, paths: MatcherPaths) -> None:
         """One is ahead of the other: what it brings is not what comes next to who relies on the other."""
         wire = scene.subscribed()
-        ahead, behind = Source(), Source()
+        ahead, behind = PushSource(), PushSource()
         paths.mark(ahead, 7, scene.log.head)
         (one,), (two,) = scene.publish(1), scene.publish(1)
         for seq in (one, two):
@@ -189,14 +191,14 @@ class TestPaths:
             scene.connector.pushed(behind, msg_id(seq, 1), b"m", [ALICE])
         assert wire.got == [one, two, three]
 
-    def test_a_mark_in_an_empty_log_vouches_for_all(self, paths: Paths) -> None:
-        assert paths.mark(Source(), 7, 0)
+    def test_a_mark_in_an_empty_log_vouches_for_all(self, paths: MatcherPaths) -> None:
+        assert paths.mark(PushSource(), 7, 0)
         assert (path := paths.get(7)) is not None
         assert path.begins == 1
 
-    def test_a_mark_of_nothing_withdraws_a_path(self, scene: Scene, paths: Paths) -> None:
+    def test_a_mark_of_nothing_withdraws_a_path(self, scene: Scene, paths: MatcherPaths) -> None:
         wire = scene.subscribed()
-        source = Source()
+        source = PushSource()
         assert not paths.mark(source, 7, NOTHING)
         paths.mark(source, 7, scene.log.head)
         scene.connector.reroute()
@@ -211,16 +213,20 @@ class TestPaths:
         assert wire.got == seqs
         assert scene.session().live
 
-    def test_a_push_of_another_make_has_no_place_in_the_sequence(self, scene: Scene, paths: Paths) -> None:
+    def test_a_push_of_another_make_has_no_place_in_the_sequence(
+        self, scene: Scene, paths: MatcherPaths
+    ) -> None:
         wire = scene.subscribed()
-        scene.connector.pushed(Source(), b"\xff" * 12, b"theirs", [ALICE])
+        scene.connector.pushed(PushSource(), b"\xff" * 12, b"theirs", [ALICE])
         seqs = scene.publish(1)
         scene.read_all()
         assert wire.got == [0, *seqs]
 
-    def test_marks_spare_the_log_what_is_known_to_be_for_others(self, scene: Scene, paths: Paths) -> None:
+    def test_marks_spare_the_log_what_is_known_to_be_for_others(
+        self, scene: Scene, paths: MatcherPaths
+    ) -> None:
         scene.subscribed()
-        source = Source()
+        source = PushSource()
         paths.mark(source, 7, scene.log.head)
         scene.connector.reroute()
         scene.publish(5)
@@ -236,18 +242,18 @@ class TestPaths:
     ) -> None:
         random = Random(data.draw(st.integers(0, 1 << 32)))
         scene = Scene(tmp_path_factory.mktemp("log"))
-        paths = Paths()
+        paths = MatcherPaths()
         scene.connector.relying = True
         scene.connector.find_path = lambda _client: paths.get(7)
         wire = scene.subscribed()
         matched = scene.log.head  # how far the matcher elsewhere is
         flights: dict[
-            Source, list[tuple[int, bool]]
+            PushSource, list[tuple[int, bool]]
         ] = {}  # what is on its way from it, by each of two dispatchers
-        withdrawn: set[Source] = set()  # those it does not push by any more
+        withdrawn: set[PushSource] = set()  # those it does not push by any more
         expected: list[int] = []
 
-        def arrive(came: Source, seq: int, is_mark: bool) -> None:
+        def arrive(came: PushSource, seq: int, is_mark: bool) -> None:
             if not is_mark:
                 scene.connector.pushed(came, msg_id(seq, 1), b"m", [ALICE])
             elif paths.mark(came, 7, seq):
@@ -277,7 +283,7 @@ class TestPaths:
                         del flights[some]
                         if paths.lose(some):
                             scene.connector.reroute()
-                    flights[Source()] = [(matched, True)]
+                    flights[PushSource()] = [(matched, True)]
                 case 7 if scene.reads:
                     scene.read(most=random.randrange(1, 4))
                 case 8:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from headrace.hub.routing.subscriptions import (
     MAX_ROWS,
     MAX_TABLE_BYTES,
-    Change,
     Subscription,
+    SubscriptionChange,
     Subscriptions,
     expire,
     move,
@@ -37,7 +37,7 @@ class Following:
     def __init__(self) -> None:
         self.part = Subscriptions()
         self.seq = 0
-        self.changes: list[Change] = []
+        self.changes: list[SubscriptionChange] = []
         self.part.observers.append(self.changes.append)
 
     def take(self, batch: Batch) -> int:
@@ -60,7 +60,7 @@ def test_a_subscription_is_kept_with_its_place_and_entry(following: Following) -
     assert kept is not None
     assert (kept.connector, kept.seq, kept.fields) == (EAST, seq, FIELDS)
     assert kept.predicates == {"x": Between(0, 1), "city": Equals("Oslo")}
-    assert following.changes == [Change(ALICE, None, kept)]
+    assert following.changes == [SubscriptionChange(ALICE, None, kept)]
     assert ALICE in following.part
     assert list(following.part) == [(ALICE, kept)]
 

@@ -19,7 +19,7 @@ from headrace.cluster.durable_state import MAX_NODES
 from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, HeadraceError, StorageError, UnreachableError, UsageError
-from headrace.message import Message, messages
+from headrace.message import Message, messages, node_id
 from headrace.net.server.process import Server
 from headrace.wire.parcel.body import Mode
 
@@ -136,7 +136,7 @@ async def test_any_node_takes_publishes_and_a_repeat_is_there_once(make: Make, f
         async with link_of(server) as link:
             publisher = link.publisher("one")
             publisher._number = 0  # as if it had not heard of the acknowledgement
-            acknowledged = await (await publisher.publish([b"a", b"b"]))
+            acknowledged = await publisher.publish([b"a", b"b"])
             places.add(acknowledged)
             await link.publish(server.settings.node.name.encode())
     await nodes.work()
@@ -161,6 +161,28 @@ async def test_a_commit_of_stages_is_there_once_whichever_node_is_asked(make: Ma
     for server in nodes.servers.values():
         payloads = [message.payload for message in await kept(server) if message.origin != "log"]
         assert payloads == [b"x", b"y", b"z"]
+
+
+async def test_a_primary_whose_tubes_are_off_knows_repeats_all_the_same(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "limits.drain_seconds=2", "listen.tube_ws=off")
+    # View 1, in which a cluster begins to work, has the second of the ids in order as its primary.
+    ids = sorted(range(3), key=lambda number: node_id(f"node{number}"))
+    for number in range(3):
+        await nodes.start(number, *(() if number == ids[0] else ("listen.tube_tcp=off",)))
+    try:
+        await nodes.work()
+        places, spans = set(), set()
+        async with link_of(nodes.servers[ids[0]]) as link:
+            for _ in range(2):
+                publisher = link.publisher("one")
+                publisher._number = 0  # as if it had not heard of the acknowledgement
+                places.add(await (await publisher.publish([b"a"])))
+                stage = await link.stage("query", 1, [b"x"])
+                spans.add(tuple(await link.commit("query", 1, [stage])))
+        assert (len(places), len(spans)) == (1, 1)
+        assert "tube" not in nodes.servers[ids[1]].subscribers
+    finally:
+        await asyncio.gather(*(server.drain() for server in nodes.servers.values()))
 
 
 async def test_what_a_reader_lost_is_known_to_every_node_and_counted_by_one(make: Make) -> None:
@@ -224,7 +246,7 @@ async def test_a_node_begins_anew_behind_a_snapshot(make: Make) -> None:
     async with link_of(primary) as link:
         publisher = link.publisher("one")
         for count in range(40):
-            await (await publisher.publish([b"%d" % count + bytes(500)] * 4))
+            await publisher.publish([b"%d" % count + bytes(500)] * 4)
         await until(
             "all others have trimmed", lambda: all(each.hub.log.first > 1 for each in nodes.servers.values())
         )
@@ -239,7 +261,7 @@ async def test_a_node_begins_anew_behind_a_snapshot(make: Make) -> None:
         await nodes.work()
         assert server.hub.log.first > 1
         assert server.parts.publishers.newest("one") == 159
-        await (await publisher.publish(b"after"))
+        await publisher.publish(b"after")
     await nodes.work()
     assert (await kept(server))[-1].payload == b"after"
 
@@ -284,7 +306,7 @@ async def test_a_node_that_is_gone_keeps_its_name_and_one_whose_disk_fails_does_
     lost, other = (number for number, server in nodes.servers.items() if server is not primary)
     cluster = nodes.servers[other]._cluster
     assert cluster is not None
-    cluster._driver._break_off(StorageError("no space"))
+    cluster._replication._break_off(StorageError("no space"))
     assert cluster.mode is not Mode.WRK
     assert "no space" in str(cluster.problem)
     await until("it is back", lambda: cluster.mode is Mode.WRK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import MalformedError
-from headrace.net.cluster.parcel_authentication import Seal
+from headrace.net.cluster.parcel_authentication import ParcelTags
 from headrace.wire.parcel.body import DscReq, DscRes, Fault, Mode, NodeInfo, Ping, Prepare, ProtoError
 from headrace.wire.parcel.stream import Parcel, ParcelDecoder, refusal
 
@@ -17,9 +17,9 @@ def parse(data: bytes) -> Parcel:
     return parcel
 
 
-def ends(key: str = "secret", other: str = "secret", cluster: str = "mill") -> tuple[Seal, Seal]:
+def ends(key: str = "secret", other: str = "secret", cluster: str = "mill") -> tuple[ParcelTags, ParcelTags]:
     """Two ends that have introduced themselves."""
-    dialler, listener = Seal("mill", key, dialled=True), Seal(cluster, other, dialled=False)
+    dialler, listener = ParcelTags("mill", key, dialled=True), ParcelTags(cluster, other, dialled=False)
     listener.open(parse(dialler.greet(7, DscReq(INFO))), hello=True)
     dialler.open(parse(listener.greet(8, DscRes((INFO,)))), hello=True)
     return dialler, listener
@@ -90,10 +90,10 @@ def test_changed_repeated_left_out_and_foreign() -> None:
 
 def test_who_says_no_hello() -> None:
     bare = Parcel(7, DscReq(INFO))
-    open_house = Seal("mill", "", dialled=False)
+    open_house = ParcelTags("mill", "", dialled=False)
     assert open_house.open(bare, hello=True) == bare
     assert not open_house.greeted
     with pytest.raises(MalformedError, match=r"cluster\.key"):
-        Seal("mill", "secret", dialled=False).open(bare, hello=True)
+        ParcelTags("mill", "secret", dialled=False).open(bare, hello=True)
     with pytest.raises(MalformedError):
-        Seal("mill", "", dialled=False).open(Parcel(7, DscReq(INFO), b"short"), hello=True)
+        ParcelTags("mill", "", dialled=False).open(Parcel(7, DscReq(INFO), b"short"), hello=True)

@@ -14,9 +14,9 @@ import pytest
 from tests.net.conftest import Start
 from tests.net.raw import DSC_REQ, LOOPBACK, SECONDS, SEQ_REQ, until
 
-from headrace.cluster import Membership
+from headrace.cluster.membership import Membership
 from headrace.message import Batch, Run
-from headrace.net.cluster.parcel_authentication import HELLO_BYTES, TAG_BYTES, Seal
+from headrace.net.cluster.parcel_authentication import HELLO_BYTES, TAG_BYTES, ParcelTags
 from headrace.net.cluster.parcel_door import ParcelDoor
 from headrace.net.server.process import Server
 from headrace.wire.parcel import stream as wire
@@ -104,7 +104,7 @@ async def greet(peer: Peer, name: str, node_id: int, host: str = "127.0.0.1") ->
 
 def membership(server: Server) -> Membership:
     [door] = [door for door in server._doors if isinstance(door, ParcelDoor)]
-    return door.circle.membership
+    return door.host.membership
 
 
 async def test_the_documents_bytes_are_answered_byte_for_byte(start: Start, peers: ExitStack) -> None:
@@ -287,7 +287,7 @@ async def test_who_says_hello_is_not_kept_out_by_who_does_not(start: Start, peer
 async def test_a_hello_that_is_sent_again_is_no_sign_of_life(start: Start, peers: ExitStack) -> None:
     server = await start("cluster.key=secret")
     olga = NodeInfo(7, Mode.DSC, "Olga", "127.0.0.1")
-    seal = Seal("headrace", "secret", dialled=True)
+    seal = ParcelTags("headrace", "secret", dialled=True)
     hello = seal.greet(7, DscReq(olga))
     for _ in range(2):
         replayed = dial(server, peers)

@@ -12,19 +12,21 @@ from uuid import uuid4
 import pytest
 from tests.net.cluster.test_node import until
 
-from headrace.cluster import History, Kept, State, Status
-from headrace.cluster.durable_state import tell
+from headrace.cluster.durable_state import DurableState, StoredState, remember, serialize_testimony
+from headrace.cluster.effects import Status
+from headrace.cluster.history import History
 from headrace.errors import StorageError
-from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.publishing.intake import PublishIntake
+from headrace.hub.publishing.primary_client import PrimaryClient
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.staging import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.state import State as HubState
 from headrace.log import Log
 from headrace.log.replication_frames import pack
 from headrace.message import Batch, Run
 from headrace.net.cluster import replica_driver
-from headrace.net.cluster.node_disk import remember
-from headrace.net.cluster.primary_requests import Primary, ToPrimary
-from headrace.net.cluster.replica_driver import Driver
+from headrace.net.cluster.replica_driver import ReplicaDriver
 from headrace.wire.parcel.body import GetState, NewState, Prepare, PrepareOk, Replication, StartView
 
 NODES = (10, 20, 30)
@@ -78,15 +80,18 @@ class Slow(Executor):
 class Node:
     """One of three, as it is when it starts again."""
 
-    def __init__(self, me: int, log: Log, state: State) -> None:
+    def __init__(self, me: int, log: Log, state: DurableState) -> None:
         self.log = log
-        self.hub = Hub(log, me, max_uncommitted=1 << 20, state=HubState(Publishers()))
+        publishers = PublisherNumbers()
+        self.hub = Hub(log, me, max_uncommitted=1 << 20, state=HubState(publishers))
         self.disk = Slow()
         self.around = Around()
-        passing = ToPrimary(self.hub, Primary(self.hub), patience=5, name=lambda: "name").passing
+        intake = PublishIntake(self.hub, publishers, Queries(), log.directory / "stages")
+        now = asyncio.get_running_loop().time()
+        passing = PrimaryClient(self.hub, intake, patience=5, name=lambda: "name", now=now)
         self.hub.sequencer = passing
-        kept: Kept = remember(log, state)
-        self.driver = Driver(me, 3, self.hub, kept, self.around, passing, self.disk)
+        kept: StoredState = remember(log, state)
+        self.driver = ReplicaDriver(me, 3, self.hub, kept, self.around, passing, self.disk)
         self.driver.start(lambda _: None)
 
     def hears(self, sender: int, body: Replication, bulk: bytes) -> None:
@@ -111,7 +116,7 @@ async def start(log: Log) -> Any:
 
     def begin(me: int, **state: Any) -> Node:
         known = {"view": 1, "last_normal": 1, "voter": True, "nodes": NODES, "history": History([(1, 1)])}
-        nodes.append(Node(me, log, State(**{**known, **state})))
+        nodes.append(Node(me, log, DurableState(**{**known, **state})))
         return nodes[-1]
 
     yield begin
@@ -135,7 +140,9 @@ async def test_what_nobody_else_got_is_cut_off_also_if_it_was_the_first_of_all(
     bulk = pack(theirs, [batch(1, b"this one was taken")])
     node.hears(30, Prepare(2, 1, 1, 0), bulk)
     assert node.around.given_up == []
-    node.hears(30, StartView(2, 0, 0), tell(State(voter=True, nodes=NODES), History([(2, 1)])))
+    node.hears(
+        30, StartView(2, 0, 0), serialize_testimony(DurableState(voter=True, nodes=NODES), History([(2, 1)]))
+    )
     node.hears(30, Prepare(2, 1, 1, 0), bulk)
     assert payloads(log) == [b"this one was taken"]
     assert log.uuid == theirs
@@ -153,7 +160,11 @@ async def test_a_node_in_order_is_never_sent_another_log(log: Log, start: Begin)
 async def test_nor_is_one_that_catches_up(log: Log, start: Begin) -> None:
     log.append([batch(1, b"mine")])
     node = start(10, last_normal=1)
-    node.hears(30, StartView(2, 2, 0), tell(State(voter=True, nodes=NODES), History([(1, 1), (2, 3)])))
+    node.hears(
+        30,
+        StartView(2, 2, 0),
+        serialize_testimony(DurableState(voter=True, nodes=NODES), History([(1, 1), (2, 3)])),
+    )
     node.hears(30, NewState(2, 2, 2, 0), pack(uuid4(), [batch(2, b"theirs")]))
     assert "headrace cluster replace" in node.around.given_up[0]
     assert payloads(log) == [b"mine"]

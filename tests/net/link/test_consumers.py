@@ -412,7 +412,7 @@ async def test_holds_keep_messages_from_going_by_age(start: Start) -> None:
 
 
 async def test_drivers_that_know_nothing_are_forgotten(server: Server) -> None:
-    drivers = link_door(server).consumers._drivers
+    drivers = link_door(server).consumers._groups
     await publish(server, b"a")
     async with link_peer(server) as peer:
         await join(peer, **{"from": 1})

@@ -12,11 +12,12 @@ from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, ref
 from tests.net.raw import SECONDS, until
 
 from headrace.errors import StorageError
+from headrace.hub.consumers.group import ConsumerFilter
 from headrace.hub.filters import Filter
 from headrace.hub.routing import subscriptions
 from headrace.log import snapshot
 from headrace.message import SCHEMA, Batch, Run
-from headrace.net.link import connection, consumer_driver, reading, row_bodies
+from headrace.net.link import connection, consumers, reading, row_bodies
 from headrace.net.server.process import Server
 from headrace.wire.link.message import SUBSCRIPTIONS, rows_of
 from headrace.wire.link.plain_rows import published_body
@@ -185,7 +186,7 @@ async def test_a_consumer_is_read_such_a_few_at_a_time_too(server: Server, peer:
     _submit_long_topics(server)
     (consumer,) = server.consumers
     log = server.hub.log
-    found = consumer_driver._find(log, 1, log.head, consumer_driver.Concern(consumer), 1 << 20)
+    found = consumers.find(log, 1, log.head, ConsumerFilter(consumer), 1 << 20)
     assert found.body is not None
     assert 0 < found.rows.num_rows < 100
 

@@ -144,8 +144,8 @@ async def test_what_is_held_for_a_tail_is_bounded(
 async def test_a_tail_that_never_comes_is_given_up(
     start: Start, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push_parts.Joiner.__init__, "__kwdefaults__", {
-        **push_parts.Joiner.__init__.__kwdefaults__, "max_seconds": 0.2
+    monkeypatch.setattr(push_parts.PushJoiner.__init__, "__kwdefaults__", {
+        **push_parts.PushJoiner.__init__.__kwdefaults__, "max_seconds": 0.2
     })  # fmt: skip
     server = await start()
     router = stack.enter_context(await RouterPeer.connect(server))

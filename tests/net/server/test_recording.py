@@ -37,7 +37,7 @@ def test_what_passes_is_recorded(tmp_path: Path) -> None:
         with headrace.connect_sync(f"fyrehose://{hub.doors['fyrehose']}", from_seq=1) as backbone:
             assert next(iter(backbone)).payload == b"hello"
         with headrace.connect_sync(f"spp://{hub.doors['spp']}") as services:
-            services.publish("load", {"cpu": 1})
+            services.publish({"cpu": 1}, topic="load")
         hub.terminate()
     assert "is recorded in" in hub.stderr
     tubes = frames(captures, "tube_tcp")

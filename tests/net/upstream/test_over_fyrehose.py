@@ -23,7 +23,7 @@ from headrace.net.upstream import over_fyrehose
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(over_fyrehose, "_FIRST_SECONDS", 0.5)
-    monkeypatch.setattr(over_fyrehose, "_START_SECONDS", 0.5)
+    monkeypatch.setattr(over_fyrehose, "START_SECONDS", 0.5)
 
 
 @pytest.fixture

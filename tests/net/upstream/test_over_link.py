@@ -112,7 +112,7 @@ class TestBeginning:
     async def test_without_a_log_there_must_be_an_upstream_hub(
         self, tmp_path: Path, backbone: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("headrace.net.upstream.over_link._START_SECONDS", 0.3)
+        monkeypatch.setattr("headrace.net.upstream.over_link.START_SECONDS", 0.3)
         address = upstream(backbone)
         await backbone.drain()
         with pytest.raises(UnreachableError, match="a new frontend needs its upstream hub"):
@@ -229,7 +229,7 @@ class TestPassing:
         ):
             assert await near.publish([b"a", b"b"], topic="t") == (1, 2)
             assert await far.publish([b"c"], topic="t") == (3, 3)
-            await spp.publish("fleet/1", {"speed": 61})
+            await spp.publish({"speed": 61}, topic="fleet/1")
             await until(lambda: two.services.get("fleet/1") is not None)
             await near.hold("h", 2)
             await until(lambda: two.hub.state.holds == {"h": 2})
@@ -259,7 +259,7 @@ class TestPassing:
             headrace.connect(f"spp://{end.doors['spp']}") as spp,
         ):
             assert await link.publish(b"a") == (1, 1)
-            await spp.publish("s", b"value")
+            await spp.publish(b"value", topic="s")
             await until(lambda: all(hub.services.get("s") for hub in (backbone, middle, end)))
             await until(lambda: backbone.hub.log.head == end.hub.log.head)
             assert kept(end.hub.log) == kept(backbone.hub.log)
@@ -272,10 +272,9 @@ class TestPassing:
             follow = Hub.follow
             held: list[Any] = []
             monkeypatch.setattr(Hub, "follow", lambda hub, batches: held.append((hub, batches)))
-            await (await link.publisher("me").publish([b"a", b"b"]))
+            await link.publisher("me").publish([b"a", b"b"])
             async with client(front) as near:
-                publishing = asyncio.ensure_future(near.publisher("me").publish([b"c"]))
-                ack = await publishing
+                ack = await near.publisher("me").send([b"c"])
                 await until(lambda: held)
                 monkeypatch.setattr(Hub, "follow", follow)
                 for hub, batches in held:
@@ -293,7 +292,7 @@ class TestPassing:
         ):
             await asyncio.gather(
                 *(
-                    spp.publish(f"s{n}", value)
+                    spp.publish(value, topic=f"s{n}")
                     for n in range(20)
                     for spp, value in ((first, b"text"), (second, {}))
                 )

@@ -53,34 +53,11 @@ print("java.home", spark.sparkContext._jvm.System.getProperty("java.home"))
     assert run.stderr == ""
 
 
-def test_a_task_that_fails_is_told_in_a_line_and_its_trace_is_in_the_exception() -> None:
+@pytest.fixture(scope="module")
+def said() -> dict[str, list[str]]:
+    """What a program with a session says on stderr while a query is stopped, and then while a task fails."""
     script = """
-from headrace.spark import session
-
-spark = session("local[1]", memory="512m")
-
-def broken(batches):
-    raise KeyError("nothing of that name")
-
-try:
-    spark.range(3).mapInArrow(broken, "id long").collect()
-except Exception as error:
-    print(str(error).count("Traceback"), "nothing of that name" in str(error))
-"""
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "1 True\n"
-    lines = [line for line in run.stderr.splitlines() if "incubator" not in line]
-    assert [re.sub(r"^\S+ ", "", line)[:28] for line in lines] == [
-        "ERROR Executor: Exception in",
-        "WARN TaskSetManager: Lost ta",
-        "ERROR TaskSetManager: Task 0",
-    ], run.stderr
-
-
-def test_a_query_is_stopped_in_the_middle_of_a_micro_batch_without_a_trace() -> None:
-    script = """
-import time
+import sys, time
 from headrace.spark import session
 
 spark = session("local[1]", memory="512m")
@@ -100,12 +77,40 @@ while not running():
     time.sleep(0.05)
 query.stop()
 assert query.exception() is None
+print("NOW A TASK FAILS", file=sys.stderr, flush=True)
+
+def broken(batches):
+    raise KeyError("nothing of that name")
+
+try:
+    spark.range(3).mapInArrow(broken, "id long").collect()
+except Exception as error:
+    print(str(error).count("Traceback"), "nothing of that name" in str(error))
 spark.stop()
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     # A system's Java has a word of its own to say.
-    assert [line for line in run.stderr.splitlines() if "incubator" not in line] == []
+    lines = [line for line in run.stderr.splitlines() if "incubator" not in line]
+    at = lines.index("NOW A TASK FAILS")
+    return {"stopped": lines[:at], "failed": lines[at + 1 :], "printed": run.stdout.splitlines()}
+
+
+def test_a_query_is_stopped_in_the_middle_of_a_micro_batch_without_a_trace(
+    said: dict[str, list[str]],
+) -> None:
+    assert said["stopped"] == []
+
+
+def test_a_task_that_fails_is_told_in_a_line_and_its_trace_is_in_the_exception(
+    said: dict[str, list[str]],
+) -> None:
+    assert said["printed"] == ["1 True"]
+    assert [re.sub(r"^\S+ ", "", line)[:28] for line in said["failed"]] == [
+        "ERROR Executor: Exception in",
+        "WARN TaskSetManager: Lost ta",
+        "ERROR TaskSetManager: Task 0",
+    ], said["failed"]
 
 
 def test_it_stays_on_the_loopback_interface(spark: SparkSession) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from tests.conftest import SOAK
 from tests.spark.hubs import Hub, until
 
 from headrace.errors import UsageError
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.spark
 EXAMPLE = Path(__file__).parents[3] / "examples" / "spark-cluster" / "cluster.py"
 DRIVER = Path(__file__).with_name("copying.py")
 SECONDS = 280
-KILLS = 4
+KILLS = 8 if SOAK else 2
 
 
 @pytest.fixture(scope="module")

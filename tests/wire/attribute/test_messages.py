@@ -19,6 +19,7 @@ from headrace.wire.attribute.items import MAX_BODY, serialize_message
 from headrace.wire.attribute.messages import (
     CLIENT_ID_BYTES,
     ROUTE_BYTES,
+    AttributeMessage,
     ConnectorDecoder,
     DispatcherDecoder,
     DispatcherPush,
@@ -26,7 +27,6 @@ from headrace.wire.attribute.messages import (
     Handshake,
     Heartbeat,
     MatcherPush,
-    Message,
     NodeInfo,
     Push,
     PushItem,
@@ -390,7 +390,7 @@ def test_what_is_no_client_list(act: Callable[[], object]) -> None:
         VnodeInfo("", "", bytes(19)),
     ],
 )
-def test_what_is_malformed_is_not_written(wrong: Message) -> None:
+def test_what_is_malformed_is_not_written(wrong: AttributeMessage) -> None:
     with pytest.raises(MalformedError) as caught:
         serialize(wrong)
     assert caught.value.protocol == "attribute"
@@ -407,7 +407,7 @@ def test_what_is_malformed_is_not_written(wrong: Message) -> None:
         Heartbeat(1 << 64),
     ],
 )
-def test_what_does_not_fit_is_not_written(wrong: Message) -> None:
+def test_what_does_not_fit_is_not_written(wrong: AttributeMessage) -> None:
     with pytest.raises(LimitError):
         serialize(wrong)
 
@@ -431,7 +431,7 @@ RING = st.binary(min_size=20, max_size=20)
 
 SOME_NODES = st.lists(NODES, max_size=100).map(b"".join)
 HEARTBEATS = st.builds(Heartbeat, st.integers(0, (1 << 64) - 1), SOME_NODES, SOME_NODES)
-MESSAGES: dict[Callable[[], Decoder[Any]], st.SearchStrategy[Message]] = {
+MESSAGES: dict[Callable[[], Decoder[Any]], st.SearchStrategy[AttributeMessage]] = {
     DispatcherDecoder: st.one_of(
         st.builds(MatcherPush, IDS, PAYLOADS, ROUTES, st.sampled_from(Extra)),
         HEARTBEATS,

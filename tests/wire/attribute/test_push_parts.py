@@ -26,7 +26,7 @@ from headrace.wire.attribute.push_parts import (
     MAX_CONNECTORS,
     MAX_HELD_BYTES,
     HeartbeatJoiner,
-    Joiner,
+    PushJoiner,
     split,
     split_heartbeat,
 )
@@ -50,7 +50,7 @@ def extras(parts: list[AnyPush]) -> list[Extra]:
     return [part.extra for part in parts]
 
 
-def join_all(joiner: Joiner, parts: list[AnyPush], now: float = 0.0) -> list[AnyPush]:
+def join_all(joiner: PushJoiner, parts: list[AnyPush], now: float = 0.0) -> list[AnyPush]:
     return [whole for part in parts if (whole := joiner.join(part, now)) is not None]
 
 
@@ -75,7 +75,7 @@ PUSHES = st.one_of(
 @given(PUSHES)
 def test_what_is_split_is_joined(push: AnyPush) -> None:
     parts = list(split(push))
-    joiner = Joiner()
+    joiner = PushJoiner()
     assert [joiner.join(part, 0.0) for part in parts[:-1]] == [None] * (len(parts) - 1)
     assert joiner.join(parts[-1], 0.0) == push
     assert joiner.held_bytes == joiner.held_pushes == 0
@@ -122,7 +122,7 @@ def test_around_the_brim(size: int) -> None:
     push = Push(MSG_ID, bytes(size), CLIENT)
     parts = list(split(push))
     assert len(parts) == (1 if 15 + 3 + size + 15 <= MAX_BODY else 2)
-    assert join_all(Joiner(), parts) == [push]
+    assert join_all(PushJoiner(), parts) == [push]
     for part in parts:
         assert len(serialize(part)) <= 4 + MAX_BODY
 
@@ -136,13 +136,13 @@ def test_what_is_no_client_list_is_not_split() -> None:
 
 
 def test_a_single_is_whole_at_once() -> None:
-    joiner = Joiner(max_bytes=0, max_pushes=0, max_seconds=0)
+    joiner = PushJoiner(max_bytes=0, max_pushes=0, max_seconds=0)
     push = Push(MSG_ID, b"snow", CLIENT)
     assert joiner.join(push, 0.0) is push
 
 
 def test_clients_count_only_once_the_tail_has_come() -> None:
-    joiner = Joiner()
+    joiner = PushJoiner()
     assert joiner.join(Push(MSG_ID, b"sno", CLIENT, HEAD), 0.0) is None
     assert joiner.join(Push(MSG_ID, b"w", CLIENT, MID), 1.0) is None
     assert (joiner.held_bytes, joiner.held_pushes) == (28, 1)
@@ -156,7 +156,7 @@ def test_pushes_may_come_interleaved() -> None:
         Push(MSG_ID, b"b", b"", TAIL),
         Push(OTHER_ID, b"y", b"", TAIL),
     ]
-    assert join_all(Joiner(), parts) == [Push(MSG_ID, b"ab", CLIENT), Push(OTHER_ID, b"xy", CLIENT)]
+    assert join_all(PushJoiner(), parts) == [Push(MSG_ID, b"ab", CLIENT), Push(OTHER_ID, b"xy", CLIENT)]
 
 
 def test_the_same_message_for_two_connectors_is_two_pushes() -> None:
@@ -168,17 +168,17 @@ def test_the_same_message_for_two_connectors_is_two_pushes() -> None:
         replace(two, payload=b"", extra=TAIL),
         replace(one, payload=b"", extra=TAIL),
     ]
-    assert join_all(Joiner(), parts) == [two, one]
+    assert join_all(PushJoiner(), parts) == [two, one]
 
 
 @pytest.mark.parametrize("extra", [MID, TAIL])
 def test_a_part_without_a_head_is_refused(extra: Extra) -> None:
     with pytest.raises(UnexpectedError, match=f"{extra.name} without a Head"):
-        Joiner().join(Push(MSG_ID, b"", CLIENT, extra), 0.0)
+        PushJoiner().join(Push(MSG_ID, b"", CLIENT, extra), 0.0)
 
 
 def test_nothing_follows_a_tail() -> None:
-    joiner = Joiner()
+    joiner = PushJoiner()
     joiner.join(Push(MSG_ID, b"", CLIENT, HEAD), 0.0)
     joiner.join(Push(MSG_ID, b"", CLIENT, TAIL), 0.0)
     with pytest.raises(UnexpectedError):
@@ -186,7 +186,7 @@ def test_nothing_follows_a_tail() -> None:
 
 
 def test_a_second_head_begins_again() -> None:
-    joiner = Joiner(max_pushes=1, max_bytes=20)
+    joiner = PushJoiner(max_pushes=1, max_bytes=20)
     joiner.join(Push(MSG_ID, b"first try", b"", HEAD), 0.0)
     joiner.join(Push(MSG_ID, b"second", b"", HEAD), 9.0)
     assert joiner.held_bytes == 6
@@ -197,7 +197,7 @@ def test_a_second_head_begins_again() -> None:
 
 
 def test_bounded_in_bytes_over_all_pushes() -> None:
-    joiner = Joiner(max_bytes=40)
+    joiner = PushJoiner(max_bytes=40)
     joiner.join(Push(MSG_ID, bytes(10), CLIENT, HEAD), 0.0)
     joiner.join(Push(OTHER_ID, bytes(18), b"", HEAD), 0.0)
     with pytest.raises(LimitError) as caught:
@@ -209,7 +209,7 @@ def test_bounded_in_bytes_over_all_pushes() -> None:
 
 
 def test_bounded_in_pushes() -> None:
-    joiner = Joiner(max_pushes=2)
+    joiner = PushJoiner(max_pushes=2)
     for seq in (1, 2):
         joiner.join(Push(msg_id(seq, 0), b"", b"", HEAD), 0.0)
     with pytest.raises(LimitError) as caught:
@@ -219,7 +219,7 @@ def test_bounded_in_pushes() -> None:
 
 
 def test_bounded_in_seconds() -> None:
-    joiner = Joiner(max_seconds=30)
+    joiner = PushJoiner(max_seconds=30)
     joiner.join(Push(MSG_ID, b"snow", b"", HEAD), 100.0)
     joiner.join(Push(MSG_ID, b"", CLIENT, MID), 130.0)
     with pytest.raises(LimitError, match="seconds since the Head"):
@@ -227,7 +227,7 @@ def test_bounded_in_seconds() -> None:
 
 
 def test_what_is_overdue_is_dropped_and_named() -> None:
-    joiner = Joiner(max_seconds=30)
+    joiner = PushJoiner(max_seconds=30)
     joiner.join(Push(MSG_ID, b"snow", b"", HEAD), 100.0)
     joiner.join(Push(OTHER_ID, b"rain", b"", HEAD), 120.0)
     assert joiner.expire(130.0) == []
@@ -243,7 +243,7 @@ def test_a_large_fan_out_fits() -> None:
     push = MatcherPush(MSG_ID, bytes(65_526), routes(20_000))
     assert len(push.payload) + len(push.clients) < MAX_HELD_BYTES
     parts: list[AnyPush] = list(split(push))
-    assert join_all(Joiner(), parts) == [push]
+    assert join_all(PushJoiner(), parts) == [push]
 
 
 PARTS = st.builds(
@@ -257,7 +257,7 @@ PARTS = st.builds(
 
 @given(st.lists(st.tuples(PARTS, st.floats(0, 20)), max_size=30))
 def test_whatever_comes_the_bounds_hold(arrivals: list[tuple[Push, float]]) -> None:
-    joiner = Joiner(max_bytes=60, max_pushes=2, max_seconds=30)
+    joiner = PushJoiner(max_bytes=60, max_pushes=2, max_seconds=30)
     now = 0.0
     begun: dict[bytes, list[Push]] = {}
     for part, later in arrivals:

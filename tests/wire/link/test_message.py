@@ -31,14 +31,14 @@ from headrace.wire.link.message import (
 from headrace.wire.link.requests import (
     MAX_ID,
     OPERATIONS,
-    Follow,
-    Head,
-    Hello,
-    More,
-    Pass,
-    Publish,
-    Read,
-    Services,
+    FollowRequest,
+    HeadRequest,
+    HelloRequest,
+    MoreRequest,
+    PassRequest,
+    PublishRequest,
+    ReadRequest,
+    ServicesRequest,
     parse_request,
     parse_where,
     serialize_request,
@@ -48,10 +48,10 @@ from headrace.wire.sdk.predicate import Between, Equals
 GOLDEN = [
     Golden(
         "hello",
-        Hello(id=0, version=1, name="tool"),
+        HelloRequest(id=0, version=1, name="tool"),
         "a4 62 6f 70 65 68 65 6c 6c 6f 62 69 64 00 67 76 65 72 73 69 6f 6e 01 64 6e 61 6d 65 64 74 6f 6f 6c",
     ),
-    Golden("head", Head(id=1), "a2 62 6f 70 64 68 65 61 64 62 69 64 01"),
+    Golden("head", HeadRequest(id=1), "a2 62 6f 70 64 68 65 61 64 62 69 64 01"),
     Golden(
         "head's answer",
         {"id": 1, "ok": True, "first": 1, "head": 300},
@@ -59,7 +59,7 @@ GOLDEN = [
     ),
     Golden(
         "publish, without its body",
-        Publish(id=2, publisher="me", number=7),
+        PublishRequest(id=2, publisher="me", number=7),
         "a4 62 6f 70 67 70 75 62 6c 69 73 68 62 69 64 02 69 70 75 62 6c 69 73 68 65 72 62 6d 65"
         " 66 6e 75 6d 62 65 72 07",
     ),
@@ -71,7 +71,7 @@ GOLDEN = [
     ),
     Golden(
         "pass, without its body",
-        Pass(id=4, frontend="f00d", number=1),
+        PassRequest(id=4, frontend="f00d", number=1),
         "a4 62 6f 70 64 70 61 73 73 62 69 64 04 68 66 72 6f 6e 74 65 6e 64 64 66 30 30 64 66 6e 75 6d 62 65 72 01",
     ),
     Golden(
@@ -92,13 +92,13 @@ GOLDEN = [
     ),
     Golden(
         "services, creating one",
-        Services(id=4, service="fleet/42", action="create", kind="last"),
+        ServicesRequest(id=4, service="fleet/42", action="create", kind="last"),
         "a5 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 04 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
         " 66 61 63 74 69 6f 6e 66 63 72 65 61 74 65 64 6b 69 6e 64 64 6c 61 73 74",
     ),
     Golden(
         "services, removing one",
-        Services(id=5, service="fleet/42", action="remove"),
+        ServicesRequest(id=5, service="fleet/42", action="remove"),
         "a4 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 05 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
         " 66 61 63 74 69 6f 6e 66 72 65 6d 6f 76 65",
     ),
@@ -210,17 +210,19 @@ def test_unknown_operations(op: object) -> None:
 
 
 def test_members_of_a_newer_client_are_passed_over() -> None:
-    assert parse_request({"op": "more", "id": 4, "bytes": 9, "colour": "red"}) == More(id=4, bytes=9)
+    assert parse_request({"op": "more", "id": 4, "bytes": 9, "colour": "red"}) == MoreRequest(id=4, bytes=9)
 
 
 def test_every_operation_has_a_name() -> None:
     assert {"hello", "head", "read", "follow", "publish", "stage", "commit", "holds"} <= set(OPERATIONS)
-    head = serialize_request(Follow(id=1, from_seq=5, topic="a/*", where={"c": {"use": 1, "strval": "x"}}))
+    head = serialize_request(
+        FollowRequest(id=1, from_seq=5, topic="a/*", where={"c": {"use": 1, "strval": "x"}})
+    )
     assert head["from"] == 5
-    assert parse_request(head) == Follow(
+    assert parse_request(head) == FollowRequest(
         id=1, from_seq=5, topic="a/*", where={"c": {"use": 1, "strval": "x"}}
     )
-    assert serialize_request(Read(id=2, first=1)) == {"op": "read", "id": 2, "first": 1}
+    assert serialize_request(ReadRequest(id=2, first=1)) == {"op": "read", "id": 2, "first": 1}
 
 
 def test_where_holds_the_sdks_predicates() -> None:

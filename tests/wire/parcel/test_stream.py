@@ -57,11 +57,11 @@ from headrace.wire.parcel.stream import (
     MAX_PARCEL,
     MAX_REASON,
     MAX_TAG,
-    Event,
     Exchange,
     Parcel,
     ParcelDecoder,
-    State,
+    ParcelEvent,
+    ParcelState,
     discovered,
     parse_parcel,
     refusal,
@@ -676,22 +676,22 @@ BODY_OF: dict[str, Body] = {
 }
 
 
-def move(exchange: Exchange, event: Event) -> State:
+def move(exchange: Exchange, event: ParcelEvent) -> ParcelState:
     verb, _, what = event.value.partition(" ")
     return (exchange.sent if verb == "send" else exchange.received)(BODY_OF[what])
 
 
-PATHS: dict[State, list[Event]] = {
-    State.IDLE: [],
-    State.DISCOVERY: [Event.SEND_DSC_REQ],
-    State.RECOVERY: [Event.SEND_SEQ_REQ],
-    State.CLOSED: [Event.RECEIVE_PROTO_ERROR],
+PATHS: dict[ParcelState, list[ParcelEvent]] = {
+    ParcelState.IDLE: [],
+    ParcelState.DISCOVERY: [ParcelEvent.SEND_DSC_REQ],
+    ParcelState.RECOVERY: [ParcelEvent.SEND_SEQ_REQ],
+    ParcelState.CLOSED: [ParcelEvent.RECEIVE_PROTO_ERROR],
 }
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_each_parcel_in_each_state_at_the_dialler(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", ParcelState)
+@pytest.mark.parametrize("event", ParcelEvent)
+def test_each_parcel_in_each_state_at_the_dialler(state: ParcelState, event: ParcelEvent) -> None:
     exchange = Exchange(DIALLER)
     for step in PATHS[state]:
         move(exchange, step)
@@ -710,7 +710,7 @@ def test_discovery_is_strict() -> None:
     for body in (Ping(), SeqRes(1), Prepare(1, 1, 1, 0)):
         with pytest.raises(UnexpectedError, match="in state discovery"):
             exchange.received(body)
-    assert exchange.received(DscRes((IVAN,))) is State.IDLE
+    assert exchange.received(DscRes((IVAN,))) is ParcelState.IDLE
     with pytest.raises(UnexpectedError):
         exchange.received(DscRes((IVAN,)))
 
@@ -720,7 +720,7 @@ def test_heartbeats_pass_during_sequence_recovery() -> None:
     exchange.received(SeqReq())
     exchange.received(Ping())
     exchange.sent(Pong())
-    assert exchange.sent(SeqRes(1)) is State.IDLE
+    assert exchange.sent(SeqRes(1)) is ParcelState.IDLE
 
 
 def test_only_the_dialler_asks() -> None:
@@ -732,13 +732,13 @@ def test_only_the_dialler_asks() -> None:
 
 
 def test_the_listener_is_the_diallers_mirror_image() -> None:
-    assert all(event.mirrored.mirrored is event is not event.mirrored for event in Event)
+    assert all(event.mirrored.mirrored is event is not event.mirrored for event in ParcelEvent)
     assert {(state, event.mirrored): after for (state, event), after in LISTENER.items()} == DIALLER
 
 
 def test_nothing_follows_a_proto_error() -> None:
-    assert not [event for state, event in DIALLER if state is State.CLOSED]
-    assert set(DIALLER.values()) == set(State)
+    assert not [event for state, event in DIALLER if state is ParcelState.CLOSED]
+    assert set(DIALLER.values()) == set(ParcelState)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(sorted(BODY_OF))), max_size=20))

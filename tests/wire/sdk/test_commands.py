@@ -24,13 +24,13 @@ from headrace.wire.sdk.commands import (
     Command,
     CommandError,
     ConnectorFrame,
-    Event,
     Heartbeat,
     HeartbeatReply,
-    Limits,
     Push,
+    SdkEvent,
+    SdkLimits,
+    SdkState,
     ServerDecoder,
-    State,
     Subscribe,
     event_of,
     new_session,
@@ -260,13 +260,13 @@ def test_data_may_hold_any_bytes() -> None:
     ],
 )
 def test_limits(wire: bytes, field: str, value: int, limit: int) -> None:
-    limits = Limits(message=100, elements=4, element=20)
+    limits = SdkLimits(message=100, elements=4, element=20)
     error = refusal(lambda: ServerDecoder(limits), wire)
     assert error == (LimitError, "sdk", field, value, limit, 0)
 
 
 def test_what_is_over_the_limits_is_not_written() -> None:
-    limits = Limits(message=51, elements=3, element=40)
+    limits = SdkLimits(message=51, elements=3, element=40)
     assert parse_elements(serialize_elements([b"x" * 40], limits)[5:], limits) == [b"x" * 40]
     for elements in ([b"x"] * 4, [b"x" * 41], [b"x" * 20] * 2):
         with pytest.raises(LimitError):
@@ -463,8 +463,8 @@ def test_a_large_push_byte_by_byte() -> None:
 # The session
 
 
-def walk(state: State, *events: Event) -> State:
-    session = new_session(auth_required=state is State.LOCKED)
+def walk(state: SdkState, *events: SdkEvent) -> SdkState:
+    session = new_session(auth_required=state is SdkState.LOCKED)
     assert session.state is state
     for event in events:
         session.step(event)
@@ -472,38 +472,45 @@ def walk(state: State, *events: Event) -> State:
 
 
 def test_with_auth_required() -> None:
-    assert walk(State.LOCKED, Event.HEARTBEAT, Event.AUTH, Event.SUBSCRIBE, Event.SUBSCRIBE) is State.KNOWN
+    assert (
+        walk(SdkState.LOCKED, SdkEvent.HEARTBEAT, SdkEvent.AUTH, SdkEvent.SUBSCRIBE, SdkEvent.SUBSCRIBE)
+        is SdkState.KNOWN
+    )
     with pytest.raises(UnexpectedError, match="only auth, command error, hb"):
-        walk(State.LOCKED, Event.SUBSCRIBE)
+        walk(SdkState.LOCKED, SdkEvent.SUBSCRIBE)
 
 
 def test_with_auth_off() -> None:
-    assert walk(State.OPEN, Event.HEARTBEAT, Event.AUTH, Event.SUBSCRIBE) is State.KNOWN
-    assert walk(State.OPEN, Event.SUBSCRIBE, Event.HEARTBEAT, Event.SUBSCRIBE) is State.GUEST
+    assert walk(SdkState.OPEN, SdkEvent.HEARTBEAT, SdkEvent.AUTH, SdkEvent.SUBSCRIBE) is SdkState.KNOWN
+    assert walk(SdkState.OPEN, SdkEvent.SUBSCRIBE, SdkEvent.HEARTBEAT, SdkEvent.SUBSCRIBE) is SdkState.GUEST
 
 
 def test_a_connection_is_one_clients() -> None:
     with pytest.raises(UnexpectedError):
-        walk(State.OPEN, Event.AUTH, Event.AUTH)
+        walk(SdkState.OPEN, SdkEvent.AUTH, SdkEvent.AUTH)
     with pytest.raises(UnexpectedError):
-        walk(State.OPEN, Event.SUBSCRIBE, Event.AUTH)
+        walk(SdkState.OPEN, SdkEvent.SUBSCRIBE, SdkEvent.AUTH)
 
 
 def test_nothing_follows_an_error() -> None:
-    for state in State:
-        if state is not State.CLOSED:
-            assert TRANSITIONS[state, Event.ERROR] is State.CLOSED
-    assert not [event for state, event in TRANSITIONS if state is State.CLOSED]
+    for state in SdkState:
+        if state is not SdkState.CLOSED:
+            assert TRANSITIONS[state, SdkEvent.ERROR] is SdkState.CLOSED
+    assert not [event for state, event in TRANSITIONS if state is SdkState.CLOSED]
 
 
 def test_a_heartbeat_changes_nothing() -> None:
     for (state, event), after in TRANSITIONS.items():
-        assert event is not Event.HEARTBEAT or after is state
+        assert event is not SdkEvent.HEARTBEAT or after is state
 
 
 def test_every_command_is_an_event() -> None:
     commands: list[Command] = [Auth(CLIENT, "1", ""), Heartbeat(), Subscribe({})]
-    assert [event_of(command) for command in commands] == [Event.AUTH, Event.HEARTBEAT, Event.SUBSCRIBE]
+    assert [event_of(command) for command in commands] == [
+        SdkEvent.AUTH,
+        SdkEvent.HEARTBEAT,
+        SdkEvent.SUBSCRIBE,
+    ]
 
 
 # Anything at all

@@ -15,13 +15,13 @@ from headrace.wire.tube.connection import (
     TRANSITIONS,
     Compression,
     CompressionRefused,
-    Connection,
-    Event,
     Evidence,
     Ignored,
     Opened,
     Side,
     Transport,
+    TubeConnection,
+    TubeEvent,
 )
 from headrace.wire.tube.frames import (
     COMPRESS_FROM,
@@ -35,7 +35,7 @@ from headrace.wire.tube.frames import (
     stream_pieces,
     websocket_pieces,
 )
-from headrace.wire.tube.reassembly import Limits
+from headrace.wire.tube.reassembly import TubeLimits
 
 both_transports = pytest.mark.parametrize("transport", Transport)
 
@@ -48,16 +48,20 @@ def written(pieces: Iterable[Buffer]) -> list[bytes]:
     return [bytes(piece) for piece in pieces]
 
 
-def received(connection: Connection, *pieces: Buffer) -> list[Event]:
+def received(connection: TubeConnection, *pieces: Buffer) -> list[TubeEvent]:
     return [event for piece in pieces for event in connection.receive(piece)]
 
 
 def pair(
-    transport: Transport, client: Limits | None = None, server: Limits | None = None, *, compress: bool = True
-) -> tuple[Connection, Connection]:
+    transport: Transport,
+    client: TubeLimits | None = None,
+    server: TubeLimits | None = None,
+    *,
+    compress: bool = True,
+) -> tuple[TubeConnection, TubeConnection]:
     """A client and a server that have exchanged their fragment sizes."""
-    one = Connection(Side.CLIENT, transport, client or Limits(), compress=compress)
-    two = Connection(Side.SERVER, transport, server or Limits(), compress=compress)
+    one = TubeConnection(Side.CLIENT, transport, client or TubeLimits(), compress=compress)
+    two = TubeConnection(Side.SERVER, transport, server or TubeLimits(), compress=compress)
     assert received(two, *one.data_to_send()) == [Opened(one.limits.fragment_size)]
     assert received(one, *two.data_to_send()) == [Opened(two.limits.fragment_size)]
     return one, two
@@ -74,8 +78,8 @@ def raw(transport: Transport, message: bytes, compression: int = RAW, size: int 
 
 @both_transports
 def test_the_client_speaks_first_and_the_server_answers(transport: Transport) -> None:
-    client = Connection(Side.CLIENT, transport, Limits(fragment_size=100))
-    server = Connection(Side.SERVER, transport, Limits(fragment_size=32000))
+    client = TubeConnection(Side.CLIENT, transport, TubeLimits(fragment_size=100))
+    server = TubeConnection(Side.SERVER, transport, TubeLimits(fragment_size=32000))
     assert written(server.data_to_send()) == []
     first = written(client.data_to_send())
     assert first == [bytes.fromhex("c801")]
@@ -90,7 +94,7 @@ def test_the_client_speaks_first_and_the_server_answers(transport: Transport) ->
 @pytest.mark.parametrize("side", Side)
 @both_transports
 def test_nothing_is_sent_before_the_sizes_are_exchanged(side: Side, transport: Transport) -> None:
-    connection = Connection(side, transport)
+    connection = TubeConnection(side, transport)
     with pytest.raises(UnexpectedError, match="message 'before opening'"):
         connection.send(b"hello")
     with pytest.raises(UnexpectedError, match="ping 'before opening'"):
@@ -99,7 +103,7 @@ def test_nothing_is_sent_before_the_sizes_are_exchanged(side: Side, transport: T
 
 @both_transports
 def test_what_a_server_sends_first_still_follows_its_size(transport: Transport) -> None:
-    server = Connection(Side.SERVER, transport, Limits(fragment_size=100))
+    server = TubeConnection(Side.SERVER, transport, TubeLimits(fragment_size=100))
     out: list[bytes] = []
     for _ in server.receive(b"\x02"):
         out += written(server.send(b"a"))
@@ -108,14 +112,14 @@ def test_what_a_server_sends_first_still_follows_its_size(transport: Transport) 
 
 @both_transports
 def test_the_sender_obeys_the_peers_size(transport: Transport) -> None:
-    client, server = pair(transport, Limits(fragment_size=3), Limits(fragment_size=4))
+    client, server = pair(transport, TubeLimits(fragment_size=3), TubeLimits(fragment_size=4))
     assert written(client.send(b"abcdefghij")) == raw(transport, b"abcdefghij", size=4)
     assert written(server.send(b"abcdefghij")) == raw(transport, b"abcdefghij", size=3)
 
 
 @both_transports
 def test_messages_over_the_limit_are_not_sent(transport: Transport) -> None:
-    client, _ = pair(transport, Limits(max_message=10))
+    client, _ = pair(transport, TubeLimits(max_message=10))
     assert written(client.send(bytes(10)))
     with pytest.raises(LimitError) as refused:
         client.send(bytes(11))
@@ -124,7 +128,7 @@ def test_messages_over_the_limit_are_not_sent(transport: Transport) -> None:
 
 
 def test_the_longest_websocket_message_has_a_header_in_front() -> None:
-    connection = Connection(Side.SERVER, Transport.WEBSOCKET, Limits(fragment_size=1000))
+    connection = TubeConnection(Side.SERVER, Transport.WEBSOCKET, TubeLimits(fragment_size=1000))
     assert connection.max_payload == 1006
 
 
@@ -196,7 +200,7 @@ def test_a_refused_message_is_repeated_and_compression_ends(transport: Transport
 
 @both_transports
 def test_the_repeated_message_obeys_the_peers_size(transport: Transport) -> None:
-    client, _ = pair(transport, server=Limits(fragment_size=7))
+    client, _ = pair(transport, server=TubeLimits(fragment_size=7))
     client.send(TEXT)
     received(client, REFUSAL)
     assert written(client.data_to_send()) == raw(transport, TEXT, size=7)
@@ -339,7 +343,10 @@ def test_every_message_arrives_once_in_order(
 ) -> None:
     """Both ends send, ping and deliver in any interleaving; ``None`` is a ping."""
     ends = pair(
-        transport, Limits(fragment_size=client_size), Limits(fragment_size=server_size), compress=compress
+        transport,
+        TubeLimits(fragment_size=client_size),
+        TubeLimits(fragment_size=server_size),
+        compress=compress,
     )
     flying: tuple[list[bytes], list[bytes]] = ([], [])
     sent: tuple[list[bytes], list[bytes]] = ([], [])

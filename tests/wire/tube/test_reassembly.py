@@ -31,15 +31,15 @@ from headrace.wire.tube.reassembly import (
     MAX_MESSAGE,
     TRANSITIONS,
     Arrival,
-    Limits,
     Reassembly,
-    State,
+    ReceivingState,
     StreamDecoder,
+    TubeLimits,
     WebSocketDecoder,
 )
 from headrace.wire.tube.varint import serialize_varint
 
-SMALL = Limits(fragment_size=64, max_message=256, max_inflated=512)
+SMALL = TubeLimits(fragment_size=64, max_message=256, max_inflated=512)
 OPENING = serialize(FragmentSize(1000))
 
 Refusal = tuple[type[WireError], str, object, object, int | None]
@@ -50,11 +50,11 @@ def opened(decoder: Reassembly) -> Reassembly:
     return decoder
 
 
-def stream(limits: Limits = DEFAULT_LIMITS) -> Reassembly:
+def stream(limits: TubeLimits = DEFAULT_LIMITS) -> Reassembly:
     return opened(StreamDecoder(limits))
 
 
-def websocket(limits: Limits = DEFAULT_LIMITS) -> Reassembly:
+def websocket(limits: TubeLimits = DEFAULT_LIMITS) -> Reassembly:
     return opened(WebSocketDecoder(limits))
 
 
@@ -169,7 +169,7 @@ def test_arbitrary_websocket_messages(payloads: list[bytes]) -> None:
 @given(st.binary(max_size=3000), st.integers(1, 4000), st.booleans())
 def test_what_we_send_is_what_arrives(message: bytes, size: int, over_websocket: bool) -> None:
     pieces = (websocket_pieces if over_websocket else stream_pieces)(message, size)
-    decoder = (websocket if over_websocket else stream)(Limits(fragment_size=size))
+    decoder = (websocket if over_websocket else stream)(TubeLimits(fragment_size=size))
     assert read(decoder, map(bytes, pieces)) == [Message(message)]
 
 
@@ -201,11 +201,11 @@ def test_fragment_sizes(make: type[Reassembly], size: int) -> None:
 )
 def test_impossible_limits(limits: dict[str, int], field: str) -> None:
     with pytest.raises(LimitError) as refused:
-        Limits(**limits)
+        TubeLimits(**limits)
     assert refused.value.field == field
 
 
-# Limits
+# TubeLimits
 
 
 def test_a_fragment_of_the_size_we_asked_for_and_one_longer() -> None:
@@ -270,7 +270,7 @@ def test_empty_fragments_count_as_one_byte() -> None:
 
 def test_a_64_kib_message_in_one_byte_fragments() -> None:
     message = os.urandom(1 << 16)
-    limits = Limits(fragment_size=1)
+    limits = TubeLimits(fragment_size=1)
     assert read(stream(limits), stream_pieces(message, 1)) == [Message(message)]
     assert read(websocket(limits), websocket_pieces(message, 1)) == [Message(message)]
 
@@ -310,7 +310,7 @@ def peak_of(decoder: Reassembly, chunks: Sequence[bytes]) -> int:
 
 
 BOUND = 1 << 16
-WITHIN = Limits(fragment_size=BOUND, max_message=BOUND, max_inflated=BOUND)
+WITHIN = TubeLimits(fragment_size=BOUND, max_message=BOUND, max_inflated=BOUND)
 NOISE = os.urandom(1 << 18)
 
 
@@ -394,32 +394,32 @@ def test_websocket_openings_that_are_refused(payload: str, field: str) -> None:
 
 
 def test_the_table_has_a_move_for_all_and_only_what_may_come() -> None:
-    moves = {state: {arrival for s, arrival in TRANSITIONS if s is state} for state in State}
+    moves = {state: {arrival for s, arrival in TRANSITIONS if s is state} for state in ReceivingState}
     fragments = {Arrival.FRAGMENT, Arrival.LAST_FRAGMENT}
-    assert moves[State.OPENING] == {Arrival.FRAGMENT_SIZE}
-    assert moves[State.IDLE] == set(Arrival) - fragments - {Arrival.FRAGMENT_SIZE}
-    assert moves[State.IN_MESSAGE] == moves[State.DISCARDING] == fragments
-    for state in (State.IN_MESSAGE, State.DISCARDING):
+    assert moves[ReceivingState.OPENING] == {Arrival.FRAGMENT_SIZE}
+    assert moves[ReceivingState.IDLE] == set(Arrival) - fragments - {Arrival.FRAGMENT_SIZE}
+    assert moves[ReceivingState.IN_MESSAGE] == moves[ReceivingState.DISCARDING] == fragments
+    for state in (ReceivingState.IN_MESSAGE, ReceivingState.DISCARDING):
         assert TRANSITIONS[state, Arrival.FRAGMENT] is state
 
 
 @pytest.mark.parametrize(
     ("wire", "state"),
     [
-        ("", State.IDLE),
-        ("80", State.IDLE),
-        ("00 00", State.IDLE),
-        ("00", State.IDLE),
-        ("02", State.IN_MESSAGE),
-        ("02 02 61", State.IN_MESSAGE),
-        ("02 02 61 02", State.IN_MESSAGE),
-        ("02 02 61 02 62", State.IDLE),
-        ("12", State.DISCARDING),
-        ("12 02 61", State.DISCARDING),
-        ("12 02 61 00", State.IDLE),
+        ("", ReceivingState.IDLE),
+        ("80", ReceivingState.IDLE),
+        ("00 00", ReceivingState.IDLE),
+        ("00", ReceivingState.IDLE),
+        ("02", ReceivingState.IN_MESSAGE),
+        ("02 02 61", ReceivingState.IN_MESSAGE),
+        ("02 02 61 02", ReceivingState.IN_MESSAGE),
+        ("02 02 61 02 62", ReceivingState.IDLE),
+        ("12", ReceivingState.DISCARDING),
+        ("12 02 61", ReceivingState.DISCARDING),
+        ("12 02 61 00", ReceivingState.IDLE),
     ],
 )
-def test_states(wire: str, state: State) -> None:
+def test_states(wire: str, state: ReceivingState) -> None:
     decoder = stream()
     read(decoder, [bytes.fromhex(wire)])
     assert decoder.machine.state is state

@@ -1,18 +1,17 @@
 """The client of the backbone: publish, and receive the whole sequence, over TCP or UDP.
 
-    async with headrace.connect("fyrehose://127.0.0.1:2323", from_seq=1) as backbone:
-        await backbone.push(b"hello")
-        async for message in backbone:
+    async with headrace.connect("fyrehose://", from_seq=1) as client:
+        await client.publish(b"hello")
+        async for message in client:
             print(message.seq, message.payload)
 
-Strategy: this is what a user meets, and no more. Reception is decided by
-:class:`~headrace.client.fyrehose.subscription.Subscription`; a
-:class:`~headrace.client.fyrehose.connection.Connection` keeps the way to the hub open. Messages come and go as
-batches; single ones are made here, from a batch at hand, when asked for.
+Strategy: this is what a user meets, and no more. A :class:`~headrace.client.fyrehose.subscription.Subscription`
+decides what is received; a :class:`~headrace.client.fyrehose.connection.FyrehoseConnection` keeps the way to the hub
+open. Messages come and go as batches; single ones are made here, from the batch at hand, when they are taken.
 
 Invariants:
 
-- What a batch or message iteration leaves when it ends, however it ends, is what the next one begins with.
+- What an iteration by batch or by message leaves when it ends, however it ends, is what the next one begins with.
 - A task that is cancelled while it waits here has taken nothing: no message is lost with it.
 """
 
@@ -25,59 +24,56 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from random import Random
-from types import TracebackType
-from typing import Final, Literal, Self, TypedDict
+from typing import ClassVar, Final, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
-from headrace.client.fyrehose.connection import Connection
+from headrace.client.base import Client, Courtesy, Payload, parse_url
+from headrace.client.fyrehose.connection import FyrehoseConnection
 from headrace.client.fyrehose.journal import JournalBounds
 from headrace.client.fyrehose.repair import LostRange
-from headrace.client.fyrehose.stats import Stats
 from headrace.client.fyrehose.subscription import Subscription
-from headrace.client.fyrehose.tcp import Stream
-from headrace.client.fyrehose.timing import STREAM, Patience
-from headrace.client.fyrehose.udp import Datagrams
+from headrace.client.fyrehose.tcp import FyrehoseTcp
+from headrace.client.fyrehose.timing import TCP_TIMING, RepairTiming
+from headrace.client.fyrehose.udp import FyrehoseUdp
+from headrace.client.stats import FyrehoseStats
 from headrace.config import Address
-from headrace.errors import LimitError, LostRangeError, UnreachableError, UsageError
+from headrace.errors import LimitError, LostRangeError, UsageError
 from headrace.message import MAX_SEQUENCE, Batch, Message, Run
-
-DEFAULT_PORT: Final = 2323
 
 _PIECE_BYTES: Final = 256 << 10
 """Longer batches are sent in pieces of about this size, so that they are not in memory twice."""
 
 _TURN_BYTES: Final = 1 << 20
-_PUSH_COST: Final = 1 << 12
-"""A task that pushes so much without ever having to wait lets others have a turn."""
+_PUBLISH_COST: Final = 1 << 12
+"""A task that publishes so much without ever having to wait lets others have a turn."""
 
-Transport = Literal["tcp", "udp"]
-Payload = bytes | bytearray | memoryview
-OnLost = Callable[[LostRangeError], object]
+FyrehoseCarrier: TypeAlias = Literal["tcp", "udp"]
+OnLost: TypeAlias = Callable[[LostRangeError], object]
 
 
-class Options(TypedDict, total=False):
-    """What :class:`Backbone` takes besides its hosts."""
+class FyrehoseOptions(TypedDict, total=False):
+    """The options of a :class:`FyrehoseClient`."""
 
-    transport: Transport
+    transport: FyrehoseCarrier
     from_seq: int | None
     subscribe: bool
     timeout: float
     on_lost: OnLost | None
-    patience: float | None
+    repair_timeout: float | None
     buffer_bytes: int
     journal: JournalBounds | None
     random: Random | None
 
 
-class Backbone:
+class FyrehoseClient(Client):
     """A client of the backbone; make one with :func:`headrace.connect`, open it with ``async with``.
 
     >>> import asyncio, headrace, headrace.testing
     >>> async def echo(url):
-    ...     async with headrace.connect(url, from_seq=1) as backbone:
-    ...         await backbone.push(b"hello")
-    ...         async for message in backbone:
+    ...     async with headrace.connect(url, from_seq=1) as client:
+    ...         await client.publish(b"hello")
+    ...         async for message in client:
     ...             return message.seq, message.payload
     >>> with headrace.testing.Hub() as hub:
     ...     asyncio.run(echo(hub.url("fyrehose")))
@@ -88,34 +84,36 @@ class Backbone:
     ``from_seq``
         The first message wanted. Without it, the first that the hub delivers after the client was opened.
     ``subscribe``
-        With ``False``, the hub sends nothing before somebody first asks for a message: for those who only publish. Else
-        the client is subscribed once it is open, so that what anybody pushes from then on is received.
+        With ``False``, the hub sends nothing until a message is first asked for: for clients that only publish.
+        Otherwise the client receives everything published after it was opened.
     ``timeout``
-        How many seconds the first connection may take; then :class:`~headrace.errors.UnreachableError`.
+        Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
     ``on_lost``
-        Called with a :class:`~headrace.errors.LostRangeError` in the place of messages that nobody could deliver.
-        Without it the iteration raises that error, once, and the next one goes on behind them.
-    ``patience``
-        For how many seconds missing messages are asked for before they are lost: 30 on UDP; 5 on TCP, where a hub that
+        Called with a :class:`~headrace.errors.LostRangeError` in place of messages that nobody could deliver.
+        Without it the iteration raises that error, once, and the next one goes on after them.
+    ``repair_timeout``
+        Seconds for which missing messages are asked for before they are lost: 30 on UDP; 5 on TCP, where a hub that
         has a message sends it at once.
     ``buffer_bytes``
-        How much may wait for a slow consumer. After that TCP lets the hub wait; UDP drops, and asks again later.
+        How much may wait for a slow consumer. Past it, TCP makes the hub wait; UDP drops, and asks again later.
     ``journal``
         What is kept on UDP to answer FORWARD with.
     ``random``
-        Where the randomness of delays comes from.
+        The source of randomness for delays.
     """
+
+    DOORS: ClassVar = {"fyrehose": "fyrehose", "fyrehose+udp": "fyrehose"}
 
     def __init__(
         self,
         hosts: Sequence[Address],
         *,
-        transport: Transport = "tcp",
+        transport: FyrehoseCarrier = "tcp",
         from_seq: int | None = None,
         subscribe: bool = True,
         timeout: float = 10.0,
         on_lost: OnLost | None = None,
-        patience: float | None = None,
+        repair_timeout: float | None = None,
         buffer_bytes: int = 8 << 20,
         journal: JournalBounds | None = None,
         random: Random | None = None,
@@ -125,13 +123,13 @@ class Backbone:
         if from_seq is not None and not 0 <= from_seq <= MAX_SEQUENCE:
             raise UsageError(f"from_seq {from_seq}: expected 0 to {MAX_SEQUENCE}")
         stream = transport == "tcp"
-        link = Stream if stream else Datagrams
-        lasting = STREAM if stream else Patience()
+        carrier = FyrehoseTcp if stream else FyrehoseUdp
+        timing = TCP_TIMING if stream else RepairTiming()
         random = random or Random()
-        self.stats = Stats()
+        self.stats = FyrehoseStats()
         """Counts of what was received, repaired, lost, reconnected and so on."""
         self._subscription = Subscription(
-            lasting if patience is None else replace(lasting, hole=patience),
+            timing if repair_timeout is None else replace(timing, hole=repair_timeout),
             random,
             self.stats,
             from_seq=from_seq,
@@ -140,76 +138,59 @@ class Backbone:
             buffer_bytes=buffer_bytes,
             journal=None if stream else journal or JournalBounds(),
         )
-        self._connection = Connection(hosts, link.open, self._subscription, self.stats, random)
-        self._timeout = timeout
+        self._connection = FyrehoseConnection(hosts, carrier.dial, self._subscription, self.stats, random)
+        self._failover = self._connection.failover
+        super().__init__(self._failover, timeout)
         self._on_lost = on_lost
-        self._max_data = link.max_data
-        self._unyielding = 0
+        self._max_data = carrier.max_data
+        self._courtesy = Courtesy(_TURN_BYTES, _PUBLISH_COST)
         self._taking = asyncio.Lock()
         self._batch: Batch | None = None
         self._messages: Iterator[Message] = iter(())
         self._message: Message | None = None
 
+    @classmethod
+    def at(
+        cls, url: str = "fyrehose://", hosts: str | None = None, **options: Unpack[FyrehoseOptions]
+    ) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect`."""
+        scheme, addresses = parse_url(url, hosts, cls.DOORS)
+        if scheme == "fyrehose+udp" and options.setdefault("transport", "udp") != "udp":
+            raise UsageError(f"{url!r} says udp and transport={options['transport']!r} says otherwise")
+        return cls(addresses, **options)
+
     async def open(self) -> Self:
         """Connect, and subscribe; ``async with`` does it."""
         if self._subscription.listening:
             await _load_kernels()
-        try:
-            await self._connection.open(self._timeout)
-        except UnreachableError as error:
-            raise UnreachableError(
-                error.address, f"{error.reason}; is the hub running there? `headrace serve` starts one"
-            ) from None
-        return self
+        return await super().open()
 
     async def close(self) -> None:
-        """End the connection, once the hub has what was pushed; it may be called again.
+        """Close the connection once the hub has what was published; it may be called again.
 
-        What was received and not yet taken is dropped, and iterations come to their end.
+        Messages received and not yet taken are dropped, and iterations end.
         """
-        await self._connection.close()
+        await super().close()
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
+    async def publish(self, payload: Payload | Iterable[Payload] | Run) -> None:
+        """Publish one or many messages, in order: each at most 65,526 bytes over TCP, 65,504 over UDP.
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now; a lost one is replaced by itself."""
-        return self._connection.up
-
-    async def push(self, message: Payload) -> None:
-        """Publish a message: at most 65,526 bytes over TCP, 65,504 over UDP.
-
-        Waits while there is no connection or no room. The protocol does not acknowledge a PUSH: one that is on its way
-        when a connection breaks, or a datagram, may be lost.
+        If one is too long, none is sent. Waits while there is no connection or no room. The protocol does not
+        acknowledge a PUSH: one that is on its way when a connection breaks, or a datagram, may be lost.
         """
-        _check_payload(message)
-        if len(message) > self._max_data:
-            raise LimitError("fyrehose", "LENGTH", len(message), self._max_data)
-        await self._push(Run.one(bytes(message)))
-
-    async def push_many(self, messages: Iterable[Payload] | Run) -> None:
-        """Publish messages in order, with as few writes as may be; if one is too long, none is sent."""
-        if not isinstance(messages, Run):
-            messages = list(messages)
-            for message in messages:
-                _check_payload(message)
-            messages = Run.of(messages)
-        longest = int(messages.lengths.max(initial=0))
-        if longest > self._max_data:
-            raise LimitError("fyrehose", "LENGTH", longest, self._max_data)
-        if len(messages) > 1:
+        if isinstance(payload, bytes | bytearray | memoryview):
+            self._check_length(len(payload))
+            await self._send(Run.one(bytes(payload)))
+            return
+        run = payload if isinstance(payload, Run) else Run.of(_checked(payload))
+        self._check_length(int(run.lengths.max(initial=0)))
+        if len(run) > 1:
             await _load_kernels()
-        for piece in _pieces(messages):
-            await self._push(piece)
+        for piece in _pieces(run):
+            await self._send(piece)
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        self._connection.check()
+        self._failover.check()
         return self
 
     async def __anext__(self) -> Message:
@@ -224,7 +205,7 @@ class Backbone:
         return message
 
     def at_hand(self) -> Message | None:
-        """The next message if nothing has to be waited for, else ``None``: the rest of a batch that has been begun."""
+        """The next message of the batch at hand, without waiting; ``None`` if there is none."""
         message = next(self._messages, None)
         if message is not None:
             self._message = message
@@ -232,18 +213,19 @@ class Backbone:
 
     def batches(self) -> AsyncIterator[Batch]:
         """The messages as batches: ``batch.first`` is the number of the first, ``batch.run`` has the payloads."""
-        self._connection.check()
+        self._failover.check()
         return _Batches(self._take_batch)
 
-    async def _push(self, run: Run) -> None:
-        link = await self._connection.link()
-        await link.push(run)
-        self.stats.pushed += len(run)
-        self.stats.pushed_bytes += run.size
-        self._unyielding += run.size + _PUSH_COST
-        if self._unyielding >= _TURN_BYTES:
-            self._unyielding = 0
-            await asyncio.sleep(0)
+    def _check_length(self, longest: int) -> None:
+        if longest > self._max_data:
+            raise LimitError("fyrehose", "LENGTH", longest, self._max_data)
+
+    async def _send(self, run: Run) -> None:
+        connection = await self._failover.connection()
+        await connection.push(run)
+        self.stats.published += len(run)
+        self.stats.published_bytes += run.size
+        await self._courtesy.sent(run.size)
 
     async def _take_batch(self) -> Batch:
         async with self._taking:
@@ -262,7 +244,7 @@ class Backbone:
         return rest
 
     def _rest(self) -> Batch | None:
-        """What an iteration by message has left of its batch."""
+        """Take what an iteration by message has left of its batch."""
         batch, message = self._batch, self._message
         self._batch = self._message = None
         self._messages = iter(())
@@ -278,7 +260,7 @@ class Backbone:
 
 
 class _Batches:
-    """An iteration by batch; no generator, which would take what it holds with it when it is abandoned."""
+    """An iteration by batch; a generator would lose what it holds when it is abandoned."""
 
     def __init__(self, take: Callable[[], Awaitable[Batch]]) -> None:
         self._take = take
@@ -291,7 +273,7 @@ class _Batches:
 
 
 async def _load_kernels() -> None:
-    """Batches need compiled code, which takes half a second to load: not on the event loop."""
+    """Load compiled code, which takes half a second, off the event loop."""
     name = "headrace.wire.fyrehose.kernels"
     if name not in sys.modules:
         await asyncio.to_thread(import_module, name)
@@ -309,13 +291,17 @@ def _messages(batch: Batch) -> Iterator[Message]:
         seq += 1
 
 
-def _check_payload(message: object) -> None:
-    if not isinstance(message, bytes | bytearray | memoryview):
-        raise UsageError(f"a message is bytes, not {type(message).__name__}")
+def _checked(payloads: Iterable[Payload]) -> Iterator[Payload]:
+    if not isinstance(payloads, Iterable):
+        raise UsageError(f"a payload is bytes, not {type(payloads).__name__}")
+    for payload in payloads:
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise UsageError(f"a payload is bytes, not {type(payload).__name__}")
+        yield payload
 
 
 def _pieces(run: Run) -> Iterator[Run]:
-    """A run in parts of about :data:`_PIECE_BYTES`."""
+    """Cut a run into parts of about :data:`_PIECE_BYTES`."""
     begin = 0
     while begin < len(run):
         most = int(run.offsets[begin]) + _PIECE_BYTES

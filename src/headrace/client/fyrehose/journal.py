@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from headrace.client.fyrehose.reorder_buffer import Early, Stretch
+from headrace.client.fyrehose.reorder_buffer import ReorderBuffer, Stretch
 from headrace.hub.backbone.udp_subscribers import Endpoint
 from headrace.hub.pacing import Bucket, Pace
 from headrace.message import Run
@@ -39,8 +39,8 @@ class SendDelivers:
     run: Run
 
 
-class Why(StrEnum):
-    """Why a FORWARD is not answered."""
+class UnansweredReason(StrEnum):
+    """UnansweredReason a FORWARD is not answered."""
 
     NOT_THE_BACKBONE = "not-the-backbone"
     TOO_MANY = "too-many-forwards"
@@ -52,18 +52,21 @@ class Unanswered:
     """A FORWARD that is not answered."""
 
     frame: Forward
-    why: Why
+    why: UnansweredReason
 
 
-Effect = SendDelivers | Unanswered
+JournalEffect = SendDelivers | Unanswered
 
 
 @dataclass(frozen=True, slots=True)
 class JournalBounds:
-    """What a journal may hold, and what FORWARDs may cost.
+    """What a UDP client keeps to answer FORWARD with, and what that may cost.
 
-    ``forward`` is how many messages one FORWARD is answered with (as many as the hub itself sends for a
-    REQUEST), ``answers`` how many FORWARDs may wait, ``pace`` how fast they are answered.
+    ``messages`` and ``size`` (bytes) bound what is kept, ``forward`` is how many messages answer one FORWARD (as many
+    as the hub itself sends for a REQUEST), ``answers`` how many FORWARDs may wait, ``pace`` how fast they are answered.
+
+    >>> import headrace
+    >>> client = headrace.connect("fyrehose+udp://", journal=headrace.JournalBounds(messages=1_000))
     """
 
     messages: int = 65_536
@@ -74,7 +77,7 @@ class JournalBounds:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ForwardAnswer:
     to: Endpoint
     first: int
     last: int
@@ -88,13 +91,13 @@ _GONE = Stretch(0, Run.of([]))
 class Journal:
     """The messages last delivered, for those who missed them."""
 
-    def __init__(self, bounds: JournalBounds, early: Early, now: float) -> None:
+    def __init__(self, bounds: JournalBounds, early: ReorderBuffer, now: float) -> None:
         self._bounds = bounds
         self._early = early
         self._bucket = Bucket(bounds.pace, now)
         self._delivered: list[Stretch] = []
         self._dropped = 0
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[_ForwardAnswer] = deque()
         self.count = 0
         self.size = 0
 
@@ -113,23 +116,23 @@ class Journal:
     def __contains__(self, seq: int) -> bool:
         return self._find(seq, seq) is not None
 
-    def forward(self, frame: Forward, now: float, *, from_backbone: bool) -> list[Effect]:
+    def forward(self, frame: Forward, now: float, *, from_backbone: bool) -> list[JournalEffect]:
         """Answer a FORWARD with what is stored of its range, or begin to."""
         if not from_backbone:
-            return [Unanswered(frame, Why.NOT_THE_BACKBONE)]
+            return [Unanswered(frame, UnansweredReason.NOT_THE_BACKBONE)]
         if frame.first > frame.last:
-            return [Unanswered(frame, Why.BACKWARDS)]
+            return [Unanswered(frame, UnansweredReason.BACKWARDS)]
         if self._find(frame.first, frame.last) is None:
             return []
         if len(self._answers) >= self._bounds.answers:
-            return [Unanswered(frame, Why.TOO_MANY)]
+            return [Unanswered(frame, UnansweredReason.TOO_MANY)]
         to = (frame.address, frame.port)
-        self._answers.append(_Answer(to, frame.first, frame.last, self._bounds.forward))
+        self._answers.append(_ForwardAnswer(to, frame.first, frame.last, self._bounds.forward))
         return self.tick(now)
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[JournalEffect]:
         """Go on answering, as far as the pace allows."""
-        work: list[Effect] = []
+        work: list[JournalEffect] = []
         while self._answers:
             datagrams, size = self._bucket.allowance(now)
             if not datagrams:

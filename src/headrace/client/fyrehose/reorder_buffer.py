@@ -45,7 +45,7 @@ class Stretch:
         return _cost(self.run)
 
 
-class Early:
+class ReorderBuffer:
     """The room for early messages: at most ``max_count`` of them, in at most ``max_bytes``."""
 
     __slots__ = ("_hollow", "_max_bytes", "_max_count", "_stretches", "count", "size")

@@ -9,7 +9,7 @@ delays for as long as nothing of it comes. When it is filled, all that waited be
 What arrives never tells that the newest message was lost, so silence is probed too: a REQUEST from ``next``
 to the highest number there can be brings whatever there is, and nothing if there is nothing.
 
-A hole that makes no progress for ``Patience.hole`` seconds becomes a :class:`LostRange` in its place in the order.
+A hole that makes no progress for ``RepairTiming.hole`` seconds becomes a :class:`LostRange` in its place in the order.
 Time in which the backbone is not heard at all does not count, for who is silent has not said no; nor does time in
 which the hole was not asked for.
 
@@ -34,8 +34,8 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from headrace.client.fyrehose.reorder_buffer import Early
-from headrace.client.fyrehose.timing import Patience
+from headrace.client.fyrehose.reorder_buffer import ReorderBuffer
+from headrace.client.fyrehose.timing import RepairTiming
 from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.fyrehose.stream import DeliverRun
 
@@ -103,8 +103,8 @@ class Repaired:
     last: int
 
 
-class Why(StrEnum):
-    """Why messages that came were not taken."""
+class DiscardReason(StrEnum):
+    """DiscardReason messages that came were not taken."""
 
     REPEATED = "repeated"
     UNASKED = "unasked"
@@ -119,10 +119,10 @@ class Discarded:
 
     first: int
     last: int
-    why: Why
+    why: DiscardReason
 
 
-Event = Delivered | LostRange | Ask | Gap | Repaired | Discarded
+RepairEvent = Delivered | LostRange | Ask | Gap | Repaired | Discarded
 
 
 @dataclass(slots=True)
@@ -144,13 +144,13 @@ class Repair:
     ``from_seq`` is where to begin; without it, the first message that comes is the first.
     """
 
-    def __init__(self, patience: Patience, random: Random, from_seq: int | None = None) -> None:
-        self._patience = patience
+    def __init__(self, timing: RepairTiming, random: Random, from_seq: int | None = None) -> None:
+        self._timing = timing
         self._random = random
         self._next = _NOT_BEGUN if from_seq is None else max(from_seq, 1)
         self._known = max(self._next - 1, 0)
         self._holes: list[_Hole] = []
-        self.early = Early(patience.max_early, patience.max_early_bytes)
+        self.early = ReorderBuffer(timing.max_early, timing.max_early_bytes)
         """The messages that came before their turn."""
         self._crowded = False
         self._heard: float | None = None
@@ -164,7 +164,7 @@ class Repair:
         """The number that must come next; ``None`` before the first message, where any may."""
         return self._next or None
 
-    def receive(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[Event]:
+    def receive(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[RepairEvent]:
         """Take DELIVERs; return what can be delivered now, and what was noticed."""
         seqs, run = delivered.seqs, delivered.run
         if not len(seqs):
@@ -180,14 +180,14 @@ class Repair:
         if self._next == _NOT_BEGUN and from_backbone:
             self._next = first
             self._known = first - 1
-        events: list[Event] = []
+        events: list[RepairEvent] = []
         for begin, end in _stretches(seqs):
             self._take(int(seqs[begin]), run.slice(begin, end), now, events, from_backbone=from_backbone)
         return events
 
     def heard(self, now: float) -> None:
         """The backbone has sent something, be it a KEEPALIVE-ACK."""
-        if self._heard is not None and now - self._heard > self._patience.silence:
+        if self._heard is not None and now - self._heard > self._timing.silence:
             self._unheard += now - self._heard
         self._heard = now
 
@@ -198,9 +198,9 @@ class Repair:
             hole.due, hole.attempts = now, 0
         self._probe_due, self._probes = now, 0
 
-    def tick(self, now: float) -> list[Event]:
+    def tick(self, now: float) -> list[RepairEvent]:
         """Time has passed: give up what is lost, ask for what is missing, probe what is silent."""
-        events: list[Event] = []
+        events: list[RepairEvent] = []
         while self._lost(now):
             hole = self._holes.pop(0)
             self._next = hole.last + 1
@@ -210,9 +210,9 @@ class Repair:
             events += self._ask(now)
         elif self._next != _NOT_BEGUN and now >= self._probe_due:
             events.append(Ask(self._next, MAX_SEQUENCE))
-            self._probe_full = self._next + self._patience.max_request
+            self._probe_full = self._next + self._timing.max_request
             self._probes += 1
-            wait = _doubled(self._patience.probe, self._patience.probe_most, self._probes)
+            wait = _doubled(self._timing.probe, self._timing.probe_most, self._probes)
             self._probe_due = now + self._jitter() * wait
         return events
 
@@ -223,7 +223,9 @@ class Repair:
             return min(hole.due for hole in self._wanted())
         return None if self._next == _NOT_BEGUN else self._probe_due
 
-    def _take(self, first: int, run: Run, now: float, events: list[Event], *, from_backbone: bool) -> None:
+    def _take(
+        self, first: int, run: Run, now: float, events: list[RepairEvent], *, from_backbone: bool
+    ) -> None:
         """Take consecutive messages that are not simply the next ones."""
         last = first + len(run) - 1
         if from_backbone and last > self._known:
@@ -241,18 +243,18 @@ class Repair:
             if until < at:
                 # A stranger's, and not asked for: unheard of, or in the part of a hole that is yet to be asked for.
                 until = last if hole is None else min(last, hole.last)
-                events.append(Discarded(at, until, Why.UNASKED))
+                events.append(Discarded(at, until, DiscardReason.UNASKED))
             elif hole is None or at < hole.first:
                 if from_backbone:
                     # Any copy will do, but an empty one may stand for a message that was too long for its
                     # datagram: a full one is better while there is still a choice.
                     self.early.prefer(at, run.slice(at - first, until - first + 1))
-                events.append(Discarded(at, until, Why.REPEATED))
+                events.append(Discarded(at, until, DiscardReason.REPEATED))
             else:
                 self._fill(index, at, run.slice(at - first, until - first + 1), now, events)
             at = until + 1
 
-    def _learn(self, first: int, last: int, now: float, events: list[Event]) -> None:
+    def _learn(self, first: int, last: int, now: float, events: list[RepairEvent]) -> None:
         """Messages up to ``last`` exist: those not known until now are a hole, or the end of the last one."""
         beyond = self._known + 1
         if first > beyond:
@@ -260,11 +262,11 @@ class Repair:
         if self._holes and self._holes[-1].last == self._known:
             self._holes[-1].last = last
         else:
-            due = now + self._jitter() * self._patience.reorder
+            due = now + self._jitter() * self._timing.reorder
             self._holes.append(_Hole(beyond, last, since=self._clock(now), due=due))
         self._known = last
 
-    def _fill(self, index: int, first: int, run: Run, now: float, events: list[Event]) -> None:
+    def _fill(self, index: int, first: int, run: Run, now: float, events: list[RepairEvent]) -> None:
         """Take messages that fill a hole, or a part of it."""
         last = first + len(run) - 1
         if first == self._next:
@@ -278,13 +280,13 @@ class Repair:
             self._shrink(index, first, first + kept - 1, now, events)
         if kept < len(run):
             self._crowded = True
-            events.append(Discarded(first + kept, last, Why.NO_ROOM))
+            events.append(Discarded(first + kept, last, DiscardReason.NO_ROOM))
         if evicted:
             self._crowded = True
-            events += [Discarded(*sequences, Why.NO_ROOM) for sequences in evicted]
+            events += [Discarded(*sequences, DiscardReason.NO_ROOM) for sequences in evicted]
             self._reopen(evicted[0][0], now)
 
-    def _shrink(self, index: int, first: int, last: int, now: float, events: list[Event]) -> None:
+    def _shrink(self, index: int, first: int, last: int, now: float, events: list[RepairEvent]) -> None:
         """Messages ``first`` to ``last`` of a hole have come: up to two holes are left of it."""
         hole = self._holes[index]
         before = after = hole
@@ -310,7 +312,7 @@ class Repair:
             self._holes.pop()
         self._holes.append(_Hole(first, self._known, since=self._clock(now), due=now))
 
-    def _follow(self, now: float, events: list[Event]) -> None:
+    def _follow(self, now: float, events: list[RepairEvent]) -> None:
         """Deliver what was kept for this moment."""
         run = self.early.take(self._next)
         if run is not None:
@@ -327,16 +329,16 @@ class Repair:
             self._probe_full = MAX_SEQUENCE + 1
             self._probe_due = now
         else:
-            self._probe_due = now + self._patience.probe
+            self._probe_due = now + self._timing.probe
 
     def _lost(self, now: float) -> bool:
         """Whether the first hole has waited long enough, within hearing of the backbone."""
-        if not self._holes or self._heard is None or now - self._heard > self._patience.silence:
+        if not self._holes or self._heard is None or now - self._heard > self._timing.silence:
             return False
         hole = self._holes[0]
         if not hole.attempts or self._neglected(hole, now):
             return False
-        return self._clock(now) - hole.since >= self._patience.hole
+        return self._clock(now) - hole.since >= self._timing.hole
 
     def _clock(self, now: float) -> float:
         """The time, less what passed while the backbone was silent."""
@@ -344,7 +346,7 @@ class Repair:
 
     def _neglected(self, hole: _Hole, now: float) -> bool:
         """Whether it was not asked for when it should have been, so that its wait has shown nothing."""
-        return now - hole.due > self._patience.retry_most
+        return now - hole.due > self._timing.retry_most
 
     def _wanted(self) -> Iterator[_Hole]:
         """The holes to ask for: the lowest, and none that there is no room behind."""
@@ -353,17 +355,17 @@ class Repair:
                 return
             yield hole
 
-    def _ask(self, now: float) -> list[Event]:
+    def _ask(self, now: float) -> list[RepairEvent]:
         """Ask for the holes that are due, and along with them for those that soon will be."""
         wanted = list(self._wanted())
         if min(hole.due for hole in wanted) > now:
             return []
-        most = self._patience.max_request
+        most = self._timing.max_request
         jitter = self._jitter()
-        asks: list[Event] = []
+        asks: list[RepairEvent] = []
         spans: list[tuple[int, int]] = []
         for hole in wanted:
-            if hole.due > now + self._patience.retry / 2:
+            if hole.due > now + self._timing.retry / 2:
                 continue
             if not hole.attempts or self._neglected(hole, now):
                 hole.since = self._clock(now)
@@ -385,7 +387,7 @@ class Repair:
         return asks
 
     def _backoff(self, attempts: int) -> float:
-        return _doubled(self._patience.retry, self._patience.retry_most, attempts)
+        return _doubled(self._timing.retry, self._timing.retry_most, attempts)
 
     def _jitter(self) -> float:
         """A factor for a delay, so that those who lost the same datagram do not all ask at once."""

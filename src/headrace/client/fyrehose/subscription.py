@@ -27,21 +27,21 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from headrace.client.fyrehose.journal import Effect, Journal, JournalBounds, SendDelivers, Unanswered
+from headrace.client.fyrehose.journal import Journal, JournalBounds, JournalEffect, SendDelivers, Unanswered
 from headrace.client.fyrehose.repair import (
     Ask,
     Delivered,
     Discarded,
-    Event,
+    DiscardReason,
     Gap,
     LostRange,
     Repair,
     Repaired,
-    Why,
+    RepairEvent,
 )
-from headrace.client.fyrehose.stats import Stats
-from headrace.client.fyrehose.timing import Patience
+from headrace.client.fyrehose.timing import RepairTiming
 from headrace.client.staleness import Staleness
+from headrace.client.stats import FyrehoseStats
 from headrace.errors import UnexpectedError
 from headrace.message import Batch
 from headrace.wire.fyrehose.stream import DeliverRun, Forward, Keepalive, Request
@@ -79,9 +79,9 @@ class Subscription:
 
     def __init__(
         self,
-        patience: Patience,
+        timing: RepairTiming,
         random: Random,
-        stats: Stats,
+        stats: FyrehoseStats,
         *,
         from_seq: int | None = None,
         listening: bool = True,
@@ -94,12 +94,12 @@ class Subscription:
         self.full = False
         """Whether the shelf is full; it is so until half of it has been taken."""
         self.reset: str | None = None
-        """Why this connection should be exchanged for another, if it should."""
+        """DiscardReason this connection should be exchanged for another, if it should."""
         self._stats = stats
         self._stream = stream
         self._buffer_bytes = buffer_bytes
-        self._hole_seconds = patience.hole
-        self._repair = Repair(patience, random, from_seq)
+        self._hole_seconds = timing.hole
+        self._repair = Repair(timing, random, from_seq)
         self._journal = None if journal is None else Journal(journal, self._repair.early, 0.0)
         self._clock = _Clock()
         self._stale = Staleness()
@@ -118,7 +118,7 @@ class Subscription:
 
     @property
     def gave_up(self) -> str:
-        """Why a range is lost, for a person."""
+        """DiscardReason a range is lost, for a person."""
         return f"nobody delivered them within {self._hole_seconds:g} s of being asked"
 
     def __len__(self) -> int:
@@ -228,7 +228,7 @@ class Subscription:
             self._repair.reconnected(time)
         return self._follow(self._repair.tick(time), now)
 
-    def _follow(self, events: Iterable[Event], now: float) -> list[Outgoing]:
+    def _follow(self, events: Iterable[RepairEvent], now: float) -> list[Outgoing]:
         stats = self._stats
         work: list[Outgoing] = []
         for event in events:
@@ -280,12 +280,12 @@ class Subscription:
         count = event.last - event.first + 1
         logger.debug("messages %d to %d came and were not taken: %s", event.first, event.last, event.why)
         match event.why:
-            case Why.UNASKED:
+            case DiscardReason.UNASKED:
                 self._stats.unasked += count
-            case Why.NO_ROOM:
+            case DiscardReason.NO_ROOM:
                 self._stats.dropped += count
                 self._crowded = True
-            case Why.REPEATED:
+            case DiscardReason.REPEATED:
                 self._stats.repeated += count
                 following = self._repair.next
                 if following is not None and event.last < following and self._stale.old(now):
@@ -303,7 +303,7 @@ class Subscription:
         self._stale.suspected = True
         self.reset = "only what came before comes again"
 
-    def _answer(self, effects: Iterable[Effect]) -> list[Outgoing]:
+    def _answer(self, effects: Iterable[JournalEffect]) -> list[Outgoing]:
         work: list[Outgoing] = []
         for effect in effects:
             match effect:

@@ -8,7 +8,7 @@ from headrace.message import MAX_SEQUENCE
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RepairTiming:
     """Seconds, but for the last three, which are messages and bytes. The defaults are for UDP.
 
     ``reorder`` is how long a message may be overtaken before it counts as missing, ``retry`` and ``retry_most`` the
@@ -29,7 +29,7 @@ class Patience:
     max_early_bytes: int = 16 * 1024 * 1024
 
 
-STREAM = Patience(
+TCP_TIMING = RepairTiming(
     reorder=0.0,
     retry=1.0,
     retry_most=5.0,

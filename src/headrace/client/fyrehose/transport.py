@@ -1,7 +1,7 @@
-"""What a connection to the backbone is, whatever carries it: the words between a driver and its client.
+"""The words between a connection to the backbone and its driver, whatever carries it.
 
-A driver is dull: it decodes what comes and hands it to its :class:`Sink`, writes what it is given, and says once when
-the connection is lost. It decides nothing.
+A driver is dull: it decodes what comes and hands it to its :class:`FyrehoseReceiver`, writes what it is given, and
+reports once that the connection is lost. It decides nothing.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ from headrace.message import Run
 from headrace.wire.fyrehose.stream import DeliverRun, Forward
 
 
-class Sink(Protocol):
-    """Who takes what a link brings."""
+class FyrehoseReceiver(Protocol):
+    """Takes what a transport brings."""
 
     def delivered(self, run: DeliverRun, *, from_backbone: bool) -> None:
-        """DELIVERs have come, from the hub or from another client."""
+        """Take DELIVERs, from the hub or from another client."""
 
     def acknowledged(self) -> None:
-        """The hub has answered a KEEPALIVE."""
+        """Take the hub's answer to a KEEPALIVE."""
 
     def forward(self, frame: Forward, *, from_backbone: bool) -> None:
-        """A FORWARD has come."""
+        """Take a FORWARD."""
 
     def refused(self, error: WireError) -> None:
-        """Something broke the protocol; a stream is lost with it."""
+        """Note bytes that break the protocol; a stream is lost with them."""
 
     def unsent(self, datagrams: int) -> None:
-        """The system did not take so many datagrams."""
+        """Note datagrams that the system did not take."""
 
-    def lost(self, link: Link, reason: str) -> None:
-        """The connection has ended, and not by our :meth:`Link.close` or :meth:`Link.abort`."""
+    def lost(self, transport: FyrehoseTransport, reason: str) -> None:
+        """Note the end of the connection, unless it came by our own ``close`` or ``abort``."""
 
 
-class Link(Protocol):
+class FyrehoseTransport(Protocol):
     """One connection, open from its making until it is closed or lost."""
 
     max_data: int
-    """The most bytes a pushed message may have here."""
+    """The most bytes a published message may have here."""
+
+    @property
+    def ended(self) -> str | None:
+        """Why it is over, if it is."""
 
     def send(self, work: Sequence[Outgoing]) -> None:
-        """Send at once, or never: what is here is small and repeated by its protocol."""
+        """Send at once, or never: this is small, and its protocol repeats it."""
 
     async def push(self, run: Run) -> None:
         """Send a PUSH per payload, and wait until there is room for more."""

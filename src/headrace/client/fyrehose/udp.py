@@ -1,7 +1,7 @@
 """A UDP socket toward the backbone.
 
 The socket is not connected: other clients send what they store straight to it. Whether a datagram is the hub's is told
-by where it comes from. Datagrams are received side by side into one buffer and scanned together; only if they are not
+by where it comes from. FyrehoseUdp are received side by side into one buffer and scanned together; only if they are not
 all that they should be are they read one by one, so that one that is refused disturbs no other.
 """
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from headrace.client.fyrehose.journal import SendDelivers
 from headrace.client.fyrehose.subscription import Outgoing
-from headrace.client.fyrehose.transport import Sink
+from headrace.client.fyrehose.transport import FyrehoseReceiver
 from headrace.client.udp_offload import ETHERNET, enable_segments, enlarge, segment_size
 from headrace.config import Address
 from headrace.errors import WireError
@@ -53,15 +53,16 @@ _ACK_SIZE: Final = 7
 Endpoint = tuple[str, int]
 
 
-class Datagrams:
-    """One socket; make it with :meth:`open`."""
+class FyrehoseUdp:
+    """One socket; make it with :meth:`dial`."""
 
     max_data = MAX_PUSH_DATAGRAM
+    ended: str | None = None
 
-    def __init__(self, sock: socket.socket, hub: Endpoint, sink: Sink) -> None:
+    def __init__(self, sock: socket.socket, hub: Endpoint, receiver: FyrehoseReceiver) -> None:
         self._sock = sock
         self._hub = hub
-        self._sink = sink
+        self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._largest = MAX_DATAGRAM if hub[0].startswith("127.") else ETHERNET
         self._buffer = np.empty(_BUFFER_BYTES, np.uint8)
@@ -71,7 +72,7 @@ class Datagrams:
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
-    async def open(cls, address: Address, sink: Sink) -> Datagrams:
+    async def dial(cls, address: Address, receiver: FyrehoseReceiver) -> FyrehoseUdp:
         """Open a socket toward a hub; ``OSError`` if there is no such host."""
         # ADDR is four bytes: the backbone's datagrams are for IPv4.
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -85,7 +86,7 @@ class Datagrams:
             enable_segments(sock)
             enlarge(sock, socket.SO_RCVBUF, _SOCKET_BYTES)
             enlarge(sock, socket.SO_SNDBUF, _SOCKET_BYTES)
-            return cls(sock, (str(host), int(port)), sink)
+            return cls(sock, (str(host), int(port)), receiver)
         except BaseException:
             sock.close()
             raise
@@ -112,7 +113,7 @@ class Datagrams:
                     await self._writable()
                     continue
                 except OSError:
-                    self._sink.unsent(1)
+                    self._receiver.unsent(1)
                 break
 
     def read(self, wanted: bool, /) -> None:
@@ -138,7 +139,7 @@ class Datagrams:
         try:
             self._sock.sendto(datagram, to)
         except OSError:
-            self._sink.unsent(1)
+            self._receiver.unsent(1)
 
     async def _writable(self) -> None:
         if self._room is None or self._room.done():
@@ -154,7 +155,7 @@ class Datagrams:
             self._room.set_result(None)
 
     def _readable(self) -> None:
-        # Datagrams side by side from one source make one batch.
+        # FyrehoseUdp side by side from one source make one batch.
         source: Endpoint | None = None
         edges: list[int] = []
         at = 0
@@ -167,7 +168,7 @@ class Datagrams:
                 break
             except OSError:
                 # An ICMP answer to something we sent.
-                self._sink.unsent(1)
+                self._receiver.unsent(1)
                 continue
             if (came_from := (address[0], address[1])) != source:
                 if source is not None:
@@ -193,7 +194,7 @@ class Datagrams:
             try:
                 packets = parse_client_datagram(bytes(self._view[begin:end]))
             except WireError as refused:
-                self._sink.refused(refused)
+                self._receiver.refused(refused)
                 continue
             match packets:
                 case [Forward() | KeepaliveAck() as packet]:
@@ -206,11 +207,11 @@ class Datagrams:
             return
         match frame:
             case DeliverRun():
-                self._sink.delivered(frame, from_backbone=from_backbone)
+                self._receiver.delivered(frame, from_backbone=from_backbone)
             case Forward():
-                self._sink.forward(frame, from_backbone=from_backbone)
+                self._receiver.forward(frame, from_backbone=from_backbone)
             case KeepaliveAck() if from_backbone:
-                self._sink.acknowledged()
+                self._receiver.acknowledged()
 
 
 def _fit(frames: Sequence[ClientFrame], edges: Sequence[int]) -> bool:

@@ -1,15 +1,13 @@
 """The client of the link: publish with acknowledgement, read any range, follow from anywhere.
 
-    async with headrace.connect("tube://127.0.0.1:8081") as link:
+    async with headrace.connect() as link:
         first, last = await link.publish([b"hello", b"world"], topic="greetings")
         async for message in link.follow(from_seq=first, topic="greetings"):
             print(message.seq, message.payload)
 
-Strategy: this is what a user meets, and no more. The tube is kept and replaced by a
-:class:`~headrace.client.link.connection.Connection`; publishing is done by a
-:class:`~headrace.client.link.publisher.Publisher`; rows come by :class:`~headrace.client.link.streams.Batches`, and
-single messages are made only when asked for. What a hub keeps beside its messages is asked by the
-:class:`~headrace.client.link.hub_state.StateRequests` that a client is as well.
+Strategy: this is what a user meets, and no more. A :class:`~headrace.client.link.connection.LinkConnection` keeps the
+tube open, a :class:`~headrace.client.link.publisher.LinkPublisher` publishes, rows come by a
+:class:`~headrace.client.link.streams.BatchStream`. The requests about the hub's state are inherited.
 """
 
 from __future__ import annotations
@@ -18,46 +16,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypedDict
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
+from headrace.client.base import Attributes, parse_url
 from headrace.client.identity import signer
-from headrace.client.link.connection import Connection
+from headrace.client.link.connection import LinkConnection
 from headrace.client.link.consumer import Consumer
 from headrace.client.link.hub_state import StateRequests
-from headrace.client.link.publisher import WINDOW, Acknowledged, Publisher
+from headrace.client.link.publisher import WINDOW, Acknowledged, LinkPublisher
 from headrace.client.link.requests import Make
 from headrace.client.link.rows import Publishable, published_rows
-from headrace.client.link.streams import Batches, Chosen, Follow, Where, check_seq, check_time
+from headrace.client.link.streams import (
+    BatchStream,
+    MessageStream,
+    RowSelection,
+    Where,
+    check_seq,
+    check_time,
+)
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import Body, LinkMessage, body_of
 
-__all__ = [
-    "DEFAULT_PORT",
-    "WEBSOCKET_PORT",
-    "Batches",
-    "Extent",
-    "Follow",
-    "LinkClient",
-    "Options",
-    "Where",
-]
 
-DEFAULT_PORT: Final = 8081
-WEBSOCKET_PORT: Final = 8080
-
-_SCHEMES: Final = {"tcp": "tube", "websocket": "ws"}
-
-
-class Options(TypedDict, total=False):
-    """What :class:`LinkClient` takes besides its hosts."""
+class LinkOptions(TypedDict, total=False):
+    """The options of a :class:`LinkClient`."""
 
     transport: Literal["tcp", "websocket"]
     name: str
     timeout: float
-    patience: float
+    reconnect_timeout: float
     credit: int
     client_id: str | None
     key: str | None
@@ -66,11 +56,21 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a log reaches. Times are µs since 1970; ``None`` in an empty log."""
+    """How far a log reaches. Times are µs since 1970; ``None`` in an empty log.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     extent = link.head()
+    >>> extent.first, extent.head, extent.head_time
+    (1, 0, None)
+    """
 
     log: str
+    """The log's uuid."""
     first: int
+    """The oldest sequence number that is kept."""
     head: int
+    """The newest sequence number that is committed."""
     first_time: int | None
     head_time: int | None
     message: int
@@ -94,21 +94,23 @@ class LinkClient(StateRequests):
     (1, 1)
 
     ``transport``
-        What carries the tube: ``"tcp"``, or ``"websocket"`` as ``ws://`` has it.
+        What carries the tube: ``"tcp"``, or ``"websocket"``, as with ``ws://``.
     ``name``
         What the hub may call this client.
     ``timeout``
-        How many seconds the first connection may take; then :class:`~headrace.errors.UnreachableError`.
-    ``patience``
-        For how many seconds a lost connection is tried to be replaced; then what waits fails with
+        Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
+    ``reconnect_timeout``
+        Seconds for which the client tries to reconnect; then what waits fails with
         :class:`~headrace.errors.UnreachableError`.
     ``credit``
         How many bytes of a stream may be under way and waiting here.
     ``client_id``, ``key``
         Who this is, where the hub's ``auth.required`` is on.
     ``random``
-        Where the randomness of delays comes from.
+        The source of randomness for delays.
     """
+
+    DOORS: ClassVar = {"tube": "tube_tcp", "ws": "tube_ws"}
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class LinkClient(StateRequests):
         transport: Literal["tcp", "websocket"] = "tcp",
         name: str = "",
         timeout: float = 10.0,
-        patience: float = 30.0,
+        reconnect_timeout: float = 30.0,
         credit: int = ask.DEFAULT_CREDIT,
         client_id: str | None = None,
         key: str | None = None,
@@ -127,28 +129,30 @@ class LinkClient(StateRequests):
             raise UsageError(f"credit {credit}: expected 1 to {ask.MAX_CREDIT}")
         if (client_id is None) != (key is None):
             raise UsageError("client_id and key belong together")
-        if transport not in _SCHEMES:
+        if transport not in ("tcp", "websocket"):
             raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'")
         proof = None if client_id is None or key is None else signer(client_id, key)
-        scheme = _SCHEMES[transport]
-        super().__init__(Connection(hosts, name, proof, patience, random or Random(), scheme=scheme), credit)
-        self._timeout = timeout
-        self._publishers: list[Publisher] = []
-        self._own: Publisher | None = None
+        scheme = "tube" if transport == "tcp" else "ws"
+        random = random or Random()
+        super().__init__(
+            LinkConnection(hosts, name, proof, reconnect_timeout, random, scheme), credit, timeout
+        )
+        self._publishers: list[LinkPublisher] = []
+        self._own: LinkPublisher | None = None
 
-    async def open(self) -> Self:
-        """Connect; ``async with`` does it."""
-        await self._connection.open(self._timeout)
-        return self
+    @classmethod
+    def at(cls, url: str = "tube://", hosts: str | None = None, **options: Unpack[LinkOptions]) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect`."""
+        scheme, addresses = parse_url(url, hosts, cls.DOORS)
+        if scheme == "ws" and options.setdefault("transport", "websocket") != "websocket":
+            raise UsageError(f"{url!r} is a WebSocket and transport={options['transport']!r} says otherwise")
+        return cls(addresses, **options)
 
     async def close(self) -> None:
-        """End the connection; it may be called again. What is not acknowledged yet fails: see :meth:`flush`."""
+        """Disconnect; it may be called again. What is not acknowledged yet fails: see :meth:`flush`."""
         for publisher in self._publishers:
             publisher.end()
-        await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
+        await super().close()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -160,13 +164,8 @@ class LinkClient(StateRequests):
             await self.close()
 
     @property
-    def connected(self) -> bool:
-        """Whether there is a connection now; a lost one is replaced when it is next needed."""
-        return self._connection.up
-
-    @property
     def log(self) -> str:
-        """The uuid of the log; every sequence number is one of its."""
+        """The uuid of the log that all sequence numbers refer to."""
         if self._connection.log is None:
             self._connection.check()
             raise UsageError("the client is not open yet")
@@ -174,42 +173,41 @@ class LinkClient(StateRequests):
 
     # Looking
 
-    async def head(self, *, first: int | None = None, size: int | None = None) -> Extent:
-        """How far the log reaches; and, as ``reach``, how far about ``size`` bytes of it do from ``first`` on."""
-        answer = await self._connection.call(lambda n: ask.Head(id=n, first=first, bytes=size))
-        head = answer.head
-        told = ("first", "head", "first_time", "head_time", "message", "path", "reach")
-        return Extent(self.log, *(head.get(each) for each in told))  # type: ignore[arg-type]
+    async def head(self, *, from_seq: int | None = None, size: int | None = None) -> Extent:
+        """Return how far the log reaches; and, as ``reach``, how far ``size`` bytes from ``from_seq`` on do, about."""
+        answer = await self._connection.call(lambda n: ask.HeadRequest(id=n, first=from_seq, bytes=size))
+        fields = ("first", "head", "first_time", "head_time", "message", "path", "reach")
+        return Extent(self.log, *(answer.head.get(each) for each in fields))  # type: ignore[arg-type]
 
     async def first_at(self, time: int) -> int:
-        """The first sequence number stamped at ``time`` (µs since 1970) or later; ``head + 1`` if all are older."""
+        """Return the first sequence number stamped at ``time`` (µs since 1970) or later, or ``head + 1``."""
         check_time("time", time)
-        chosen = Chosen(None, None, None, True, 1)
-        async with Batches(self._connection, chosen, cursor=None, time=time, follow=True) as stream:
+        selection = RowSelection(None, None, None, True, 1)
+        async with BatchStream(self._connection, selection, cursor=None, time=time, follow=True) as stream:
             return await stream.begun()
 
     # Reading
 
     def read(
         self,
-        first: int = 1,
-        last: int | None = None,
+        from_seq: int = 1,
+        to_seq: int | None = None,
         *,
         topic: str | None = None,
         origin: str | Sequence[str] | None = None,
         where: Where | None = None,
         entries: bool = False,
-    ) -> Batches:
-        """Rows ``first`` to ``last`` (or to the head as it is now) as record batches in the envelope's schema.
+    ) -> BatchStream:
+        """Read rows ``from_seq`` to ``to_seq`` (or to the present head) as record batches in the envelope's schema.
 
-        ``topic``, ``origin`` and ``where`` choose among them. With ``entries``, log entries that are no messages
-        come too (unless something is chosen), and the sequence is whole.
+        ``topic``, ``origin`` and ``where`` select among them. With ``entries``, log entries that are no messages
+        come too (unless something is selected), and the sequence is whole.
         """
-        check_seq("first", first)
-        if last is not None and not 0 <= last <= MAX_SEQUENCE:
-            raise UsageError(f"last {last}: sequence numbers end at {MAX_SEQUENCE}")
-        chosen = Chosen(topic, origin, where, entries, self._credit)
-        return Batches(self._connection, chosen, cursor=first, last=last, follow=False)
+        check_seq("from_seq", from_seq)
+        if to_seq is not None and not 0 <= to_seq <= MAX_SEQUENCE:
+            raise UsageError(f"to_seq {to_seq}: sequence numbers end at {MAX_SEQUENCE}")
+        selection = RowSelection(topic, origin, where, entries, self._credit)
+        return BatchStream(self._connection, selection, cursor=from_seq, last=to_seq, follow=False)
 
     def follow(
         self,
@@ -220,18 +218,18 @@ class LinkClient(StateRequests):
         origin: str | Sequence[str] | None = None,
         where: Where | None = None,
         entries: bool = False,
-    ) -> Follow:
-        """Messages from a sequence number or a time (seconds since 1970) on, or from now on, without end.
+    ) -> MessageStream:
+        """Follow messages from a sequence number or a time (seconds since 1970) on, or from now on, without end.
 
-        Iterate for messages, or over :meth:`Follow.batches` for record batches.
+        Iterate for messages, or over :meth:`MessageStream.batches` for record batches.
         """
         if from_seq is not None:
             if from_time is not None:
                 raise UsageError("a follow begins at a sequence number or at a time, not at both")
             check_seq("from_seq", from_seq)
-        chosen = Chosen(topic, origin, where, entries, self._credit)
+        selection = RowSelection(topic, origin, where, entries, self._credit)
         at = None if from_time is None else int(check_time("from_time", from_time * 1_000_000))
-        return Follow(Batches(self._connection, chosen, cursor=from_seq, time=at, follow=True))
+        return MessageStream(BatchStream(self._connection, selection, cursor=from_seq, time=at, follow=True))
 
     def consumer(
         self,
@@ -246,16 +244,16 @@ class LinkClient(StateRequests):
         dead_letter: str | None = None,
         credit: int | None = None,
     ) -> Consumer:
-        """Take part in a durable consumer, which is created if it is not there, to begin at ``from_seq`` or now.
+        """Join a durable consumer, which is created if it is not there, to begin at ``from_seq`` or now.
 
-        The terms (``topic`` to ``dead_letter``) are fixed when it is created. Say the same ones or none to join it.
-        ``credit`` is how many bytes of messages wait here at most; each message has ``ack_seconds`` from when it was
-        sent, so that whoever is slow should have few.
+        The terms (``topic`` to ``dead_letter``) are fixed when it is created; later members pass the same ones, or
+        none. ``credit`` is how many bytes of messages wait here at most. The ack timer (``ack_seconds``) starts when
+        the hub sends a message, not when your loop reaches it, so a slow member should have few waiting.
         """
         if from_seq is not None:
             check_seq("from_seq", from_seq)
-        chosen = Chosen(topic, origin, where, False, self._credit if credit is None else credit)
-        terms = chosen.members()
+        selection = RowSelection(topic, origin, where, False, self._credit if credit is None else credit)
+        terms = selection.members()
         terms |= {"from_seq": from_seq, "ack_seconds": ack_seconds}
         terms |= {"max_tries": max_tries, "dead_letter": dead_letter}
         return Consumer(self._connection, name, terms, terms.pop("credit"))
@@ -264,24 +262,29 @@ class LinkClient(StateRequests):
 
     async def publish(
         self,
-        rows: Publishable,
+        payload: Publishable,
         *,
         topic: str = "",
-        attributes: Mapping[str, str] | None = None,
+        attributes: Attributes | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> Acknowledged:
-        """Publish one or many messages; returns the first and the last sequence number once they are committed."""
+        """Publish one or many messages; returns the first and the last sequence number once they are committed.
+
+        A message is bytes or a dictionary (:class:`~headrace.Row`); many are a list of them, or an Arrow table.
+        Numbers among ``attributes`` are numbers to subscriptions and filters.
+        """
         if self._own is None:
             self._own = self.publisher()
-        ack = await self._own.publish(rows, topic=topic, attributes=attributes, numbers=numbers)
-        return await ack
+        return await self._own.publish(payload, topic=topic, attributes=attributes, numbers=numbers)
 
-    def publisher(self, name: str | None = None, *, window: int = WINDOW, origin: str = "tube") -> Publisher:
-        """A publisher that sends ahead of the answers, up to ``window`` bytes.
+    def publisher(
+        self, name: str | None = None, *, window: int = WINDOW, origin: str = "tube"
+    ) -> LinkPublisher:
+        """Make a publisher, which can send up to ``window`` bytes ahead of the acknowledgements.
 
-        A ``name`` is for those who go on where they stopped: its numbers are kept in the log.
+        With a ``name`` it goes on where an earlier one of that name stopped: its numbers are kept in the log.
         """
-        made = Publisher(self._connection, name, window, origin)
+        made = LinkPublisher(self._connection, name, window, origin)
         self._publishers.append(made)
         return made
 
@@ -293,10 +296,10 @@ class LinkClient(StateRequests):
     # Stages
 
     async def stage(self, query: str, batch: int, rows: Publishable, *, part: int = 0) -> str:
-        """Bring rows of a query's batch that nobody sees before :meth:`commit`; returns the stage's name."""
+        """Stage rows of a query's batch, which nobody sees before :meth:`commit`; returns the stage's name."""
         body = body_of(published_rows(rows))
         answer = await self._connection.call(
-            lambda n: ask.Stage(id=n, query=query, batch=batch, part=part), body
+            lambda n: ask.StageRequest(id=n, query=query, batch=batch, part=part), body
         )
         return str(answer.head["stage"])
 
@@ -305,19 +308,19 @@ class LinkClient(StateRequests):
     ) -> Acknowledged:
         """Append all rows of some stages at once, unless that batch of the query is in the log already.
 
-        With ``services``, each row is a change to the service that its topic names, which is created on first use.
+        With ``services``, each row changes the service that its topic names, which is created on first use.
         """
         answer = await self._connection.call(
-            lambda n: ask.Commit(
+            lambda n: ask.CommitRequest(
                 id=n, query=query, batch=batch, stages=list(stages), origin=origin, services=services
             )
         )
         return Acknowledged(answer.head.get("first"), answer.head.get("last"))
 
     async def abort(self, stages: Sequence[str]) -> None:
-        """Forget stages."""
-        await self._connection.call(lambda n: ask.Abort(id=n, stages=list(stages)))
+        """Drop stages."""
+        await self._connection.call(lambda n: ask.AbortRequest(id=n, stages=list(stages)))
 
     async def ask(self, make: Make[Any], body: Body | None = None) -> LinkMessage:
-        """Ask anything that may be asked twice: ``make`` makes a request of the number it is given."""
+        """Send a request that may be sent twice: ``make`` makes it with the number it is given."""
         return await self._connection.call(make, body)

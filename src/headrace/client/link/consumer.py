@@ -1,4 +1,4 @@
-"""A member of a durable consumer: messages that come until they are acknowledged.
+"""A member of a durable consumer: each message is redelivered until acknowledged.
 
     async with link.consumer("billing", topic="orders/**", ack_seconds=60) as consumer:
         async for message in consumer:
@@ -6,7 +6,7 @@
             await consumer.ack(message)
 
 The hub keeps what is done; a member keeps nothing. When its tube is lost it joins again, and what it had and did not
-acknowledge goes to whoever is there: rows that wait here by then are thrown away, for the hub sends them again.
+acknowledge goes to the members that are there: rows that wait here by then are dropped, since the hub sends them again.
 
 Leaving in good order gives back what was received and not acknowledged, without counting it as a try. If an exception
 ends the ``async with``, the message that was being handled is given back as failed.
@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headrace.client.link.connection import Connection
+from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import Inbox, LostTubeError
 from headrace.client.link.rows import received_rows
 from headrace.errors import ClosedError, HeadraceError, UsageError
@@ -33,16 +33,25 @@ from headrace.wire.link import requests as ask
 from headrace.wire.link.message import LinkMessage
 
 Handled: TypeAlias = Message | int | pa.RecordBatch | Iterable[Message | int]
-"""What can be acknowledged: a message or its number, several, or a record batch of them (a ``range`` is several)."""
+"""What can be acknowledged: a message or its number, several (a ``range`` of numbers too), or a record batch."""
 
 MAX_RANGES: Final = 4096
-"""Ranges that one request carries: a head has 128 KiB."""
+"""Ranges that one request carries: a head has room for 128 KiB."""
 
 
 class Consumer:
-    """One member; ``async with`` joins and leaves, ``async for`` gives messages."""
+    """A member of a durable consumer; ``async with`` joins and leaves, ``async for`` gives messages.
 
-    def __init__(self, connection: Connection, name: str, terms: Mapping[str, Any], credit: int) -> None:
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     with link.consumer("billing", topic="orders/*") as consumer:
+    ...         _ = link.publish(b"one mill wheel", topic="orders/1")
+    ...         message = next(consumer)
+    ...         message.payload, consumer.ack(message)
+    (b'one mill wheel', True)
+    """
+
+    def __init__(self, connection: LinkConnection, name: str, terms: Mapping[str, Any], credit: int) -> None:
         self.name = name
         self._connection = connection
         self._terms = terms
@@ -57,13 +66,13 @@ class Consumer:
         """Take part; ``async with`` does it. The consumer is created if there is none of this name."""
         if not self._joined:
             message = await self._next_event()
-            # The hub's first word is where the consumer stands; whatever else it says first is a row.
+            # The hub first says where the consumer stands; anything else that comes first is rows.
             if message is not None and message.head.get("event") == "rows":
                 self._messages = messages(received_rows(message, entries=False))
         return self
 
     async def leave(self) -> None:
-        """Take part no more: what is not acknowledged is for others at once, and iterations come to their end."""
+        """Leave: what is not acknowledged goes to other members at once, and iterations end."""
         self._over = True
         self._messages = iter(())
         if self._inbox is not None:
@@ -97,16 +106,16 @@ class Consumer:
             self._messages = messages(await self._next_rows())
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """The same as record batches. Use one or the other."""
+        """Iterate over record batches instead of messages. Use one or the other."""
         with contextlib.suppress(StopAsyncIteration):
             while True:
                 yield await self._next_rows()
 
     async def ack(self, handled: Handled) -> bool:
-        """Say that messages are done with; returns once that is in the log.
+        """Acknowledge messages; returns once that is in the log.
 
-        ``False`` if some of them are not done all the same, and will come again: the hub was restarted since it sent
-        them, or the consumer reset.
+        ``False`` if some of them will come again nevertheless: the hub was restarted since it sent them, or the
+        consumer was reset.
         """
         missed = 0
         for ranges in _requests(handled):
@@ -117,7 +126,7 @@ class Consumer:
         return not missed
 
     async def nack(self, handled: Handled) -> None:
-        """Say that messages failed: they are sent again at once, to this member or another, or given up."""
+        """Report that messages failed: they are redelivered at once, to this member or another, or given up."""
         for ranges in _requests(handled):
             await self._connection.call(self._ack(ranges, nack=True))
         if self._handling is not None and _covers(handled, self._handling):
@@ -125,11 +134,11 @@ class Consumer:
 
     @property
     def _stale(self) -> bool:
-        """Whether the hub has given what waits here to others."""
+        """Whether the hub has given the messages that wait here to others."""
         return self._inbox is not None and self._inbox.over
 
-    def _ack(self, ranges: Sequence[Range], *, nack: bool) -> Callable[[int], ask.Ack]:
-        return lambda n: ask.Ack(id=n, consumer=self.name, seqs=list(ranges), nack=nack)
+    def _ack(self, ranges: Sequence[Range], *, nack: bool) -> Callable[[int], ask.AckRequest]:
+        return lambda n: ask.AckRequest(id=n, consumer=self.name, seqs=list(ranges), nack=nack)
 
     async def _next_rows(self) -> pa.RecordBatch:
         while (message := await self._next_event()) is not None:
@@ -142,7 +151,7 @@ class Consumer:
     async def _next_event(self) -> LinkMessage | None:
         while not self._over:
             try:
-                # Whoever leaves meanwhile takes the inbox away.
+                # Leaving, in another task, takes the inbox away.
                 inbox = self._inbox or await self._ask()
                 if inbox is None:
                     break
@@ -171,12 +180,12 @@ class Consumer:
             self._inbox = session.stream(self._request, self._credit)
         return self._inbox
 
-    def _request(self, request_id: int) -> ask.Follow:
-        return ask.Follow(id=request_id, consumer=self.name, credit=self._credit, **self._terms)
+    def _request(self, request_id: int) -> ask.FollowRequest:
+        return ask.FollowRequest(id=request_id, consumer=self.name, credit=self._credit, **self._terms)
 
 
 def _requests(handled: Handled) -> Iterator[Sequence[Range]]:
-    """What was handled as ranges, as many at a time as a request takes."""
+    """Cut what was handled into ranges, as many at a time as a request takes."""
     ranges = spans(_numbers(handled))
     for begin in range(0, len(ranges), MAX_RANGES):
         yield ranges[begin : begin + MAX_RANGES]

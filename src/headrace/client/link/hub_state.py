@@ -1,7 +1,7 @@
 """What a hub keeps beside its messages, as its link shows and changes it.
 
-That is its status, services, holds, durable consumers and subscriptions by content, and a snapshot of all of it. Each
-request is asked again where its tube is lost before the answer: whatever changes something here may be said twice.
+That is its status, services, holds, durable consumers and content subscriptions, and a snapshot of all of it. Each
+request is repeated if its tube is lost before the answer: every change here may be made twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from headrace.client.link.connection import Connection
+from headrace.client.base import Client
+from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import LostTubeError, Make
 from headrace.client.link.streams import check_seq
 from headrace.wire.link import requests as ask
@@ -21,75 +22,80 @@ from headrace.wire.link.message import SUBSCRIPTIONS, LinkMessage, rows_of
 R = TypeVar("R")
 
 
-class StateRequests:
-    """The part of a client of the link that is about the hub's state."""
+class StateRequests(Client):
+    """The part of a link client that is about the hub's state."""
 
-    def __init__(self, connection: Connection, credit: int) -> None:
+    def __init__(self, connection: LinkConnection, credit: int, timeout: float) -> None:
+        super().__init__(connection, timeout)
         self._connection = connection
         self._credit = credit
 
     async def status(self) -> dict[str, Any]:
-        """What the hub knows about itself, as ``/api/status`` has it."""
-        answer = await self._connection.call(lambda n: ask.Status(id=n))
+        """Return what the hub reports about itself, as ``/api/status`` does."""
+        answer = await self._connection.call(lambda n: ask.StatusRequest(id=n))
         return dict(answer.head["status"])
 
     async def report(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Say what this program is doing; the hub's status shows it under ``name``, and it is in no log."""
-        await self._connection.call(lambda n: ask.Report(id=n, name=name, facts=dict(facts)))
+        """Report what this program is doing; the hub's status shows it under ``name``. It is not logged."""
+        await self._connection.call(lambda n: ask.ReportRequest(id=n, name=name, facts=dict(facts)))
 
     async def lost(self, reader: str | None = None) -> dict[str, dict[str, Any]]:
-        """What each reader, or one, found gone and passed over: ``messages``, and the newest ``ranges`` of them."""
-        answer = await self._connection.call(lambda n: ask.Lost(id=n, reader=reader))
+        """Return what each reader, or one, found gone and skipped: ``messages``, and the newest ``ranges`` of them."""
+        answer = await self._connection.call(lambda n: ask.LostRequest(id=n, reader=reader))
         return dict(answer.head["lost"])
 
     async def report_lost(self, reader: str, first: int, last: int) -> None:
-        """Say that messages ``first`` to ``last`` were gone before ``reader`` had them; the hub's status shows it."""
-        await self._connection.call(lambda n: ask.Lost(id=n, reader=reader, first=first, last=last))
+        """Report that messages ``first`` to ``last`` were gone before ``reader`` had them, for the hub's status."""
+        await self._connection.call(lambda n: ask.LostRequest(id=n, reader=reader, first=first, last=last))
 
     async def newest(self, publisher: str) -> int | None:
-        """The highest number that a publisher's messages in the log have; ``None`` if it has none there."""
-        answer = await self._connection.call(lambda n: ask.Publisher(id=n, publisher=publisher))
+        """Return the highest number of a publisher's messages in the log; ``None`` if it has none there."""
+        answer = await self._connection.call(lambda n: ask.PublisherRequest(id=n, publisher=publisher))
         newest: int | None = answer.head.get("newest")
         return newest
 
     async def services(self) -> list[dict[str, Any]]:
-        """The services there are: ``id``, ``kind``, ``created``, ``seq`` and ``bytes`` of each."""
+        """List the services: ``id``, ``kind``, ``created``, ``seq`` and ``bytes`` of each."""
         return await self._listed("services", _list_services)
 
     async def service(self, service: str) -> bytes:
-        """The value of one service."""
-        answer = await self._connection.call(lambda n: ask.Services(id=n, service=service))
+        """Return the value of one service."""
+        answer = await self._connection.call(lambda n: ask.ServicesRequest(id=n, service=service))
         return bytes(answer.body)
 
     async def create_service(self, service: str, kind: Literal["json", "last"] = "json") -> None:
         """Create a service, or offer a removed one anew, empty; returns once that is in the log.
 
-        One that is there stays as it is; if it is of the other kind, that is refused with ``conflict``.
+        An existing one stays as it is; if it is of the other kind, the hub refuses with ``conflict``.
         """
-        await self._connection.call(lambda n: ask.Services(id=n, service=service, action="create", kind=kind))
+        await self._connection.call(
+            lambda n: ask.ServicesRequest(id=n, service=service, action="create", kind=kind)
+        )
 
     async def remove_service(self, service: str) -> bool:
-        """Offer a service no longer; returns once that is in the log, ``False`` if it was removed before.
+        """Stop offering a service; returns once that is in the log, ``False`` if it was removed before.
 
-        Whoever has subscribed to it goes on getting what is published under its id.
+        Its subscribers go on receiving what is published under its id.
         """
-        answer = await self._connection.call(lambda n: ask.Services(id=n, service=service, action="remove"))
+        answer = await self._connection.call(
+            lambda n: ask.ServicesRequest(id=n, service=service, action="remove")
+        )
         return bool(answer.head.get("removed"))
 
     async def snapshot(self) -> bytes:
-        """The hub's state, as a snapshot file has it."""
+        """Return the hub's state, in the form of a snapshot file."""
         pieces, _ = await self._pieces(
-            lambda n: ask.Snapshot(id=n, credit=self._credit), lambda message: bytes(message.body)
+            lambda n: ask.SnapshotRequest(id=n, credit=self._credit), lambda message: bytes(message.body)
         )
         return b"".join(pieces)
 
     async def subscriptions(self) -> pa.Table:
-        """Every subscription by content: client, connector, the entry that says so, and its fields by attribute.
+        """Return every content subscription: client, connector, its log entry, and its fields by attribute.
 
         The metadata of the table's schema has ``head``, the last log entry that it includes.
         """
         pieces, end = await self._pieces(
-            lambda n: ask.Subscriptions(id=n, credit=self._credit),
+            lambda n: ask.SubscriptionsRequest(id=n, credit=self._credit),
             lambda message: rows_of(message.body, SUBSCRIPTIONS),
         )
         table = pa.Table.from_batches(pieces, schema=SUBSCRIPTIONS)
@@ -98,42 +104,46 @@ class StateRequests:
     # Holds
 
     async def holds(self) -> dict[str, int]:
-        """The holds there are: the first message that each keeps from being trimmed."""
-        answer = await self._connection.call(lambda n: ask.Holds(id=n))
+        """List the holds: the first message that each keeps from being trimmed."""
+        answer = await self._connection.call(lambda n: ask.HoldsRequest(id=n))
         return dict(answer.head["holds"])
 
     async def hold(self, name: str, seq: int) -> None:
         """Keep messages from ``seq`` on; returns once that is in the log."""
-        await self._connection.call(lambda n: ask.Holds(id=n, name=name, seq=seq))
+        await self._connection.call(lambda n: ask.HoldsRequest(id=n, name=name, seq=seq))
 
     async def release(self, name: str) -> None:
-        """Let go of a hold."""
-        await self._connection.call(lambda n: ask.Holds(id=n, name=name, release=True))
+        """Release a hold."""
+        await self._connection.call(lambda n: ask.HoldsRequest(id=n, name=name, release=True))
 
     # Durable consumers
 
     async def consumers(self) -> list[dict[str, Any]]:
-        """The durable consumers there are, in the order of their creation, and how far each has come."""
+        """List the durable consumers in the order of their creation, and how far each has come."""
         return await self._listed("consumers", _list_consumers)
 
     async def show_consumer(self, name: str) -> dict[str, Any]:
-        """How far a consumer has come, and its terms."""
-        answer = await self._connection.call(lambda n: ask.Consumers(id=n, consumer=name, action="show"))
+        """Return how far a consumer has come, and its terms."""
+        answer = await self._connection.call(
+            lambda n: ask.ConsumersRequest(id=n, consumer=name, action="show")
+        )
         return dict(answer.head["consumers"][0])
 
-    async def reset_consumer(self, name: str, to: int) -> None:
-        """Have everything from ``to`` on delivered, again or after all; returns once that is in the log."""
-        check_seq("to", to)
-        await self._connection.call(lambda n: ask.Consumers(id=n, consumer=name, action="reset", to=to))
+    async def reset_consumer(self, name: str, from_seq: int) -> None:
+        """Rewind or skip: deliver everything from ``from_seq`` on; returns once that is in the log."""
+        check_seq("from_seq", from_seq)
+        await self._connection.call(
+            lambda n: ask.ConsumersRequest(id=n, consumer=name, action="reset", to=from_seq)
+        )
 
     async def remove_consumer(self, name: str) -> None:
-        """Remove a consumer; its members are told."""
-        await self._connection.call(lambda n: ask.Consumers(id=n, consumer=name, action="remove"))
+        """Remove a consumer; its members get an error."""
+        await self._connection.call(lambda n: ask.ConsumersRequest(id=n, consumer=name, action="remove"))
 
     async def _listed(
-        self, what: str, ask_after: Callable[[int, int], ask.Services | ask.Consumers]
+        self, what: str, ask_after: Callable[[int, int], ask.ServicesRequest | ask.ConsumersRequest]
     ) -> list[dict[str, Any]]:
-        """All of a list that comes in parts, each of those created after the last of the part before."""
+        """Gather a list that comes in parts, each created after the last of the part before."""
         found: list[dict[str, Any]] = []
         while True:
             after = found[-1]["created"] if found else 0
@@ -146,7 +156,7 @@ class StateRequests:
     async def _pieces(
         self, make: Make[Any], read: Callable[[LinkMessage], R]
     ) -> tuple[list[R], Mapping[str, Any]]:
-        """A stream whole, piece by piece as ``read`` reads them, and what its end says."""
+        """Gather a stream's pieces as ``read`` reads them, and the head of its end."""
         while True:
             session = await self._connection.session()
             inbox = session.stream(make, self._credit)
@@ -161,9 +171,9 @@ class StateRequests:
             return pieces, inbox.last
 
 
-def _list_services(after: int, request_id: int) -> ask.Services:
-    return ask.Services(id=request_id, after=after)
+def _list_services(after: int, request_id: int) -> ask.ServicesRequest:
+    return ask.ServicesRequest(id=request_id, after=after)
 
 
-def _list_consumers(after: int, request_id: int) -> ask.Consumers:
-    return ask.Consumers(id=request_id, after=after)
+def _list_consumers(after: int, request_id: int) -> ask.ConsumersRequest:
+    return ask.ConsumersRequest(id=request_id, after=after)

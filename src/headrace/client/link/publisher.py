@@ -1,17 +1,17 @@
 """Publishing over the link: many requests under way, each answered, none doubled.
 
-A publisher has a name and counts its rows. Whatever is not acknowledged when a tube is lost is sent again over the
-next one under the same numbers, in the same order; the hub knows which of them it has. So a row is in the log once,
-however often the connection breaks, and in the order it was published.
+A publisher has a name and counts its rows. What is not acknowledged when a tube is lost is sent again over the next one
+under the same numbers, in the same order; the hub knows which of them it has. So a row is in the log once, however
+often the connection breaks, and in the order it was published.
 
-What is published within one turn of the event loop goes out together: nothing waits for company, but whoever comes at
-the same time shares a request. While some requests are under way, what comes gathers until one of them is answered or
+What is published within one turn of the event loop goes out together: no message waits for a batch to fill, but those
+of the same moment share a request. While some requests are under way, rows gather until one of them is answered or
 there is enough for another: so one message at a time costs little more than many at once. How much may be
-unacknowledged is bounded (the window); past it :meth:`Publisher.publish` waits.
+unacknowledged is bounded (the window); past it :meth:`LinkPublisher.send` waits.
 
-A request that is refused leaves a gap in the numbers, and the hub refuses whatever was under way behind it as well.
-What comes from then on waits until all of that is answered, and begins anew behind the gap. It cannot go earlier: if
-the tube were lost, what was refused would be sent again below a number that the hub has, and be taken for a repeat.
+A request that is refused leaves a gap in the numbers, and the hub refuses what was under way after it as well. Later
+rows wait until all of that is answered, and start after the gap. They cannot go earlier: if the tube were lost, the
+refused rows would be sent again below a number that the hub has, and be taken for a repeat.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from headrace.client.link.connection import Connection
-from headrace.client.link.requests import LostTubeError, Session, check
+from headrace.client.base import Attributes
+from headrace.client.link.connection import LinkConnection
+from headrace.client.link.requests import LinkSession, LostTubeError, check
 from headrace.client.link.rows import Publishable, check_text, published_rows
 from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
 from headrace.wire.link.plain_rows import published_body
-from headrace.wire.link.requests import Publish
-from headrace.wire.link.requests import Publisher as AskPublisher
+from headrace.wire.link.requests import PublisherRequest as AskPublisher
+from headrace.wire.link.requests import PublishRequest
 
 WINDOW: Final = 8 << 20
 _MAX_REQUESTS: Final = 256
@@ -41,17 +42,23 @@ _REQUEST_BYTES: Final = 256 << 10
 """Where what comes together is cut into requests."""
 
 _EAGER_BYTES: Final = 192 << 10
-"""So much does not wait for the end of the turn: the hub can work on it meanwhile."""
+"""So much does not wait for the end of the turn: the hub can already work on it."""
 
 _UNDER_WAY: Final = 4
-"""So many requests keep the way to the hub and back busy: what comes meanwhile gathers."""
+"""So many requests keep the way to the hub and back busy: further rows gather."""
 
 _ROW_COST: Final = 32
 """What a row takes beside its payload, about."""
 
 
 class Acknowledged(NamedTuple):
-    """The sequence numbers of the first and the last row; ``None`` if a repeat came so late that they are forgotten."""
+    """The sequence numbers of the first and the last row; ``None`` if a repeat came so late that they are forgotten.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     link.publish([b"hello", b"world"])
+    Acknowledged(first=1, last=2)
+    """
 
     first: int | None
     last: int | None
@@ -61,17 +68,17 @@ Ack = asyncio.Future[Acknowledged]
 
 
 class _Group:
-    """Rows that go out in one request, and who waits for them: payloads that share a topic, or ready rows."""
+    """Rows that go out in one request, and the futures of their acknowledgements."""
 
     __slots__ = ("acks", "payloads", "rows", "size", "topic")
 
     def __init__(self, topic: str | None) -> None:
         self.topic = topic
-        """What payloads share; ``None`` where the rows are ready, and have their own."""
+        """The topic that all payloads share; ``None`` where rows are ready, and have their own."""
         self.payloads: list[bytes] = []
         self.rows: list[pa.RecordBatch] = []
         self.acks: list[tuple[int, Ack]] = []
-        """For each publish in it, how many rows it has."""
+        """For each publish in it, how many rows it has, and its future."""
         self.size = 0
 
     def body(self) -> Buffer:
@@ -97,7 +104,7 @@ class _Sent:
     def settle(self, message: LinkMessage) -> None:
         first, last = message.head.get("first"), message.head.get("last")
         if first is None or last is None or last - first + 1 != self.count:
-            # Some of it was there already, elsewhere: only a lone publish can be told where all of it stands.
+            # Some rows were in the log already, elsewhere: only a lone publish can know where all of it is.
             place = Acknowledged(first, last) if len(self.acks) == 1 else Acknowledged(None, None)
             for _, ack in self.acks:
                 if not ack.done():
@@ -113,10 +120,18 @@ class _Sent:
             _fail(ack, error)
 
 
-class Publisher:
-    """A publisher of one client; :meth:`headrace.client.link.client.LinkClient.publisher` makes them."""
+class LinkPublisher:
+    """A publisher of one client; :meth:`headrace.LinkClient.publisher` makes one.
 
-    def __init__(self, connection: Connection, name: str | None, window: int, origin: str) -> None:
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     publisher = link.publisher("orders")
+    ...     acks = [publisher.send(b"%d" % number) for number in range(3)]
+    ...     publisher.publish(b"last"), [ack.result().first for ack in acks]
+    (Acknowledged(first=4, last=4), [1, 2, 3])
+    """
+
+    def __init__(self, connection: LinkConnection, name: str | None, window: int, origin: str) -> None:
         if window < 1:
             raise UsageError(f"window {window}: expected 1 or more bytes")
         check_text("a publisher's name", name or "")
@@ -125,14 +140,14 @@ class Publisher:
         self._connection = connection
         self._window = window
         self._origin = origin
-        # A name of our own making is new; of a given one the hub says how far it has come.
+        # A name of our own making is new; of a given one the hub knows how far it has come.
         self._number: int | None = None if name else 0
         self._numbering = asyncio.Lock()
         self._waiting: list[_Group] = []
         self._unacknowledged: deque[_Sent] = deque()
         self._size = 0
         self._gathered = 0
-        self._session: Session | None = None
+        self._session: LinkSession | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._flush_due = False
         self._refused = False
@@ -145,16 +160,28 @@ class Publisher:
 
     async def publish(
         self,
-        rows: Publishable,
+        payload: Publishable,
         *,
         topic: str = "",
-        attributes: Mapping[str, str] | None = None,
+        attributes: Attributes | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> Acknowledged:
+        """Publish one or many messages; returns their sequence numbers once they are committed."""
+        return await (await self.send(payload, topic=topic, attributes=attributes, numbers=numbers))
+
+    async def send(
+        self,
+        payload: Publishable,
+        *,
+        topic: str = "",
+        attributes: Attributes | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> Ack:
-        """Publish one or many messages; the future that comes back has their numbers once they are committed.
+        """Publish ahead of the acknowledgement: returns a future of it, once the messages are on their way.
 
         Waits while the window is full. Cancelled while it waits, it has published nothing.
         """
+        rows = payload
         self._connection.check()
         check_text("a topic", topic)
         made: pa.RecordBatch | None = None
@@ -194,7 +221,7 @@ class Publisher:
         return ack
 
     def _group(self, topic: str | None, size: int) -> _Group:
-        """The request that more rows go out in: the one that waits, or another if they don't belong or fit there."""
+        """Return the request for more rows: the one that waits, or another if they don't belong or fit there."""
         if self._waiting:
             last = self._waiting[-1]
             if last.topic == topic and last.size + size <= _REQUEST_BYTES:
@@ -209,7 +236,7 @@ class Publisher:
             await self._moved.wait()
 
     def end(self, error: HeadraceError | None = None) -> None:
-        """Give up: whoever waits is told."""
+        """Give up, and fail those who wait."""
         error = error or ClosedError("the client is closed")
         if self._renewing is not None:
             self._renewing.cancel()
@@ -246,7 +273,7 @@ class Publisher:
     def _send_rows(self, group: _Group) -> None:
         try:
             sent = _Sent(self._number or 0, group)
-        except Exception as error:  # noqa: BLE001 -- whoever waits for these rows is told, and the next go on
+        except Exception as error:  # noqa: BLE001 -- fails these rows only, and the next go on
             for _, ack in group.acks:
                 _fail(ack, error)
             self._release(group.size)
@@ -259,16 +286,16 @@ class Publisher:
             else:
                 self._send(self._session, sent, follows=len(self._unacknowledged) > 1)
 
-    def _send(self, session: Session, sent: _Sent, *, follows: bool) -> None:
+    def _send(self, session: LinkSession, sent: _Sent, *, follows: bool) -> None:
         answer = session.call(
-            lambda n: Publish(
+            lambda n: PublishRequest(
                 id=n, publisher=self.name, number=sent.number, follows=follows, origin=self._origin
             ),
             sent.body,
         )
         answer.add_done_callback(lambda done: self._answered(session, sent, done))
 
-    def _answered(self, session: Session, sent: _Sent, done: asyncio.Future[LinkMessage]) -> None:
+    def _answered(self, session: LinkSession, sent: _Sent, done: asyncio.Future[LinkMessage]) -> None:
         if session is not self._session or done.cancelled():
             if not done.cancelled():
                 done.exception()
@@ -315,5 +342,5 @@ class Publisher:
 def _fail(ack: Ack, error: Exception) -> None:
     if not ack.done():
         ack.set_exception(error)
-        # Nobody need await each of a thousand futures to learn that the client is gone.
+        # Nobody must await each of a thousand futures to learn that the client is gone.
         ack.exception()

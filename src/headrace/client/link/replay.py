@@ -94,7 +94,7 @@ class ReplayTarget(LinkClient):
         """Publish rows under the publisher's own numbers; a request repeated after a lost tube adds nothing."""
         body = _body(rows, number)
         answer = await self.ask(
-            lambda n: ask.Publish(id=n, publisher=publisher, number=number, origin=ORIGIN), body
+            lambda n: ask.PublishRequest(id=n, publisher=publisher, number=number, origin=ORIGIN), body
         )
         return answer.head.get("first"), answer.head.get("last")
 
@@ -113,7 +113,7 @@ class ReplayTarget(LinkClient):
         while (rows := rows.filter(pc.greater(rows.column("seq"), self._known))).num_rows:
             body = _body(_picked(publisher, rows), rows.column("seq")[0].as_py())
             answer = await self.ask(
-                lambda n: ask.Pass(id=n, frontend=_marks(publisher), number=self._mark), body
+                lambda n: ask.PassRequest(id=n, frontend=_marks(publisher), number=self._mark), body
             )
             place = answer.head.get("first"), answer.head.get("last")
             if answer.head.get("repeated"):

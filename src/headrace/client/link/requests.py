@@ -1,7 +1,7 @@
 """One tube to a hub after its hello: requests go out with a number, answers find their request by it.
 
-When the tube is gone, everything that waits is told :class:`LostTubeError`, and whoever asked decides: a question is
-asked again, a stream goes on behind what it had, a publish is repeated under the numbers it had.
+When the tube is gone, everything that waits gets a :class:`LostTubeError`, and its caller decides: a question is asked
+again, a stream goes on after what it had, a publish is repeated under the numbers it had.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, TypeVar
 from headrace.errors import HeadraceError, RefusedError, TrimmedError, WireError
 from headrace.tube import Received, Tube
 from headrace.wire.link.message import Body, LinkMessage, parse, serialize, serialize_before
-from headrace.wire.link.requests import Cancel, More, Request, serialize_request
+from headrace.wire.link.requests import CancelRequest, MoreRequest, Request, serialize_request
 
 logger = logging.getLogger("headrace.client")
 
 R = TypeVar("R", bound=Request)
 Make = Callable[[int], R]
-"""Makes a request of the number it is given."""
+"""Makes a request with the number it is given."""
 
 
 class LostTubeError(Exception):
-    """The tube is gone, and with it whatever was asked over it; never leaves the client."""
+    """The tube is gone, and with it all requests on it; never leaves the client."""
 
 
 class Inbox:
     """One stream's events, kept until they are taken; its credit bounds how many that can be."""
 
-    def __init__(self, session: Session, request_id: int, credit: int) -> None:
+    def __init__(self, session: LinkSession, request_id: int, credit: int) -> None:
         self.id = request_id
         self.loop = asyncio.get_running_loop()
         self._session = session
@@ -42,7 +42,7 @@ class Inbox:
         self._taken = 0
 
     def put(self, message: LinkMessage) -> None:
-        """Keep an event, or the last word."""
+        """Keep an event, or the end."""
         if "event" in message.head:
             self._events.append(message)
         else:
@@ -55,7 +55,7 @@ class Inbox:
         self._arrived.set()
 
     async def get(self) -> LinkMessage | None:
-        """The next event; ``None`` at the stream's end. Cancelling this loses nothing."""
+        """Return the next event; ``None`` at the stream's end. Cancelling this loses nothing."""
         while not self._events:
             if self._end is not None:
                 if isinstance(self._end, Exception):
@@ -78,7 +78,7 @@ class Inbox:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """What the stream's last word said, once :meth:`get` has returned ``None``."""
+        """The head of the stream's end, once :meth:`get` has returned ``None``."""
         return self._end.head if isinstance(self._end, LinkMessage) else {}
 
     @property
@@ -87,7 +87,7 @@ class Inbox:
         return isinstance(self._end, LostTubeError)
 
     def cancel(self) -> None:
-        """Want no more: what is here is dropped, and whoever waits in :meth:`get` is told the end."""
+        """End the stream: what is here is dropped, and those who wait in :meth:`get` get its end."""
         if not self.over:
             self._session.cancel(self.id)
             self._end = LinkMessage({})
@@ -95,7 +95,7 @@ class Inbox:
         self._arrived.set()
 
 
-class Session:
+class LinkSession:
     """One tube to a hub; the receiver of its messages."""
 
     def __init__(self, tube: Tube) -> None:
@@ -109,11 +109,11 @@ class Session:
         self._next_id = 0
 
     def on_message(self, message: Received) -> None:
-        """Give an answer or an event to whoever waits for it."""
+        """Hand an answer or an event to the request it belongs to."""
         try:
             parsed = parse(message)
         except WireError as error:
-            logger.warning("the hub at %s sent what is no message of the link: %s", self.tube.peer, error)
+            logger.warning("the hub at %s broke the link's protocol: %s", self.tube.peer, error)
             self.tube.abort()
             return
         request_id = parsed.head.get("id")
@@ -126,17 +126,17 @@ class Session:
                 del self._inboxes[inbox.id]
 
     def on_room(self) -> None:
-        """Nothing waits for room here: windows and credit bound what is sent."""
+        """Do nothing: windows and credit bound what is sent, so nothing waits for room."""
 
     def on_end(self, _error: HeadraceError | None) -> None:
-        """Tell whoever waits."""
+        """Fail everything that waits."""
         self.lost = True
         calls, self._calls = self._calls, {}
         inboxes, self._inboxes = self._inboxes, {}
         for call in calls.values():
             if not call.done():
                 call.set_exception(LostTubeError())
-                # Whoever asked may have gone away.
+                # The caller may have gone away.
                 call.exception()
         for inbox in inboxes.values():
             inbox.lose()
@@ -164,12 +164,12 @@ class Session:
     def grant(self, request_id: int, size: int) -> None:
         """Let the hub send more of a stream."""
         if request_id in self._inboxes:
-            self._send(More(id=request_id, bytes=size))
+            self._send(MoreRequest(id=request_id, bytes=size))
 
     def cancel(self, request_id: int) -> None:
-        """End a stream; what still comes of it is thrown away."""
+        """End a stream; what still comes of it is dropped."""
         if self._inboxes.pop(request_id, None) is not None:
-            self._send(Cancel(id=request_id))
+            self._send(CancelRequest(id=request_id))
 
     def _number(self) -> int:
         self._next_id += 1
@@ -189,7 +189,7 @@ class Session:
 
 
 def check(message: LinkMessage) -> None:
-    """Raise what a refusal says; a hub that is stopping is as good as lost."""
+    """Raise a refusal; a hub that is stopping counts as lost."""
     head = message.head
     code = head.get("error")
     if code is None:

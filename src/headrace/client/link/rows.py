@@ -1,31 +1,20 @@
-"""Rows as users of the link give them, and as they get them."""
+"""Rows as users of the link publish them, and as they receive them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.client.base import Attributes, Payload, Row
 from headrace.errors import UnexpectedError, UsageError
-from headrace.message import NOT_A_MESSAGE, SCHEMA, Message, bytes_of, map_column, messages
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Message, map_column, messages
 from headrace.wire.link.message import PUBLISHED, LinkMessage, rows_of
 from headrace.wire.link.plain_rows import parse_messages
-
-Payload: TypeAlias = bytes | bytearray | memoryview
-
-
-class Row(TypedDict, total=False):
-    """One message to be published, as a dictionary; what is left out is empty, or what ``publish`` says."""
-
-    payload: Payload
-    topic: str
-    attributes: Mapping[str, str]
-    numbers: Mapping[str, float]
-
 
 KEPT_BYTES: Final = 1 << 20
 """A column in which all rows are the same is kept for the next batch, which is often as long, if it is not larger."""
@@ -36,16 +25,19 @@ Publishable: TypeAlias = Payload | Row | Iterable[Payload | Row] | pa.RecordBatc
 def published_rows(
     given: Publishable,
     topic: str = "",
-    attributes: Mapping[str, str] | None = None,
+    attributes: Attributes | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> pa.RecordBatch:
-    """What a user wants published, in the schema of rows to be published.
+    """Put what a user publishes into the schema of rows to publish; numbers among the attributes become numbers.
 
     >>> published_rows([b"a", {"payload": b"b", "topic": "t"}]).column("topic").to_pylist()
     ['', 't']
+    >>> published_rows(b"a", attributes={"city": "Praha", "x": 5}).column("numbers").to_pylist()
+    [[('x', 5.0)]]
     """
     if isinstance(given, pa.Table):
         given = given.combine_chunks().to_batches()[0] if given.num_rows else given.schema.empty_table()
+    attributes, numbers = split_attributes(attributes, numbers)
     if isinstance(given, pa.RecordBatch | pa.Table):
         return _completed(given, topic, attributes, numbers)
     if isinstance(given, bytes | bytearray | memoryview | Mapping):
@@ -55,11 +47,34 @@ def published_rows(
     items = list(given)
     if not any(isinstance(item, Mapping) for item in items):
         return plain_rows(items, topic, attributes, numbers)
-    return _from_dictionaries(items, topic, attributes or {}, numbers or {})
+    return _from_dictionaries(items, topic, attributes, numbers)
+
+
+def split_attributes(
+    attributes: Attributes | None, numbers: Mapping[str, float] | None
+) -> tuple[Mapping[str, str], Mapping[str, float]]:
+    """Separate the texts among attributes from the numbers.
+
+    >>> split_attributes({"city": "Praha", "x": 5}, {"y": 6.0})
+    ({'city': 'Praha'}, {'y': 6.0, 'x': 5.0})
+    """
+    texts: dict[str, str] = {}
+    found = dict(numbers or {})
+    for name, value in (attributes or {}).items():
+        match value:
+            case str():
+                texts[name] = value
+            case bool():
+                raise UsageError(f"attribute {name} is {value!r}: publish a text or a number")
+            case int() | float():
+                found[name] = float(value)
+            case _:
+                raise UsageError(f"attribute {name} is a {type(value).__name__}: publish a text or a number")
+    return texts, found
 
 
 def check_text(what: str, text: str) -> None:
-    """Refuse what cannot be sent as text, before anything that is sent with it has to fail too."""
+    """Refuse what cannot be sent as text, before it fails everything that is sent with it."""
     if not isinstance(text, str):
         raise UsageError(f"{what} is text, not {text!r}")
     try:
@@ -74,7 +89,7 @@ def plain_rows(
     attributes: Mapping[str, str] | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> pa.RecordBatch:
-    """Payloads that share everything else."""
+    """Make rows of payloads that share everything else."""
     count = len(payloads)
     columns = [
         pa.repeat(pa.scalar(topic, pa.string()), count),
@@ -86,7 +101,7 @@ def plain_rows(
 
 
 def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
-    """The rows of a ``rows`` event, cut to what its head says; log entries that are no messages only if wanted."""
+    """Read the rows of a ``rows`` event, cut to its head's range; log entries that are no messages only if wanted."""
     rows = rows_of(message.body, SCHEMA)
     first, last = _span(message)
     if rows.num_rows:
@@ -102,12 +117,13 @@ def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
 
 
 def _may_have_entries(origins: pa.Array) -> bool:
-    """Whether the texts, taken as one, hold the word that marks log entries: to look for that is much quicker."""
-    return NOT_A_MESSAGE.encode() in bytes_of(origins).tobytes()
+    """Whether the texts, taken as one, hold the word that marks log entries: a much quicker search."""
+    data = origins.buffers()[2]
+    return data is not None and NOT_A_MESSAGE.encode() in data.to_pybytes()
 
 
 def received_messages(message: LinkMessage, *, entries: bool) -> Iterator[Message]:
-    """The same, message by message."""
+    """Read them message by message."""
     plain = parse_messages(message.body)
     if plain is None:
         return messages(received_rows(message, entries=entries))
@@ -116,7 +132,7 @@ def received_messages(message: LinkMessage, *, entries: bool) -> Iterator[Messag
 
 
 def _span(message: LinkMessage) -> tuple[int, int]:
-    """Which sequence numbers a ``rows`` event means."""
+    """Return the sequence numbers that a ``rows`` event covers."""
     first, last = message.head.get("first"), message.head.get("last")
     if type(first) is not int or type(last) is not int:
         raise UnexpectedError("link", "rows", dict(message.head), "first and last as whole numbers")
@@ -133,16 +149,19 @@ def _payloads(payloads: Sequence[Payload]) -> pa.Array:
 
 
 def _from_dictionaries(
-    items: Sequence[Payload | Row], topic: str, attributes: Mapping[str, str], numbers: Mapping[str, float]
+    items: Sequence[Payload | Row], topic: str, attributes: Attributes, numbers: Mapping[str, float]
 ) -> pa.RecordBatch:
     rows: list[Row] = [item if isinstance(item, Mapping) else {"payload": item} for item in items]
     for row in rows:
         if unknown := set(row) - set(PUBLISHED.names):
             raise UsageError(f"a message has {', '.join(PUBLISHED.names)}, not {', '.join(sorted(unknown))}")
+    maps_of = [
+        split_attributes(row.get("attributes", attributes), row.get("numbers", numbers)) for row in rows
+    ]
     columns = [
         pa.array([row.get("topic", topic) for row in rows], pa.string()),
-        _maps("attributes", [row.get("attributes", attributes) for row in rows]),
-        _maps("numbers", [row.get("numbers", numbers) for row in rows]),
+        _maps("attributes", [texts for texts, _ in maps_of]),
+        _maps("numbers", [found for _, found in maps_of]),
         _payloads([row.get("payload", b"") for row in rows]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PUBLISHED)

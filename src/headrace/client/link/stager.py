@@ -73,7 +73,7 @@ class Stager:
     async def _stage(self, body: Sequence[Buffer], size: int) -> str:
         try:
             answer = await self._link.ask(
-                lambda n: ask.Stage(id=n, query=self._query, batch=self._batch, part=self._part), body
+                lambda n: ask.StageRequest(id=n, query=self._query, batch=self._batch, part=self._part), body
             )
             return str(answer.head["stage"])
         finally:

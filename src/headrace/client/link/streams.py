@@ -1,12 +1,12 @@
 """A stream of the link: the rows that a read or a follow brings, as record batches or message by message.
 
-Strategy: a stream knows which rows it wants (:class:`Chosen`) and where it is (:attr:`Batches.cursor`), and nothing
-else matters: when its tube is lost it asks the next hub for the rest, as if it had just begun there. Rows are kept as
-they came; a message is made when it is asked for.
+Strategy: a stream knows which rows it wants (:class:`RowSelection`) and where it is (:attr:`BatchStream.cursor`), and
+nothing else matters: when its tube is lost it asks the next hub for the rest, as if it had just begun there. Rows are
+kept as they came; a message is made when it is taken.
 
 Invariants:
 
-- A stream goes on behind the last row it had, whichever hub of the log it is continued with: no hole and no repeat.
+- A stream goes on after the last row it had, whichever hub of the log continues it: no hole and no repeat.
 - A task that is cancelled while it waits here has taken nothing: no row is lost with it.
 """
 
@@ -21,21 +21,23 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pyarrow as pa
 
-from headrace.client.link.connection import Connection
+from headrace.client.conditions import Condition, where
+from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import Inbox, LostTubeError, Make
 from headrace.client.link.rows import received_messages, received_rows
 from headrace.errors import ClosedError, HeadraceError, UnexpectedError, UsageError
 from headrace.message import MAX_SEQUENCE, Message
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import LinkMessage
-from headrace.wire.sdk.predicate import Predicate, serialize_field
+from headrace.wire.sdk.predicate import serialize_field
 
 R = TypeVar("R")
-Where = Mapping[str, Predicate | Mapping[str, Any]]
+Where = Mapping[str, Condition | Mapping[str, Any]]
+"""Conditions by attribute, as :func:`headrace.where` takes them; or the JSON of a subscription's field."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RowSelection:
     """Which rows a stream brings."""
 
     topic: str | None
@@ -45,26 +47,33 @@ class Chosen:
     credit: int
 
     def members(self) -> dict[str, Any]:
-        """What a request says of it."""
+        """Return the members of a request that select them."""
         origin = self.origin if self.origin is None or isinstance(self.origin, str) else list(self.origin)
-        where = None
+        fields = None
         if self.where is not None:
-            where = {name: _field(predicate) for name, predicate in self.where.items()}
-        return {"topic": self.topic, "origin": origin, "where": where, "credit": self.credit}
+            fields = {name: _field(name, condition) for name, condition in self.where.items()}
+        return {"topic": self.topic, "origin": origin, "where": fields, "credit": self.credit}
 
     @property
     def everything(self) -> bool:
-        """Whether the hub is to send log entries as well, to be dropped here unless they are wanted."""
+        """Whether the hub sends log entries as well, which are dropped here unless they are wanted."""
         return self.entries or self.origin is not None
 
 
-class Batches:
-    """A stream as record batches: ``async for rows in …``. Closing it ends it at the hub too."""
+class BatchStream:
+    """A stream of record batches: ``async for rows in …``. Closing it ends it at the hub too.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     _ = link.publish([b"a", b"b"])
+    ...     [payload for rows in link.read() for payload in rows.column("payload").to_pylist()]
+    [b'a', b'b']
+    """
 
     def __init__(
         self,
-        connection: Connection,
-        chosen: Chosen,
+        connection: LinkConnection,
+        selection: RowSelection,
         *,
         cursor: int | None,
         follow: bool,
@@ -72,13 +81,13 @@ class Batches:
         time: int | None = None,
     ) -> None:
         self.cursor = cursor
-        """The next sequence number; ``None`` while the hub has not said where a follow begins.
+        """The next sequence number; ``None`` until the hub has said where a follow begins.
 
-        After a read: where it ended. That is before the last that was asked for if the hub has not come that far.
+        After a read, where it ended: before the last row asked for, if the hub has not come that far.
         """
         self._connection = connection
-        self._chosen = chosen
-        self._members = chosen.members()
+        self._selection = selection
+        self._members = selection.members()
         self._follow = follow
         self._last = last
         self._time = time
@@ -95,7 +104,7 @@ class Batches:
                 return rows
 
     async def messages(self) -> Iterator[Message]:
-        """The next batch, message by message; there may be none in it."""
+        """Return the messages of the next batch; there may be none in it."""
         return await self._next(received_messages) or iter(())
 
     async def begun(self) -> int:
@@ -109,7 +118,7 @@ class Batches:
         return self.cursor
 
     async def aclose(self) -> None:
-        """End the stream, for those too who wait for what it brings."""
+        """End the stream, also for tasks that wait for it."""
         self._over = True
         if self._inbox is not None:
             self._inbox.cancel()
@@ -124,14 +133,14 @@ class Batches:
         await self.aclose()
 
     def __del__(self) -> None:
-        # A loop that was left early must not leave a stream behind at the hub.
+        # A loop that was left early must not leave a stream open at the hub.
         inbox = self._inbox
         if inbox is not None and not inbox.over:
             with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is the tube
                 inbox.loop.call_soon_threadsafe(inbox.cancel)
 
     async def _next(self, read: Callable[..., R]) -> R | None:
-        """The next event, as ``read`` reads rows; ``None`` if it has none."""
+        """Take the next event, as ``read`` reads rows; ``None`` if it has none."""
         message = await self._next_event()
         if message is None:
             raise StopAsyncIteration
@@ -140,7 +149,7 @@ class Batches:
     async def _next_event(self) -> LinkMessage | None:
         while not self._over:
             try:
-                # Whoever closes the stream meanwhile takes the inbox away.
+                # Closing the stream, in another task, takes the inbox away.
                 inbox = self._inbox or await self._ask()
                 if inbox is None:
                     break
@@ -153,7 +162,7 @@ class Batches:
                 raise
             if message is None:
                 self._over = True
-                # Not behind the last row: what came after that may have been chosen against.
+                # Not after the last row: rows after that may not have been selected.
                 self.cursor = inbox.last.get("next", self.cursor)
             return message
         return None
@@ -161,16 +170,16 @@ class Batches:
     async def _ask(self) -> Inbox | None:
         session = await self._connection.session()
         if not self._over:
-            self._inbox = session.stream(self._request(), self._chosen.credit)
+            self._inbox = session.stream(self._request(), self._selection.credit)
         return self._inbox
 
-    def _request(self) -> Make[ask.Read | ask.Follow]:
+    def _request(self) -> Make[ask.ReadRequest | ask.FollowRequest]:
         cursor, members = self.cursor, self._members
         if not self._follow:
-            return lambda n: ask.Read(id=n, first=cursor or 1, last=self._last, **members)
+            return lambda n: ask.ReadRequest(id=n, first=cursor or 1, last=self._last, **members)
         if cursor is None and self._time is not None:
-            return lambda n: ask.Follow(id=n, time=self._time, **members)
-        return lambda n: ask.Follow(id=n, from_seq=cursor, **members)
+            return lambda n: ask.FollowRequest(id=n, time=self._time, **members)
+        return lambda n: ask.FollowRequest(id=n, from_seq=cursor, **members)
 
     def _take(self, message: LinkMessage, read: Callable[..., R]) -> R | None:
         head = message.head
@@ -181,29 +190,36 @@ class Batches:
             return None
         if self.cursor is not None and head.get("first") != self.cursor:
             raise UnexpectedError("link", "first", head.get("first"), f"must be {self.cursor}")
-        rows = read(message, entries=self._chosen.everything)
+        rows = read(message, entries=self._selection.everything)
         self.cursor = head["last"] + 1
         return rows
 
 
-class Follow:
-    """A stream as messages: ``async for message in …``."""
+class MessageStream:
+    """A stream of messages: ``async for message in …``.
 
-    def __init__(self, batches: Batches) -> None:
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link, link.follow(from_seq=1) as stream:
+    ...     _ = link.publish(b"hello", topic="greetings")
+    ...     next(stream).topic
+    'greetings'
+    """
+
+    def __init__(self, batches: BatchStream) -> None:
         self._batches = batches
         self._messages: Iterator[Message] = iter(())
 
-    def batches(self) -> Batches:
-        """The same stream as record batches. Use one or the other."""
+    def batches(self) -> BatchStream:
+        """Return the same stream as record batches. Use one or the other."""
         return self._batches
 
     @property
     def cursor(self) -> int | None:
-        """The sequence number behind the last batch received, where a new follow would go on."""
+        """The sequence number after the last batch received: the ``from_seq`` with which a new follow goes on."""
         return self._batches.cursor
 
     async def begun(self) -> int:
-        """Wait until the hub has said where the stream begins: what is published from then on is received."""
+        """Wait until the hub has said where the stream begins: what is published from then on comes."""
         return await self._batches.begun()
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -228,20 +244,20 @@ class Follow:
 
 
 def check_seq(name: str, seq: int) -> None:
-    """Refuse what is no sequence number, here and in words."""
+    """Refuse what is no sequence number."""
     if not 1 <= seq <= MAX_SEQUENCE + 1:
         raise UsageError(f"{name} {seq}: sequence numbers begin at 1 and end at {MAX_SEQUENCE}")
 
 
 def check_time(name: str, micros: float) -> float:
-    """A hub drops a connection on which a number comes that it cannot read, and would be asked again and again."""
+    """Refuse a time that no message can have: a hub would drop the connection for it."""
     if not 0 <= micros <= ask.MAX_NUMBER:
         raise UsageError(f"{name}: no message is of {micros:.0f} µs since 1970")
     return micros
 
 
-def _field(predicate: Predicate | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(predicate, Mapping):
-        return predicate
-    decoded: Mapping[str, Any] = msgspec.json.decode(serialize_field(predicate))
+def _field(name: str, condition: Condition | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(condition, Mapping):
+        return condition
+    decoded: Mapping[str, Any] = msgspec.json.decode(serialize_field(where({name: condition})[name]))
     return decoded

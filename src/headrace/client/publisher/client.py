@@ -1,72 +1,57 @@
 """The client of a publisher door: messages with attributes, for content routing.
 
-    async with headrace.connect("publisher://127.0.0.1:8000") as publisher:
-        await publisher.publish({"x": 5, "city": "Praha"}, b"payload")
+    async with headrace.connect("publisher://") as client:
+        await client.publish(b"payload", attributes={"x": 5, "city": "Praha"})
 
 The protocol has no answer, so nothing here is acknowledged: a message that is on its way when a connection breaks may
-be lost, and is not sent again, for that might double it. Closing in good order is the one moment at which it is known
-that the hub has read everything. The link (``tube://``) carries attributes too, and acknowledges.
+be lost, and is not sent again, since that might double it. Only closing in good order shows that the hub has read
+everything. The link (``tube://``) carries attributes too, and acknowledges.
 
-Strategy: messages are made into bytes, and with that checked, before the first of them is sent; a
+Strategy: messages are serialized, and so checked, before the first of them is sent; a
 :class:`~headrace.client.reconnect.Failover` keeps the way to the hub open.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
-from types import TracebackType
-from typing import Final, Self, TypeAlias, TypedDict
+from typing import ClassVar, Final, Self, TypedDict, Unpack, cast
 
-from headrace.client.publisher.tcp import PublisherStream
+from headrace.client.base import Attributes, Client, Courtesy, Payload, Row, parse_url
+from headrace.client.publisher.connection import PublisherConnection
 from headrace.client.reconnect import Failover
+from headrace.client.stats import PublisherStats
 from headrace.config import Address
 from headrace.errors import MalformedError, UsageError
 from headrace.message import Run
 from headrace.wire.attribute.items import ITEM, MAX_BODY
-from headrace.wire.attribute.publish import Attributes, Publishes, serialize_all, serialize_attributes
-
-DEFAULT_PORT: Final = 8000
+from headrace.wire.attribute.publish import Publishes, serialize_all, serialize_attributes
 
 _PIECE: Final = 256
-"""Messages that are written at a time: half a megabyte at most, for each is at most 2,004 bytes."""
+"""Messages that are written at a time: half a megabyte at most, since each is at most 2,004 bytes."""
 
 _TURN_BYTES: Final = 1 << 18
 _PUBLISH_COST: Final = 1 << 10
 """A task that publishes so much without ever having to wait lets others have a turn."""
 
-Payload: TypeAlias = bytes | bytearray | memoryview
-
 logger = logging.getLogger("headrace.client")
 
 
-class Options(TypedDict, total=False):
-    """What :class:`Publisher` takes besides its hosts."""
+class PublisherOptions(TypedDict, total=False):
+    """The options of a :class:`PublisherClient`."""
 
     timeout: float
     random: Random | None
 
 
-@dataclass(slots=True)
-class PublisherStats:
-    """Counts since the client was made; they only grow."""
-
-    published: int = 0
-    """Messages that a connection took."""
-    published_bytes: int = 0
-    """Their bytes on the wire."""
-
-
-class Publisher:
+class PublisherClient(Client):
     """A client of a publisher door; make one with :func:`headrace.connect`, open it with ``async with``.
 
     >>> import asyncio, headrace, headrace.testing
     >>> async def publish(url):
-    ...     async with headrace.connect(url) as publisher:
-    ...         await publisher.publish({"city": "Praha", "x": 5}, b"hello")
+    ...     async with headrace.connect(url) as client:
+    ...         await client.publish(b"hello", attributes={"city": "Praha", "x": 5})
     >>> with headrace.testing.Hub() as hub:
     ...     asyncio.run(publish(hub.url("publisher")))
     ...     [message] = hub.wait_for(1)
@@ -74,147 +59,116 @@ class Publisher:
     ({'city': 'Praha'}, {'x': 5.0})
 
     ``timeout``
-        How many seconds the first connection may take; then :class:`~headrace.errors.UnreachableError`.
+        Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
     ``random``
-        Where the randomness of delays comes from.
+        The source of randomness for delays.
     """
+
+    DOORS: ClassVar = {"publisher": "publisher"}
 
     def __init__(
         self, hosts: Sequence[Address], *, timeout: float = 10.0, random: Random | None = None
     ) -> None:
         self.stats = PublisherStats()
         """Counts of what was published."""
-        self._timeout = timeout
-        self._failover: Failover[PublisherStream] = Failover(hosts, self, random or Random())
-        self._unyielding = 0
+        self._failover: Failover[PublisherConnection] = Failover(hosts, random or Random(), self._dial)
+        super().__init__(self._failover, timeout)
+        self._courtesy = Courtesy(_TURN_BYTES, _PUBLISH_COST)
 
-    async def open(self) -> Self:
-        """Connect; ``async with`` does it."""
-        await self._failover.open(self._timeout)
-        return self
+    @classmethod
+    def at(
+        cls, url: str = "publisher://", hosts: str | None = None, **options: Unpack[PublisherOptions]
+    ) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect`."""
+        return cls(parse_url(url, hosts, cls.DOORS)[1], **options)
 
     async def close(self) -> None:
-        """End the connection, once the hub has read everything; it may be called again.
+        """Close the connection once the hub has read everything; it may be called again.
 
         If that cannot be known (the connection breaks, or ten seconds pass), a warning is logged.
         """
-        stream = self._failover.current
-        await self._failover.close()
-        if stream is not None and not stream.read_whole:
+        connection = self._failover.current
+        await super().close()
+        if connection is not None and not connection.read_whole:
             logger.warning("closed before the hub had read everything: what was published last may be lost")
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    async def publish(
+        self,
+        payload: Payload | Row | Iterable[Payload | Row] = b"",
+        *,
+        attributes: Attributes | None = None,
+        numbers: Mapping[str, float] | None = None,
     ) -> None:
-        await self.close()
+        """Publish one or many messages, in order, with attributes: texts and finite numbers by name.
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now; a lost one is replaced by itself."""
-        return self._failover.current is not None
-
-    @property
-    def connects(self) -> int:
-        """How many connections were made, the first one included."""
-        return self._failover.connects
-
-    async def publish(self, attributes: Attributes, payload: Payload = b"") -> None:
-        """Publish a message: attributes, which are texts and finite numbers by name, and any bytes.
-
-        Together they have room for about 2,000 bytes: :class:`~headrace.errors.LimitError` if they need more, and
-        nothing is sent. Waits while there is no connection or no room.
+        A message as a dictionary (:class:`~headrace.Row`) may have its own attributes. Payload and attributes have
+        room for about 2,000 bytes together: :class:`~headrace.errors.LimitError` if one message needs more, and none
+        is sent. Waits while there is no connection or no room.
         """
-        await self.publish_many([(attributes, payload)])
-
-    async def publish_many(self, messages: Iterable[tuple[Attributes, Payload]]) -> None:
-        """Publish messages in order, with as few writes as may be; if one cannot be sent, none is."""
         self._failover.check()
-        for count, data in list(_serialized(messages)):
-            stream = await self._failover.stream()
-            await stream.write(data)
+        for count, data in list(_serialized(payload, attributes or {}, numbers or {})):
+            connection = await self._failover.connection()
+            connection.write(data)
+            await connection.room()
             self.stats.published += count
             self.stats.published_bytes += len(data)
-            self._unyielding += len(data) + _PUBLISH_COST
-            if self._unyielding >= _TURN_BYTES:
-                self._unyielding = 0
-                await asyncio.sleep(0)
+            await self._courtesy.sent(len(data))
 
     async def flush(self) -> None:
-        """Wait until the operating system has taken everything; whether the hub has it, the protocol does not say.
+        """Wait until the operating system has taken everything; the protocol does not tell whether the hub has it.
 
         :class:`~headrace.errors.UnreachableError` if the connection was lost with something still here.
         """
         self._failover.check()
-        stream = self._failover.current
-        if stream is not None:
-            await stream.flush()
+        connection = self._failover.current
+        if connection is not None:
+            await connection.flush()
 
-    async def dial(self, address: Address) -> PublisherStream:
-        """Connect; for the failover."""
-        stream = PublisherStream(address, self)
-        try:
-            await stream.open()
-        except BaseException:
-            stream.abort()
-            raise
-        return stream
-
-    async def wanted(self) -> None:
-        """A lost connection is replaced at once; for the failover."""
-
-    def ended(self) -> None:
-        """Nobody waits here but for a connection; for the failover."""
-
-    def lost(self, stream: PublisherStream, reason: str) -> None:
-        """Have it replaced; for the stream."""
-        self._failover.lost(stream, reason)
+    async def _dial(self, address: Address) -> PublisherConnection:
+        return await PublisherConnection(address, self._failover.lost).open()
 
 
 def max_payload(attributes: Attributes) -> int:
-    """The most bytes a payload may have beside these attributes; less than none if they alone have too many."""
+    """Return the most bytes a payload may have beside these attributes; negative if they alone are too long."""
     try:
         return MAX_BODY - 2 * ITEM.size - len(serialize_attributes(attributes))
     except MalformedError as error:
         raise _unpublishable(error) from None
 
 
-def _serialized(messages: Iterable[tuple[Attributes, Payload]]) -> Iterator[tuple[int, bytes]]:
-    """Messages as bytes, some at a time, each with their number."""
-    attributes: list[Attributes] = []
-    payloads: list[Payload] = []
-    for message in messages:
-        says, payload = _checked(message)
-        attributes.append(says)
-        payloads.append(payload)
-        if len(payloads) == _PIECE:
-            yield _PIECE, _bytes(attributes, payloads)
-            attributes, payloads = [], []
-    if payloads:
-        yield len(payloads), _bytes(attributes, payloads)
+def _serialized(
+    given: Payload | Row | Iterable[Payload | Row], attributes: Attributes, numbers: Mapping[str, float]
+) -> Iterator[tuple[int, bytes]]:
+    """Serialize messages, some at a time, each with how many they are."""
+    if isinstance(given, bytes | bytearray | memoryview | Mapping):
+        messages = [cast("Payload | Row", given)]
+    else:
+        messages = list(given)
+    for begin in range(0, len(messages), _PIECE):
+        piece = [_split(each, attributes, numbers) for each in messages[begin : begin + _PIECE]]
+        try:
+            data = serialize_all(Publishes([each for each, _ in piece], Run.of(each for _, each in piece)))
+        except MalformedError as error:
+            raise _unpublishable(error) from None
+        yield len(piece), data
 
 
-def _checked(message: object) -> tuple[Attributes, Payload]:
-    match message:
-        case (Mapping() as attributes, bytes() | bytearray() | memoryview() as payload):
-            return attributes, payload
-        case (Mapping(), other):
-            raise UsageError(f"a payload is bytes, not {type(other).__name__}")
-        case (other, _):
+def _split(
+    message: Payload | Row, attributes: Attributes, numbers: Mapping[str, float]
+) -> tuple[Attributes, Payload]:
+    row: Row = message if isinstance(message, Mapping) else {"payload": message}
+    if unknown := set(row) - {"payload", "attributes", "numbers"}:
+        raise UsageError(f"a message has payload, attributes, numbers here, not {', '.join(sorted(unknown))}")
+    payload = row.get("payload", b"")
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise UsageError(f"a payload is bytes, not {type(payload).__name__}")
+    both = row.get("attributes", attributes), row.get("numbers", numbers)
+    for each in both:
+        if not isinstance(each, Mapping):
             raise UsageError(
-                f"attributes are a mapping of names to texts and numbers, not {type(other).__name__}"
+                f"attributes are a mapping of names to texts and numbers, not {type(each).__name__}"
             )
-        case _:
-            raise UsageError("a message is its attributes and its payload, in this order")
-
-
-def _bytes(attributes: Sequence[Attributes], payloads: Sequence[Payload]) -> bytes:
-    try:
-        return serialize_all(Publishes(attributes, Run.of(payloads)))
-    except MalformedError as error:
-        raise _unpublishable(error) from None
+    return ({**both[0], **both[1]} if both[1] else both[0]), payload
 
 
 def _unpublishable(error: MalformedError) -> UsageError:

@@ -1,20 +1,20 @@
-"""The client of content routing: say what messages must be about, and receive just those.
+"""The client of content routing: subscribe to what messages say, and receive just those.
 
-    async with headrace.connect("sdk://127.0.0.1:7253") as sdk:
-        await sdk.subscribe(where(city="Praha", x=between(0, 10)))
-        async for message in sdk:
+    async with headrace.connect("sdk://") as client:
+        await client.subscribe(where(city="Praha", x=between(0, 10)))
+        async for message in client:
             print(message.seq, message.payload)
 
 Strategy: a :class:`~headrace.client.reconnect.Failover` keeps the way to the hub open. Each connection says who this
-is, behind which message to go on, and what is subscribed; from then on pushes come. They wait here for whoever
-iterates, up to a bound; past it nothing is read, so that they wait in the hub. A connection that is lost meanwhile is
+is, after which message to go on, and what is subscribed; from then on pushes come. They wait here for the consumer, up
+to a bound; past it nothing is read, so that they wait in the hub. A connection that is lost while the buffer is full is
 replaced when there is room again.
 
 Invariants:
 
 - Numbers grow: what is not above the last number is a repeat, and dropped. If nothing but repeats comes, the hub serves
   another sequence, and the client ends.
-- What was received is never asked for again: a new connection goes on behind it, also if nobody has taken it yet.
+- What was received is never asked for again: a new connection goes on after it, even if nobody has taken it yet.
 - A task that is cancelled while it waits here has taken nothing: no message is lost with it.
 """
 
@@ -24,16 +24,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
-from types import TracebackType
-from typing import Final, Self, TypedDict
+from typing import ClassVar, Final, Self, TypedDict, Unpack
 
+from headrace.client.base import Client, parse_url
 from headrace.client.conditions import Condition, where
 from headrace.client.identity import Identity
 from headrace.client.reconnect import Failover
-from headrace.client.sdk.tcp import Predicates, Pulse, SdkStream
+from headrace.client.sdk.connection import Predicates, Pulse, SdkConnection
 from headrace.client.staleness import Staleness
+from headrace.client.stats import SdkStats
 from headrace.config import Address
 from headrace.errors import (
     ClosedError,
@@ -46,8 +46,6 @@ from headrace.errors import (
 from headrace.message import MAX_SEQUENCE, Message
 from headrace.wire.sdk.commands import UNPLACED, Push, Subscribe, serialize
 
-DEFAULT_PORT: Final = 7253
-
 _MESSAGE_COST: Final = 256
 """What a waiting message takes beside its payload, about."""
 
@@ -57,40 +55,29 @@ _BATCH: Final = 512
 logger = logging.getLogger("headrace.client")
 
 
-class Options(TypedDict, total=False):
-    """What :class:`Sdk` takes besides its hosts."""
+class SdkOptions(TypedDict, total=False):
+    """The options of an :class:`SdkClient`."""
 
     client_id: str | None
     key: str | None
-    after: int | None
+    from_seq: int | None
     timeout: float
     heartbeat: float
-    patience: float
+    heartbeat_timeout: float
     buffer_bytes: int
     random: Random | None
 
 
-@dataclass(slots=True)
-class SdkStats:
-    """Counts since the client was made; they only grow."""
-
-    received: int = 0
-    """Messages for the consumer."""
-    received_bytes: int = 0
-    repeated: int = 0
-    """Messages that came again, and were dropped."""
-
-
-class Sdk:
+class SdkClient(Client):
     """A client of content routing; make one with :func:`headrace.connect`, open it with ``async with``.
 
     >>> import asyncio, headrace, headrace.testing
     >>> async def near(hub):
-    ...     async with headrace.connect(hub.url("sdk")) as sdk, headrace.connect(hub.url("publisher")) as publisher:
-    ...         await sdk.subscribe(headrace.where(x=headrace.between(0, 10)))
-    ...         await publisher.publish({"x": 11}, b"far")
-    ...         await publisher.publish({"x": 5}, b"near")
-    ...         async for message in sdk:
+    ...     async with hub.connect("sdk") as client, hub.connect("publisher") as publisher:
+    ...         await client.subscribe(headrace.where(x=headrace.between(0, 10)))
+    ...         await publisher.publish(b"far", attributes={"x": 11})
+    ...         await publisher.publish(b"near", attributes={"x": 5})
+    ...         async for message in client:
     ...             return message.payload
     >>> with headrace.testing.Hub() as hub:
     ...     asyncio.run(near(hub))
@@ -99,18 +86,20 @@ class Sdk:
     ``client_id``, ``key``
         Who this is: 24 hex digits, and what proves it where the hub's ``auth.required`` is on. Without an id the client
         makes one up, and keeps it for as long as it lives. One id is one connection: of two the hub keeps the newer.
-    ``after``
-        The number of the last message that was dealt with before: what is subscribed comes from behind it.
+    ``from_seq``
+        The first message wanted of those subscribed: where an earlier client's :attr:`cursor` was. Without it, those
+        published from now on.
     ``timeout``
-        How many seconds the first connection may take; then :class:`~headrace.errors.UnreachableError`.
-    ``heartbeat``, ``patience``
-        How many seconds lie between heartbeats, and how many the hub may take to answer one before the connection is
-        replaced.
+        Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
+    ``heartbeat``, ``heartbeat_timeout``
+        Seconds between heartbeats, and how many the hub has to answer one before the connection is replaced.
     ``buffer_bytes``
         How much may wait for a slow consumer; past it, it waits in the hub.
     ``random``
-        Where the randomness of delays comes from.
+        The source of randomness for delays.
     """
+
+    DOORS: ClassVar = {"sdk": "sdk"}
 
     def __init__(
         self,
@@ -118,53 +107,47 @@ class Sdk:
         *,
         client_id: str | None = None,
         key: str | None = None,
-        after: int | None = None,
+        from_seq: int | None = None,
         timeout: float = 10.0,
         heartbeat: float = 15.0,
-        patience: float = 15.0,
+        heartbeat_timeout: float = 15.0,
         buffer_bytes: int = 8 << 20,
         random: Random | None = None,
     ) -> None:
-        if after is not None and not 0 <= after <= MAX_SEQUENCE:
-            raise UsageError(f"after {after}: expected 0 to {MAX_SEQUENCE}")
-        for name, seconds in (("heartbeat", heartbeat), ("patience", patience)):
+        if from_seq is not None and not 0 <= from_seq <= MAX_SEQUENCE + 1:
+            raise UsageError(f"from_seq {from_seq}: expected 0 to {MAX_SEQUENCE + 1}")
+        for name, seconds in (("heartbeat", heartbeat), ("heartbeat_timeout", heartbeat_timeout)):
             if not seconds > 0:
                 raise UsageError(f"{name} {seconds}: expected more than 0 seconds")
         self.stats = SdkStats()
         """Counts of what was received."""
         self._identity = Identity(client_id, key)
-        self._pulse = Pulse(heartbeat, patience)
-        self._timeout = timeout
-        self._failover: Failover[SdkStream] = Failover(hosts, self, random or Random())
+        self._pulse = Pulse(heartbeat, heartbeat_timeout)
+        self._waiting = _Buffer(buffer_bytes)
+        self._failover: Failover[SdkConnection] = Failover(
+            hosts, random or Random(), self._dial, wanted=self._waiting.room, on_end=self._waiting.wake
+        )
+        super().__init__(self._failover, timeout)
         self._subscribing = asyncio.Lock()
         self._predicates: Predicates | None = None
-        self._last = after
+        self._last = None if from_seq is None else max(0, from_seq - 1)
         self._stale = Staleness()
-        self._waiting = _Waiting(buffer_bytes)
         self._taking = asyncio.Lock()
         self._batch: Iterator[Message] = iter(())
 
-    async def open(self) -> Self:
-        """Connect and say who this is; ``async with`` does it."""
-        await self._failover.open(self._timeout)
-        return self
+    @classmethod
+    def at(cls, url: str = "sdk://", hosts: str | None = None, **options: Unpack[SdkOptions]) -> Self:
+        """Make the client of a hub by its URL; see :func:`headrace.connect`."""
+        return cls(parse_url(url, hosts, cls.DOORS)[1], **options)
 
     async def close(self) -> None:
-        """End the connection; it may be called again.
+        """Disconnect; it may be called again.
 
-        What was received and not yet taken is dropped, and iterations come to their end. The hub keeps the subscription
-        of a given ``client_id`` for some time, and :meth:`unsubscribe` withdraws it; that of a made-up id is of no use
-        to anybody, and is withdrawn.
+        Messages received and not yet taken are dropped, and iterations end. The hub keeps the subscription of a given
+        ``client_id`` for some time, and :meth:`unsubscribe` withdraws it; that of a made-up id is of no use to anybody,
+        and is withdrawn.
         """
-        await self._failover.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        await super().close()
 
     @property
     def client_id(self) -> str:
@@ -172,26 +155,16 @@ class Sdk:
         return self._identity.client_id.hex()
 
     @property
-    def connected(self) -> bool:
-        """Whether there is a connection now; a lost one is replaced by itself."""
-        return self._failover.current is not None
-
-    @property
-    def connects(self) -> int:
-        """How many connections were made, the first one included."""
-        return self._failover.connects
-
-    @property
-    def last(self) -> int | None:
-        """The number of the last message received: what :class:`Sdk` takes as ``after`` to go on from here."""
-        return self._last
+    def cursor(self) -> int | None:
+        """The number after the last message received: the ``from_seq`` with which another client goes on from here."""
+        return None if self._last is None else self._last + 1
 
     async def subscribe(self, conditions: Mapping[str, Condition]) -> None:
-        """Receive what satisfies these conditions (see :func:`headrace.where`), instead of what was asked before.
+        """Receive what satisfies these conditions (see :func:`headrace.where`), instead of those subscribed before.
 
-        Returns when the hub has taken it, :class:`~headrace.errors.RefusedError` if it has not. When a full buffer
-        keeps the answer from being read, it returns at once, and a refusal is raised by the iteration. Cancelled while
-        it waits, the subscription may have changed or not.
+        Returns once the hub has accepted it; :class:`~headrace.errors.RefusedError` if it has not. When a full buffer
+        keeps the answer from being read, it returns at once, and the iteration raises a refusal. If it is cancelled
+        while it waits, the subscription may have changed or not.
         """
         predicates = where(conditions)
         if not predicates:
@@ -219,33 +192,30 @@ class Sdk:
         return message
 
     def at_hand(self) -> Message | None:
-        """The next message if nothing has to be waited for, else ``None``: the rest of a batch that has been begun."""
+        """The next message of the batch at hand, without waiting; ``None`` if there is none."""
         return next(self._batch, None)
 
-    async def dial(self, address: Address) -> SdkStream:
-        """Connect, and resume; for the failover."""
-        stream = SdkStream(address, self, self._pulse, withdraws=self._identity.made_up)
+    async def _dial(self, address: Address) -> SdkConnection:
+        connection = SdkConnection(
+            address,
+            self._pulse,
+            on_push=self._pushed,
+            on_refusal=self._failover.end,
+            on_lost=self._failover.lost,
+            withdraws=self._identity.made_up,
+        )
         try:
-            await stream.open()
-            await stream.authenticate(self._identity.claim(self._last))
+            await connection.open()
+            await connection.authenticate(self._identity.claim(self._last))
             if self._predicates is not None:
-                await stream.subscribe(self._predicates)
+                await connection.subscribe(self._predicates)
         except BaseException:
-            stream.abort()
+            connection.abort()
             raise
-        stream.read(not self._waiting.full)
-        return stream
+        connection.read(not self._waiting.full)
+        return connection
 
-    async def wanted(self) -> None:
-        """Wait for room; for the failover."""
-        await self._waiting.room()
-
-    def ended(self) -> None:
-        """Wake who waits; for the failover."""
-        self._waiting.wake()
-
-    def pushed(self, stream: SdkStream, push: Push) -> None:
-        """Keep a message; for the stream."""
+    def _pushed(self, connection: SdkConnection, push: Push) -> None:
         if push.seq != UNPLACED:
             if self._last is not None and push.seq <= self._last:
                 self.stats.repeated += 1
@@ -259,15 +229,7 @@ class Sdk:
         self.stats.received_bytes += len(push.payload)
         self._waiting.put(Message(push.seq, push.payload))
         if self._waiting.full:
-            stream.read(False)
-
-    def refused(self, _stream: SdkStream, error: RefusedError) -> None:
-        """End with an error that nobody waited for; for the stream."""
-        self._failover.end(error)
-
-    def lost(self, stream: SdkStream, reason: str) -> None:
-        """Have it replaced; for the stream."""
-        self._failover.lost(stream, reason)
+            connection.read(False)
 
     async def _subscribe(self, predicates: Predicates) -> None:
         self._failover.check()
@@ -278,11 +240,11 @@ class Sdk:
         async with self._subscribing:
             before, self._predicates = self._predicates, predicates
             while True:
-                stream = await self._failover.stream()
-                if stream.subscribed is predicates:
+                connection = await self._failover.connection()
+                if connection.subscribed is predicates:
                     return
                 try:
-                    await stream.subscribe(predicates)
+                    await connection.subscribe(predicates)
                 except RefusedError:
                     self._predicates = before
                     raise
@@ -292,8 +254,7 @@ class Sdk:
                 return
 
     async def _take(self) -> Sequence[Message]:
-        # With each batch whatever else waits gets its turn, and before anything is taken, so that a task that is
-        # cancelled here loses nothing.
+        # Yield once per batch, and before anything is taken: a task that is cancelled here loses nothing.
         await asyncio.sleep(0)
         while True:
             over = self._failover.over
@@ -314,8 +275,8 @@ def _other_sequence(seq: int, last: int) -> UnexpectedError:
     return UnexpectedError("sdk", "seq", seq, reason)
 
 
-class _Waiting:
-    """Messages that wait for their consumer, and how much memory they and those he has at hand take."""
+class _Buffer:
+    """Messages that wait for their consumer, and how much memory they and those it has at hand take."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -358,5 +319,5 @@ class _Waiting:
         await self._room.wait()
 
     def wake(self) -> None:
-        """Let who waits for something look why nothing comes."""
+        """Let those who wait for an arrival look why none comes."""
         self._arrived.set()

@@ -1,11 +1,11 @@
-"""A client's own copy of a service's object, and what those who read it have not seen yet: no sockets, no waiting.
+"""A client's own copy of a service's object, and what its readers have not seen yet: no sockets, no waiting.
 
 The first Info after a Subscribe, and after the service was offered anew, is the whole object; each later one is a
 change. SPP does not tell a service's kind. Unless the caller does, it is guessed at each whole object: a JSON object
-makes it ``json``. A ``last`` service that happens to hold a JSON object is found out by the first change that is none.
+makes it ``json``. A ``last`` service that happens to hold a JSON object shows itself by the first change that is none.
 
-A :class:`Reader` sees each change, as long as it keeps up. When too much waits for it, what waits is replaced by one
-change from what it last saw to what is now, just as the hub does with a subscriber that lags.
+A :class:`CopyReader` sees each change, as long as it keeps up. When too much waits for it, one change from what it last
+saw to what is now replaces all that waits, just as the hub does with a subscriber that lags.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHANGE_COST: Final = 256
 NOTHING: Final[Any] = object()
 
 
-class Replica:
+class ObjectCopy:
     """The object of one service, as far as this client knows it."""
 
     def __init__(self, service_id: str, kind: Kind | None = None) -> None:
@@ -38,12 +38,12 @@ class Replica:
         """The object: a ``dict`` or ``bytes``, never changed in place; :data:`NOTHING` before it is known."""
         self.removed = False
         """Whether the service is no longer offered."""
-        self.readers: list[Reader] = []
+        self.readers: list[CopyReader] = []
         self.wanted_kind = kind
         self._awaits_whole = True
 
     def expect_whole(self) -> None:
-        """The next Info is the whole object."""
+        """Take the next Info as the whole object."""
         self._awaits_whole = True
 
     def inform(self, message: bytes) -> None:
@@ -68,23 +68,23 @@ class Replica:
             reader.tell(change, len(message))
 
 
-class Reader:
-    """One who follows a replica; ``wake`` is called when there is something to :meth:`take`."""
+class CopyReader:
+    """Follows a copy; ``wake`` is called when there is something to :meth:`take`."""
 
-    def __init__(self, replica: Replica, wake: Callable[[], None]) -> None:
+    def __init__(self, copy: ObjectCopy, wake: Callable[[], None]) -> None:
         self.conflated = 0
         """Changes that this reader did not see as such, because one change stood for several."""
-        self._replica = replica
+        self.copy = copy
         self._wake = wake
-        self._seen = replica.value
+        self._seen = copy.value
         self._pending: deque[tuple[Any, Any, int]] = deque()
         self._weight = 0
         self._skipped = 0
-        replica.readers.append(self)
+        copy.readers.append(self)
 
     def tell(self, change: Any, size: int) -> None:
-        """Note a change that has been made."""
-        value = self._replica.value
+        """Note a change."""
+        value = self.copy.value
         if self._seen is NOTHING:
             # The object as it was found is no change.
             self._seen = value
@@ -101,11 +101,11 @@ class Reader:
         self._wake()
 
     def take(self) -> Any:
-        """The next change, or :data:`NOTHING`."""
+        """Return the next change, or :data:`NOTHING`."""
         if self._skipped:
             self.conflated += self._skipped
             self._skipped = 0
-            before, self._seen = self._seen, self._replica.value
+            before, self._seen = self._seen, self.copy.value
             return since(before, self._seen)
         if not self._pending:
             return NOTHING
@@ -115,12 +115,12 @@ class Reader:
 
     def close(self) -> None:
         """Follow no more."""
-        if self in self._replica.readers:
-            self._replica.readers.remove(self)
+        if self in self.copy.readers:
+            self.copy.readers.remove(self)
 
 
 def since(before: Any, now: Any) -> Any:
-    """The one change that leads from one value to another."""
+    """Return the one change that leads from one value to another."""
     return diff(before, now) if isinstance(before, dict) and isinstance(now, dict) else now
 
 

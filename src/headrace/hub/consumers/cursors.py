@@ -1,28 +1,28 @@
-"""Durable consumers: names whose place in the sequence the hub keeps, as a part of its state.
+"""Durable consumers: names whose position in the sequence the hub keeps, as part of its state.
 
-A consumer has **terms**, fixed when it is created (which messages concern it, how long a member has to acknowledge
-one, how often one is tried, where one goes that is given up), and a **cursor**: a floor up to which everything is
-done, and ranges above it that are done as well. A number is done when it was acknowledged, when its message does not
-concern the consumer, when it was given up (its dead letter is in the log) or when retention removed it. Who gets what
-in the meantime is :mod:`headrace.hub.consumers.delivery`'s business and no part of the state: after a restart,
-whatever is not done is delivered again.
+A consumer has **terms**, fixed when it is created (which messages concern it, how long a member has to acknowledge one,
+how often one is tried, where one goes that is given up), and a **cursor**: a floor up to which everything is done, and
+ranges above it that are done as well. A number is done when it was acknowledged, when its message does not concern the
+consumer, when it was given up (its dead letter is in the log) or when retention removed it. Which member gets what in
+the meantime is decided in :mod:`headrace.hub.consumers.delivery` and no part of the state: after a restart, whatever is
+not done is delivered again.
 
 Entries of the log, ``consumer/NAME``:
 
-- ``{"create": terms, "from": n}``: the consumer's first number is ``n``; nothing happens if it is there already;
+- ``{"create": terms, "from": n}``: the consumer's first number is ``n``; ignored if the consumer exists;
 - ``{"done": [[first, last], …], "since": n, "dead": n, "lost": n}``: numbers that are done, how many messages among
   them were given up, and how many numbers retention took. ``since`` is the entry that created or last reset the
-  consumer, as whoever wrote this knew it: what was done before a reset does not count after it;
-- ``{"reset": n}``: everything from ``n`` on is to be delivered, again or after all;
+  consumer, as its author knew it: what was done before a reset does not count after it;
+- ``{"reset": n}``: deliver everything from ``n`` on, again or after all;
 - ``{"remove": true}``.
 
-Done ranges are a set, so entries may repeat and overlap. At most :data:`MAX_RANGES` of them are kept above the floor;
-one that finds no room is forgotten and delivered again. Delivery sees to it that this does not happen.
+Done ranges are a set, so entries may repeat and overlap. At most :data:`MAX_RANGES` of them are kept above the floor; a
+range without room is forgotten and delivered again. Delivery sees to it that this does not happen.
 
-A **dead letter** is a copy of a message under the consumer's dead-letter topic, from origin :data:`DEAD`, its
-attributes and :data:`ADDED` besides. Dead letters and the entry that says their originals are done are one batch, so
-they cannot come apart. A dead letter that fails at another consumer is not copied again: two consumers that both
-take everything would send each other's failures back and forth for ever.
+A **dead letter** is a copy of a message under the consumer's dead-letter topic, from origin :data:`DEAD`, with its
+attributes and :data:`ADDED` ones. Dead letters and the entry that says their originals are done are one batch, so they
+cannot come apart. A dead letter that fails at another consumer is not copied again: two consumers that both take
+everything would send each other's failures back and forth for ever.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from headrace.errors import LimitError, MalformedError, RefusedError, WireError
+from headrace.hub.consumers.outstanding import clip, count
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch, Run, envelope_rows, map_column
+from headrace.protocols import DEAD_LETTER
 
 PART: Final = "consumer"
 
 MAX_CONSUMERS: Final = 4096
 MAX_RANGES: Final = 4096
-"""Done ranges of one consumer above its floor. Neither limit is a setting: the state would then depend on more than
-the log."""
+"""Done ranges of one consumer above its floor. Neither limit is a setting: the state depends on the log alone."""
 MAX_NAME: Final = 255
 MAX_TERMS: Final = 64 << 10
 MAX_ACK_SECONDS: Final = 7 * 86_400.0
 
-DEAD: Final = "consumer"
-"""The origin of dead letters."""
+DEAD: Final = DEAD_LETTER
 ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.tries")
-"""The attributes that a dead letter has besides its original's: who gave it up, and what it was."""
+"""Attributes that a dead letter has besides those of its original."""
 
 
 class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was agreed when a consumer was created.
+    """A consumer's terms, fixed when it is created.
 
-    ``topic``, ``origin`` and ``where`` say which messages concern it, as a ``follow`` has them; those under its own
-    dead-letter topic never do. ``max_tries`` 0 is to try for ever; ``dead_letter`` defaults to ``dead/NAME``.
+    ``topic``, ``origin`` and ``where`` choose its messages, as in a ``follow``; those under its own dead-letter topic
+    never concern it. ``max_tries`` 0 means no limit; ``dead_letter`` defaults to ``dead/NAME``.
     """
 
     topic: str | None = None
@@ -83,7 +83,7 @@ class Consumer:
         self.terms = terms
         self.created = created
         self.since = created
-        """The entry that created or last reset it."""
+        """Number of the entry that created or last reset it."""
         self.floor = floor
         """Everything up to here is done."""
         self.dead = 0
@@ -94,7 +94,7 @@ class Consumer:
 
     @property
     def done(self) -> list[Range]:
-        """What is done above the floor; never the number right above it."""
+        """Ranges that are done above the floor; never the number right above it."""
         return list(self._done)
 
     @property
@@ -102,8 +102,14 @@ class Consumer:
         """The topic of its dead letters."""
         return self.terms.dead_letter or f"dead/{self.name}"
 
+    def missing(self, ranges: Iterable[Range]) -> int:
+        """Count the numbers of some ranges that are not done: never handed out, or reset since."""
+        done = self.done
+        ranges = [(max(first, self.floor + 1), last) for first, last in ranges]
+        return sum(count([each]) - count(clip(done, *each)) for each in ranges if each[0] <= each[1])
+
     def settle(self, ranges: Iterable[Range]) -> list[Range]:
-        """Take note that numbers are done; return those there was no room for."""
+        """Note that numbers are done; return those for which there was no room."""
         forgotten: list[Range] = []
         for first, last in ranges:
             if first <= self.floor + 1:
@@ -119,7 +125,6 @@ class Consumer:
         self._done = Ranges(MAX_RANGES)
 
     def _rise(self, to: int) -> None:
-        """Everything up to ``to`` is done, and so is what adjoins it."""
         self.floor = max(self.floor, to)
         self._done.cut_below(self.floor + 1)
         lowest = next(iter(self._done), None)
@@ -129,50 +134,44 @@ class Consumer:
 
 
 class Settled(NamedTuple):
-    """Numbers that are done as soon as an entry says so; ``since`` as the entry has it."""
+    """Numbers that are done once an entry says so; ``since`` as in the entry."""
 
     ranges: tuple[Range, ...]
     since: int
     lost: int = 0
 
 
-class Created(NamedTuple):
-    """A consumer appeared."""
+class ConsumerReset(NamedTuple):
+    """A consumer's cursor was moved: what was under way no longer counts."""
 
     consumer: Consumer
 
 
-class Reset(NamedTuple):
-    """A consumer's cursor was moved: whatever was under way for it no longer counts."""
+class ConsumerRemoved(NamedTuple):
+    """A consumer was removed."""
 
     consumer: Consumer
 
 
-class Removed(NamedTuple):
-    """A consumer is gone."""
-
-    consumer: Consumer
-
-
-class Forgotten(NamedTuple):
-    """Numbers that are not done after all: there was no room to remember them."""
+class RangesForgotten(NamedTuple):
+    """Numbers that are not done after all: there was no room for them."""
 
     consumer: Consumer
     settled: Settled
 
 
-Event: TypeAlias = Created | Reset | Removed | Forgotten
+ConsumerEvent: TypeAlias = ConsumerReset | ConsumerRemoved | RangesForgotten
 
 
 class Consumers:
-    """The consumers there are, in the order of their creation."""
+    """All consumers, in the order of their creation."""
 
     name = PART
     follows_messages = False
 
     def __init__(self) -> None:
-        self.observer: Callable[[Event], None] | None = None
-        """Told each event as it happens: the state is then just behind it."""
+        self.observer: Callable[[ConsumerEvent], None] | None = None
+        """Called with each event, after the state has changed."""
         self._consumers: dict[str, Consumer] = {}
 
     def __len__(self) -> int:
@@ -182,15 +181,15 @@ class Consumers:
         return iter(self._consumers.values())
 
     def get(self, name: str) -> Consumer | None:
-        """The consumer of a name."""
+        """Return the consumer of this name."""
         return self._consumers.get(name)
 
     def holds(self) -> dict[str, int]:
-        """What retention must keep for each: a hold at the first number that is not done."""
+        """Return what retention must keep: for each consumer, a hold at the first number that is not done."""
         return {f"{PART}/{consumer.name}": consumer.floor + 1 for consumer in self}
 
     def creation(self, name: str, terms: Terms, start: int) -> Batch | None:
-        """The entry that a consumer needs before anyone follows it, or ``None`` if it is there on these terms.
+        """Make the entry that creates a consumer; ``None`` if it exists on these terms.
 
         Ask again once the entry is committed: another creation may have come first, on other terms.
         """
@@ -215,29 +214,28 @@ class Consumers:
                     _check_name(name)
                     _check_terms(order.create)
                 except WireError as error:
-                    # Doors write no such entry; one that was passed on may be anything.
+                    # Doors write no such entry; a relayed one may be anything.
                     raise msgspec.ValidationError(str(error)) from None
-                consumer = self._consumers[name] = Consumer(name, order.create, order.start - 1, seq)
-                self._tell(Created(consumer))
+                self._consumers[name] = Consumer(name, order.create, order.start - 1, seq)
         elif order.done is not None:
             if order.since == consumer.since:
                 forgotten = consumer.settle(order.done)
                 if forgotten:
-                    self._tell(Forgotten(consumer, Settled(tuple(forgotten), consumer.since)))
+                    self._tell(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
                 consumer.dead = min(consumer.dead + order.dead, MAX_SEQUENCE)
                 consumer.lost = min(consumer.lost + order.lost, MAX_SEQUENCE)
         elif order.reset is not None:
             consumer.reset(order.reset, seq)
-            self._tell(Reset(consumer))
+            self._tell(ConsumerReset(consumer))
         elif order.remove:
             del self._consumers[name]
-            self._tell(Removed(consumer))
+            self._tell(ConsumerRemoved(consumer))
 
     def follow(self, _batch: Batch) -> None:
-        """Messages change nothing here: a consumer's floor stays until an entry moves it."""
+        """Ignore messages: only entries change a consumer."""
 
     def dump(self) -> bytes:
-        """The consumers as a snapshot's section."""
+        """Make a snapshot's section of the consumers."""
         kept = [_Kept(c.name, c.terms, c.created, c.since, c.floor, c.done, c.dead, c.lost) for c in self]
         return msgspec.msgpack.encode(kept)
 
@@ -249,43 +247,39 @@ class Consumers:
             consumer.since, consumer.dead, consumer.lost = kept.since, kept.dead, kept.lost
             consumer.settle(kept.done)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: ConsumerEvent) -> None:
         if self.observer is not None:
             self.observer(event)
 
 
 def create(name: str, terms: Terms, start: int) -> Batch:
-    """The log entry that creates a consumer whose first number is ``start``."""
+    """Make the entry that creates a consumer whose first number is ``start``."""
     _check_name(name)
     _check_terms(terms)
     return _entry(name, _Order(create=terms, start=start))
 
 
 def settle(name: str, settled: Settled) -> Batch:
-    """The log entry that says what is done: one for all that a turn brought."""
+    """Make the entry that says what is done: one for everything of a turn."""
     return _entry(name, _Order(done=settled.ranges, since=settled.since, lost=settled.lost))
 
 
 def reset(name: str, to: int) -> Batch:
-    """The log entry that has a consumer begin again at ``to``."""
+    """Make the entry that resets a consumer to ``to``."""
     return _entry(name, _Order(reset=to))
 
 
 def remove(name: str) -> Batch:
-    """The log entry that removes a consumer."""
+    """Make the entry that removes a consumer."""
     return _entry(name, _Order(remove=True))
 
 
 def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int) -> Batch:
-    """The batch that makes dead letters of messages, and behind them the entry that says they are done.
+    """Make a batch of dead letters, and after them the entry that says their originals are done.
 
     ``rows`` are those that concern the consumer; only those within the settled ranges count.
     """
-    seqs = rows.column("seq").to_numpy()
-    within = np.zeros(len(seqs), np.bool_)
-    for first, last in settled.ranges:
-        within[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")] = True
-    rows = rows.filter(pa.array(within))
+    rows = within(rows, settled.ranges)
     dead = rows.num_rows
     rows = rows.filter(pc.not_equal(rows.column("origin"), DEAD))
     done = _entry(
@@ -305,6 +299,15 @@ def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int)
         publisher=consumer.name,
         columns=envelope_rows(columns),
     )
+
+
+def within(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:
+    """Keep the rows whose numbers are in some ranges."""
+    seqs = rows.column("seq").to_numpy()
+    kept = np.zeros(len(seqs), np.bool_)
+    for first, last in ranges:
+        kept[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")] = True
+    return rows.filter(pa.array(kept))
 
 
 _Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
@@ -361,13 +364,13 @@ def _check_terms(terms: Terms) -> None:
     if terms.max_tries < 0:
         raise MalformedError("link", "max_tries", terms.max_tries, "0 (for ever) or more")
     if NOT_A_MESSAGE in (terms.origin or ()):
-        # Each entry that says what is done would be something new to be done.
+        # Each entry that says what is done would be something new to do.
         raise MalformedError("link", "origin", terms.origin, f"no {NOT_A_MESSAGE!r}: these are no messages")
     try:
         size = len(msgspec.json.encode(terms))
         msgspec.msgpack.encode(terms)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        # An entry is JSON, a snapshot is not: one would take whole numbers that the other has no room for.
+        # An entry is JSON, a snapshot is msgpack: JSON takes integers for which msgpack has no room.
         raise MalformedError("link", "where", None, "what JSON can say, with numbers of 64 bits") from None
     if size > MAX_TERMS:
         raise LimitError("link", "where", size, MAX_TERMS)

@@ -1,33 +1,33 @@
-"""Who of a durable consumer's members gets what, and until when: all that a restart may forget.
+"""Which member of a durable consumer gets what, and until when: all that a restart may forget.
 
-Numbers up to the **frontier** have been handed out. Of those, a **piece** (a range of numbers with one fate) is kept
-for whatever is not done yet, so that what is done needs no memory: it is the rest. A piece is *waiting* to be handed
-out again, *being read* for a member, *in flight* at a member until a deadline, or *doomed*: tried too often, and on its
-way to the dead letters. Nothing here is per message as long as members acknowledge what they got in one go.
+Numbers up to the **frontier** have been handed out. A **piece** (a range of numbers with one fate) is kept for those
+that are not done yet, so that what is done needs no memory. A piece is *waiting* to be handed out again, *being read*
+for a member, *in flight* at a member until a deadline, or *doomed*: tried too often, and about to become dead letters.
+Nothing here is per message as long as members acknowledge what they got in one go.
 
-One round, as the driver sees it:
+One round:
 
-1. :meth:`~Delivery.ready` says that a member can take one more range; :meth:`~Delivery.assign` gives ready members
-   ranges to be read, what waits before what is new, so that the floor moves;
-2. the driver reads the range, filters it, and tells :meth:`~Delivery.delivered` how far it came and what matched. It
-   gets back what to send. Numbers that do not match are done then, or together with the match before them;
+1. :meth:`~Delivery.ready` notes that a member can take one more range; :meth:`~Delivery.assign` gives ready members
+   ranges to read, those that wait before new ones, so that the floor moves;
+2. the caller reads the range, filters it, and passes to :meth:`~Delivery.delivered` how far it came and what matched.
+   It gets back what to send. Numbers that do not match are done then, or together with the match before them;
 3. :meth:`~Delivery.ack`, :meth:`~Delivery.nack`, :meth:`~Delivery.expire` and :meth:`~Delivery.leave` end it. At the
-   end of a turn :meth:`~Delivery.collect` has all that is newly done, for one log entry.
+   end of a turn :meth:`~Delivery.collect` returns everything newly done, for one log entry.
 
 Rules:
 
 - A number is at one member at a time, unless its deadline has passed. Deadlines begin when rows are sent.
-- New numbers reach a member in ascending order, but for those that another member gave back.
-- Only what was handed out, since the hub started or the consumer was reset, can be acknowledged; who acknowledges it
-  does not matter, nor whether the deadline has passed.
-- A try counts once it is sent, however it ends, but for a member that leaves in good order: it may not have begun.
-  Tries are not in the log: a hub that restarts begins to count anew.
+- New numbers reach a member in ascending order, except those that another member gave back.
+- Only numbers handed out since the hub started or the consumer was reset can be acknowledged, by any member, even after
+  the deadline.
+- A try counts once it is sent, however it ends, unless the member leaves in good order: it may not have begun. Tries
+  are not in the log: a hub that restarts counts from zero.
 - Passing over numbers that do not match is worth a log entry only every :data:`PASSED` numbers. Entries are such
   numbers too, and consumers would otherwise keep an idle hub busy with each other's.
 
-Bounds: with half of :attr:`Limits.pieces`, nothing new is handed out until gaps close; with all of them, an
-acknowledgement that would tear another gap is refused, and pieces that wait side by side are joined. A member has at
-most :attr:`Limits.in_flight` messages and one more range.
+Bounds: with half of :attr:`DeliveryLimits.pieces`, nothing new is handed out until gaps close; with all of them, an
+acknowledgement that would tear another gap is refused, and adjacent waiting pieces are joined. A member has at most
+:attr:`DeliveryLimits.in_flight` messages and one more range.
 """
 
 from __future__ import annotations
@@ -40,32 +40,31 @@ from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import RefusedError
 from headrace.hub.consumers.cursors import Consumer, Settled
-from headrace.hub.consumers.outstanding import NOBODY, Matches, Piece, Pieces, clip
+from headrace.hub.consumers.outstanding import NOBODY, Matches, Piece, Pieces, clip, count
 from headrace.hub.sequence_ranges import Range, Ranges
 
 PASSED: Final = 65_536
-"""Far more than there can be consumers: passing over one entry of each must not be worth an entry of each."""
+"""Far more than there can be consumers: passing over one entry of each must not be worth an entry."""
 
 TICKS: Final = 64
-"""Deadlines fall on a 64th of a consumer's ``ack_seconds``, never early, so that what one member is sent in small bits
-within a tick is one piece."""
+"""Deadlines are rounded up to a 64th of ``ack_seconds``, so that what a member is sent meanwhile is one piece."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one consumer may cost."""
+class DeliveryLimits:
+    """Bounds on what one consumer may cost."""
 
     span: int = 4096
-    """The most numbers that are read for a member at a time."""
+    """Numbers that are read for a member at a time."""
     in_flight: int = 16_384
-    """Messages that a member may have unacknowledged and still be given more."""
+    """Unacknowledged messages beyond which a member is given no more."""
     pieces: int = 1024
-    """What is remembered of what is not done; what the log's state remembers has room for several times that."""
+    """Ranges that are not done; the consumer's state has room for several times that."""
     members: int = 1024
 
 
 class Assign(NamedTuple):
-    """Read ``first`` to ``last`` for a member and tell :meth:`Delivery.delivered`; ``tries`` counts this one."""
+    """Read ``first`` to ``last`` for a member and call :meth:`Delivery.delivered`; ``tries`` includes this one."""
 
     member: int
     first: int
@@ -83,28 +82,28 @@ class Expired(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """These were tried too often: read and filter them, then :meth:`Delivery.bury` them, all or bit by bit."""
+    """Read and filter these, tried too often, then :meth:`Delivery.bury` them, all at once or in parts."""
 
     first: int
     last: int
     tries: int
 
 
-Work: TypeAlias = Expired | DeadLetter
+DeliveryWork: TypeAlias = Expired | DeadLetter
 
 
 class Delivery:
-    """One consumer's members and what they have. A member's id is never used again."""
+    """One consumer's members and what they have. A member's id is never reused."""
 
-    def __init__(self, consumer: Consumer, limits: Limits | None = None) -> None:
+    def __init__(self, consumer: Consumer, limits: DeliveryLimits | None = None) -> None:
         self.consumer = consumer
-        self._limits = limits or Limits()
+        self._limits = limits or DeliveryLimits()
         self._load: dict[int, int] = {}
         self._ready: dict[int, None] = {}
         self.restart()
 
     def restart(self) -> None:
-        """Forget what is under way and begin where the consumer's cursor stands; members stay."""
+        """Forget what is under way and begin at the consumer's cursor; members stay."""
         self._since = self.consumer.since
         self._waiting = Pieces()
         self._taken = Pieces()
@@ -115,24 +114,24 @@ class Delivery:
         self._soonest = inf
         self._load = dict.fromkeys(self._load, 0)
         self.frontier = self.consumer.floor + 1
-        """The first number that was not handed out yet."""
+        """First number that was not handed out yet."""
         for first, last in self.consumer.done:
             self._waiting.add(Piece(self.frontier, first - 1))
             self.frontier = last + 1
 
     @property
     def members(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return len(self._load)
 
     @property
     def pieces(self) -> int:
-        """What there is to remember."""
+        """Number of pieces."""
         return len(self._waiting) + len(self._taken)
 
     @property
     def deadline(self) -> float:
-        """When to call :meth:`expire`; infinite if nothing is in flight."""
+        """Time at which to call :meth:`expire`; infinite if nothing is in flight."""
         return self._soonest
 
     @property
@@ -141,22 +140,22 @@ class Delivery:
         return not (self._load or self.pieces or self._worthwhile)
 
     def load(self, member: int) -> int:
-        """How many messages a member has not acknowledged."""
+        """Number of messages that a member has not acknowledged."""
         return self._load[member]
 
     def join(self, member: int) -> None:
-        """Take a member in."""
+        """Add a member."""
         if len(self._load) >= self._limits.members:
             raise RefusedError("limit", f"consumer {self.consumer.name!r} has {len(self._load)} members")
         self._load[member] = 0
 
     def ready(self, member: int) -> None:
-        """A member can take one more range: it has room, and what it was last given is delivered."""
+        """Note that a member can take one more range: it has room, and its last one is delivered."""
         if member in self._load:
             self._ready[member] = None
 
     def leave(self, member: int, *, tried: bool) -> list[DeadLetter]:
-        """A member is gone, and what it had is there for others at once; ``tried`` unless it left in good order."""
+        """Remove a member, and give what it had to others at once; ``tried`` unless it left in good order."""
         del self._load[member]
         self._ready.pop(member, None)
         returned = self._taken.carve(1, sys.maxsize, lambda piece: piece.member == member)
@@ -166,7 +165,7 @@ class Delivery:
         )
 
     def assign(self, head: int) -> list[Assign]:
-        """Give ready members something to do, in the order in which they became ready."""
+        """Assign ranges to ready members, in the order in which they became ready."""
         work: list[Assign] = []
         for member in list(self._ready):
             if self._load[member] >= self._limits.in_flight:
@@ -180,11 +179,11 @@ class Delivery:
         return work
 
     def delivered(self, given: Assign, last: int, matching: Sequence[Range], now: float) -> list[Range]:
-        """The range was read up to ``last`` (which may be short of its end) and this matched; return what to send.
+        """Take what matched in a range that was read up to ``last``, perhaps not its end; return what to send.
 
         That is less than what matched if some was acknowledged late while it was read, and nothing if the range is no
-        longer the member's to have. What was not read, all of it if ``last`` is before the first, goes to whoever is
-        ready next.
+        longer the member's. What was not read, all of it if ``last`` is before the first, goes to the next ready
+        member.
         """
         reading = self._taken.carve(
             given.first, given.last, lambda piece: piece.member == given.member and not piece.in_flight
@@ -203,9 +202,9 @@ class Delivery:
         return wanted
 
     def ack(self, ranges: Iterable[Range]) -> int:
-        """Numbers are done with; return how many of them were not so before.
+        """Note that numbers are done; return how many of them were not before.
 
-        Refused if too many gaps would be left between what is done: what came before in ascending order counts.
+        Refused if that would leave too many gaps: those that came before in ascending order count.
         """
         count = 0
         for first, last in sorted(ranges):
@@ -218,18 +217,18 @@ class Delivery:
         return count
 
     def nack(self, member: int, first: int, last: int) -> list[DeadLetter]:
-        """A member has failed with some of what it has: others get it at once. Refused if there are too many gaps."""
+        """Give what a member failed with to others at once. Refused if there are too many gaps."""
         if self.pieces >= self._limits.pieces:
             raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
         return self._give_back(
             self._carve_taken(first, last, lambda piece: piece.member == member and piece.in_flight)
         )
 
-    def expire(self, now: float) -> list[Work]:
+    def expire(self, now: float) -> list[DeliveryWork]:
         """Take back what was not acknowledged in time."""
         if now < self._soonest:
             return []
-        work: list[Work] = []
+        work: list[DeliveryWork] = []
         overdue = self._carve_taken(1, sys.maxsize, lambda piece: piece.deadline <= now)
         work += [Expired(piece.member, piece.first, piece.last, piece.tries) for piece in overdue]
         work += self._give_back(overdue)
@@ -238,12 +237,12 @@ class Delivery:
         return work
 
     def bury(self, first: int, last: int) -> Settled:
-        """What is left of a dead letter's range (some may be acknowledged by now), for the batch that buries it."""
+        """Return what is left of a dead letter's range to bury: some may be acknowledged by now."""
         doomed = self._taken.carve(first, last, _is_doomed)
         return Settled(tuple((piece.first, piece.last) for piece in doomed), self._since)
 
     def trimmed(self, oldest: int) -> list[Range]:
-        """The log begins at ``oldest``: what must be read and lies before it is lost. Return that, to be counted."""
+        """Drop what lies before ``oldest``, where the log now begins, and must still be read; return it."""
         below = oldest - 1
         gone = self._waiting.carve(1, below)
         gone += self._taken.carve(1, below, lambda piece: not piece.in_flight)
@@ -257,8 +256,8 @@ class Delivery:
         return [(piece.first, piece.last) for piece in gone]
 
     def collect(self) -> Settled | None:
-        """All that is newly done, if it is worth a log entry."""
-        if not self._worthwhile and _count(self._done) < PASSED:
+        """Return everything newly done, if it is worth a log entry."""
+        if not self._worthwhile and count(self._done) < PASSED:
             return None
         settled = Settled(tuple(self._done), self._since, self._lost)
         self._done = Ranges(sys.maxsize)
@@ -267,13 +266,13 @@ class Delivery:
         return settled
 
     def again(self, settled: Settled) -> None:
-        """The log did not take the entry: its numbers are not done after all."""
+        """Deliver the numbers of an entry again that the log did not take."""
         if settled.since == self._since:
             for first, last in settled.ranges:
                 self._waiting.add(Piece(first, last))
 
     def _next(self, head: int) -> Piece | None:
-        """The next piece to be read: the lowest that waits, or new numbers."""
+        """Take the next piece to read: the lowest that waits, or new numbers."""
         half = self._limits.pieces // 2
         if len(self._taken) >= half:
             return None
@@ -293,16 +292,16 @@ class Delivery:
         return piece
 
     def _share(self, available: int) -> int:
-        """One member's share. Shares get smaller as the end comes nearer, so that nobody is left with a large one."""
+        """One member's share; it gets smaller towards the end, so that no member is left with a large one."""
         return min(self._limits.span, -(-available // len(self._load)))
 
     def _send(self, piece: Piece, last: int, matching: list[Range], deadline: float) -> list[Range]:
-        """What was read of a piece is in flight, but for what comes before its first match."""
+        """Put what was read of a piece in flight, except what comes before its first match."""
         before = self._taken.pop_before(piece.first)
         if before is not None:
             if before[2:5] == (piece.tries, piece.member, deadline):
                 self._taken.add(before.joined(last, matching))
-                self._load[piece.member] += _count(matching)
+                self._load[piece.member] += count(matching)
                 return matching
             self._taken.add(before)
         first = matching[0][0] if matching else last + 1
@@ -311,14 +310,13 @@ class Delivery:
         if matching:
             matches = None if matching == [(first, last)] else Matches(matching.copy())
             self._taken.add(Piece(first, last, piece.tries, piece.member, deadline, matches))
-            self._load[piece.member] += _count(matching)
+            self._load[piece.member] += count(matching)
             self._soonest = min(self._soonest, deadline)
         return matching
 
     def _carve_taken(
         self, first: int, last: int, wanted: Callable[[Piece], bool] | None = None
     ) -> list[Piece]:
-        """Take pieces from those who have them."""
         carved = self._taken.carve(first, last, wanted)
         for piece in carved:
             if piece.in_flight:
@@ -326,7 +324,7 @@ class Delivery:
         return carved
 
     def _give_back(self, pieces: Iterable[Piece]) -> list[DeadLetter]:
-        """Pieces wait for another try, or had their last."""
+        """Let pieces wait for another try, or doom those that had their last."""
         work: list[DeadLetter] = []
         most = self.consumer.terms.max_tries
         for piece in pieces:
@@ -345,10 +343,6 @@ class Delivery:
 
     def _tears(self, first: int, last: int) -> bool:
         return self._taken.tears(first, last) or self._waiting.tears(first, last)
-
-
-def _count(ranges: Iterable[Range]) -> int:
-    return sum(last - first + 1 for first, last in ranges)
 
 
 def _is_doomed(piece: Piece) -> bool:

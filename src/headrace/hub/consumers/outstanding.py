@@ -1,14 +1,14 @@
 """Pieces: ranges of numbers that are not done yet, each with one fate, cut as members acknowledge parts of them.
 
-A piece knows which of its numbers were messages for the consumer (those that **match**). Whatever does not match goes
-with the match before it, so that acknowledging the matches one by one leaves no holes between them.
+A piece knows which of its numbers are messages for the consumer (those that **match**). Numbers that do not match go
+with the match before them, so that acknowledging the matches one by one leaves no holes between them.
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ NOBODY: Final = -1
 
 
 class Matches:
-    """Which numbers of a piece are the consumer's messages; shared by what the piece is cut into."""
+    """The numbers of a piece that are the consumer's messages; shared by the pieces it is cut into."""
 
     __slots__ = ("_ranges",)
 
@@ -29,19 +29,19 @@ class Matches:
         self._ranges = ranges
 
     def after(self, seq: int) -> int:
-        """The next match behind a number, however far."""
+        """Find the next match after a number, however far."""
         index = bisect_right(self._ranges, seq, key=_last)
         return max(self._ranges[index][0], seq + 1) if index < len(self._ranges) else sys.maxsize
 
     def count(self, first: int, last: int) -> int:
-        """How many matches a range has."""
-        return sum(until - start + 1 for start, until in clip(self._ranges, first, last))
+        """Count the matches in a range."""
+        return count(clip(self._ranges, first, last))
 
     def joined(self, last: int, ranges: list[Range]) -> Matches:
-        """These up to ``last``, and the ranges behind it."""
+        """Join those up to ``last`` and the ranges after it."""
         if self._ranges[-1][1] > last:
             return Matches(clip(self._ranges, 1, last) + ranges)
-        # Those who share this end before what is added, and do not see it.
+        # The pieces that share this end before what is added, and do not see it.
         self._ranges += ranges
         return self
 
@@ -53,15 +53,15 @@ class Piece(NamedTuple):
     last: int
     tries: int = 0
     member: int = NOBODY
-    """Who has it; nobody while it waits, and when it is doomed."""
+    """The member that has it; nobody while it waits, and when it is doomed."""
     deadline: float = inf
     """Finite while it is in flight."""
     matches: Matches | None = None
-    """What matched when it was last sent; ``None`` if all did, or if it was never sent."""
+    """The matches when it was last sent; ``None`` if all did, or if it was never sent."""
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Count of its numbers."""
         return self.last - self.first + 1
 
     @property
@@ -71,17 +71,17 @@ class Piece(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many of its numbers match."""
+        """Count of its matches."""
         return self.size if self.matches is None else self.matches.count(self.first, self.last)
 
     def reach(self, last: int) -> int:
-        """How far a cut up to ``last`` goes: what does not match goes with the match before it."""
+        """Find how far a cut up to ``last`` goes: numbers that do not match go with the match before them."""
         if last >= self.last:
             return self.last
         return last if self.matches is None else min(self.last, self.matches.after(last) - 1)
 
     def joined(self, last: int, matching: list[Range]) -> Piece:
-        """The piece with all up to ``last`` behind it, of which this matched."""
+        """Extend the piece up to ``last`` by numbers of which these match."""
         if self.matches is None and matching == [(self.last + 1, last)]:
             return self._replace(last=last)
         matches = Matches([(self.first, self.last)]) if self.matches is None else self.matches
@@ -103,7 +103,7 @@ class Pieces:
         return iter(self._pieces)
 
     def add(self, piece: Piece) -> None:
-        """Take a piece that overlaps none that is here."""
+        """Add a piece that overlaps none."""
         insort(self._pieces, piece, key=_first_of)
 
     def pop(self) -> Piece:
@@ -118,7 +118,7 @@ class Pieces:
         return None
 
     def coalesce(self) -> None:
-        """Join pieces that adjoin; together they count as tried as often as the one tried least."""
+        """Join adjacent pieces; they count as tried as often as the one tried least."""
         joined: list[Piece] = []
         for piece in self._pieces:
             if joined and joined[-1].last + 1 == piece.first:
@@ -157,7 +157,7 @@ class Pieces:
 
 
 def clip(ranges: Sequence[Range], first: int, last: int) -> list[Range]:
-    """What ascending ranges have between two numbers.
+    """Clip ascending ranges to those between two numbers.
 
     >>> clip([(1, 3), (5, 6), (9, 12)], 2, 10)
     [(2, 3), (5, 6), (9, 10)]
@@ -167,8 +167,13 @@ def clip(ranges: Sequence[Range], first: int, last: int) -> list[Range]:
     return [(max(first, start), min(last, until)) for start, until in ranges[begin:end]]
 
 
+def count(ranges: Iterable[Range]) -> int:
+    """Count the numbers of some ranges."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
 def spans(seqs: npt.NDArray[np.int64]) -> list[Range]:
-    """Ascending numbers as ranges, as :meth:`Delivery.delivered` wants what matched.
+    """Make ranges of ascending numbers.
 
     >>> spans(np.array([1, 2, 3, 7, 9, 10]))
     [(1, 3), (7, 7), (9, 10)]

@@ -1,22 +1,20 @@
-"""Publishing once: rows that their publisher numbered are appended once, however often and wherever they are sent.
+"""Idempotent publishing: rows with a publisher's number are appended once, however often and wherever they are sent.
 
-A publisher that lost its connection sends again whatever was not acknowledged, over another connection and perhaps
-while the first try is still under way to the commit. So three cases are told apart by the number:
+A publisher that lost its connection sends every unacknowledged request again, over another connection and perhaps while
+the first try is still under way to the commit. The number tells three cases apart:
 
-- the log has the rows: they are answered with the places they have;
+- the log has the rows: the answer is the place they have;
 - they are appended but not yet committed: the repeat waits for that, and is judged again then;
-- they are new (or the rest of them is): they are appended.
+- they, or the rest of them, are new: they are appended.
 
-What comes from one publisher is taken in the order it came: behind a request that waits, the next wait too. A publisher
-that sends ahead of the answers says of each request that it ``follows`` the one before. Should that one fail, the ones
-behind it are refused as well instead of leaving a gap that no repeat could fill: a repeat of lower numbers would be
-taken for known.
+Requests of one publisher are taken in order: after one that waits, the next wait too. A publisher that sends ahead of
+the answers marks each request as one that ``follows`` the one before. If that one fails, the ones after it are refused
+as well: the gap they would leave could not be filled, since a repeat of lower numbers would be taken for known.
 
-What a frontend passes on is published once in the same way. Its rows have no number of the frontend's: they keep what
-they came with. So a **mark** is appended right behind them, in the same append: an entry of the log that has the
-frontend for its publisher, and a number.
+What a frontend relays is published once in the same way. Its rows keep their own numbers, so a **mark** is appended
+right after them, in the same append: a log entry with the frontend as its publisher, and a number.
 
-Where another hub numbers, that hub is asked instead: only there it is known what is under way.
+If another hub numbers messages, that hub is asked: only it knows what is under way.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
-from headrace.hub.publishing.publisher_numbers import Publishers
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Told, ToldNewest
 from headrace.message import NOT_A_MESSAGE, Batch, Run, envelope_rows
 
 FRONTEND: Final = "frontend"
-"""What the topic of a mark begins with."""
+"""First part of a mark's topic."""
 
 
 class _Publish(NamedTuple):
@@ -45,30 +43,30 @@ class _Publish(NamedTuple):
 
 
 class _Line:
-    """What of one publisher is under way to the commit, and what waits behind it."""
+    """One publisher's batches: those under way to the commit, and those that wait."""
 
     __slots__ = ("under_way", "waiting")
 
     def __init__(self) -> None:
         self.under_way: deque[int] = deque()
-        """For each batch, the number behind its last row."""
+        """For each batch, the number after its last row."""
         self.waiting: deque[_Publish] = deque()
 
 
-class Publishing:
-    """The one way in for rows that may be repeated."""
+class IdempotentPublishing:
+    """Appends rows that may be repeated, once."""
 
-    def __init__(self, hub: Hub, publishers: Publishers) -> None:
+    def __init__(self, hub: Hub, publishers: PublisherNumbers) -> None:
         self._hub = hub
         self._publishers = publishers
         self._lines: dict[str, _Line] = {}
 
     def __len__(self) -> int:
-        """How many publishers have something under way."""
+        """Number of publishers with something under way."""
         return len(self._lines)
 
     def newest(self, publisher: str, told: ToldNewest) -> None:
-        """Find out the highest committed number of a publisher."""
+        """Find out a publisher's highest committed number."""
         if self._hub.sequencer is not None:
             self._hub.sequencer.newest(publisher, told)
         else:
@@ -77,9 +75,9 @@ class Publishing:
     def publish(
         self, batch: Batch, told: Told, *, follows: bool = False, behind: Batch | None = None
     ) -> None:
-        """Append a batch unless it is here already; ``told`` may be called at once.
+        """Append a batch unless it is in the log already; ``told`` may be called at once.
 
-        ``behind`` is a batch that is appended right before this one, or not at all.
+        ``behind`` is a batch to append right before this one, together or not at all.
         """
         if batch.number is None or not batch.publisher:
             self._hub.submit(batch, lambda result: told(_outcome(result)))
@@ -97,7 +95,7 @@ class Publishing:
     def _go_on(self, publisher: str, line: _Line) -> None:
         sequencer = self._hub.sequencer
         while sequencer is not None and line.waiting:
-            # Another hub numbers now: it judges what waited here.
+            # Another hub numbers messages now: it judges what waited here.
             batch, _, follows, behind, told = line.waiting.popleft()
             sequencer.publish(batch, told, follows=follows, behind=behind)
         while line.waiting and self._decide(publisher, line, line.waiting[0]):
@@ -106,7 +104,7 @@ class Publishing:
             self._lines.pop(publisher, None)
 
     def _decide(self, publisher: str, line: _Line, publish: _Publish) -> bool:
-        """Take the first of those that wait, or leave it waiting."""
+        """Take the first batch that waits, or leave it waiting."""
         batch, number, follows, behind, told = publish
         known = self._publishers.known(publisher, number, len(batch))
         if known.repeated < len(batch):
@@ -129,7 +127,7 @@ class Publishing:
             line.under_way.remove(number + len(batch))
             sequencer = self._hub.sequencer
             if isinstance(result, UnavailableError) and sequencer is not None:
-                # Another hub has come to number meanwhile, and knows whether it has this.
+                # Another hub numbers messages by now, and knows whether it has this.
                 sequencer.publish(batch, told, follows=follows, behind=behind)
                 self._go_on(publisher, line)
                 return
@@ -150,7 +148,7 @@ def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
 
 
 def mark(frontend: str, number: int) -> Batch:
-    """The entry that says which of a frontend's requests the rows before it were."""
+    """Make the entry that marks the rows before it as one of a frontend's requests."""
     return Batch(
         Run.one(b""),
         origin=NOT_A_MESSAGE,
@@ -163,7 +161,7 @@ def mark(frontend: str, number: int) -> Batch:
 def published(
     rows: pa.RecordBatch, *, origin: str = "", publisher: str = "", number: int | None = None
 ) -> Batch:
-    """Rows in the schema of those to be published as a batch: what they all share is kept once."""
+    """Make a batch of rows to be published: what they all share is kept once."""
     topics = rows.column("topic")
     distinct = topics.unique()
     differing = {}

@@ -1,28 +1,30 @@
-"""Passing on: what this hub takes in and another one numbers, on its way there and back.
+"""The publish relay: what this hub takes in and another one numbers, on its way there and back.
 
-Everything taken in becomes a :class:`Request` and waits in one line. The driver sends what is :meth:`~Passing.due`, a
-window's worth ahead of the answers, and says how each was :meth:`~Passing.answered`. An answer is the place in the
-sequence. Whoever waits is told once that place is committed here: then this hub's own state has it as well.
+Everything taken in becomes a :class:`RelayRequest` and waits in one line. The driver sends what is
+:meth:`~PublishRelay.due`, a window's worth ahead of the answers, and reports how each was
+:meth:`~PublishRelay.answered`. An answer is a place in the sequence. The publisher gets it once that place is committed
+here: then this hub's own state has it as well.
 
-When the connection is lost, whatever is not answered is sent again over the next one, in the same order and under the
-same numbers: the hub that numbers knows which of it is there. What doors submit has no such number, so this hub gives
-each request its own, under a name that nobody else has and that lives no longer than the process. Requests that are
-lost with the process were never acknowledged to anyone.
+When the connection is lost, every unanswered request is sent again over the next one, in the same order and under the
+same numbers: the hub that numbers messages knows which of them are there. What doors submit has no such number, so this
+hub numbers those requests itself, under a unique name that lives no longer than the process. Requests that are lost
+with the process were never acknowledged.
 
-A request that is refused leaves a gap in those numbers, and what is under way behind it is refused for that. What
-comes later goes under a new name, from 0 on.
+A refused request leaves a gap in those numbers, and the requests under way after it are refused for that. Later ones go
+under a new name, from 0 on.
 
-Bounded: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience``
-seconds; then everything is refused until there is one again. One that comes and goes, and answers nothing meanwhile, is
-as good as none: only an answer makes the wait begin anew.
+Bounds: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience`` seconds;
+then everything is refused until there is one again. A connection that comes and goes without an answer is as good as
+none: only an answer restarts the wait.
 
-Nothing here has a socket or a clock: ``now`` is an argument, :attr:`Passing.wake` is how it asks for the driver.
+Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PublishRelay.wake` calls for the driver.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
@@ -32,55 +34,44 @@ from headrace.hub.sequencer import Published, Submission, Told, ToldNewest, tied
 from headrace.message import NOT_A_MESSAGE, Batch
 
 MAX_REQUESTS: Final = 32
-"""Requests under way: fewer than the marks whose places a hub remembers of one publisher."""
+"""Requests under way: fewer than the marks whose places a hub remembers for one publisher."""
 
 MAX_UNDER_WAY: Final = 8 << 20
-"""Bytes under way: fewer than a hub lets one tube have on the way to the commit."""
+"""Bytes under way: fewer than a hub lets one tube have uncommitted."""
 
 _TOGETHER: Final = 512 << 10
-"""Submissions go together in one request up to about this size: they then need one mark."""
+"""Submissions share a request, and its mark, up to about this size."""
 
 _MOST: Final = 4 << 20
-"""Longer batches are passed on in pieces: a link's message has 8 MiB at most."""
+"""Longer batches are sent in pieces: a link's message has 8 MiB at most."""
 
 _ROW_COST: Final = 64
-"""What a row takes beside its payload, about."""
+"""Approximate bytes of a row beside its payload."""
 
 
-class Request:
-    """Rows on their way; a publisher's, or (``passed``) some with a mark behind them."""
+@dataclass(slots=True, eq=False)
+class RelayRequest:
+    """Rows on their way: a publisher's own, or (``passed``) any others, with a mark after them."""
 
-    __slots__ = ("follows", "number", "passed", "publisher", "rows", "sent", "size", "told")
+    rows: Sequence[Batch]
+    told: Told
+    passed: bool
+    publisher: str = ""
+    """Owner of the number; a passed request of this hub gets both when it is first sent."""
+    number: int = 0
+    follows: bool = False
+    sent: bool = False
+    """Whether it may have been taken, though no answer says so."""
+    size: int = field(init=False)
 
-    def __init__(
-        self,
-        rows: Sequence[Batch],
-        told: Told,
-        *,
-        passed: bool,
-        publisher: str = "",
-        number: int = 0,
-        follows: bool = False,
-    ) -> None:
-        self.rows = rows
-        self.told = told
-        self.passed = passed
-        self.publisher = publisher
-        """Whose number it has; a request of this hub's own gets both when it is first sent."""
-        self.number = number
-        self.follows = follows
-        self.size = sum(map(_size, rows))
-        self.sent = False
-        """Whether it may have been taken, though nobody has said so."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.rows))
+    def __post_init__(self) -> None:
+        self.size = sum(map(_size, self.rows))
 
 
-class Passing:
-    """The sequencer of a hub that follows another one; :class:`headrace.hub.sequencer.Sequencer` says what it does.
+class PublishRelay:
+    """The :class:`~headrace.hub.sequencer.Sequencer` of a hub that follows another one.
 
-    ``name`` makes a name that nobody else has.
+    ``name`` makes a unique name; ``unreachable`` begins the error text when no answer comes for too long.
     """
 
     def __init__(
@@ -96,23 +87,23 @@ class Passing:
         self.wake: Callable[[], None] = lambda: None
         """Asks the driver to send what is due."""
         self.longest: int | None = None
-        """The most bytes that the hub that numbers takes for a message, once it is known."""
+        """The longest message that the upstream hub takes, once known."""
         self._hub = hub
         self._make_name = name
         self._name, self._number = name(), 0
         self._patience = patience
         self._unreachable = unreachable
         self._most = most
-        self._waiting: deque[Request] = deque()
-        self._sent: dict[Request, None] = {}
+        self._waiting: deque[RelayRequest] = deque()
+        self._sent: dict[RelayRequest, None] = {}
         self._under_way = 0
         self._size = 0
-        self._settling: list[tuple[int, int, Request, Published]] = []
-        """Answered, and not committed here yet: by the place of the last row."""
+        self._settling: list[tuple[int, int, RelayRequest, Published]] = []
+        """Answered, and not committed here yet: by the number of the last row."""
         self._settled = 0
         self._connected = False
         self._lost_at: float | None = now
-        """When the connection was lost, until something is answered on the next one."""
+        """When the connection was lost, until there is an answer on the next one."""
         self._failure: str | None = None
 
     # What the hub asks
@@ -124,11 +115,11 @@ class Passing:
 
     @property
     def size(self) -> int:
-        """Bytes that are here, waiting or under way."""
+        """Bytes that wait or are under way."""
         return self._size
 
     def order(self, submitted: Sequence[Submission]) -> None:
-        """Pass on what doors submitted."""
+        """Send what doors submitted."""
         submitted = self._fit(submitted)
         if not submitted:
             return
@@ -145,56 +136,40 @@ class Passing:
         self.wake()
 
     def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:
-        """Pass on what has a publisher's number: a client's own, or a mark and what is behind it."""
-        number = batch.number or 0
+        """Send rows with a publisher's number: a client's own, or a mark and the batch before it."""
         if behind is not None:
 
             def marked(result: Published | HeadraceError) -> None:
-                # What is answered is where the rows are; the mark stands behind them.
+                # The answer is the place of the rows; the mark comes right after them.
                 if isinstance(result, Published) and result.last is not None:
                     result = Published(result.last + 1, result.last + 1, result.repeated)
                 told(result)
 
-            request = Request(
-                [behind], marked, passed=True, publisher=batch.publisher, number=number, follows=follows
-            )
-            self._put(request)
+            self._put(RelayRequest([behind], marked, True, batch.publisher, batch.number or 0, follows))
         else:
             pieces = list(_pieces(batch))
             joined = _Joined(len(pieces), told).told
             for piece in pieces:
-                # What of one publish is in pieces is whole or ends early: it never has a hole.
+                # Pieces follow one another: a publish may end early, but never has a hole.
                 follow = follows or piece is not pieces[0]
-                self._put(
-                    Request(
-                        [piece],
-                        joined,
-                        passed=False,
-                        publisher=piece.publisher,
-                        number=piece.number or 0,
-                        follows=follow,
-                    )
-                )
+                self._put(RelayRequest([piece], joined, False, piece.publisher, piece.number or 0, follow))
         self.wake()
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
-        """Stages are brought and committed by whoever has a connection: see :attr:`committing`."""
-        # The entry that says that the batch is there stands behind its rows.
-        self.committing(
-            query, batch, rows, lambda result: self._after(result, Request([], told, passed=True))
-        )
+        """Have a query's batch appended, all or none, once."""
+        # The entry that marks the commit comes right after its rows.
+        self.send_commit(query, batch, rows, lambda result: self._after(result, RelayRequest([], told, True)))
 
     def newest(self, publisher: str, told: ToldNewest) -> None:
-        """Ask for a publisher's highest number: see :attr:`asking`."""
-        self.asking(publisher, told)
+        """Find out a publisher's highest number."""
+        self.ask_newest(publisher, told)
 
-    committing: Callable[[str, int, Sequence[Batch], Told], None]
-    """Commits a query's batch, once."""
-    asking: Callable[[str, ToldNewest], None]
-    """Asks how far a publisher has come."""
+    send_commit: Callable[[str, int, Sequence[Batch], Told], None]
+    ask_newest: Callable[[str, ToldNewest], None]
+    """How the driver does these two."""
 
     def committed(self, head: int) -> None:
-        """Tell whoever waits for something up to ``head``."""
+        """Answer everything up to ``head``."""
         settled = []
         while self._settling and self._settling[0][0] <= head:
             settled.append(heappop(self._settling))
@@ -205,25 +180,25 @@ class Passing:
     # What the driver tells
 
     def connected(self, *, here: bool = False) -> None:
-        """There is a connection, or this hub numbers itself: send again what is not answered, then the rest."""
+        """Send what is not answered again, then the rest: there is a connection, or this hub numbers itself."""
         self._connected = True
         if here:
-            self._lost_at = None  # Whoever publishes here is answered without this, and waits for nobody.
+            self._lost_at = None  # Publishers here are answered without a connection.
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._under_way = 0
         self.wake()
 
     def lost(self, now: float) -> None:
-        """There is no connection any more."""
+        """Note that the connection is lost."""
         if self._connected and not (self._sent or self._waiting):
-            self._lost_at = None  # Nobody has waited for an answer.
+            self._lost_at = None  # No answer was outstanding.
         self._connected = False
         if self._lost_at is None:
             self._lost_at = now
 
-    def due(self, *, here: bool = False) -> Iterator[Request]:
-        """What is to be sent now; all of it, where this hub numbers it itself (``here``), and answers as ever."""
+    def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
+        """Yield what is to be sent now; everything, if this hub numbers messages itself (``here``)."""
         while (
             self._waiting
             and self._connected
@@ -234,7 +209,7 @@ class Passing:
             self._send(request)
             yield request
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: RelayRequest) -> None:
         if not request.publisher:
             request.publisher, request.number = self._name, self._number
             request.follows = self._number > 0
@@ -243,8 +218,8 @@ class Passing:
         self._sent[request] = None
         self._under_way += request.size
 
-    def answered(self, request: Request, result: Published | HeadraceError) -> None:
-        """The hub that numbers has answered."""
+    def answered(self, request: RelayRequest, result: Published | HeadraceError) -> None:
+        """Take the answer of the hub that numbers messages."""
         if request not in self._sent:
             return
         self._lost_at = None
@@ -258,8 +233,8 @@ class Passing:
             self._after(result, request)
         self.wake()
 
-    def unfit(self, request: Request, error: HeadraceError) -> None:
-        """What was due just now is not sent: its number is free for the next."""
+    def unfit(self, request: RelayRequest, error: HeadraceError) -> None:
+        """Refuse a request that was due just now and cannot be sent: its number is free for the next."""
         del self._sent[request]
         self._under_way -= request.size
         if (request.publisher, request.number) == (self._name, self._number - 1):
@@ -269,24 +244,20 @@ class Passing:
     def tick(self, now: float) -> None:
         """Refuse what has waited too long for a connection."""
         if self._failure is not None:
-            self._refuse_all(self._failure)
+            self.refuse(self._failure)
         elif not self._connected and self._lost_at is not None and now - self._lost_at >= self._patience:
             reason = f"{self._unreachable} for {self._patience:g} s"
-            self._refuse_all(f"{reason}: nothing more is taken until it does")
-
-    def refuse(self, reason: str) -> None:
-        """Refuse what is here now."""
-        self._refuse_all(reason)
+            self.refuse(f"{reason}: nothing more is taken until it does")
 
     def fail(self, reason: str) -> None:
         """Refuse everything from now on."""
         self._failure = reason
-        self._refuse_all(reason)
+        self.refuse(reason)
 
     # Within
 
     def _fit(self, submitted: Sequence[Submission]) -> Sequence[Submission]:
-        """Refuse what is too long, alone: the hub that numbers would refuse all that goes with it in one request."""
+        """Refuse messages that are too long, alone: the upstream hub would refuse the whole request."""
         if not any(self._too_long(each.batch) for each in submitted):
             return submitted
         fit: list[Submission] = []
@@ -301,7 +272,7 @@ class Passing:
     def _too_long(self, batch: Batch) -> bool:
         return (
             self.longest is not None
-            # Where all together are not too long, none is.
+            # If all together are not too long, none is.
             and batch.run.size > self.longest
             and batch.origin != NOT_A_MESSAGE
             and int(batch.run.lengths.max(initial=0)) > self.longest
@@ -309,32 +280,32 @@ class Passing:
 
     def _pass(self, group: Sequence[Submission]) -> None:
         if len(group) > 1 or _size(group[0].batch) <= _MOST:
-            self._put(Request([each.batch for each in group], _Group(self._hub, group).told, passed=True))
+            self._put(RelayRequest([each.batch for each in group], _Group(self._hub, group).told, True))
             return
-        # One that is too long for one message. Its pieces follow one another, so that no later one is taken alone.
+        # Too long for one request. Its pieces follow one another, so that no later one is taken alone.
         pieces = list(_pieces(group[0].batch))
         joined = _Joined(len(pieces), _Group(self._hub, group).told).told
         for piece in pieces:
-            self._put(Request([piece], joined, passed=True))
+            self._put(RelayRequest([piece], joined, True))
 
-    def _put(self, request: Request) -> None:
+    def _put(self, request: RelayRequest) -> None:
         self._waiting.append(request)
         self._size += request.size
 
-    def _after(self, result: Published | HeadraceError, request: Request) -> None:
-        """Tell what came out once it is committed here, the mark behind it included."""
+    def _after(self, result: Published | HeadraceError, request: RelayRequest) -> None:
+        """Answer once the rows, and the mark after them, are committed here."""
         if isinstance(result, Published) and result.last is not None:
             last = result.last + request.passed
             if last > self._hub.log.head:
-                # The count keeps those with the same last row (a repeat, and the first try) in order.
+                # The count keeps requests with the same last row (a repeat and the first try) in order.
                 self._settled += 1
                 heappush(self._settling, (last, self._settled, request, result))
                 return
         self._release(request)
         request.told(result)
 
-    def _end(self, request: Request, error: HeadraceError) -> None:
-        """A request is refused; the other pieces of something that was too long for one request go with it."""
+    def _end(self, request: RelayRequest, error: HeadraceError) -> None:
+        """Refuse a request, and the other pieces of the same publish."""
         pieces = [each for each in self._waiting if each.told is request.told]
         for piece in (request, *pieces):
             if piece is not request:
@@ -342,19 +313,20 @@ class Passing:
             self._release(piece)
             piece.told(error)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: RelayRequest) -> None:
         was_congested = self.congested
         self._size -= request.size
         if was_congested and not self._hub.congested:
             self._hub.relieved()
 
-    def _refuse_all(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
+        """Refuse everything that is here now."""
         refused = [*self._sent, *self._waiting]
         if not refused:
             return
         if self._connected:
             self._lost_at = None
-        # Whatever was sent may be there all the same. It is not sent again, so its numbers are used up.
+        # What was sent may be in the log all the same. It is not sent again, so its numbers are used up.
         self._name, self._number = self._make_name(), 0
         self._sent.clear()
         self._waiting.clear()
@@ -368,14 +340,14 @@ class Passing:
 
 
 class _Group:
-    """Submissions that were passed on together."""
+    """Submissions that share a request."""
 
     def __init__(self, hub: Hub, group: Sequence[Submission]) -> None:
         self._hub = hub
         self._group = group
 
     def told(self, result: Published | HeadraceError) -> None:
-        """Tell each how it ended."""
+        """Answer each of them."""
         if isinstance(result, Published) and result.first is None:
             result = UnavailableError("it is in the log, but the upstream hub no longer knows where")
         if isinstance(result, HeadraceError):
@@ -391,7 +363,7 @@ class _Group:
 
 
 class _Joined:
-    """One word for several pieces, once all are told: where the first begins and the last ends, or what went wrong."""
+    """One answer for several pieces: the first's beginning and the last's end, or the first error."""
 
     def __init__(self, pieces: int, told: Told) -> None:
         self._left = pieces
@@ -401,7 +373,7 @@ class _Joined:
         self._error: HeadraceError | None = None
 
     def told(self, result: Published | HeadraceError) -> None:
-        """One piece has ended."""
+        """Take the answer for one piece."""
         self._left -= 1
         if isinstance(result, HeadraceError):
             self._error = self._error or result

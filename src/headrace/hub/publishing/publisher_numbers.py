@@ -1,11 +1,11 @@
 """Publishers' own numbers: what makes a publish that is tried again harmless.
 
-A publisher that numbers its messages has one counter of its own. The log keeps those numbers, so the newest of each
-publisher, and where its latest messages stand in the sequence, are a function of the log. A publish of numbers that are
-known is a repeat: it is answered with the old range and not appended.
+A publisher may number its messages with a counter of its own. The log keeps those numbers, so the newest of each
+publisher, and the place of its latest messages, are a function of the log. A publish of known numbers is a repeat: it
+is answered with the old range and not appended.
 
-Bounded: :data:`MAX_PUBLISHERS` publishers, the longest silent forgotten first; for each the last :data:`MAX_SPANS`
-spans. A repeat older than those is still known to be one, only its place is not.
+Bounds: :data:`MAX_PUBLISHERS` publishers, the one silent longest forgotten first, and the last :data:`MAX_SPANS` spans
+of each. An older repeat is still recognised, but its place is not known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_SPANS: Final = 64
 
 
 class Span(NamedTuple):
-    """Numbers ``number`` up to ``end`` stand at ``seq`` and on."""
+    """Numbers from ``number`` to before ``end``, in the sequence from ``seq`` on."""
 
     number: int
     end: int
@@ -31,15 +31,15 @@ class Span(NamedTuple):
 
 
 class Known(NamedTuple):
-    """How many messages of a publish, from its first on, the log has already, and where, if that is still known."""
+    """How many messages of a publish, from its first on, the log has, and their place if it is still known."""
 
     repeated: int
     first: int | None
     last: int | None
 
 
-class Publishers:
-    """The numbers of every publisher that has any."""
+class PublisherNumbers:
+    """The numbers of all publishers, as part of the hub's state."""
 
     name = "publisher"
     follows_messages = True
@@ -51,12 +51,12 @@ class Publishers:
         return len(self._spans)
 
     def newest(self, publisher: str) -> int | None:
-        """The highest number of a publisher."""
+        """Return a publisher's highest number."""
         spans = self._spans.get(publisher)
         return spans[-1].end - 1 if spans else None
 
     def known(self, publisher: str, number: int, count: int) -> Known:
-        """How much of a publish of ``count`` messages from ``number`` on is here already."""
+        """Find how much of a publish of ``count`` messages from ``number`` on the log has."""
         newest = self.newest(publisher)
         if newest is None or number > newest:
             return Known(0, None, None)
@@ -64,10 +64,10 @@ class Publishers:
         return Known(repeated, self._seq(publisher, number), self._seq(publisher, number + repeated - 1))
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Nothing but messages changes the numbers."""
+        """Ignore entries: only messages change the numbers."""
 
     def follow(self, batch: Batch) -> None:
-        """Take note of a batch's numbers."""
+        """Note a batch's numbers."""
         if batch.columns is None or not {"number", "publisher"} & set(batch.columns.schema.names):
             if batch.number is not None and batch.publisher:
                 self._note(batch.publisher, _span(batch.number, len(batch), batch.first))
@@ -80,14 +80,14 @@ class Publishers:
         publishers = rows.column("publisher").dictionary_encode()
         codes = publishers.indices.to_numpy()
         names = publishers.dictionary.to_pylist()
-        # A span ends where the publisher changes or its numbers do not go on.
+        # A span ends where the publisher changes, or its numbers skip.
         breaks = np.flatnonzero((np.diff(codes) != 0) | (np.diff(numbers) != 1)) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(numbers)], strict=True):
             if numbers[begin] >= 0 and names[codes[begin]]:
                 self._note(names[codes[begin]], _span(int(numbers[begin]), end - begin, batch.first + begin))
 
     def dump(self) -> bytes:
-        """The numbers as a snapshot's section."""
+        """Make a snapshot's section of the numbers."""
         return msgspec.msgpack.encode([(name, list(spans)) for name, spans in self._spans.items()])
 
     def load(self, section: bytes) -> None:
@@ -112,8 +112,8 @@ class Publishers:
             spans[-1] = Span(last.number, span.end, last.seq)
         elif span.number >= last.end:
             spans.append(span)
-        # Numbers that go back are the publisher's own disorder: they are in the log for `verify` to see, but the newest
-        # number stays what makes a retry recognisable.
+        # Numbers that go back are the publisher's mistake. They are in the log for `verify` to see; the newest number
+        # stays, so that a retry is still recognised.
 
     def _seq(self, publisher: str, number: int) -> int | None:
         for span in self._spans.get(publisher, ()):

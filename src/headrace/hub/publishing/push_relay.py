@@ -1,27 +1,23 @@
-"""Pushing on: a sequencer that takes plain payloads and acknowledges nothing, as the backbone's own protocol has it.
+"""The push relay: a sequencer that takes plain payloads and acknowledges nothing, as in the backbone's protocol.
 
-A PUSH carries a payload and no more, and is best effort. So of what doors take in, messages go on without their
-envelope; whatever depends on more is refused: entries of the hub's state, what a client wants acknowledged, and what
-must be there together or not at all.
+A PUSH carries a payload and no more, and is best effort. So messages go on without their envelope, and whatever depends
+on more is refused: entries of the hub's state, publishes to be acknowledged, and batches that must stay together.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from headrace.errors import UnavailableError
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Submission, Told, ToldNewest, tied_groups
 from headrace.message import Batch
-
-PUSHED: Final = frozenset({"fyrehose", "spp", "attribute"})
-"""Origins whose messages nobody waits to see acknowledged."""
+from headrace.protocols import PUSHED_ORIGINS
 
 
-class Pushing:
-    """The sequencer of a frontend over fyrehose; :class:`headrace.hub.sequencer.Sequencer` says what it does."""
+class PushRelay:
+    """The :class:`~headrace.hub.sequencer.Sequencer` of a frontend over fyrehose."""
 
     def __init__(self, hub: Hub, *, longest: int, patience: float, most: int, now: float) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -45,14 +41,14 @@ class Pushing:
         return self._size
 
     def order(self, submitted: Sequence[Submission]) -> None:
-        """Have messages pushed; refuse what a PUSH cannot carry."""
+        """Queue messages to be pushed; refuse what a PUSH cannot carry."""
         for group in tied_groups(submitted):
             submission = group[-1]
             batch = submission.batch
             if len(group) > 1:
                 what = "a fyrehose upstream takes each message by itself, and nothing that belongs together"
                 self._hub.refuse(group, UnavailableError(what), "upstream")
-            elif batch.origin not in PUSHED:
+            elif batch.origin not in PUSHED_ORIGINS:
                 what = f"a fyrehose upstream takes plain messages, and nothing of origin {batch.origin or 'log'!r}"
                 self._hub.refuse(group, UnavailableError(what), "upstream")
             elif int(batch.run.lengths.max(initial=0)) > self._longest:
@@ -64,7 +60,7 @@ class Pushing:
         self.wake()
 
     def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:  # noqa: ARG002
-        """Refuse: nobody could say where it is."""
+        """Refuse: its place would never be known."""
         told(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:  # noqa: ARG002
@@ -76,16 +72,16 @@ class Pushing:
         told(UnavailableError("a fyrehose upstream knows no publishers"))
 
     def committed(self, head: int) -> None:
-        """Nobody waits for what comes back."""
+        """Ignore it: nothing waits for what comes back."""
 
     # What the driver tells
 
     def first(self) -> Batch | None:
-        """What is to be pushed now."""
+        """Return the batch to push now."""
         return self._waiting[0].batch if self._waiting and self._lost_at is None else None
 
     def pushed(self, batch: Batch) -> None:
-        """The first is on its way: that is all that will ever be known of it."""
+        """Note that the first batch is sent: no more will ever be known of it."""
         if not self._waiting or self._waiting[0].batch is not batch:
             return  # It was refused while it was being pushed.
         batch, done, _ = self._take()
@@ -94,13 +90,13 @@ class Pushing:
             done(batch)
 
     def connected(self) -> None:
-        """There is a connection."""
+        """Note that there is a connection."""
         if self._lost_at is not None:
             self._lost_at = None
             self.wake()
 
     def lost(self, now: float) -> None:
-        """There is no connection any more."""
+        """Note that the connection is lost."""
         if self._lost_at is None:
             self._lost_at = now
 

@@ -1,16 +1,16 @@
-"""Stages: rows brought to the hub that nobody sees until a commit appends all of them at once.
+"""Staged commits: rows that a query brings part by part, and that the log gets all at once, or not at all.
 
-A Spark query's micro-batch is written by many tasks, any of which may fail and run again. Each **stages** its rows;
-when all are done, the driver **commits** the stages of the tasks that succeeded. A commit is one append: every row,
-and behind them an entry ``query/NAME`` that says which batch of the query this was and how many rows it had. So
-the rows and the knowledge that they are there cannot come apart, and a commit that is tried again, however late, is
-answered with the range that the first had.
+A Spark query's micro-batch is written by many tasks, any of which may fail and run again. Each task **stages** its
+rows; when all are done, the driver **commits** the stages of the tasks that succeeded. A commit is one append: every
+row, and after them an entry ``query/NAME`` with the number of the query's batch and of its rows. So the rows and the
+knowledge that they are there cannot come apart, and a commit that is tried again, however late, is answered with the
+range of the first.
 
 Stages are not in the log and do not outlive the hub: a commit of stages that are gone is refused, and Spark runs the
-batch again. Up to :data:`MAX_MEMORY` they are kept in memory, past that in files; past :data:`MAX_BYTES`, or
-after :data:`SECONDS` without a commit, there is no room for them.
+batch again. They stay in memory up to :data:`MAX_MEMORY` and in files beyond; past :data:`MAX_BYTES` they are refused,
+and after :data:`SECONDS` without a commit they are dropped.
 
-Nothing here touches a disk or a clock but :meth:`Stage.spill` and :meth:`Stage.load`, which a thread calls.
+Nothing here touches a disk or a clock but :meth:`StagedRows.spill` and :meth:`StagedRows.load`, which a thread calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow as pa
 from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError
 from headrace.hub.publishing.idempotent import published
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published
+from headrace.hub.sequencer import Published, Told
 from headrace.hub.state import entry
 from headrace.log.checksum import crc32c
 from headrace.log.files import translating
@@ -40,28 +40,30 @@ SECONDS: Final = 600.0
 MAX_MEMORY: Final = 256 << 20
 MAX_BYTES: Final = 4 << 30
 MAX_COMMIT: Final = 512 << 20
-"""The rows of one commit are one append, which is one write: it must not hold the hub up for long."""
+"""Bytes of one commit: it is one append, one write, which must not hold up the hub for long."""
 SUMMED_UP: Final = 1 << 20
-"""Payloads of so many bytes are worth it to be summed up when they come."""
+"""Payloads of at least this size get their checksum when they are staged."""
 MAX_STAGES: Final = 65_536
 MAX_QUERIES: Final = 65_536
-"""Marks of streams kept; each may be tried again when its query is, however late that is."""
-
+"""Marks of streams that are kept: a query may be run again, however late."""
 MAX_WRITES: Final = 1024
-"""Marks of those kept: their commit is tried again soon or never, and there may be one every second."""
+"""Marks of single writes that are kept: their commits are tried again soon or never, and there may be many."""
+
+
+_NOWHERE: Final = Published(None, None)
 
 
 class Marked(NamedTuple):
-    """A query's newest batch and where its rows are; ``rows`` of them end at ``last``."""
+    """A query's newest batch, whose ``rows`` rows end at ``last``."""
 
     batch: int
     rows: int
     last: int
 
     @property
-    def span(self) -> tuple[int | None, int | None]:
+    def place(self) -> Published:
         """The first and the last row, if there are any."""
-        return (self.last - self.rows + 1, self.last) if self.rows else (None, None)
+        return Published(self.last - self.rows + 1, self.last) if self.rows else _NOWHERE
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -78,12 +80,12 @@ class Queries(dict[str, Marked]):
     def __init__(self) -> None:
         super().__init__()
         self._writes: dict[str, None] = {}
-        """Which of them are no stream's, the oldest first."""
+        """Those of single writes, the oldest first."""
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Follow a ``query`` entry: it stands right behind its rows."""
+        """Follow a ``query`` entry, which comes right after its rows."""
         mark = msgspec.json.decode(payload, type=_Entry)
-        # The newest last, so that those beyond the limit are the ones not heard of for longest.
+        # The newest last, so that the one silent longest is forgotten first.
         self.pop(name, None)
         self[name] = Marked(mark.batch, mark.rows, seq - 1)
         if name.startswith(WRITE):
@@ -102,7 +104,7 @@ class Queries(dict[str, Marked]):
         """Messages change nothing here."""
 
     def dump(self) -> bytes:
-        """The marks as a snapshot's section."""
+        """Make a snapshot's section of the marks."""
         return msgspec.msgpack.encode({name: tuple(mark) for name, mark in self.items()})
 
     def load(self, section: bytes) -> None:
@@ -116,11 +118,11 @@ class Queries(dict[str, Marked]):
 
 
 def mark(query: str, batch: int, rows: int) -> Batch:
-    """The entry that says which batch of a query the rows before it were."""
+    """Make the entry that marks the rows before it as a query's batch."""
     return entry(Queries.name, query, msgspec.json.encode(_Entry(batch, rows)))
 
 
-class Stage:
+class StagedRows:
     """Rows that wait for their commit."""
 
     def __init__(
@@ -133,13 +135,13 @@ class Stage:
         size = rows.run.data.nbytes + rows.run.offsets.nbytes
         if rows.columns is not None:
             size += rows.columns.nbytes
-        # Rows lie where they came, and keep all of that: ``held`` bytes. What was packed takes more.
+        # Rows share the memory of the request that brought them, ``held`` bytes; unpacked, they take more.
         self.size = max(size, held)
         self._rows: Batch | None = rows
         self._path: Path | None = None
 
     def sum_up(self) -> None:
-        """Make the checksum of payloads that are kept here, which the log wants: everybody waits for a commit."""
+        """Compute the checksum that the log needs now rather than in the commit, for which everyone waits."""
         rows = self._rows
         if rows is not None and rows.run.size >= SUMMED_UP:
             run = rows.run
@@ -153,14 +155,14 @@ class Stage:
             try:
                 path.write_bytes(self.load().to_arrow().select(PUBLISHED.names).serialize())
             except BaseException:
-                # A full disk takes some of it, which nobody would ever read.
+                # A full disk has taken some of it, which is of no use.
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
                 raise
         self._path, self._rows = path, None
 
     def load(self) -> Batch:
-        """The rows, wherever they are."""
+        """Return the rows, from memory or the file."""
         rows = self._rows
         if rows is not None:
             return rows
@@ -178,35 +180,24 @@ class Stage:
                 path.unlink(missing_ok=True)
 
 
-class Repeated(NamedTuple):
-    """The batch was committed before."""
-
-    first: int | None
-    last: int | None
-
-
 class Load(NamedTuple):
-    """Read these stages, then append them."""
+    """Work for the caller: read these stages, then append them."""
 
-    stages: list[Stage]
-
-
-class Wait(NamedTuple):
-    """Another commit of the query is under way."""
+    stages: list[StagedRows]
 
 
-Begun: TypeAlias = Repeated | Load | Wait
-Told: TypeAlias = Callable[[tuple[int | None, int | None] | HeadraceError], None]
+Begun: TypeAlias = Published | Load | None
+"""The place of a batch that was committed before, stages to load, or None: another commit is under way."""
 
 
 class Staging:
-    """All stages of a hub."""
+    """All stages of a hub, within their bounds."""
 
     def __init__(self, directory: Path, *, max_memory: int = MAX_MEMORY, max_bytes: int = MAX_BYTES) -> None:
         self.directory = directory
         self._max_memory = max_memory
         self._max_bytes = max_bytes
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, StagedRows] = {}
         self._bytes = 0
         self._memory = 0
         self._spilled: set[str] = set()
@@ -214,8 +205,8 @@ class Staging:
     def __len__(self) -> int:
         return len(self._stages)
 
-    def add(self, name: str, stage: Stage) -> Path | None:
-        """Take a stage; if it has to be in a file, return which. The caller spills it there."""
+    def add(self, name: str, stage: StagedRows) -> Path | None:
+        """Take a stage; return the file to spill it to, if it needs one."""
         if len(self._stages) >= MAX_STAGES or self._bytes + stage.size > self._max_bytes:
             reason = f"{len(self._stages)} stages with {self._bytes} bytes wait for their commits"
             raise RefusedError("limit", reason)
@@ -227,8 +218,8 @@ class Staging:
         self._spilled.add(name)
         return self.directory / f"{name}.rows"
 
-    def pick(self, query: str, batch: int, names: Sequence[str]) -> list[Stage]:
-        """The stages of a commit, in its order."""
+    def pick(self, query: str, batch: int, names: Sequence[str]) -> list[StagedRows]:
+        """Return the stages of a commit, in its order."""
         picked = []
         for name in names:
             stage = self._stages.get(name)
@@ -249,7 +240,7 @@ class Staging:
             raise RefusedError("limit", f"a commit of {size} bytes: {MAX_COMMIT} is the most")
         return picked
 
-    def remove(self, names: Sequence[str]) -> list[Stage]:
+    def remove(self, names: Sequence[str]) -> list[StagedRows]:
         """Forget stages; the caller removes their files."""
         removed = []
         for name in names:
@@ -264,7 +255,7 @@ class Staging:
             removed.append(stage)
         return removed
 
-    def expire(self, now: float) -> list[Stage]:
+    def expire(self, now: float) -> list[StagedRows]:
         """Forget stages that nobody committed in time."""
         return self.remove([name for name, stage in self._stages.items() if stage.deadline <= now])
 
@@ -275,8 +266,8 @@ class Staging:
                 path.unlink(missing_ok=True)
 
 
-class Commits:
-    """Commits, each query's one after the other."""
+class StagedCommits:
+    """StagedCommits, each query's one after the other."""
 
     def __init__(self, hub: Hub, queries: Queries, staging: Staging) -> None:
         self._hub = hub
@@ -285,45 +276,48 @@ class Commits:
         self._under_way: dict[str, list[Callable[[], None]]] = {}
 
     def begin(self, query: str, batch: int, names: Sequence[str], again: Callable[[], None]) -> Begun:
-        """Find out what a commit comes to: it is done already, its stages are to be read, or it must wait.
+        """Begin a commit. If another one of the query is under way, ``again`` is called when it is worth a new try.
 
-        In the last case ``again`` is called when it is worth asking again. After :class:`Load`, the caller loads the
-        stages and calls :meth:`append`, or :meth:`give_up`.
+        After :class:`Load`, the caller loads the stages and calls :meth:`append`, or :meth:`give_up`.
         """
-        newest = self._queries.get(query)
-        if newest is not None and batch <= newest.batch:
-            # Where an older batch is, is not kept: only its newest may be asked for again.
-            return Repeated(*(newest.span if batch == newest.batch else (None, None)))
+        if (known := self._known(query, batch)) is not None:
+            return known
         if query in self._under_way:
             self._under_way[query].append(again)
-            return Wait()
+            return None
         stages = self._staging.pick(query, batch, names)
         self._under_way[query] = []
         return Load(stages)
 
     def take(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
         """Commit rows that another node has staged, once."""
-        newest = self._queries.get(query)
-        if newest is not None and batch <= newest.batch:
-            told(newest.span if batch == newest.batch else (None, None))
+        if (known := self._known(query, batch)) is not None:
+            told(known)
         elif query in self._under_way:
             self._under_way[query].append(partial(self.take, query, batch, rows, told))
         else:
             self._under_way[query] = []
             self.append(query, batch, rows, (), told)
 
+    def _known(self, query: str, batch: int) -> Published | None:
+        newest = self._queries.get(query)
+        if newest is None or batch > newest.batch:
+            return None
+        # The place of an older batch is not kept: only the newest may be tried again.
+        return newest.place if batch == newest.batch else _NOWHERE
+
     def append(self, query: str, batch: int, rows: Sequence[Batch], names: Sequence[str], told: Told) -> None:
-        """Append a commit's rows and its mark; ``told`` the span, or what went wrong."""
+        """Append a commit's rows and its mark; ``told`` gets their place, or the error."""
         size, most = sum(each.run.size for each in rows), self._hub.append_bytes
         if most is not None and size > most:
-            # In a cluster they go from node to node in one parcel. Trying again would not make them fewer.
+            # In a cluster they go from node to node in one parcel; trying again does not help.
             told(LimitError("link", "payload of a commit", size, most))
             self.give_up(query)
             return
         if self._hub.sequencer is not None:
             self._hub.sequencer.commit(query, batch, rows, partial(self._committed, query, names, told))
             return
-        # All submitted in one go, so in one turn, so in one append that is whole or not there.
+        # Submitted together, so appended in one write, whole or not at all.
         for each in rows:
             self._hub.submit(each, tied=True)
 
@@ -331,7 +325,7 @@ class Commits:
             if isinstance(result, StorageError):
                 told(result)
             else:
-                told(self._queries[query].span)
+                told(self._queries[query].place)
                 remove_all(self._staging.remove(names))
             self.give_up(query)
 
@@ -341,11 +335,9 @@ class Commits:
         self, query: str, names: Sequence[str], told: Told, result: Published | HeadraceError
     ) -> None:
         """Go on after a commit that another hub was asked for."""
+        told(result)
         if isinstance(result, Published):
-            told((result.first, result.last))
             remove_all(self._staging.remove(names))
-        else:
-            told(result)
         self.give_up(query)
 
     def give_up(self, query: str) -> None:
@@ -354,14 +346,14 @@ class Commits:
             again()
 
 
-def remove_all(stages: Sequence[Stage]) -> None:
-    """Let go of stages that are forgotten."""
+def remove_all(stages: Sequence[StagedRows]) -> None:
+    """Remove the rows and files of stages."""
     for stage in stages:
         stage.remove()
 
 
-def loaded(stages: Sequence[Stage]) -> list[Batch]:
-    """The rows of stages, read in a thread."""
+def loaded(stages: Sequence[StagedRows]) -> list[Batch]:
+    """Read the rows of stages, in a thread."""
     try:
         return [stage.load() for stage in stages]
     except pa.ArrowException as error:

@@ -1,4 +1,4 @@
-"""What one SDK client is owed, and from where it gets it: pushed as it is matched, or read from the log.
+"""One SDK client's session: what it is owed, and whether that is pushed as it is matched or read from the log.
 
 A session is **live** while everything that is for its client reaches it by a *path*: the matcher in this process, or a
 matcher elsewhere whose pushes come through a dispatcher. Else it has a **cursor** and is fed from the log, with the
@@ -7,8 +7,8 @@ full, and when its path breaks. So a session has no queue, and how it is fed is 
 
 The seam between the two is exact:
 
-- a :class:`Path` vouches for all that lies behind its ``base``; what has come on its :class:`Source` is not above
-  ``seen``, and what comes next for one client is above what came before;
+- a :class:`MatcherPath` vouches for everything after its ``base``; what has come on its :class:`PushSource` is not
+  above ``seen``, and what comes next for one client is above what came before;
 - a session at a cursor above both may be live: all that it passed came from the log, all the rest is still to come;
 - nothing at or below ``last`` is sent again: a repeat, by whatever path, is dropped.
 """
@@ -23,39 +23,39 @@ from headrace.hub.routing.subscriptions import Fields
 from headrace.message import MAX_SEQUENCE, Batch
 
 NOTHING: Final = MAX_SEQUENCE
-"""The sequence number of a mark that withdraws what a matcher's marks said by this way: a number that no log reaches. A
-mark of 0 says that all there will ever be is still to come."""
+"""The sequence number of a mark that withdraws a matcher's earlier marks on this connection: a number that no log
+reaches. A mark of 0 says that everything is still to come."""
 
 
 class FoundRows(NamedTuple):
-    """Batches of the log, and which of each one's messages are for a client, by place."""
+    """Batches of the log, and the places of the messages in each that are for a client."""
 
     first: int
     last: int
     batches: list[tuple[Batch, list[int]]]
 
 
-class Outlet(Protocol):
+class ClientOutlet(Protocol):
     """Where a session's bytes go."""
 
     @property
     def room(self) -> int:
-        """How many bytes may still be sent before the client takes some; 0 or less when it is full."""
+        """Bytes that may be sent before the client takes some; 0 or less when it is full."""
 
     def send(self, data: bytes) -> None:
         """Send pushes."""
 
     def later(self) -> None:
-        """There was no room for all: call :meth:`~headrace.hub.routing.connector.Connector.resume` when there is."""
+        """Call :meth:`~headrace.hub.routing.connector.Connector.resume` when there is room again."""
 
     def part(self, reason: str, detail: str) -> None:
         """Close the connection; ``reason`` is counted."""
 
 
-class Source:
+class PushSource:
     """Where pushes come from: this process's matcher, a connection of a dispatcher, or all connections of the fleet.
 
-    One that never says what it vouches for is of another make, or has only begun.
+    A source that never sent a mark is another implementation's, or has only begun.
     """
 
     __slots__ = ("paths", "seen")
@@ -63,23 +63,23 @@ class Source:
     def __init__(self) -> None:
         self.seen = 0
         """The highest sequence number that has come."""
-        self.paths: dict[int, Path] = {}
-        """By the node id of the matcher."""
+        self.paths: dict[int, MatcherPath] = {}
+        """The paths of matchers, by node id."""
 
-    def vouches_for(self, path: Path | None) -> bool:
+    def vouches_for(self, path: MatcherPath | None) -> bool:
         """Whether a session with this path is fed from here.
 
-        Another source may bring the same, but not from the same message on: what the two bring must not be mixed.
+        Another source may bring the same messages, but from another point on, so the two must not be mixed.
         """
         return path is not None and path.source is self
 
 
-class Path:
-    """What one matcher vouches for, by one source: everything behind ``base``; up to ``upto`` all has come."""
+class MatcherPath:
+    """What one matcher vouches for by one source: everything after ``base``; all up to ``upto`` has come."""
 
     __slots__ = ("base", "node", "source", "upto")
 
-    def __init__(self, source: Source, node: int, base: int) -> None:
+    def __init__(self, source: PushSource, node: int, base: int) -> None:
         self.source = source
         self.node = node
         self.base = base
@@ -87,25 +87,25 @@ class Path:
 
     @property
     def begins(self) -> int:
-        """The first sequence number from which a session that has all before it may be live."""
+        """The first sequence number at which a session that has everything before it may be live."""
         return max(self.base, self.source.seen) + 1
 
 
-class Paths:
-    """The paths of the matchers elsewhere, by node id. A matcher may have several: the newest is used."""
+class MatcherPaths:
+    """The paths of matchers elsewhere, by node id. Of several that a matcher has, the newest is used."""
 
     def __init__(self) -> None:
-        self._paths: dict[int, list[Path]] = {}
+        self._paths: dict[int, list[MatcherPath]] = {}
 
-    def get(self, node: int | None) -> Path | None:
+    def get(self, node: int | None) -> MatcherPath | None:
         """The path of a matcher, if it has one."""
         paths = None if node is None else self._paths.get(node)
         return paths[-1] if paths else None
 
-    def mark(self, source: Source, node: int, seq: int) -> bool:
-        """A matcher says by a source how far it is; ``True`` if its clients have another path now.
+    def mark(self, source: PushSource, node: int, seq: int) -> bool:
+        """Note how far a matcher is, by its mark on a source; return whether its clients have another path now.
 
-        A mark of :data:`NOTHING` withdraws: what the matcher pushes goes another way from here on.
+        A mark of :data:`NOTHING` withdraws the path: the matcher's pushes take another way from here on.
         """
         path = source.paths.get(node)
         if seq == NOTHING:
@@ -114,20 +114,20 @@ class Paths:
         if path is not None:
             path.upto = max(path.upto, seq)
             return False
-        path = source.paths[node] = Path(source, node, seq)
+        path = source.paths[node] = MatcherPath(source, node, seq)
         self._paths.setdefault(node, []).append(path)
         return True
 
-    def lose(self, source: Source) -> bool:
-        """A source is gone; ``True`` if clients have another path now, or none."""
+    def lose(self, source: PushSource) -> bool:
+        """Forget a source; return whether clients have another path now, or none."""
         used = [self._give_up(path) for path in tuple(source.paths.values())]
         return any(used)
 
-    def _give_up(self, path: Path) -> bool:
+    def _give_up(self, path: MatcherPath) -> bool:
         del path.source.paths[path.node]
         paths = self._paths.get(path.node, [])
         if path not in paths:
-            return False  # It belongs to who was here before.
+            return False  # It was given up already.
         used = paths[-1] is path
         paths.remove(path)
         if not paths:
@@ -135,39 +135,39 @@ class Paths:
         return used
 
 
-class Session:
-    """One client that is connected here; made by :meth:`~headrace.hub.routing.connector.Connector.join`."""
+class ClientSession:
+    """One connected client; made by :meth:`~headrace.hub.routing.connector.Connector.join`."""
 
     __slots__ = (
         "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "place", "placed", "says", "wants"
     )  # fmt: skip
 
-    def __init__(self, client: bytes, outlet: Outlet, *, after: int | None, guest: bool) -> None:
+    def __init__(self, client: bytes, outlet: ClientOutlet, *, after: int | None, guest: bool) -> None:
         self.client = client
         self.outlet = outlet
         self.guest = guest
-        """Whether the id is the connection's own, of no use to anybody once it is closed."""
+        """Whether the id is only this connection's."""
         self.after = after
-        """What its first subscription resumes behind, until there is one."""
+        """Resume point for the first subscription; ``None`` once subscribed."""
         self.placed = True
-        """Whether the state here is no older than the session: only then does it tell what the client wants."""
+        """Whether the state here is as new as the session: only then does it say what the client wants."""
         self.says: Fields | None = None
-        """The fields that the client says it wants, where they are nothing new to a state that may be too old."""
+        """Fields the client subscribed that equal those in the state, to be compared again once ``placed``."""
         self.wants = False
         """Whether it has a subscription."""
         self.place: Cursor[FoundRows] = Cursor()
-        """Its cursor over the log, which wants nothing while the session is live or wants nothing."""
+        """Its cursor over the log; nowhere while the session is live or has no subscription."""
         self.last = 0
-        """All up to here is dealt with."""
+        """The last sequence number that was sent, or passed over."""
         self.floor = 0
-        """A path may be relied on from behind here only: its matcher has had the client's subscription since."""
-        self.path: Path | None = None
+        """The entry after which a path may be relied on: its matcher has the client's subscription since."""
+        self.path: MatcherPath | None = None
         self.pending = 0
-        """How many changes of its subscription are under way to the log."""
+        """Changes of its subscription that are on their way to the log."""
 
     @property
     def cursor(self) -> int | None:
-        """The next message to read from the log for it; ``None`` while it is live or wants nothing."""
+        """The next message to read from the log; ``None`` while it is live or has no subscription."""
         return self.place.next if self.place.follows else None
 
     @cursor.setter
@@ -191,9 +191,9 @@ class Session:
         self.cursor = None
 
     def fall_back(self, known: int) -> bool:
-        """Be fed from the log from now on; ``True`` unless it already is.
+        """Switch to the log; return ``False`` if it is fed from there already.
 
-        Its path was its own up to ``known`` at least.
+        ``known`` is a number up to which the path certainly was this client's.
         """
         if not self.live:
             return False
@@ -202,7 +202,7 @@ class Session:
         return True
 
     def catch_on(self) -> bool:
-        """Be live if the cursor has come so far that the path has all the rest."""
+        """Go live if the path brings everything from the cursor on."""
         path = self.path
         if path is None or self.cursor is None or self.cursor < max(path.begins, self.floor + 1):
             return False
@@ -211,7 +211,7 @@ class Session:
         return True
 
     def push(self, seqs: Sequence[int], frames: Sequence[bytes]) -> int:
-        """Send live pushes, in order, as far as there is room; from the first without room on, the log has them."""
+        """Send live pushes in order while there is room; the log has the rest. Return how many were sent."""
         room = self.outlet.room
         size = sum(map(len, frames))
         if size <= room:

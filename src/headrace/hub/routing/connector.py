@@ -1,4 +1,4 @@
-"""The connector: the SDK clients that are connected here, and what each is sent.
+"""The connector: the SDK clients connected here, and what each is sent.
 
 What a client subscribes is an entry of the log (:mod:`headrace.hub.routing.subscriptions`); the connector writes the
 entries and obeys the state. It decides when a client that went away has been away for too long, which of two
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace.errors import LimitError, StorageError
-from headrace.hub.routing.client_session import Outlet, Path, Session, Source
-from headrace.hub.routing.session_feed import Feeding, Read
+from headrace.hub.routing.client_session import ClientOutlet, ClientSession, MatcherPath, PushSource
+from headrace.hub.routing.session_feed import Read, SessionFeed
 from headrace.hub.routing.subscriptions import (
-    Change,
     Fields,
     Predicates,
+    SubscriptionChange,
     Subscriptions,
     alive,
     expire,
@@ -34,11 +34,11 @@ from headrace.matching import Matches
 from headrace.message import Batch
 
 EXPIRED_A_TICK: Final = 1000
-"""Subscriptions that are given up in one go; the rest follow a moment later."""
+"""Subscriptions that expire in one tick; the rest follow in the next."""
 
 
 class Connector:
-    """All clients of one connector, which is known by its 8-byte id."""
+    """The clients of one connector, known by its 8-byte id."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Connector:
         replay: int,
     ) -> None:
         self.id = connector_id
-        self.sessions: dict[bytes, Session] = {}
-        self.find_path: Callable[[bytes], Path | None] = lambda _client: None
-        """The path by which a client's messages come, if there is one."""
+        self.sessions: dict[bytes, ClientSession] = {}
+        self.find_path: Callable[[bytes], MatcherPath | None] = lambda _client: None
+        """Returns the path by which a client's messages come, if there is one."""
         self.relying = False
-        """Whether clients rely on matchers elsewhere that say how far they are, and on the log where they do not."""
+        """Whether clients rely on the marks of matchers elsewhere, and on the log where there are none."""
         self.stopping = False
-        """Whether the hub stops: then nothing more is written to the log."""
+        """Set when the hub stops: nothing more is written to the log."""
         self._hub = hub
         self._subscriptions = subscriptions
-        self._feeding = Feeding(hub, self.sessions, read)
+        self._feeding = SessionFeed(hub, self.sessions, read)
         self._keep_seconds = keep_seconds
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
@@ -71,16 +71,16 @@ class Connector:
         self._head_query = _HeadQuery(hub, connector_id, self._placed)
         self._now = 0.0
         self._away = {client: self._now for client, kept in subscriptions if kept.connector == connector_id}
-        """Clients with a subscription here and no connection, and since when; longest first."""
+        """Clients with a subscription here but no connection, and since when; longest first."""
         self._expiring: set[bytes] = set()
         subscriptions.observers.append(self._follow)
 
     def join(
-        self, client: bytes, outlet: Outlet, *, after: int | None = None, guest: bool = False
-    ) -> Session:
-        """A client has connected. If it has a subscription, that goes on."""
+        self, client: bytes, outlet: ClientOutlet, *, after: int | None = None, guest: bool = False
+    ) -> ClientSession:
+        """Begin the session of a client that has connected; a subscription it has goes on."""
         older = self.sessions.pop(client, None)
-        session = self.sessions[client] = Session(client, outlet, after=after, guest=guest)
+        session = self.sessions[client] = ClientSession(client, outlet, after=after, guest=guest)
         if older is not None:
             self._forget(older)
             older.outlet.part("replaced", f"client {client.hex()} has connected again")
@@ -90,8 +90,8 @@ class Connector:
         self._enter(session, self._hub.log.head + 1)
         return session
 
-    def leave(self, session: Session) -> None:
-        """A client's connection is closed; its subscription is kept for a while."""
+    def leave(self, session: ClientSession) -> None:
+        """End the session of a closed connection; the subscription is kept for a while."""
         self._forget(session)
         if self.sessions.get(session.client) is not session:
             return
@@ -104,8 +104,8 @@ class Connector:
         elif session.pending or self._is_here(session.client):
             self._away[session.client] = self._now
 
-    def subscribe(self, session: Session, predicates: Predicates) -> None:
-        """A client wants this instead of what it wanted; nothing at all withdraws. Raises past a cap."""
+    def subscribe(self, session: ClientSession, predicates: Predicates) -> None:
+        """Replace a client's subscription; no predicates at all withdraw it. Raises past a limit."""
         if len(predicates) > self._max_predicates:
             raise LimitError(
                 "sdk", "attributes (matching.max_predicates)", len(predicates), self._max_predicates
@@ -113,7 +113,7 @@ class Connector:
         kept = self._subscriptions.get(session.client)
         fields = serialize_fields(predicates)
         if not session.pending and self._is_kept(session.client, fields):
-            # It goes on as it is: clients that reconnect say again what they want.
+            # Clients that reconnect subscribe again: nothing changes.
             if not session.placed:
                 session.says = fields
                 self._head_query.ask(session)
@@ -127,27 +127,27 @@ class Connector:
         self._submit(session, subscribe(session.client, self.id, fields))
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
-        """Push what this process's matcher found to those who are live."""
+        """Push what this process's matcher found to live sessions."""
         self._feeding.deliver(batch, matches)
 
-    def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: Iterable[bytes]) -> None:
+    def pushed(self, source: PushSource, msg_id: bytes, payload: bytes, clients: Iterable[bytes]) -> None:
         """Push what a dispatcher brings to the clients it names."""
         self._feeding.pushed(source, msg_id, payload, clients, relying=self.relying)
 
     def advance(self) -> None:
-        """The log has grown, or a path has come: feed those who are behind."""
+        """Feed the sessions that are behind: the log has grown, or a path has come."""
         self._feeding.advance()
 
-    def resume(self, session: Session) -> None:
-        """The client has taken some of what it was sent."""
+    def resume(self, session: ClientSession) -> None:
+        """Feed a client on that has taken some of what it was sent."""
         self._feeding.pump(session)
 
     def reroute(self, floor: int = 0) -> None:
-        """Paths have come or gone, or clients have another matcher since entry ``floor``: look where each belongs."""
+        """Give each session its path: paths have changed, or clients have other matchers since entry ``floor``."""
         for session in self.sessions.values():
             path = self.find_path(session.client)
             if path is not session.path:
-                # Who has the client's matching behind that, the state here cannot say yet.
+                # The state here cannot say yet which matcher has the client after that.
                 if session.fall_back(floor or self._hub.log.head):
                     self._feeding.fell_behind(session)
                 session.path = path
@@ -155,7 +155,7 @@ class Connector:
         self.advance()
 
     def tick(self, now: float) -> None:
-        """Give up the subscriptions of those who have been away for too long."""
+        """Expire the subscriptions of clients that have been away for too long."""
         self._head_query.go_on()
         if not self._now:
             self._away = dict.fromkeys(self._away, now)
@@ -171,7 +171,7 @@ class Connector:
 
     @property
     def behind(self) -> int:
-        """How many clients are fed from the log, or will be as soon as it is known from where on."""
+        """The number of clients that are fed from the log, or will be once their start is known."""
         return len(self._feeding) + len(self._head_query)
 
     def _is_here(self, client: bytes) -> bool:
@@ -179,14 +179,14 @@ class Connector:
         return kept is not None and kept.connector == self.id
 
     def _is_kept(self, client: bytes, fields: Fields) -> bool:
-        """Whether a client wants just this, here, as far as the state knows."""
+        """Whether the state has just this subscription for the client, at this connector."""
         kept = self._subscriptions.get(client)
         if kept is None:
             return not fields
         return kept.connector == self.id and kept.fields == fields
 
-    def _enter(self, session: Session, cursor: int) -> None:
-        """A client is here: if it has a subscription, that goes on, from ``cursor`` unless it says after what."""
+    def _enter(self, session: ClientSession, cursor: int) -> None:
+        """Continue a client's subscription, if it has one, from ``cursor`` or from where it asked to resume."""
         client = session.client
         kept = self._subscriptions.get(client)
         if kept is None or session.wants:
@@ -201,8 +201,8 @@ class Connector:
         else:
             self._head_query.ask(session)
 
-    def _placed(self, session: Session, seq: int) -> None:
-        """All that happened before a client came lies before entry ``seq``, which is in the log."""
+    def _placed(self, session: ClientSession, seq: int) -> None:
+        """Begin a session: all that happened before its client came lies before entry ``seq``."""
         client = session.client
         if session.placed or self.sessions.get(client) is not session:
             return
@@ -217,7 +217,7 @@ class Connector:
         if fields is not None and not session.pending and not self._is_kept(client, fields):
             self._submit(session, subscribe(client, self.id, fields))
 
-    def _moved(self, session: Session) -> None:
+    def _moved(self, session: ClientSession) -> None:
         session.outlet.part("moved", f"client {session.client.hex()} has connected elsewhere")
 
     def _expire(self, client: bytes, seq: int) -> None:
@@ -228,7 +228,7 @@ class Connector:
         self._hub.counters.add("subscriptions_expired")
         self._hub.submit(expire(client, seq), done)
 
-    def _submit(self, session: Session | None, change: Batch) -> None:
+    def _submit(self, session: ClientSession | None, change: Batch) -> None:
         def done(outcome: Batch | StorageError) -> None:
             self._pending -= 1
             if session is not None:
@@ -243,8 +243,8 @@ class Connector:
             session.pending += 1
         self._hub.submit(change, done)
 
-    def _follow(self, change: Change) -> None:
-        """The state has changed; whoever has to be sent something is, when the batch is handed out."""
+    def _follow(self, change: SubscriptionChange) -> None:
+        """Follow a change of the state; sessions are fed when the batch is handed out."""
         client, _, new = change
         session = self.sessions.get(client)
         if session is None:
@@ -263,7 +263,7 @@ class Connector:
         elif not session.wants:
             self._begin(session, new.seq + 1)
 
-    def _begin(self, session: Session, cursor: int) -> None:
+    def _begin(self, session: ClientSession, cursor: int) -> None:
         after, session.after = session.after, None
         session.begin(cursor if after is None else self._resumed(after))
         session.path = self.find_path(session.client)
@@ -271,15 +271,15 @@ class Connector:
         self._feeding.fell_behind(session)
 
     def _resumed(self, after: int) -> int:
-        """Where to begin for a client that has everything up to ``after``."""
+        """The first number to send to a client that has everything up to ``after``."""
         log = self._hub.log
         oldest = max(log.first, log.head - self._replay + 1)
         if after + 1 < oldest:
-            detail = f"a client asks for what is behind {after} (matching.replay is {self._replay})"
+            detail = f"a client resumes after {after} (matching.replay is {self._replay})"
             self._hub.counters.report("replay_cut", after + 1, oldest - 1, detail, at_will=True, door="sdk")
         return min(max(after + 1, oldest), log.head + 1)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: ClientSession) -> None:
         session.end()
         self._head_query.forget(session)
         self._feeding.forget(session)
@@ -294,24 +294,24 @@ class _HeadQuery:
     for clients that only come back, the connector writes one sign of life (:func:`alive`) for all who came before.
     """
 
-    def __init__(self, hub: Hub, connector: bytes, found: Callable[[Session, int], None]) -> None:
+    def __init__(self, hub: Hub, connector: bytes, found: Callable[[ClientSession, int], None]) -> None:
         self._hub = hub
         self._connector = connector
         self._found = found
-        self._waiting: dict[Session, None] = {}
-        self._asked: dict[Session, None] | None = None
+        self._waiting: dict[ClientSession, None] = {}
+        self._asked: dict[ClientSession, None] | None = None
         """Sessions whose entry is under way; those that come later wait for the next."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._asked or ())
 
-    def ask(self, session: Session) -> None:
+    def ask(self, session: ClientSession) -> None:
         """Report a place after all that has happened so far, once there is one."""
         if self._asked is None or session not in self._asked:
             self._waiting[session] = None
         self.go_on()
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: ClientSession) -> None:
         """Drop a session that has left, or knows its place."""
         self._waiting.pop(session, None)
         if self._asked is not None:

@@ -1,27 +1,27 @@
-"""The dispatcher: what matchers push goes to the connectors that have the clients.
+"""The dispatcher: passes what matchers push to the connectors that have the clients.
 
 A push names clients and the connector of each. It is grouped by connector and goes, split where it is too long for one
 message, to the connector in this process, to a connector that this dispatcher has dialled, or to the dispatcher that
-says it has that connector. What another dispatcher passes on goes no further than to an own connector, so that nothing
-runs in circles. What has nowhere to go is counted with its sequence number.
+says it has that connector. What another dispatcher passes on goes only to an own connector, so that nothing runs in
+circles. A push with nowhere to go is counted with its sequence number.
 
-**Marks.** A push to nobody says how far its matcher is: all up to its MsgId has been pushed, and all behind the first
+**Marks.** A push to nobody says how far its matcher is: all up to its MsgId has been pushed, and all after the first
 such mark of a connection will be. Its MsgId has the matcher's node id. Marks go to connectors that said they rely on
 them. These have to know when the chain breaks, so a dispatcher that loses a matcher's connection, or has no room for a
-push, closes the connections that this concerns; on each new one, every matcher's place is told first, and that is never
-before anything that was already pushed. A matcher that marks by another connection than before has begun anew: whoever
-relied on the older one must know that, too.
+push, closes the connections that this concerns. Each new connection begins with every matcher's mark, which is never
+before anything that was already pushed. A matcher that marks by another connection than before has begun anew, and
+connectors that relied on the older connection must know that, too.
 
-A mark goes the way that pushes would go, and no other: one that overtakes them would say that they have come. So a
-dispatcher that passes a connector's messages to a peer marks by that peer, and when their way changes it withdraws
-(:data:`NOTHING`): a mark behind that begins anew. And to connectors that rely on marks it passes only what is marked,
-for a push without that could not be told from those that another matcher's marks speak of.
+A mark takes the way that pushes take, and no other: one that overtakes them would claim that they have come. So a
+dispatcher that passes a connector's messages to a peer marks by that peer, and when their way changes it withdraws the
+marks (:data:`NOTHING`); a mark after that begins anew. Connectors that rely on marks are passed only what is marked: an
+unmarked push cannot be distinguished from those that another matcher's marks cover.
 
-A place that the sequence cannot have reached does not count. If it did, new connections would be told it: connectors
-would wait for the sequence to come there, perhaps for ever, and meanwhile feed their clients from the log. Nor may what
-is there reach a connector that relies on marks, which would then be told a place before something that was pushed. So
-whoever says such a place is as good as lost for those connectors, until it marks again (a dispatcher whose copy of the
-log is far behind does this to everyone; when it has caught up, all begin anew).
+A mark beyond what the sequence can have reached does not count. Connectors that got it would wait for the sequence to
+come there, perhaps for ever, and meanwhile feed their clients from the log. Nor may a push from there reach a connector
+that relies on marks, for its next mark could then be before something that was pushed. So a feeder that names such a
+number counts as lost for those connectors until it marks again. (To a dispatcher whose copy of the log is far behind,
+all feeders do this; when it has caught up, all begin anew.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from headrace.hub.counters import Counters
-from headrace.hub.routing.client_session import NOTHING, Source
+from headrace.hub.routing.client_session import NOTHING, PushSource
 from headrace.wire.attribute.messages import (
     CLIENT_ID_BYTES,
     NODE_ID_BYTES,
@@ -50,76 +50,76 @@ from headrace.wire.attribute.messages import (
 from headrace.wire.attribute.push_parts import MAX_CONNECTORS, split, split_heartbeat
 
 
-class Target(Protocol):
+class DispatchTarget(Protocol):
     """A connection to a connector or to another dispatcher."""
 
     def pass_on(self, data: bytes) -> bool:
-        """Send, or say that there is no room (and close)."""
+        """Send and return ``True``; without room, close and return ``False``."""
 
     def part(self, reason: str, detail: str) -> None:
         """Close the connection."""
 
 
-class Local(Protocol):
+class LocalConnector(Protocol):
     """The connector in this process."""
 
     id: bytes
     relying: bool
 
-    def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: bytes) -> None:
+    def pushed(self, source: PushSource, msg_id: bytes, payload: bytes, clients: bytes) -> None:
         """Push a message to clients."""
 
-    def marked(self, source: Source, msg_id: bytes) -> None:
-        """A matcher says how far it is."""
+    def marked(self, source: PushSource, msg_id: bytes) -> None:
+        """Note how far a matcher is."""
 
-    def lost(self, source: Source) -> None:
-        """A source is gone."""
+    def lost(self, source: PushSource) -> None:
+        """Rely no longer on a source whose connection is closed."""
 
 
 class Feeder:
-    """Who pushes: a matcher or a dispatcher, by one connection, or this process's own matcher."""
+    """A matcher or dispatcher that pushes by one connection, or this process's own matcher."""
 
     __slots__ = ("nodes", "passed", "source")
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PushSource) -> None:
         self.source = source
-        """What it is to the connector in this process."""
+        """Its identity to the connector in this process."""
         self.nodes: set[int] = set()
-        """The matchers that push and mark by it, by node id: one, unless it is of another make."""
+        """Node ids of the matchers that push and mark by it: one, unless it is another implementation's."""
         self.passed: dict[bytes, set[int]] = {}
-        """The matchers whose pushes and marks it passes on for an own connector, by the connector's id."""
+        """Node ids of the matchers whose pushes and marks it passes on, by the own connector they are for."""
 
     def vouches_for(self, node: int, connector: bytes) -> bool:
         """Whether a matcher marks by it for a connector."""
         return node in self.nodes or node in self.passed.get(connector, ())
 
 
-class Told(NamedTuple):
-    """The connectors that another dispatcher has, and those of them that want marks."""
+class PeerConnectors(NamedTuple):
+    """The connectors that another dispatcher has, and which of them want marks."""
 
     connectors: frozenset[bytes]
     relying: frozenset[bytes]
     marked: frozenset[bytes] = frozenset()
-    """Those that are marked by it."""
+    """The connectors that get marks by this peer."""
 
 
 class Dispatcher:
     """Routes by connector id."""
 
-    def __init__(self, counters: Counters, local: Local | None) -> None:
+    def __init__(self, counters: Counters, local: LocalConnector | None) -> None:
         self.local = local
-        self.connectors: dict[bytes, Target] = {}
-        """Own connectors, by the id each has told."""
+        self.connectors: dict[bytes, DispatchTarget] = {}
+        """Own connectors, by id."""
         self.relying: set[bytes] = set()
-        """Those of them that want marks."""
-        self.peers: dict[Target, Told | None] = {}
-        """Other dispatchers, and what each says it has; ``None`` until it says."""
+        """The own connectors that want marks."""
+        self.peers: dict[DispatchTarget, PeerConnectors | None] = {}
+        """Other dispatchers and their connectors; ``None`` until known."""
         self.feeders: dict[Feeder, None] = {}
-        """Those who have sent marks."""
+        """The feeders that have sent marks."""
         self.reach: Callable[[], int] = lambda: NOTHING - 1
-        """The highest sequence number that may have been pushed by now."""
+        """Returns the highest sequence number that may have been pushed by now."""
         self._newest = 0
-        """The highest sequence number that was pushed or marked, by whomever."""
+        """The highest sequence number that any feeder pushed or marked."""
         self._counters = counters
         self._passed = counters.counter("dispatched")
         self._unvouched = counters.counter("unvouched", door="dispatcher")
@@ -147,10 +147,10 @@ class Dispatcher:
         if not self._to_own(feeder, push.connector, push.msg_id, push.payload, push.clients, vouched):
             self._cannot(push.msg_id, push.connector, "its dispatcher has lost it")
 
-    def joined(self, connector: bytes, target: Target, *, relying: bool) -> None:
-        """A connector has said who it is. The newer of two with one id stays, and of two ids on one connection."""
+    def joined(self, connector: bytes, target: DispatchTarget, *, relying: bool) -> None:
+        """Note a connector's id. Of two connections with one id, or two ids on one connection, the newer stays."""
         self._forget(target, but=connector)
-        # One less than a heartbeat can name: the connector in this process is named, too.
+        # One less than a heartbeat can name, which also names the connector in this process.
         if connector not in self.connectors and len(self.connectors) >= MAX_CONNECTORS - 1:
             target.part("limit", f"a dispatcher has {MAX_CONNECTORS - 1} connectors at most")
             return
@@ -167,42 +167,42 @@ class Dispatcher:
                 target.pass_on(serialize(Push(msg_id(self._newest, node))))
         self._mark_by_peers()
 
-    def left(self, target: Target) -> None:
-        """A connection to a connector or dispatcher is closed."""
+    def left(self, target: DispatchTarget) -> None:
+        """Forget a closed connection to a connector or dispatcher."""
         self._forget(target)
         self.peers.pop(target, None)
         self._mark_by_peers()
 
-    def told(self, peer: Target, connectors: bytes, relying: bytes) -> None:
-        """Another dispatcher says which connectors it has."""
+    def told(self, peer: DispatchTarget, connectors: bytes, relying: bytes) -> None:
+        """Note which connectors another dispatcher has."""
         before = self.peers.get(peer)
         ids = frozenset(_ids(connectors))
-        # Others that rely on marks are behind it, but what is for them does not go that way.
-        told = Told(
+        # Connectors that rely on marks elsewhere are named, too, but their messages do not go that way.
+        known = PeerConnectors(
             ids, ids.intersection(_ids(relying)), before.marked if before is not None else frozenset()
         )
-        self.peers[peer] = told
+        self.peers[peer] = known
         self._mark_by_peers()
 
     def lost(self, feeder: Feeder) -> None:
-        """A feeder's connection is closed: whoever relied on it must know.
+        """Break the connections to all that relied on a feeder whose connection is closed.
 
-        Those who never rely on marks are left in peace: what is pushed to them while they are away is lost.
+        Connectors that do not rely on marks stay connected: they cannot make up for what they miss.
         """
         if feeder not in self.feeders:
-            return  # It never sent a mark, or is replaced.
+            return  # It never sent a mark, or was replaced.
         del self.feeders[feeder]
         if self.local is not None:
             self.local.lost(feeder.source)
         relying = [self.connectors[connector] for connector in self.relying]
-        marked = [peer for peer, told in self.peers.items() if told is not None and told.marked]
+        marked = [peer for peer, known in self.peers.items() if known is not None and known.marked]
         for target in (*relying, *marked):
             target.part("broken", "a matcher's connection is lost")
 
     def heartbeat(self, timestamp: int) -> bytes:
-        """What tells others that we live, which connectors are here, and who relies on marks.
+        """A heartbeat with the connectors that are here, and which of them rely on marks.
 
-        A matcher marks if anybody does: a connector of another dispatcher is named where none is here.
+        A matcher marks if any connector relies on it: where none does here, one of another dispatcher is named.
         """
         ids, relying = sorted(self.connectors), sorted(self.relying)
         if self.local is not None:
@@ -210,13 +210,13 @@ class Dispatcher:
             if self.local.relying:
                 relying = [self.local.id, *relying]
         if not relying:
-            relying = sorted(one for told in self.peers.values() if told for one in told.relying)[:1]
+            relying = sorted(one for known in self.peers.values() if known for one in known.relying)[:1]
         return b"".join(
             map(serialize, split_heartbeat(Heartbeat(timestamp, b"".join(ids), b"".join(relying))))
         )
 
-    def _forget(self, target: Target, but: bytes | None = None) -> None:
-        """A connection is no connector's any more, or no other's."""
+    def _forget(self, target: DispatchTarget, but: bytes | None = None) -> None:
+        """Remove a connection's connectors, except ``but``."""
         for connector in [name for name, one in self.connectors.items() if one is target and name != but]:
             del self.connectors[connector]
             self._mark_no_more(connector)
@@ -227,17 +227,17 @@ class Dispatcher:
             feeder.passed.pop(connector, None)
 
     def _nodes(self) -> list[int]:
-        """The matchers that push to us."""
+        """The node ids of the matchers that push here."""
         return [node for feeder in self.feeders for node in feeder.nodes]
 
     def _marks(self, feeder: Feeder) -> bool:
-        """Whether what comes by a feeder is marked, by itself or by another that is the same source."""
+        """Whether a feeder's pushes are marked, by itself or by another of the same source."""
         return bool(feeder.nodes) or any(
             other.nodes for other in self.feeders if other.source is feeder.source
         )
 
     def _reached(self, feeder: Feeder, message: bytes) -> bool:
-        """Take note of a place in the sequence; one that cannot be breaks whatever its feeder vouched for."""
+        """Note a MsgId's place; one that the sequence cannot have reached breaks what its feeder vouched for."""
         seq = seq_of(message)
         if seq <= (most := self.reach()):
             self._newest = max(self._newest, seq)
@@ -253,23 +253,26 @@ class Dispatcher:
         return connector in self.connectors or (self.local is not None and connector == self.local.id)
 
     def _mark_by_peers(self) -> None:
-        """Tell each peer from where on, or that no longer, matchers push by it to each of its connectors."""
+        """Begin or withdraw marks by each peer for its connectors, where their way has changed."""
         for peer in tuple(self.peers):
-            told = self.peers.get(peer)
-            if told is None:
+            known = self.peers.get(peer)
+            if known is None:
                 continue
-            wanted = frozenset(connector for connector in told.relying if not self._is_own(connector))
-            if wanted == told.marked:
+            wanted = frozenset(connector for connector in known.relying if not self._is_own(connector))
+            if wanted == known.marked:
                 continue
-            self.peers[peer] = told._replace(marked=wanted)
-            for place, connectors in ((NOTHING, told.marked - wanted), (self._newest, wanted - told.marked)):
+            self.peers[peer] = known._replace(marked=wanted)
+            for place, connectors in (
+                (NOTHING, known.marked - wanted),
+                (self._newest, wanted - known.marked),
+            ):
                 for connector in connectors:
                     for node in self._nodes():
                         peer.pass_on(serialize(DispatcherPush(msg_id(place, node), connector)))
 
     def _mark(self, feeder: Feeder, message: bytes) -> None:
         seq, node = parse_msg_id(message)
-        # Who has not marked has nothing to withdraw.
+        # A feeder that has not marked has nothing to withdraw.
         if node not in feeder.nodes if seq == NOTHING else not self._reached(feeder, message):
             return
         if node not in feeder.nodes:
@@ -278,7 +281,7 @@ class Dispatcher:
                     self.lost(older)
                     older.nodes.clear()
                     older.passed.clear()
-            # What others pushed for the same matcher before is not pushed again.
+            # What came for this matcher by another feeder is not pushed again.
             message = msg_id(self._newest, node)
             feeder.nodes.add(node)
         self.feeders[feeder] = None
@@ -286,8 +289,8 @@ class Dispatcher:
             self.local.marked(feeder.source, message)
         for connector in tuple(self.relying):
             self._mark_connector(feeder, connector, message)
-        for peer, told in tuple(self.peers.items()):
-            for connector in told.marked if told is not None else ():
+        for peer, known in tuple(self.peers.items()):
+            for connector in known.marked if known is not None else ():
                 peer.pass_on(serialize(DispatcherPush(message, connector)))
 
     def _pass_mark(self, feeder: Feeder, connector: bytes, message: bytes) -> None:
@@ -349,19 +352,19 @@ class Dispatcher:
     def _to_peers(
         self, connector: bytes, message: bytes, payload: bytes, clients: bytes, vouched: bool
     ) -> None:
-        """Pass a message to the dispatcher that has its connector, or to all that have not said what they have."""
+        """Pass a message to the dispatcher that has its connector, or to all whose connectors are unknown."""
         peers = [
-            peer for peer, told in self.peers.items() if told is not None and connector in told.connectors
+            peer for peer, known in self.peers.items() if known is not None and connector in known.connectors
         ]
         if not peers:
-            peers = [peer for peer, told in self.peers.items() if told is None]
+            peers = [peer for peer, known in self.peers.items() if known is None]
         if not peers:
             self._cannot(message, connector, "nobody has it")
             return
         data = b"".join(map(serialize, split(DispatcherPush(message, connector, payload, clients))))
         for peer in peers:
-            told = self.peers.get(peer)
-            if not vouched and told is not None and connector in told.relying:
+            known = self.peers.get(peer)
+            if not vouched and known is not None and connector in known.relying:
                 self._unvouched.value += 1
             elif peer.pass_on(data):
                 self._passed.value += 1
@@ -375,7 +378,7 @@ class Dispatcher:
 
 
 def _by_connector(routes: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """A matcher's client list as each connector and its clients."""
+    """Group a matcher's client list by connector."""
     entries = np.frombuffer(routes, np.uint8).reshape(-1, ROUTE_BYTES)
     ids = np.ascontiguousarray(entries[:, CLIENT_ID_BYTES:]).view(">u8").ravel()
     clients = entries[:, :CLIENT_ID_BYTES]

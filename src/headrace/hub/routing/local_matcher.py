@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from headrace.errors import LimitError
-from headrace.hub.routing.subscriptions import Change, Subscription, Subscriptions
+from headrace.hub.routing.subscriptions import Subscription, SubscriptionChange, Subscriptions
 from headrace.matching import Matcher, Matches
 from headrace.message import Batch
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, MatcherPush, msg_id
@@ -75,7 +75,7 @@ class LocalMatcher:
             if place % STEP == STEP - 1:
                 yield
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: SubscriptionChange) -> None:
         client, _, new = change
         if new is None or not self._wanted(client, new):
             self.matcher.withdraw(client)

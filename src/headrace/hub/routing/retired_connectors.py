@@ -12,7 +12,7 @@ from collections import Counter
 from itertools import islice
 from typing import Final
 
-from headrace.hub.routing.subscriptions import Change, Subscriptions, alive, expire
+from headrace.hub.routing.subscriptions import SubscriptionChange, Subscriptions, alive, expire
 from headrace.hub.sequence import Hub
 
 SIGNS: Final = 3
@@ -70,7 +70,7 @@ class RetiredConnectors:
         detail = f"not heard of for {seconds:g} s: {amount} of its subscriptions are given up"
         self._hub.counters.refuse("connector", "retired", name, detail)
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: SubscriptionChange) -> None:
         _, old, new = change
         if old is not None:
             self._counts[old.connector] -= 1

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from headrace.config import Settings
 from headrace.errors import StorageError
-from headrace.hub.routing.client_session import NOTHING, Path, Paths, Source
+from headrace.hub.routing.client_session import NOTHING, MatcherPath, MatcherPaths, PushSource
 from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.dispatcher import Dispatcher, Feeder
 from headrace.hub.routing.local_matcher import LocalMatcher, mark, pushes
@@ -39,7 +39,7 @@ from headrace.wire.attribute.messages import (
 
 MAX_LEAD: Final = 1 << 16
 """Messages by which pushes may be ahead of this process's copy of the log. A connector believes no more than that: past
-it, what a push says of its place would keep a client from all that comes before; the log has whatever is true."""
+it, a wrong number in a push would keep a client from all messages before it; the log has whatever is true."""
 
 
 class DispatcherLink(Protocol):
@@ -65,8 +65,8 @@ class RoutingRules:
         self.id = connector_id(role_name(settings))
         self.subscriptions = subscriptions
         self.ring = ring
-        self.fleet = Source()
-        """All that the fleet in Spark pushes by the dispatcher door, by whichever connection."""
+        self.fleet = PushSource()
+        """The fleet in Spark, which is one source by whichever connection it pushes."""
         self.connector: Connector | None = None
         self.dispatcher: Dispatcher | None = None
         self.dispatcher_link: DispatcherLink | None = None
@@ -75,9 +75,9 @@ class RoutingRules:
         self._name = role_name(settings)
         self._hub = hub
         self._read_log = read
-        self._paths = Paths()
-        self._source = Source()
-        self.own_path = Path(self._source, self.node, hub.log.head)
+        self._paths = MatcherPaths()
+        self._source = PushSource()
+        self.own_path = MatcherPath(self._source, self.node, hub.log.head)
         """How far the matcher here is."""
         self._spark = settings.matching.engine == "spark"
         self._feeder = Feeder(self._source)
@@ -85,7 +85,7 @@ class RoutingRules:
         self._loading = False
         """Whether the matcher's kernels are being compiled, or what came meanwhile is being sorted out."""
         self._reads: list[Callable[[], None]] = []
-        """Looks through the log that wait for that: one for each client that is behind."""
+        """Reads of the log that wait for that, one for each client that is behind."""
         self._joining = False
         self._stopping = False
         self.matches = "matcher" in roles and not self._spark
@@ -215,14 +215,14 @@ class RoutingRules:
 
     def feeder(self) -> Feeder:
         """What a new connection that pushes is to the dispatcher: the fleet has many, which are one source."""
-        return Feeder(self.fleet if self._spark else Source())
+        return Feeder(self.fleet if self._spark else PushSource())
 
-    def pushed(self, source: Source, msg_id: bytes, payload: bytes, clients: bytes) -> None:
+    def pushed(self, source: PushSource, msg_id: bytes, payload: bytes, clients: bytes) -> None:
         """Push a message that a dispatcher brings to clients of this connector."""
         if self.connector is not None and not (is_msg_id(msg_id) and self._is_ahead(source, seq_of(msg_id))):
             self.connector.pushed(source, msg_id, payload, unpack_clients(clients))
 
-    def marked(self, source: Source, msg_id: bytes) -> None:
+    def marked(self, source: PushSource, msg_id: bytes) -> None:
         """Note how far a matcher elsewhere is; clients that are matched for here do not depend on that."""
         seq, node = parse_msg_id(msg_id)
         if not self.relying or (seq != NOTHING and self._is_ahead(source, seq)):
@@ -230,14 +230,14 @@ class RoutingRules:
         if self._paths.mark(source, node, seq) and self.connector is not None:
             self.connector.reroute()
 
-    def lost(self, source: Source) -> None:
+    def lost(self, source: PushSource) -> None:
         """Rely no longer on a source whose connection is closed."""
         if self.relying and self._paths.lose(source) and self.connector is not None:
             self.connector.reroute()
 
     # The rest is between the parts.
 
-    def _is_ahead(self, source: Source, seq: int) -> bool:
+    def _is_ahead(self, source: PushSource, seq: int) -> bool:
         """Whether a source names a place that the sequence cannot have reached: then it is not relied on."""
         # The hub that numbers messages, or matches them, knows them before anybody else can push them.
         follows = self.relying and self._hub.sequencer is not None
@@ -253,7 +253,7 @@ class RoutingRules:
         """The highest sequence number that may have been pushed by now, as far as the log here tells."""
         return self._hub.log.tail + (MAX_LEAD if self._hub.sequencer is not None else 0)
 
-    def _find_path(self, client: bytes) -> Path | None:
+    def _find_path(self, client: bytes) -> MatcherPath | None:
         if self._spark:
             return self._paths.get(node_id(FLEET))
         return self.own_path if self.matches else self._paths.get(self.ring.owner(client))

@@ -1,8 +1,8 @@
 """How the sessions of a connector are fed: live, as their path brings it, or from the log until they can be.
 
-What :mod:`headrace.hub.routing.client_session` says of one session is done here for all of them. A message is encoded
-once, whoever gets it. A session that is behind is read for by the owner's ``read``, one look through some of the log
-at a time, and only while its client has room.
+The rules of :mod:`headrace.hub.routing.client_session` are applied here to all sessions. A message is encoded once for
+all of them. For a session that is behind, the owner's ``read`` looks through some of the log at a time, and only while
+its client has room.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import LimitError, StorageError, TrimmedError
 from headrace.hub.cursor import EncodedCache
-from headrace.hub.routing.client_session import FoundRows, Session, Source
+from headrace.hub.routing.client_session import ClientSession, FoundRows, PushSource
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
@@ -21,11 +21,11 @@ from headrace.wire.attribute.messages import CLIENT_ID_BYTES, is_msg_id, seq_of
 from headrace.wire.sdk import commands as sdk
 
 Found: TypeAlias = list[tuple[Batch, list[int]]]
-"""Batches of the log, and which of each one's messages are for a client, by place."""
+"""Batches of the log, and the places of the messages in each that are for a client."""
 
 Then: TypeAlias = Callable[[Found | StorageError], None]
 Read: TypeAlias = Callable[[bytes, int, int, Then], None]
-"""Looks for a client through some of the log, from the first number on and not past the last, and tells ``Then``."""
+"""Looks through some of the log for a client, from the first number to at most the last, and calls ``Then``."""
 
 
 CACHE_BYTES: Final = 1 << 20
@@ -45,32 +45,32 @@ def _push_frames(batches: Sequence[Batch]) -> PushFrames:
     return PushFrames(batches[0].first, batches[-1].last, sum(batch.size for batch in batches), {})
 
 
-class Feeding:
-    """The sessions of a connector, by client, as those who have to be sent something."""
+class SessionFeed:
+    """Sends the sessions of a connector what is for them."""
 
-    def __init__(self, hub: Hub, sessions: Mapping[bytes, Session], read: Read) -> None:
+    def __init__(self, hub: Hub, sessions: Mapping[bytes, ClientSession], read: Read) -> None:
         self._hub = hub
         self._sessions = sessions
         self._read = read
         self._delivered = hub.counters.counter("delivered", door="sdk")
         self._repeats = hub.counters.counter("repeats", door="sdk")
-        self._behind: dict[Session, None] = {}
+        self._behind: dict[ClientSession, None] = {}
         self._cache = EncodedCache(_push_frames, max_bytes=CACHE_BYTES)
 
     def __len__(self) -> int:
-        """How many are fed from the log."""
+        """The number of sessions that are fed from the log."""
         return len(self._behind)
 
-    def fell_behind(self, session: Session) -> None:
-        """A session has got a cursor: it is fed from the log when :meth:`advance` or :meth:`pump` says so."""
+    def fell_behind(self, session: ClientSession) -> None:
+        """Feed a session that has got a cursor from the log, from the next :meth:`advance` or :meth:`pump` on."""
         self._behind[session] = None
 
-    def forget(self, session: Session) -> None:
-        """A session wants nothing more."""
+    def forget(self, session: ClientSession) -> None:
+        """Feed a session no longer."""
         self._behind.pop(session, None)
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
-        """Push what this process's matcher found to those who are live."""
+        """Push what this process's matcher found to live sessions."""
         if matches is not None and len(matches.clients) and self._sessions:
             for session, rows in self._concerned(matches).items():
                 session_rows = [row for row in rows if batch.first + row > session.last]
@@ -79,13 +79,14 @@ class Feeding:
                     self._push(session, batch, session_rows)
 
     def pushed(
-        self, source: Source, msg_id: bytes, payload: bytes, clients: Iterable[bytes], *, relying: bool
+        self, source: PushSource, msg_id: bytes, payload: bytes, clients: Iterable[bytes], *, relying: bool
     ) -> None:
         """Push what a dispatcher brings to the clients it names.
 
-        Who has a subscription is fed by its own path alone, or by the log: what another brings may be ahead of that.
-        Who has none gets what is pushed, unless it is ``relying`` on matchers elsewhere: then it comes when the state
-        here has its subscription. A MsgId that is not of our form has no place in the sequence: it is nobody's repeat.
+        A client with a subscription is fed by its own path alone, or by the log: another source may be ahead of that.
+        A client without one gets what is pushed, unless it is ``relying`` on matchers elsewhere: then it gets it once
+        the state here has its subscription. A MsgId that is not of our form has no sequence number, so it never
+        counts as a repeat.
         """
         seq, placed = seq_of(msg_id), is_msg_id(msg_id)
         if placed:
@@ -101,7 +102,7 @@ class Feeding:
                 continue
             fed = session.live and source.vouches_for(session.path)
             if placed and (session.wants or relying) and not fed:
-                continue  # Its own path brings it, or the log has it, where the client wants it.
+                continue  # Its own path or the log brings it, if the client wants it.
             if frame is None:
                 frame = self._encode(seq if placed else sdk.UNPLACED, payload)
                 if frame is None:
@@ -117,12 +118,12 @@ class Feeding:
                 )
 
     def advance(self) -> None:
-        """The log has grown, or a path has come: feed those who are behind."""
+        """Feed the sessions that are behind: the log has grown, or a path has come."""
         for session in tuple(self._behind):
             self.pump(session)
 
-    def pump(self, session: Session) -> None:
-        """Read on for a session that is behind, or let it be live."""
+    def pump(self, session: ClientSession) -> None:
+        """Read on for a session that is behind, or let it go live."""
         if session.cursor is None or session.place.reading:
             return
         if session.outlet.room <= 0:
@@ -135,14 +136,14 @@ class Feeding:
         if wanted is not None:
             self._read(session.client, *wanted, lambda outcome: self._was_read(session, outcome))
         elif found is not None:
-            # What there is no room for is looked for again later: the client may want something else by then.
+            # What has no room is read again later: the client may want something else by then.
             session.place.drop()
             if all(self._feed(session, batch, rows) for batch, rows in found.batches):
                 self.pump(session)
 
-    def _concerned(self, matches: Matches) -> dict[Session, list[int]]:
-        """The messages of each live session, by place in the batch."""
-        sessions, found = self._sessions, dict[Session, list[int]]()
+    def _concerned(self, matches: Matches) -> dict[ClientSession, list[int]]:
+        """The places in the batch of each live session's messages."""
+        sessions, found = self._sessions, dict[ClientSession, list[int]]()
         ids = matches.clients.tobytes()
         for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
             for at in range(begin, end, CLIENT_ID_BYTES):
@@ -151,11 +152,11 @@ class Feeding:
                     found.setdefault(session, []).append(row)
         return found
 
-    def _push(self, session: Session, batch: Batch, rows: list[int]) -> None:
+    def _push(self, session: ClientSession, batch: Batch, rows: list[int]) -> None:
         frames = self._frames(batch, rows)
         self._sent(session, [seq for seq, _ in frames], [frame for _, frame in frames])
 
-    def _sent(self, session: Session, seqs: list[int], frames: list[bytes]) -> None:
+    def _sent(self, session: ClientSession, seqs: list[int], frames: list[bytes]) -> None:
         if not frames:
             return
         self._delivered.value += session.push(seqs, frames)
@@ -164,7 +165,7 @@ class Feeding:
             session.outlet.later()
 
     def _frames(self, batch: Batch, rows: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Messages of a batch as pushes; each is encoded once while it is among the newest."""
+        """Encode messages of a batch as pushes, each once while it is among the newest."""
         encoded = self._cache.find(batch.first)
         if encoded is None or encoded.last < batch.last:
             encoded = _push_frames([batch])
@@ -187,7 +188,7 @@ class Feeding:
             self._hub.counters.report("undeliverable", seq, seq, str(error), door="sdk")
             return None
 
-    def _was_read(self, session: Session, outcome: Found | StorageError) -> None:
+    def _was_read(self, session: ClientSession, outcome: Found | StorageError) -> None:
         if isinstance(outcome, StorageError):
             lost = session.place.read_failed(outcome)
             if lost is not None:
@@ -197,8 +198,8 @@ class Feeding:
             session.place.was_read(FoundRows(outcome[0][0].first, outcome[-1][0].last, outcome))
         self.pump(session)
 
-    def _feed(self, session: Session, batch: Batch, rows: list[int]) -> bool:
-        """Send a session what is for it of a batch from the log; ``False`` if there is no room for all of it."""
+    def _feed(self, session: ClientSession, batch: Batch, rows: list[int]) -> bool:
+        """Send a session its messages of a batch from the log; ``False`` if there is no room for all."""
         fresh = [row for row in rows if batch.first + row > session.last]
         if fresh:
             session.cursor = None
@@ -209,7 +210,7 @@ class Feeding:
         session.last = max(session.last, batch.last)
         return True
 
-    def _cannot_read(self, session: Session, first: int, error: StorageError) -> None:
+    def _cannot_read(self, session: ClientSession, first: int, error: StorageError) -> None:
         lost = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
         self._hub.counters.report("undeliverable", first, lost, str(error), door="sdk")
         session.outlet.part("lagging" if isinstance(error, TrimmedError) else "damaged", str(error))

@@ -1,17 +1,17 @@
-"""Subscriptions by content, kept as a part of the hub's state.
+"""Content subscriptions, kept as a part of the hub's state.
 
-Who subscribes to what is in the log, so that a restarted hub, a frontend, a matcher elsewhere and a cluster node that
-have the same log have the same subscriptions, and each change has one place in the sequence. The entries:
+They are in the log, so that a restarted hub, a frontend, a matcher elsewhere and a cluster node with the same log have
+the same subscriptions, and each change has one place in the sequence. The entries:
 
 - ``subscription/CLIENT``: ``{"connector": ID, "fields": {NAME: FIELD, …}}``: the client, at this connector, wants what
   satisfies all of these fields (each the JSON that the client sent) instead of what it wanted before; no fields at all
   withdraw;
-- ``{"connector": ID}``: the client is at this connector now and wants what it wanted;
+- ``{"connector": ID}``: the client is at this connector now, its subscription unchanged;
 - ``{"expired": SEQ}``: withdrawn, if nothing has changed since entry ``SEQ``: the client was away for too long;
-- ``subscription/``: ``{"connector": ID}``: this connector lives, though nothing else has changed there.
+- ``subscription/``: ``{"connector": ID}``: a sign of life of this connector.
 
-``CLIENT`` is the client's id in hex. What a subscription says is kept here as text; whoever matches has an index of its
-own, kept up by being told of each change (:attr:`Subscriptions.observers`).
+``CLIENT`` is the client's id in hex. Fields are kept here as text; a matcher has an index of its own, which follows
+each change (:attr:`Subscriptions.observers`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PART: Final = "subscription"
 
 MAX_ROWS: Final = 1024
 MAX_TABLE_BYTES: Final = 1 << 20
-"""What one piece of the table has at most: some milliseconds' work, and well within a message of the link."""
+"""Bytes of one piece of the table, at most: some milliseconds' work, and well within a message of the link."""
 
 Fields: TypeAlias = dict[str, str]
 """The field JSON of each attribute that a subscription names."""
@@ -47,7 +47,7 @@ logger = logging.getLogger("headrace")
 
 
 class Subscription(NamedTuple):
-    """What the state knows of a client: its connector, the entry that last changed this, and its fields."""
+    """A client's connector, the entry that last changed the subscription, and its fields."""
 
     connector: bytes
     seq: int
@@ -60,11 +60,11 @@ class Subscription(NamedTuple):
 
     @property
     def predicates(self) -> dict[str, Predicate]:
-        """What the fields say."""
+        """The fields, parsed."""
         return parse_fields(self.fields)
 
 
-class Change(NamedTuple):
+class SubscriptionChange(NamedTuple):
     """A client's subscription as it was and as it is; ``None`` where there is none."""
 
     client: bytes
@@ -73,24 +73,24 @@ class Change(NamedTuple):
 
     @property
     def same_fields(self) -> bool:
-        """Whether only the client's place has changed."""
+        """Whether only the client's connector has changed."""
         return self.old is not None and self.new is not None and self.old.packed == self.new.packed
 
 
-Observer: TypeAlias = Callable[[Change], None]
+Observer: TypeAlias = Callable[[SubscriptionChange], None]
 
 
 class Subscriptions:
-    """Every subscription there is, by client id; a part of the state."""
+    """All subscriptions, by client id; a part of the state."""
 
     name = PART
     follows_messages = False
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
-        """Told of each change when it has happened."""
+        """Called with each change after it has happened."""
         self.signs: list[Callable[[bytes], None]] = []
-        """Told of each connector that says it lives."""
+        """Called with each connector that gives a sign of life."""
         self._kept: dict[bytes, Subscription] = {}
         self._ids: dict[bytes, bytes] = {}
 
@@ -112,7 +112,7 @@ class Subscriptions:
         return self._kept.get(client)
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Follow a ``subscription`` entry; one that says nothing is passed over."""
+        """Follow a ``subscription`` entry; one that makes no sense is passed over."""
         try:
             client = parse_client_id(name) if name else b""
             order = msgspec.json.decode(payload, type=_Order)
@@ -155,7 +155,7 @@ class Subscriptions:
         self.add(msgspec.msgpack.decode(section, type=_Rows))
 
     def add(self, rows: Iterable[_Row]) -> None:
-        """Take subscriptions over: of each the client, its connector, the entry that says so, the packed fields."""
+        """Take over subscriptions: client, connector, the entry of the last change, packed fields."""
         for client, connector, seq, packed in rows:
             self._set(client, Subscription(self._same(connector), seq, packed))
 
@@ -164,27 +164,27 @@ class Subscriptions:
         if new is not None:
             self._kept[client] = new
         if old is not None or new is not None:
-            change = Change(client, old, new)
+            change = SubscriptionChange(client, old, new)
             for observer in self.observers:
                 observer(change)
 
     def _same(self, connector: bytes) -> bytes:
-        """One object for each id, however many clients are there."""
+        """One object for each id, however many clients it has."""
         return self._ids.setdefault(connector, connector)
 
 
 def parse_fields(fields: Mapping[str, str]) -> dict[str, Predicate]:
-    """What fields say, by attribute."""
+    """Parse fields, by attribute."""
     return {name: parse_field(field.encode()) for name, field in fields.items()}
 
 
 def serialize_fields(predicates: Predicates) -> Fields:
-    """Predicates as fields."""
+    """Write predicates as fields."""
     return {name: serialize_field(predicate).decode() for name, predicate in predicates.items()}
 
 
 def tables(subscriptions: Iterable[tuple[bytes, Subscription]]) -> Iterator[pa.RecordBatch]:
-    """Subscriptions as rows of the matcher's table, so many at a time as are worth it and no more."""
+    """Subscriptions as rows of the matcher's table, in pieces of bounded size."""
     some: list[tuple[bytes, Subscription]] = []
     size = 0
     for each in subscriptions:
@@ -210,12 +210,12 @@ def _table(subscriptions: Sequence[tuple[bytes, Subscription]]) -> pa.RecordBatc
 
 
 def subscribe(client: bytes, connector: bytes, fields: Fields) -> Batch:
-    """The log entry of a subscription; without fields, of its end."""
+    """The log entry that replaces a subscription; without fields, withdraws it."""
     return _entry(client, _Order(connector.decode(), fields))
 
 
 def move(client: bytes, connector: bytes) -> Batch:
-    """The log entry that says where a client is now."""
+    """The log entry of a client that is at another connector now."""
     return _entry(client, _Order(connector.decode()))
 
 
@@ -225,7 +225,7 @@ def expire(client: bytes, seq: int) -> Batch:
 
 
 def alive(connector: bytes) -> Batch:
-    """The log entry of a connector that says it lives."""
+    """The log entry that is a connector's sign of life."""
     return entry(PART, "", msgspec.json.encode(_Order(connector.decode())))
 
 

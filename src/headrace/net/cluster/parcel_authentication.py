@@ -1,12 +1,12 @@
-"""Proof between nodes that they know the cluster's key: a tag behind each parcel, where the document leaves room.
+"""Proof between nodes that they know the cluster's key: a tag after each parcel, where the document leaves room.
 
-Behind its DscReq a node sends a *hello*: a nonce and the cluster's name (hashed); behind the DscRes the other one
-does the same. Both nonces and the key make the connection's own key. From then on every parcel has a tag behind its
-bulk: HMAC-SHA256 over its place in the stream, its bytes and its bulk. So nothing can be made up, changed, left out,
-repeated or brought from another connection. Without a key there are hellos and no tags: nodes of another cluster are
-still told apart.
+After its DscReq a node sends a *hello*: a nonce and the cluster's name (hashed); after the DscRes the other one does
+the same. Both nonces and the key make the connection's own key. From then on every parcel has a tag after its bulk:
+HMAC-SHA256 over its place in the stream, its bytes and its bulk. So nothing can be made up, changed, left out, repeated
+or brought from another connection. Without a key there are hellos and no tags: nodes of another cluster are still told
+apart.
 
-A peer that sends no hello speaks the document alone. It is answered, unless there is a key, and has no say.
+A peer that sends no hello speaks the document alone. It is answered, unless there is a key, and has no vote.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NAME_BYTES: Final = 8
 HELLO_BYTES: Final = NONCE_BYTES + NAME_BYTES
 
 
-class Seal:
-    """One connection's tags. ``dialled`` tells the two ends apart."""
+class ParcelTags:
+    """The tags of one connection. ``dialled`` tells its ends apart."""
 
     def __init__(self, cluster: str, key: str, *, dialled: bool) -> None:
         self._key = key.encode()
@@ -38,34 +38,34 @@ class Seal:
         self._sent = 0
         self._received = 0
         self.greeted = False
-        """Whether the peer has said hello: it is a node of this cluster, and not one that speaks the document alone."""
+        """Whether the peer has said hello: it is a node of this cluster."""
 
     @property
     def tag(self) -> int:
-        """Bytes that a tag takes."""
+        """Size of a tag."""
         return TAG_BYTES if self._key else 0
 
     @property
     def hello(self) -> int:
-        """Bytes of bulk behind a DscReq or DscRes."""
+        """Size of the bulk after a DscReq or DscRes."""
         return HELLO_BYTES + self.tag
 
     def greet(self, node: int, body: Body) -> bytes:
-        """A DscReq or DscRes with its hello, as it goes on the stream."""
+        """Encode a DscReq or DscRes with its hello."""
         return self._sealed(node, body, self._nonce + self._name)
 
     def head(self, node: int, body: Body, bulk: bytes) -> bytes:
-        """A parcel's own bytes, which say how many follow: the same on every connection of a cluster's."""
+        """Encode a parcel without its bulk and tag: the same on every connection between nodes."""
         return serialize_head(node, body, len(bulk) + self.tag)
 
     def seal(self, head: bytes, bulk: bytes) -> list[bytes]:
-        """A parcel as the pieces that go on the stream."""
+        """Return a parcel as the pieces that go on the stream."""
         if not self._key:
             return [head, bulk]
         return [head, bulk, self._tag_of(self._dialled, head, bulk)]
 
     def open(self, parcel: Parcel, *, hello: bool = False) -> Parcel:
-        """A parcel that came, without its tag; a wrong or missing one raises."""
+        """Check a received parcel's tag, and return it without that; a wrong or missing tag raises."""
         bulk = parcel.bulk
         if hello and not bulk and not self._key:
             return parcel
@@ -79,7 +79,7 @@ class Seal:
             if hello:
                 self._meet(bulk)
             if not hmac.compare_digest(tag, self._tag_of(not self._dialled, head, bulk)):
-                # What is wrong is not in the bytes; all of them would leave no room to say what is.
+                # All of the bytes would leave no room for the reason, which is not in them.
                 raise MalformedError("parcel", "tag", tag[:4], "it was made with another key (cluster.key)")
         elif hello:
             self._meet(bulk)
@@ -94,7 +94,7 @@ class Seal:
         if name != self._name:
             raise MalformedError("parcel", "cluster", name, "it is of another cluster (cluster.name)")
         self.greeted = True
-        # The DscReq comes before both nonces are known, so that one is under the cluster's key alone.
+        # The DscReq comes before both nonces are known, so it is tagged with the cluster's key alone.
         if self._dialled:
             self._session = self._derived(self._nonce + nonce)
         else:
@@ -115,7 +115,7 @@ class Seal:
             self._sent += 1
         else:
             self._received += 1
-        # The very first parcel comes before there is a connection's own key.
+        # The very first parcel comes before the connection has its own key.
         first = dialler and place == 0
         key = self._key if first or self._session is None else self._session
         tag = hmac.new(key, (b"D" if dialler else b"L") + place.to_bytes(8), "sha256")

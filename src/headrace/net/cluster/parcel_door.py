@@ -1,21 +1,21 @@
-"""The ``parcel`` door, and what the connections between nodes have in common: the document's own framing, both ends.
+"""The ``parcel`` door, and what all connections between nodes have in common, whichever end opened them.
 
-Whoever connects is answered as the document says: DscReq by DscRes, SeqReq by SeqRes, a heartbeat by another. A node
-of this cluster introduces itself with a hello behind its DscReq (:mod:`~headrace.net.cluster.parcel_authentication`);
-from it alone anything else is taken, and handed to the :class:`Circle` that this node belongs to.
+Anyone who connects is answered as the document says: DscReq by DscRes, SeqReq by SeqRes, a heartbeat by another. A node
+of this cluster introduces itself with a hello after its DscReq (:mod:`~headrace.net.cluster.parcel_authentication`).
+Anything beyond the document is taken only from such a node, and handed to this node's :class:`ParcelHost`.
 
-Who says no hello speaks for nobody who did: what it sends under a node's id is no sign of that node's life. With a key,
-a hello shows that its sender knew the key once; that it is there is shown by the next parcel, which is under a key that
-the connection alone has. Only then it counts.
+A stream without a hello cannot act for an authenticated node: what it sends under a node's id is no sign of that node's
+life. With a key, a hello proves that its sender knew the key once. That the sender is there now is proven by the next
+parcel, which is tagged with a key of this connection alone; only then does it count.
 
-Each node dials each configured peer (:mod:`~headrace.net.cluster.peer_connections`) and speaks to it on that
-connection; what the peer says of its own accord comes on the one that it dialled. So one that can be heard but not
-reached, or the other way round, is just that. Answers go back on the connection they were asked on.
+Each node dials each configured peer (:mod:`~headrace.net.cluster.peer_connections`) and sends on that connection; what
+the peer sends of its own accord comes on the one that it dialled. So a node that can be heard but not reached, or the
+other way round, is treated as just that. Answers go back on the connection on which they were asked for.
 
-Bounded: strangers may send 64 bytes behind a parcel, nodes of the cluster one batch; a stranger that is silent for
-``limits.idle_seconds``, or says nothing for ``limits.handshake_seconds`` at first, is cut off, and it is not read from
-while ``limits.queue_bytes`` of answers wait for it; what a node does not take within :data:`MAX_QUEUED` is not sent to
-it, and it fetches what it misses when it can.
+Bounds: a stranger may send 64 bytes after a parcel, a node of the cluster one batch. A stranger is cut off when it is
+silent for ``limits.idle_seconds``, or says nothing at first for ``limits.handshake_seconds``, and is not read from
+while ``limits.queue_bytes`` of answers wait for it. A node that has :data:`MAX_QUEUED` bytes waiting is sent nothing
+more; it fetches what it misses when it can.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import logging
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cluster.membership import SILENCE_SECONDS, Answer, Effect, Membership, Refuse
+from headrace.cluster.membership import SILENCE_SECONDS, Membership, MembershipEffect, Refuse, Reply
 from headrace.errors import UnexpectedError, WireError
-from headrace.net.cluster.parcel_authentication import Seal
+from headrace.hub.sequence import Hub
+from headrace.net.cluster.parcel_authentication import ParcelTags
 from headrace.net.server.connection import BACKLOG, DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
@@ -38,6 +39,7 @@ from headrace.wire.parcel.body import (
     DscReq,
     DscRes,
     Fault,
+    Mode,
     NodeInfo,
     Ping,
     Pong,
@@ -54,95 +56,101 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 MAX_QUEUED: Final = 32 << 20
-"""Bytes that wait for one peer; beyond that, parcels to it are dropped until it has taken some."""
+"""Bytes that may wait for one peer; beyond that, parcels to it are dropped."""
 
 _TOGETHER: Final = 16 << 10
-"""Bulk that is copied behind its parcel, so that both go together."""
+"""Bulk up to this size is joined to its parcel, so that both go in one write."""
 
 SHUTDOWN_SECONDS: Final = 2.0
-"""How long the end of a connection under TLS may take: a peer that hangs must not hold up a hub that stops."""
+"""How long closing a TLS connection may take: a peer that hangs must not hold up a hub that stops."""
 
 
-class Circle(Protocol):
-    """What connections want of the cluster that their node belongs to, or of a lone node."""
+class ParcelHost:
+    """The node that connections belong to. This one is in no cluster: it "goes straight into WRK" and dials nobody."""
 
-    membership: Membership
+    def __init__(self, hub: Hub, name: str, host: str, now: float) -> None:
+        self._hub = hub
+        self.membership = Membership(NodeInfo(hub.node, Mode.DSC, name, host), ())
+        self.membership.start(now)
 
     @property
     def seq(self) -> int:
         """This node's sequence number."""
+        return self._hub.log.head
 
-    def obey(self, effects: Sequence[Effect]) -> None:
-        """Do what the membership wants done, but for what concerns the stream at hand."""
+    def obey(self, effects: Sequence[MembershipEffect]) -> None:
+        """Carry out what the membership asks for, except on the stream at hand."""
 
     def take(self, stream: ParcelStream, parcel: Parcel) -> None:
-        """Something beyond the document came from a node of the cluster."""
+        """Take a parcel beyond the document from a node of the cluster."""
 
     def joined(self, stream: DialledStream, info: NodeInfo) -> None:
-        """Somebody has answered at an address that this node dialled."""
+        """Note that a dialled peer has answered."""
 
     def is_at(self, node: int, seq: int) -> None:
-        """A node has told its sequence number."""
+        """Note a node's sequence number."""
 
     def tick(self, now: float) -> None:
-        """Some time has passed."""
+        """Forget neighbours that have fallen silent."""
+        self.membership.tick(now)
 
     def left(self, stream: ParcelStream) -> None:
-        """A connection is over."""
+        """Forget a connection that is closed."""
 
 
 class ParcelStream(DoorConnection[Any]):
-    """One connection, whoever opened it."""
+    """One connection; ``dialled`` tells which end this is."""
 
     dialled = False
 
     def __init__(self, door: Any) -> None:
         self._parcels = ParcelDecoder(max_bulk=wire.MAX_TAG)
         super().__init__(door, self._parcels)
-        self.circle: Circle = door.circle
+        self.host: ParcelHost = door.host
+        self._id = self.host.membership.me.id
         self.peer: NodeInfo | None = None
-        """Who it is, once it has said so."""
+        """The peer's identity, once it has introduced itself."""
         cluster = door.settings.cluster
-        self._seal = Seal(cluster.name, cluster.key.reveal(), dialled=self.dialled)
+        self._tags = ParcelTags(cluster.name, cluster.key.reveal(), dialled=self.dialled)
         self._exchange = Exchange(wire.DIALLER if self.dialled else wire.LISTENER)
         self._unproven: NodeInfo | None = None
-        """Who it says it is, until something comes that only such a one can send."""
+        """The identity it claims, until a parcel comes that only that node can send."""
 
     def must_wait(self) -> bool:
-        """What nodes agree on never waits for publishers; a stranger waits until it has taken its answers."""
+        """Whether to stop reading: only from a stranger that does not take its answers. Replication never waits."""
         return self._full
 
     def pause_writing(self) -> None:
-        """What is posted to a node is judged one by one."""
-        if not self._seal.greeted:
+        """Note that the peer is slow; for nodes, :meth:`post` decides parcel by parcel."""
+        if not self._tags.greeted:
             super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The peer has taken most of it."""
+        """Note that the peer has caught up."""
         if self._full:
             super().resume_writing()
 
     def opened(self) -> None:
-        """Let small parcels go at once."""
+        """Send small parcels at once."""
         transport_socket = self._transport.get_extra_info("socket")
         transport_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def post(self, body: Body, bulk: bytes = b"", *, certain: bool = False) -> bool:
-        """Send a parcel, unless too much waits already; ``certain`` ones are bounded by whoever sends them."""
+        """Send a parcel, unless too much waits already; the callers of ``certain`` ones bound them themselves."""
         head = self.head_of(body, bulk)
         return head is not None and self.post_as(head, body, bulk, certain=certain)
 
     def head_of(self, body: Body, bulk: bytes) -> bytes | None:
-        """A parcel's own bytes, for this and other connections to nodes; ``None`` if it cannot be sent."""
+        """Encode a parcel without its bulk, for any connection to a node; ``None`` if it cannot be sent."""
         try:
-            return self._seal.head(self.circle.membership.me.id, body, bulk)
+            return self._tags.head(self._id, body, bulk)
         except WireError as error:
             logger.error("a %s cannot be sent: %s", type(body).__name__, error)
             self.counters.add("parcels_dropped")
             return None
 
     def post_as(self, head: bytes, body: Body, bulk: bytes, *, certain: bool = False) -> bool:
-        """Send a parcel whose own bytes are made."""
+        """Send a parcel that :meth:`head_of` has encoded."""
         if not self.admitted or (not certain and self.buffered > MAX_QUEUED):
             self.counters.add("parcels_dropped")
             return False
@@ -152,7 +160,7 @@ class ParcelStream(DoorConnection[Any]):
             logger.error("a %s cannot be sent: %s", type(body).__name__, error)
             self.counters.add("parcels_dropped")
             return False
-        pieces = self._seal.seal(head, bulk)
+        pieces = self._tags.seal(head, bulk)
         if len(bulk) <= _TOGETHER:
             # One write is one packet, and wakes the peer once.
             self.send(b"".join(pieces))
@@ -162,22 +170,22 @@ class ParcelStream(DoorConnection[Any]):
         return True
 
     def refuse(self, reason: str, detail: object) -> None:
-        """Count why, say so, and close."""
+        """Count a refusal, tell the peer, and close."""
         self.counters.refuse(self.door.name, reason, self.name, detail)
         if self.admitted and reason not in ("slow", "connections"):
             fault = Fault.BAD_RES if self.dialled else Fault.BAD_REQ
             why = str(detail)
             if isinstance(detail, WireError) and isinstance(detail.value, bytes):
-                # The peer knows the bytes that it sent: the room is for what is wrong with them.
+                # The peer knows the bytes that it sent: leave the room for what is wrong with them.
                 why = f"{detail.field}: {detail.limit}"
-            self.send(wire.serialize(wire.refusal(self.circle.membership.me.id, fault, why)))
+            self.send(wire.serialize(wire.refusal(self._id, fault, why)))
             self.close()
         else:
             self.abort()
 
     def closed(self) -> None:
-        """The connection is over."""
-        self.circle.left(self)
+        """Tell the node."""
+        self.host.left(self)
 
     def take(self, frame: Parcel) -> None:
         """Act on a parcel."""
@@ -187,14 +195,14 @@ class ParcelStream(DoorConnection[Any]):
             self.abort()
             return
         self._exchange.received(frame.body)
-        hello = isinstance(frame.body, DscReq | DscRes) and not self._seal.greeted
-        parcel = self._seal.open(frame, hello=hello)
+        hello = isinstance(frame.body, DscReq | DscRes) and not self._tags.greeted
+        parcel = self._tags.open(frame, hello=hello)
         now = self.loop.time()
-        membership = self.circle.membership
-        if not self._seal.greeted and membership.is_node(parcel.id):
+        membership = self.host.membership
+        if not self._tags.greeted and membership.is_node(parcel.id):
             self._pretended(parcel)
             return
-        if self.peer is not None and self._seal.greeted and parcel.id != self.peer.id:
+        if self.peer is not None and self._tags.greeted and parcel.id != self.peer.id:
             raise UnexpectedError("parcel", "id", parcel.id, f"{self.peer.id}, as it introduced itself")
         if self._unproven is not None:
             identity, self._unproven = self._unproven, None
@@ -202,17 +210,18 @@ class ParcelStream(DoorConnection[Any]):
             if not self.admitted:
                 return
         why = membership.refusal(parcel.id, parcel.body)
-        if why is not None and self._seal.greeted and len(membership.members) < membership.size - 1:
-            return  # Who is of the cluster is not known yet: what matters is sent again.
+        if why is not None and self._tags.greeted and len(membership.members) < membership.size - 1:
+            return  # The cluster's nodes are not all known yet: what matters is sent again.
         if why is not None and not self.waits_for(parcel.body):
             raise UnexpectedError("parcel", "parcel_type", parcel.parcel_type, why)
-        if not isinstance(parcel.body, DscReq | DscRes):  # these are judged as introductions
-            self.circle.obey(membership.heard(parcel.id, now))
+        introduces = isinstance(parcel.body, DscReq | DscRes)  # judged below
+        if not introduces and (effects := membership.heard(parcel.id, now)):
+            self.host.obey(effects)
         match parcel.body:
             case DscReq(identity):
                 self._introduced(parcel.id, identity, now)
             case SeqReq():
-                self._obey(membership.sequence_asked(parcel.id, self.circle.seq, now))
+                self._obey(membership.sequence_asked(parcel.id, self.host.seq, now))
             case Ping():
                 self.post(Pong())
             case Pong():
@@ -227,77 +236,77 @@ class ParcelStream(DoorConnection[Any]):
         return False
 
     def answered(self, parcel: Parcel, _now: float) -> None:
-        """Anything else came."""
-        if not self._seal.greeted:
+        """Take any other parcel."""
+        if not self._tags.greeted:
             raise UnexpectedError(
                 "parcel", "parcel_type", parcel.parcel_type, "only nodes of the cluster may send it"
             )
-        self.circle.take(self, parcel)
+        self.host.take(self, parcel)
 
     def _introduced(self, sender: int, identity: NodeInfo, now: float) -> None:
-        """ "The DscReq contains the sender's information." Whoever asks with a new one is that from now on."""
+        """ "The DscReq contains the sender's information." A new one replaces the one before."""
         if sender != identity.id:
             raise UnexpectedError("parcel", "id", sender, f"{identity.id}, as in its identity")
-        greeted = self._seal.greeted
-        # The first one is under the cluster's key alone: whoever has heard it can send it again.
-        proven = not self._seal.tag or self.peer is not None
+        greeted = self._tags.greeted
+        # The first one is tagged with the cluster's key alone: anyone who has recorded it can send it again.
+        proven = not self._tags.tag or self.peer is not None
         self._unproven = None if proven else identity
         self.peer = identity
         self.name = f"{identity.name} ({self.endpoint[0]})"
         if greeted:
             self._parcels.max_bulk = wire.MAX_BULK
-        tag = self._seal.hello if greeted else 0
-        self._obey(self.circle.membership.asked(identity, now, tag=tag, hello=greeted, proven=proven))
+        tag = self._tags.hello if greeted else 0
+        self._obey(self.host.membership.asked(identity, now, tag=tag, hello=greeted, proven=proven))
 
     def _pretended(self, parcel: Parcel) -> None:
-        """One that speaks the document alone goes by a node's id: it may ask, and is not taken for that node."""
+        """Answer a peer without a hello that uses a node's id: it may ask, and is not taken for that node."""
         if isinstance(parcel.body, SeqReq):
-            self.post(SeqRes(self.circle.seq))
+            self.post(SeqRes(self.host.seq))
         else:
             self.refuse("identity", f"id {parcel.id} belongs to a node of the cluster")
 
-    def _obey(self, effects: Sequence[Effect]) -> None:
-        """Do what concerns this stream, and leave the rest to the circle."""
+    def _obey(self, effects: Sequence[MembershipEffect]) -> None:
+        """Do what concerns this stream, and leave the rest to the node."""
         for effect in effects:
             match effect:
-                case Answer(parcel):
-                    if isinstance(parcel.body, DscRes) and self._seal.greeted:
+                case Reply(parcel):
+                    if isinstance(parcel.body, DscRes) and self._tags.greeted:
                         self._exchange.sent(parcel.body)
-                        self.send(self._seal.greet(parcel.id, parcel.body))
+                        self.send(self._tags.greet(parcel.id, parcel.body))
                     else:
                         self.post(parcel.body)
                 case Refuse(_, reason):
                     self.refuse("identity", reason)
                     return
                 case _:
-                    self.circle.obey([effect])
+                    self.host.obey([effect])
 
     def judge(self, now: float) -> None:
-        """Cut off whoever is silent."""
+        """Cut off a silent peer."""
         limits = self.limits
         patience = (
             limits.handshake_seconds
             if self.peer is None and self.heard == self.since
             else limits.idle_seconds
         )
-        if self._seal.greeted:
+        if self._tags.greeted:
             patience = SILENCE_SECONDS
         if now - self.heard > patience:
             self.refuse("idle", f"not heard of for {patience:g} s")
 
 
 class ParcelDoor(TcpDoor[ParcelStream]):
-    """Where other nodes, and whoever speaks the document, connect."""
+    """The door for other nodes, and for anyone who speaks the document."""
 
     def __init__(
         self,
         context: DoorContext,
-        circle: Circle,
+        host: ParcelHost,
         listening: socket.socket,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(context, "parcel", listening)
-        self.circle = circle
+        self.host = host
         self._tls = tls
 
     def connection(self) -> ParcelStream:
@@ -318,11 +327,11 @@ class ParcelDoor(TcpDoor[ParcelStream]):
         )
 
     def tick(self, now: float) -> None:
-        """Judge every connection's deadlines, and who has fallen silent."""
+        """Judge every connection's deadlines, and which nodes have fallen silent."""
         super().tick(now)
-        self.circle.tick(now)
+        self.host.tick(now)
 
     def stop(self) -> None:
-        """Accept nothing more; nodes go on hearing one another until the end."""
+        """Accept nothing more; nodes stay connected until the end."""
         if self._server is not None:
             self._server.close()

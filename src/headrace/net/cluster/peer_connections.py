@@ -1,16 +1,17 @@
-"""The connections that a node makes to others: to each configured peer, kept up, and once to those that others name."""
+"""The connections that a node makes: lasting ones to each configured peer, and a short one to each node others name."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import ssl
+from random import Random
 from typing import Final
 
+from headrace.client.reconnect import DialPlan, keep_dialling
 from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
-from headrace.net.cluster.parcel_door import SHUTDOWN_SECONDS, Circle, ParcelStream
+from headrace.net.cluster.parcel_door import SHUTDOWN_SECONDS, ParcelHost, ParcelStream
 from headrace.net.server.connection import ConnectionGroup
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
@@ -18,19 +19,18 @@ from headrace.wire.parcel.body import Body, DscReq, DscRes, Ping, SeqReq, SeqRes
 from headrace.wire.parcel.stream import Parcel
 
 MAX_ASKED: Final = 4
-"""Nodes that are being asked at a time because others have named them."""
+"""Named nodes that are asked for their identity at a time."""
 
-_RETRY_SECONDS: Final = 0.1
-_RETRY_MOST_SECONDS: Final = 1.0
-"""A peer that is down is tried at least this often: it must be met soon after it is back."""
+_LONGEST_SECONDS: Final = 1.0
+"""A peer that is down is dialled at least this often, so that it is met soon after it is back."""
 
 
 class DialledStream(ParcelStream):
-    """A connection to a peer; one that is ``asked`` only who it is ends with its answer."""
+    """A connection to a peer; if only its identity is ``asked`` for, it ends with the answer."""
 
     dialled = True
 
-    def __init__(self, door: Peers, address: Address, *, asked: bool = False) -> None:
+    def __init__(self, door: PeerConnections, address: Address, *, asked: bool = False) -> None:
         super().__init__(door)
         self.address = address
         self.over = asyncio.Event()
@@ -40,21 +40,21 @@ class DialledStream(ParcelStream):
     def opened(self) -> None:
         """Introduce this node."""
         super().opened()
-        me = self.circle.membership.me
+        me = self.host.membership.me
         body = DscReq(me)
         self._exchange.sent(body)
-        self.send(self._seal.greet(me.id, body))
+        self.send(self._tags.greet(me.id, body))
 
     def beat(self) -> None:
         """Send a heartbeat, ask how far the peer is, and tell how this node is."""
         self.post(Ping())
         if not self._recovering:
             self._recovering = self.post(SeqReq())
-        # Behind SeqReq, which makes the other one believe that this node works.
-        self.post(StateChange(self.circle.membership.mode))
+        # After SeqReq, which makes the peer believe that this node works.
+        self.post(StateChange(self.host.membership.mode))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget the connection, and dial again."""
+        """Let the address be dialled again."""
         super().connection_lost(error)
         self.over.set()
 
@@ -63,13 +63,13 @@ class DialledStream(ParcelStream):
         return isinstance(body, SeqRes) and self._recovering
 
     def answered(self, parcel: Parcel, now: float) -> None:
-        """An answer came."""
+        """Take an answer."""
         match parcel.body:
             case DscRes() as answer:
                 self._met(parcel.id, answer, now)
             case SeqRes(seq):
                 self._recovering = False
-                self.circle.is_at(parcel.id, seq)
+                self.host.is_at(parcel.id, seq)
             case _:
                 super().answered(parcel, now)
 
@@ -84,29 +84,29 @@ class DialledStream(ParcelStream):
         if not answer.neighbours or answer.neighbours[0].id != sender:
             raise UnexpectedError("parcel", "neighbours", sender, "the responder first")
         responder = answer.neighbours[0]
-        greeted = self._seal.greeted
+        greeted = self._tags.greeted
         if not greeted and not self._only_asked:
             self.refuse("identity", f"{responder.name} is no node of a cluster")
             return
-        self._obey(self.circle.membership.answered(str(self.address), answer, now, hello=greeted))
+        self._obey(self.host.membership.answered(str(self.address), answer, now, hello=greeted))
         if not self.admitted:
             return
         if self._only_asked:
             self.close()
             return
-        # Who listens there has shown who it is: batches may come from it now.
+        # The peer has shown its identity: batches may come from it now.
         self._parcels.max_bulk = wire.MAX_BULK
         self.peer = responder
         self.name = f"{responder.name} ({self.address})"
-        self.circle.joined(self, responder)
+        self.host.joined(self, responder)
 
 
-class Peers(ConnectionGroup[DialledStream]):
-    """The connections to the configured peers, made again whenever one is lost."""
+class PeerConnections(ConnectionGroup[DialledStream]):
+    """The connections to the configured peers, made again when lost."""
 
-    def __init__(self, context: DoorContext, circle: Circle, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, context: DoorContext, host: ParcelHost, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(context, "parcel")
-        self.circle = circle
+        self.host = host
         self._tls = tls
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -114,17 +114,24 @@ class Peers(ConnectionGroup[DialledStream]):
     def dial(self, address: Address) -> None:
         """Keep a connection to a peer."""
         if address not in self._tasks:
-            self._tasks[address] = asyncio.ensure_future(self._keep_dialling(address))
+            plan = DialPlan(
+                [address],
+                Random(),
+                attempt=SILENCE_SECONDS,
+                longest=_LONGEST_SECONDS,
+                on_failure=lambda _: self.counters.add("dial_failures", door=self.name),
+            )
+            self._tasks[address] = asyncio.ensure_future(keep_dialling(plan, self._dial, _until_over))
 
     def ask(self, address: Address) -> None:
-        """Ask a node that others know who it is, once."""
+        """Ask a node that others have named for its identity, once."""
         if address not in self._tasks and len(self._asking) < MAX_ASKED:
             task = asyncio.ensure_future(self._ask(address))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
     def stop(self) -> None:
-        """Dial nobody any more; what there is stays until the end."""
+        """Dial no more; open connections stay until the end."""
         for task in (*self._tasks.values(), *self._asking):
             task.cancel()
 
@@ -133,35 +140,27 @@ class Peers(ConnectionGroup[DialledStream]):
         await asyncio.gather(*self._tasks.values(), *self._asking, return_exceptions=True)
         await super().close()
 
-    async def _keep_dialling(self, address: Address) -> None:
-        pause = _RETRY_SECONDS
-        while True:
-            stream = await self._try(address)
-            if stream is not None:
-                await stream.over.wait()
-                if stream.peer is not None:
-                    pause = _RETRY_SECONDS
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, _RETRY_MOST_SECONDS)
-
     async def _ask(self, address: Address) -> None:
-        stream = await self._try(address, asked=True)
-        if stream is not None:
-            await stream.over.wait()
-
-    async def _try(self, address: Address, *, asked: bool = False) -> DialledStream | None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
-                _, stream = await loop.create_connection(
-                    lambda: DialledStream(self, address, asked=asked),
-                    address.host,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=None if self._tls is None else address.host,
-                    ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
-                )
-        except (OSError, UnicodeError, TimeoutError):  # UnicodeError: a name that no host can have
+                stream = await self._dial(address, asked=True)
+        except (OSError, UnicodeError):  # UnicodeError: a name that no host can have
             self.counters.add("dial_failures", door=self.name)
-            return None
+        else:
+            await stream.over.wait()
+
+    async def _dial(self, address: Address, *, asked: bool = False) -> DialledStream:
+        _, stream = await asyncio.get_running_loop().create_connection(
+            lambda: DialledStream(self, address, asked=asked),
+            address.host,
+            address.port,
+            ssl=self._tls,
+            server_hostname=None if self._tls is None else address.host,
+            ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
+        )
         return stream
+
+
+async def _until_over(stream: DialledStream) -> bool:
+    await stream.over.wait()
+    return stream.peer is not None

@@ -1,15 +1,14 @@
-"""One node's replica at work: what the rules in :mod:`headrace.cluster` want done, with a real log, disk and clock.
+"""One node's replica at work: the effects that the rules in :mod:`headrace.cluster` ask for, on a real log and disk.
 
-Whatever happens (a parcel, time, an append of the hub's own, a sync) goes into the
-:class:`~headrace.cluster.Replica`. The effects that come back are carried out in their order, each before the next;
-those of an input that comes meanwhile wait.
+Every input (a parcel, time, an append of the hub's own, a sync) goes to the :class:`~headrace.cluster.Replica`. The
+effects that come back are carried out in order, each before the next; those of an input that comes meanwhile wait.
 
-Who numbers. While this node is primary, a majority answers it, and all that earlier views left is committed, its hub
-numbers messages itself (``Hub.sequencer`` is ``None``). At all other times what doors take in goes to the primary, or
-waits for one (:mod:`~headrace.net.cluster.primary_requests`). What was appended and not committed keeps its place
-when the primary changes: it is committed in the next view, or cut off, and whoever waits for it is told.
+While this node is primary, a majority answers it, and all that earlier views left is committed, its hub numbers
+messages itself (``Hub.sequencer`` is ``None``). At all other times messages go to the primary, or wait for one
+(:mod:`~headrace.hub.publishing.primary_client`). What was appended and not committed keeps its place when the primary
+changes: the next view commits it, or it is cut off and its publisher is told.
 
-A disk that fails an append stops the replica before it says anything about it; it begins anew from what is on the
+A disk that fails an append stops the replica before it says anything about it; a new one begins from what is on the
 disk.
 """
 
@@ -25,7 +24,8 @@ from random import Random
 from typing import Final, Protocol
 from uuid import UUID
 
-from headrace.cluster import (
+from headrace.cluster.durable_state import DurableState, StoredState, is_intact, remember
+from headrace.cluster.effects import (
     Advance,
     Append,
     Become,
@@ -35,67 +35,64 @@ from headrace.cluster import (
     FetchSnapshot,
     Halt,
     Install,
-    Kept,
     Persist,
-    Replica,
     Send,
     Serve,
-    State,
     Status,
     Sync,
 )
+from headrace.cluster.replica import Replica
 from headrace.errors import HeadraceError, StorageError
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Sequencer
 from headrace.log.replication_frames import unpack
 from headrace.message import Batch
-from headrace.net.cluster.log_transfer import between, numbered, served
-from headrace.net.cluster.node_disk import is_intact, remember
+from headrace.net.cluster.transfers import between, numbered, served
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 
 logger = logging.getLogger("headrace")
 
 MAX_APPEND: Final = 48 << 20
-"""Payload bytes of one Prepare: with all else they fit a parcel's bulk."""
+"""Payload bytes of one Prepare: with everything else they fit a parcel's bulk."""
 
 _TICK_SECONDS: Final = 0.25
 _CLOSE_ENOUGH: Final = 0.02
-"""A timer that is set for about the right time stays: one is set for each batch."""
+"""A timer this close to the right time is kept: each batch would set a new one."""
 _RESTART_SECONDS: Final = 1.0
 
 
-class Surroundings(Protocol):
-    """What a replica's driver has around it."""
+class ReplicaHost(Protocol):
+    """The node that a replica belongs to."""
 
     def post(self, to: int, body: Replication, bulk: bytes) -> None:
-        """Send a parcel to a node, if there is a way."""
+        """Send a parcel to a node, if it is connected."""
 
     def takes(self, to: int) -> bool:
-        """Whether there is a way to a node, and room on it."""
+        """Whether a node is connected, and its connection has room."""
 
     def broadcast(self, body: Replication, bulk: bytes) -> None:
-        """Send a parcel to every other node, if there is a way."""
+        """Send a parcel to every other node that is connected."""
 
     def fetch_snapshot(self, token: int, source: int, after: int) -> None:
         """Fetch a snapshot in the background."""
 
     def install(self) -> None:
-        """Have the hub begin anew behind the snapshot that was fetched."""
+        """Begin the hub anew after the fetched snapshot."""
 
     def is_now(self, status: Status, view: int, primary: int | None) -> None:
-        """The replica's part is another."""
+        """Note the replica's new status, view and primary."""
 
     def halted(self, reason: str) -> None:
-        """The node cannot go on."""
+        """Note that the node cannot go on."""
 
     def numbers_here(self) -> None:
-        """This node numbers messages from now on."""
+        """Number messages here from now on."""
 
     def settled(self) -> None:
-        """Something may have changed: see who numbers, if it is not this node."""
+        """Find the present primary again, after anything that may have changed it."""
 
 
-class Driver:
+class ReplicaDriver:
     """Runs one node's replica."""
 
     def __init__(
@@ -103,28 +100,28 @@ class Driver:
         me: int,
         size: int,
         hub: Hub,
-        kept: Kept | None,
-        around: Surroundings,
-        passing: Sequencer,
+        stored: StoredState | None,
+        host: ReplicaHost,
+        relay: Sequencer,
         disk: Executor,
     ) -> None:
         self._me = me
         self._size = size
         self._hub = hub
-        self.kept = kept
-        self._around = around
-        self._passing = passing
+        self.stored = stored
+        self._host = host
+        self._relay = relay
         self._disk = disk
         self._random = Random()
         self._now = asyncio.get_running_loop().time
         self.replica: Replica | None = None
         self.trouble: str | None = None
-        """What it is trying to get over, if anything."""
+        """A problem that it is recovering from, if any."""
         self._queue: deque[tuple[Effect, Sequence[Batch], UUID | None]] = deque()
         self._working = False
         self._following = False
         self._began = 0
-        """Where the log ended when this node became primary."""
+        """The log's tail when this node became primary."""
         self._sync_token: int | None = None
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -141,7 +138,7 @@ class Driver:
         self._tick()
 
     def close(self) -> None:
-        """Take no part any more."""
+        """Stop taking part."""
         self._closed = True
         self.replica = None
         self._queue.clear()
@@ -150,12 +147,12 @@ class Driver:
 
     @property
     def primary(self) -> int | None:
-        """Who numbers messages now, as far as this node knows."""
+        """The node that numbers messages now, as far as this one knows."""
         replica = self.replica
         return replica.primary if replica is not None and replica.status is Status.NORMAL else None
 
     def receive(self, sender: int, body: Replication, bulk: bytes) -> None:
-        """A parcel of replication from a node of the cluster; what is wrong with it raises."""
+        """Take a parcel of replication from a node of the cluster; a malformed one raises."""
         replica = self.replica
         if replica is None:
             return
@@ -164,8 +161,8 @@ class Driver:
         if isinstance(body, Prepare | NewState):
             if body.last >= body.first:
                 uuid, batches = unpack(bulk, body.first, body.last)
-                # In normal order the logs are the same one. Otherwise what is here may be the beginning of one that
-                # nobody followed: it is cut off before anything is appended.
+                # In normal order the logs are the same one. Otherwise this log may end in messages that no other node
+                # took over: they are cut off before anything is appended.
                 in_order = replica.status is Status.NORMAL and body.view == replica.view
                 if in_order and not self._is_ours(uuid):
                     return
@@ -173,12 +170,12 @@ class Driver:
         self._run(partial(replica.receive, sender, body, bulk), batches, uuid)
 
     def fetched(self, token: int, seq: int | None, uuid: UUID | None) -> None:
-        """A snapshot is here, or cannot be had."""
+        """Go on after a fetch: with a snapshot, or without."""
         if self.replica is not None and (uuid is None or self._is_ours(uuid)):
             self._run(partial(self.replica.fetched, token, seq))
 
     def vouch(self) -> None:
-        """An operator's word: go on with what this node has, whatever it has lost."""
+        """Go on with what this node has, whatever it has lost, on an operator's word."""
         if self.replica is not None:
             self._run(self.replica.vouch)
 
@@ -186,21 +183,21 @@ class Driver:
 
     def _begin(self) -> None:
         """Begin, or begin anew after trouble, from what is on the disk."""
-        log, kept = self._hub.log, self.kept
+        log, stored = self._hub.log, self.stored
         self.replica = Replica(
             self._me,
             self._size,
-            state=None if kept is None else kept.state,
+            stored=None if stored is None else stored.state,
             commit=log.head,
             tail=log.tail,
-            intact=is_intact(log, kept),
+            intact=is_intact(log, stored),
             synced_only=log.fsync == "always",
             random=self._random,
         )
         self._run(self.replica.start)
 
     def _appended(self, tail: int) -> None:
-        """The hub has appended: numbered here, or followed."""
+        """Tell the replica what the hub has numbered and appended."""
         replica = self.replica
         if not self._following and replica is not None:
             self._run(partial(replica.appended, replica.tail + 1, tail))
@@ -220,14 +217,14 @@ class Driver:
         batches: Sequence[Batch] = (),
         uuid: UUID | None = None,
     ) -> None:
-        """Hand something to the replica, and do what it wants, in its order."""
+        """Hand an input to the replica, and carry out the effects in order."""
         if self._closed:
             return
         now = self._now()
         self._queue.extend((effect, batches, uuid) for effect in ask(now))
         if self._hub.sequencer is None and not self._accepting(now):
-            # Before anything else: what is cut off below is for the next primary to judge.
-            self._hub.give_way(self._passing)
+            # First of all: whatever is cut off below is for the next primary to judge.
+            self._hub.give_way(self._relay)
         if self._working:
             return
         self._working = True
@@ -241,7 +238,7 @@ class Driver:
         self._settle()
 
     def _break_off(self, error: HeadraceError) -> None:
-        """The disk did not do what the replica believes: it says nothing more, and begins anew."""
+        """Drop the replica, and begin anew: the disk did not do what the replica believes."""
         logger.error("this node stops taking part for a moment: %s", error)
         self._hub.counters.add("cluster_failures")
         self._queue.clear()
@@ -249,8 +246,8 @@ class Driver:
         view = 0 if self.replica is None else self.replica.view
         self.replica = None
         self.trouble = f"the disk does not do its part: {error}"
-        # Nobody must take it for one that works.
-        self._around.is_now(Status.RECOVERING, view, None)
+        # The others must not take this node for one that works.
+        self._host.is_now(Status.RECOVERING, view, None)
 
         loop, log = asyncio.get_running_loop(), self._hub.log
 
@@ -258,7 +255,7 @@ class Driver:
             if self._closed or log.failure is not None:
                 return
             if log.fsync == "always" and log.dirty:
-                # A replica takes whatever it finds in the log to be on the disk, and vouches for it.
+                # A replica assumes that the whole log is on the disk, and vouches for it.
                 self._sync()
                 loop.call_later(_RESTART_SECONDS, again)
                 return
@@ -270,16 +267,16 @@ class Driver:
     # Effects
 
     def _do(self, effect: Effect, batches: Sequence[Batch], uuid: UUID | None) -> None:
-        hub, around = self._hub, self._around
+        hub, host = self._hub, self._host
         match effect:
             case Send(to, body, bulk):
-                around.post(to, body, bulk)
+                host.post(to, body, bulk)
             case Broadcast(body):
-                around.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
+                host.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
             case Serve(to):
-                # Who asks and does not take what it is sent must not have the log read for nothing.
-                if around.takes(to):
-                    around.post(to, *served(hub.log, effect))
+                # The log is not read for a node that does not take what it is sent.
+                if host.takes(to):
+                    host.post(to, *served(hub.log, effect))
             case Append(first, last):
                 self._append(first, last, batches, uuid)
             case CutBack(last):
@@ -295,25 +292,25 @@ class Driver:
             case Become(status, view, primary):
                 if status is Status.NORMAL and primary == self._me:
                     self._began = hub.log.tail
-                around.is_now(status, view, primary)
+                host.is_now(status, view, primary)
             case Halt(reason):
                 self._give_up(reason)
             case FetchSnapshot(token, source, after):
-                around.fetch_snapshot(token, source, after)
+                host.fetch_snapshot(token, source, after)
             case Install():
-                # The doors must not be left with a state that jumps: the whole hub begins anew.
+                # The hub's state would jump under its doors: the whole hub begins anew.
                 self._queue.clear()
                 self.replica = None
                 self.trouble = "this node begins anew behind a snapshot"
-                around.install()
+                host.install()
 
     def _append(self, first: int, last: int, batches: Sequence[Batch], uuid: UUID | None) -> None:
         if uuid is not None and uuid != self._hub.log.uuid:
             if not self._is_ours(uuid):
                 return
             self._hub.log.adopt(uuid)
-            if self.kept is not None:
-                self._save(self.kept.state)
+            if self.stored is not None:
+                self._save(self.stored.state)
         self._following = True
         try:
             self._hub.follow(list(between(batches, first, last)))
@@ -334,46 +331,46 @@ class Driver:
             return
         error = done.exception()
         if error is not None:
-            # After a failed sync nobody knows what is on the disk: this node vouches for nothing more.
+            # After a failed sync it is not known what is on the disk: this node vouches for nothing more.
             self._hub.counters.add("sync_failures")
             self._give_up(f"the disk failed to sync, this node takes no part any more: {error}")
             self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
-        # Tokens are counted anew by the next replica, which knows nothing of this one's.
+        # The next replica counts tokens from the beginning.
         if replica is not None and replica is self.replica:
             self._run(partial(replica.synced, token, done.result()))
         if self._sync_token is not None:
             self._sync()
 
-    def _save(self, state: State) -> None:
-        self.kept = remember(self._hub.log, state)
+    def _save(self, state: DurableState) -> None:
+        self.stored = remember(self._hub.log, state)
 
     def _give_up(self, reason: str) -> None:
         self._queue.clear()
         self.replica = None
         if self._hub.sequencer is None:
-            self._hub.give_way(self._passing)
+            self._hub.give_way(self._relay)
         self._hub.counters.add("cluster_failures")
         logger.critical("%s", reason)
-        self._around.halted(reason)
+        self._host.halted(reason)
 
-    # Who numbers
+    # Numbering
 
     def _accepting(self, now: float) -> bool:
         return self.replica is not None and self.replica.accepting(now)
 
     def _settle(self) -> None:
-        """See to it that the right one numbers messages, and set the clock."""
+        """Number messages here if and only if this node may, and set the timer."""
         if self._closed:
             return
         hub, now = self._hub, self._now()
         if not self._accepting(now):
             if hub.sequencer is None:
-                hub.give_way(self._passing)
+                hub.give_way(self._relay)
         elif hub.sequencer is not None and hub.log.head >= self._began and not self._queue:
             hub.sequencer = None
-            self._around.numbers_here()
-        self._around.settled()
+            self._host.numbers_here()
+        self._host.settled()
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
@@ -389,7 +386,7 @@ class Driver:
         self._timer = asyncio.get_running_loop().call_at(when, self._tick)
 
     def _is_ours(self, uuid: UUID) -> bool:
-        """Whether messages are of this node's log; an empty log becomes theirs."""
+        """Whether messages belong to this node's log; an empty log joins theirs."""
         log = self._hub.log
         if uuid == log.uuid or not log.tail:
             return True

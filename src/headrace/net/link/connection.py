@@ -28,7 +28,7 @@ from headrace.errors import (
 from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
 from headrace.wire.link.message import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_before
-from headrace.wire.link.requests import MAX_ID, Cancel, Hello, More, parse_request
+from headrace.wire.link.requests import MAX_ID, CancelRequest, HelloRequest, MoreRequest, parse_request
 
 if TYPE_CHECKING:
     from headrace.net.link.door import LinkDoor
@@ -237,7 +237,7 @@ class LinkConnection:
             self._check_greeted()
             raise RefusedError("unknown", str(error)) from None
         match request:
-            case Hello():
+            case HelloRequest():
                 if self.greeted:
                     raise RefusedError("hello", "hello was said already")
                 try:
@@ -249,11 +249,11 @@ class LinkConnection:
                 self.greeted = True
                 self.answer(request_id, None, **members)
                 return
-            case More(bytes=size):
+            case MoreRequest(bytes=size):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.grant(size)
                 return
-            case Cancel():
+            case CancelRequest():
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.close()
                     self.stream_over(request_id, {"cancelled": True})

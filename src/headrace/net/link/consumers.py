@@ -1,31 +1,124 @@
-"""Durable consumers over the link: joining one, acknowledging, looking at them, moving and removing them.
+"""Durable consumers over the link: joining one, acknowledging, listing, resetting and removing them.
 
-Each consumer that somebody uses has a :class:`~headrace.net.link.consumer_driver.Driver`, which is kept until it
-knows nothing that the log does not. Here requests find theirs, are checked, and are answered. What they change is an
-entry of the log, and the answer comes once that is committed.
+A consumer in use has a :class:`~headrace.hub.consumers.group.ConsumerGroup`, which is kept until it knows nothing that
+the log does not. Its members are streams of the link (:class:`Member`); threads read and filter the log for them.
+Whatever a request changes is an entry of the log, and the answer comes once that is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
-from headrace.errors import HeadraceError, MalformedError, RefusedError, StorageError, TrimmedError
+from headrace.errors import (
+    HeadraceError,
+    LimitError,
+    MalformedError,
+    RefusedError,
+    StorageError,
+    TrimmedError,
+)
 from headrace.hub.consumers import cursors as consumers
-from headrace.hub.consumers.cursors import Consumer, Consumers, Event, Forgotten, Removed, Reset, Terms
-from headrace.hub.consumers.outstanding import clip
+from headrace.hub.consumers.cursors import (
+    Consumer,
+    ConsumerEvent,
+    ConsumerRemoved,
+    ConsumerReset,
+    Consumers,
+    RangesForgotten,
+    Terms,
+)
+from headrace.hub.consumers.delivery import Assign
+from headrace.hub.consumers.group import ConsumerFilter, ConsumerGroup, Found, WhenRead
+from headrace.hub.consumers.outstanding import spans
 from headrace.hub.sequence import Hub
-from headrace.hub.sequence_ranges import Range
-from headrace.message import Batch
+from headrace.log import Log
+from headrace.message import Batch, merge
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.consumer_driver import Driver, Member
+from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, beginning
+from headrace.net.link.streams import Credit, StreamTarget
 from headrace.wire.link import requests as ask
+from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
 
 CONSUMERS_A_TIME: Final = 256
+
+
+class Member:
+    """One stream of a durable consumer; a stream of its connection."""
+
+    def __init__(
+        self, stream_id: int, client: StreamTarget, group: ConsumerGroup, number: int, credit: int
+    ) -> None:
+        self.id = stream_id
+        self.client = client
+        self.number = number
+        self.needs = 1
+        self.reading = False
+        self._credit = Credit(credit)
+        self._group = group
+        self._closed = False
+        client.event({"id": stream_id, "event": "at", "seq": group.consumer.floor})
+
+    # What its connection asks
+
+    def grant(self, size: int) -> None:
+        """Take credit from the client."""
+        self._credit.grant(size)
+        self.pump()
+
+    def close(self) -> None:
+        """Leave in good order."""
+        self._leave(tried=False)
+
+    def lose(self) -> None:
+        """Leave without notice: it is not known how far the client came with what it had."""
+        self._leave(tried=True)
+
+    def tick(self, now: float) -> None:
+        """Ignore it: the group judges the deadlines of all its members."""
+
+    def pump(self) -> None:
+        """Ask for more, if there is room for it."""
+        if self.able:
+            self._group.ready(self)
+
+    # What its group asks
+
+    @property
+    def able(self) -> bool:
+        """Whether it can take more."""
+        return not (self._closed or self.reading or self.client.full) and self._credit.allows(self.needs)
+
+    @property
+    def room(self) -> int:
+        """Bytes of free credit."""
+        return self._credit.room
+
+    def allows(self, size: int) -> bool:
+        """Whether its credit allows an event of this size."""
+        return self._credit.allows(size)
+
+    def send(self, given: Assign, last: int, body: Buffer) -> None:
+        """Send rows."""
+        self._credit.spend(len(body))
+        head = {"id": self.id, "event": "rows", "first": given.first, "last": last, "tries": given.tries}
+        self.client.event(head, body)
+
+    def end(self, error: HeadraceError) -> None:
+        """End the stream, through no fault of its client."""
+        self.close()
+        self.client.stream_over(self.id, error)
+
+    def _leave(self, *, tried: bool) -> None:
+        if not self._closed:
+            self._closed = True
+            self._group.leave(self, tried=tried)
 
 
 class LinkConsumers:
@@ -36,38 +129,38 @@ class LinkConsumers:
         self._log = hub.log
         self._known = known
         self._readers = readers
-        self._drivers: dict[str, Driver] = {}
+        self._groups: dict[str, ConsumerGroup] = {}
         self._members = 0
         known.observer = self._observe
 
     # What the door asks
 
     def deliver(self) -> None:
-        """Something was committed."""
-        for driver in self._drivers.values():
-            driver.drive()
+        """Go on: something was committed."""
+        for group in self._groups.values():
+            group.drive()
 
     def tick(self, now: float) -> None:
-        """Judge deadlines, and forget drivers that are of no more use."""
-        for name, driver in list(self._drivers.items()):
-            driver.tick(now)
-            if driver.idle:
-                del self._drivers[name]
+        """Judge deadlines, and forget groups that are of no more use."""
+        for name, group in list(self._groups.items()):
+            group.tick(now)
+            if group.idle:
+                del self._groups[name]
 
     def stop(self) -> None:
-        """The hub is going down: the log is not read any more."""
-        for driver in self._drivers.values():
-            driver.stop()
+        """Read the log no more: the hub is going down."""
+        for group in self._groups.values():
+            group.stop()
 
     def members(self, name: str) -> int:
         """How many members a consumer has."""
-        driver = self._drivers.get(name)
-        return 0 if driver is None else driver.members
+        group = self._groups.get(name)
+        return 0 if group is None else group.members
 
     # What clients ask
 
-    def follow(self, connection: LinkConnection, request: ask.Follow, name: str) -> None:
-        """Join a consumer, which is created if it is not there."""
+    def follow(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
+        """Join a consumer, and create it if need be."""
         if request.time is not None:
             raise RefusedError("conflict", "a consumer begins at a sequence number, not at a time")
         connection.check_room_for_stream()
@@ -85,15 +178,15 @@ class LinkConsumers:
 
         def created(_: Batch) -> None:
             connection.check_room_for_stream()
-            # Another one's creation may have come first, on other terms, or its removal since.
+            # Another client may have created it first, on other terms, or have removed it since.
             if self._known.creation(name, terms, start) is not None:
                 raise RefusedError("missing", f"consumer {name!r} was removed")
             self._join(connection, request, name)
 
         self._submit(connection, request.id, creation, created)
 
-    def ack(self, connection: LinkConnection, request: ask.Ack, _body: memoryview) -> None:
-        """Messages are done with, or have failed."""
+    def ack(self, connection: LinkConnection, request: ask.AckRequest, _body: memoryview) -> None:
+        """Take messages that are done, or that have failed."""
         ranges = request.seqs
         for first, last in ranges:
             if first > last:
@@ -106,18 +199,18 @@ class LinkConsumers:
             elif request.nack:
                 connection.answer(request.id)
             else:
-                connection.answer(request.id, None, missed=missed(consumer, ranges))
+                connection.answer(request.id, None, missed=consumer.missing(ranges))
 
-        driver = self._drivers.get(consumer.name)
-        if driver is None:
+        group = self._groups.get(consumer.name)
+        if group is None:
             told(None)
         elif request.nack:
-            driver.nack(connection, ranges, told)
+            group.nack(connection, ranges, told)
         else:
-            driver.ack(ranges, told)
+            group.ack(ranges, told)
 
-    def manage(self, connection: LinkConnection, request: ask.Consumers, _body: memoryview) -> None:
-        """Look at consumers, move or remove one."""
+    def manage(self, connection: LinkConnection, request: ask.ConsumersRequest, _body: memoryview) -> None:
+        """List consumers; show, reset or remove one."""
         if request.action == "list":
             later = (consumer for consumer in self._known if consumer.created > request.after)
             described = [self.described(consumer) for consumer in islice(later, CONSUMERS_A_TIME)]
@@ -147,7 +240,7 @@ class LinkConsumers:
         self._submit(connection, request.id, batch, done)
 
     def described(self, consumer: Consumer) -> dict[str, Any]:
-        """A consumer's facts."""
+        """Describe a consumer."""
         return {
             "consumer": consumer.name,
             "created": consumer.created,
@@ -175,14 +268,27 @@ class LinkConsumers:
         if seq > self._log.head + 1:
             raise MalformedError("link", field, seq, f"at most {self._log.head + 1}, the next one")
 
-    def _join(self, connection: LinkConnection, request: ask.Follow, name: str) -> None:
-        driver = self._drivers.get(name)
-        if driver is None:
-            driver = self._drivers[name] = Driver(self._get(name), self._hub, self._readers)
-        member = Member(request.id, connection, driver, self._members, request.credit)
+    def _join(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = self._group(self._get(name))
+        member = Member(request.id, connection, group, self._members, request.credit)
         self._members += 1
-        driver.join(member)
+        group.join(member)
         connection.stream(member)
+
+    def _group(self, consumer: Consumer) -> ConsumerGroup:
+        loop, wanted = asyncio.get_running_loop(), ConsumerFilter(consumer)
+
+        def read(first: int, last: int, room: int, told: WhenRead) -> None:
+            def done(future: asyncio.Future[Found]) -> None:
+                if not future.cancelled():
+                    told(future.exception() or future.result(), loop.time())
+
+            reading = loop.run_in_executor(self._readers, find, self._log, first, last, wanted, room)
+            reading.add_done_callback(done)
+
+        return ConsumerGroup(consumer, self._hub, read=read, soon=loop.call_soon)
 
     def _submit(
         self, connection: LinkConnection, request_id: int, batch: Batch, then: Callable[[Batch], None]
@@ -198,33 +304,52 @@ class LinkConsumers:
 
         self._hub.submit(batch, done)
 
-    def _observe(self, event: Event) -> None:
-        driver = self._drivers.get(event.consumer.name)
-        if driver is None:
+    def _observe(self, event: ConsumerEvent) -> None:
+        group = self._groups.get(event.consumer.name)
+        if group is None:
             return
         match event:
-            case Reset():
-                driver.restart()
-            case Removed(consumer):
-                del self._drivers[consumer.name]
-                driver.end(RefusedError("missing", f"consumer {consumer.name!r} was removed"))
-            case Forgotten(_, settled):
-                driver.again(settled)
+            case ConsumerReset():
+                group.restart()
+            case ConsumerRemoved(consumer):
+                del self._groups[consumer.name]
+                group.end(RefusedError("missing", f"consumer {consumer.name!r} was removed"))
+            case RangesForgotten(_, settled):
+                group.again(settled)
 
 
-def missed(consumer: Consumer, ranges: Sequence[Range]) -> int:
-    """How many numbers of some ranges are not done: they were not handed out, or the consumer was reset since."""
-    count, done = 0, consumer.done
-    for first, last in ranges:
-        first = max(first, consumer.floor + 1)
-        if first <= last:
-            count += last - first + 1
-            count -= sum(until - start + 1 for start, until in clip(done, first, last))
-    return count
+def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> Found:
+    """Read until enough matches, or as much as there is room for; one matching row always fits."""
+    budget = min(ROWS_BYTES, room)
+    found: list[pa.RecordBatch] = []
+    at, size = first, 0
+    while at <= last and size < budget:
+        batches = beginning(log.read(at, last, ROWS_BYTES))
+        rows = wanted.apply(merge(batches))
+        at = batches[-1].last + 1
+        if rows.num_rows or not found:
+            found.append(rows)
+            size += rows.nbytes
+    rows = found[0] if len(found) == 1 else pa.concat_batches(found)
+    count = rows.num_rows
+    if not count:
+        return Found(at - 1, rows, [], None)
+    if size > budget:
+        count = max(1, count * budget // size)
+    body = body_of(rows.slice(0, count))
+    while body.nbytes > min(room, MAX_BODY) and count > 1:
+        count //= 2
+        body = body_of(rows.slice(0, count))
+    if body.nbytes > MAX_LONE_BODY:
+        raise LimitError("link", f"message {rows.column('seq')[0].as_py()}", body.nbytes, MAX_LONE_BODY)
+    if count < rows.num_rows:
+        rows = rows.slice(0, count)
+        at = rows.column("seq")[count - 1].as_py() + 1
+    return Found(at - 1, rows, spans(rows.column("seq").to_numpy()), body)
 
 
-def _terms(request: ask.Follow) -> Terms:
-    """What a follow says of its consumer, in the form that a log entry gives back."""
+def _terms(request: ask.FollowRequest) -> Terms:
+    """Make the terms that a follow gives, in the form in which a log entry returns them."""
     said: dict[str, Any] = {"topic": request.topic, "dead_letter": request.dead_letter}
     if request.origin is not None:
         origins = [request.origin] if isinstance(request.origin, str) else request.origin

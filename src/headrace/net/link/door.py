@@ -33,7 +33,7 @@ from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import Reports
 from headrace.tube import Tube, TubeOptions, TubeServer, serve
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
-from headrace.wire.link.requests import Hello
+from headrace.wire.link.requests import HelloRequest
 from headrace.wire.sdk.auth import parse_auth
 
 Transport = Literal["tcp", "websocket"]
@@ -140,7 +140,7 @@ class LinkDoor:
         """Whether publishers must wait."""
         return self._hub.congested
 
-    def greet(self, hello: Hello) -> dict[str, object]:
+    def greet(self, hello: HelloRequest) -> dict[str, object]:
         """Judge a hello; return the members of its answer."""
         if (reason := self.not_yet()) is not None:
             raise RefusedError("stopping", reason)

@@ -26,7 +26,7 @@ class LinkLosses:
         self._fresh: dict[int, list[Range]] = {}
         """While entries of this hub's are under way: what each entry that came told anew, by its place."""
 
-    def lost(self, connection: LinkConnection, request: ask.Lost, _body: memoryview) -> None:
+    def lost(self, connection: LinkConnection, request: ask.LostRequest, _body: memoryview) -> None:
         """Tell what readers lost, once what one says of itself is in the log."""
         reader, first, last = request.reader, request.first, request.last
         if (first is None) != (last is None) or (first is not None and reader is None):

@@ -13,8 +13,6 @@ from typing import Any
 
 from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
-from headrace.hub.publishing.idempotent import Publishing
-from headrace.hub.publishing.staging import Commits, Staging
 from headrace.hub.services.publish import Changes
 from headrace.hub.state import entry
 from headrace.message import Batch
@@ -22,9 +20,8 @@ from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.lost_ranges import LinkLosses
-from headrace.net.link.publishing import LinkPublishing
+from headrace.net.link.publishing import LinkPublishing, RequestBodies
 from headrace.net.link.reading import LinkReading
-from headrace.net.link.request_rows import Bodies
 from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
@@ -49,36 +46,31 @@ class Operations:
         self._log = hub.log
         self._status = status
         self._reports = reports
-        self.publishing = Publishing(hub, parts.publishers)
-        """Judges what is published once; there is one in a hub."""
-        staging = Staging(context.settings.node.data / "stages")
-        staging.sweep()
-        self.commits = Commits(hub, parts.queries, staging)
         changes = Changes(hub, parts.services)
-        bodies = Bodies(context.settings.limits.message_bytes)
-        background = BackgroundWork(context.readers)
-        reading = LinkReading(hub, context.readers, cache, background, consumers, parts.subscriptions)
-        publishing = LinkPublishing(self.publishing, bodies)
-        self._stages = LinkStages(staging, self.commits, changes, bodies, background, hub.counters)
+        bodies = RequestBodies(context.settings.limits.message_bytes)
+        aside = BackgroundWork(context.readers)
+        reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions)
+        publishing = LinkPublishing(context.intake.idempotent, bodies)
+        self._stages = LinkStages(context.intake, changes, bodies, aside, hub.counters)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
-            ask.Head: reading.head,
-            ask.Status: self._tell_status,
-            ask.Read: reading.read,
-            ask.Follow: reading.follow,
-            ask.Publish: publishing.publish,
-            ask.Pass: publishing.pass_on,
-            ask.Publisher: publishing.newest,
-            ask.Holds: self._holds,
-            ask.Stage: self._stages.stage,
-            ask.Commit: self._stages.commit,
-            ask.Abort: self._stages.abort,
-            ask.Snapshot: reading.snapshot,
-            ask.Report: self._report,
-            ask.Lost: LinkLosses(hub, parts.losses).lost,
-            ask.Subscriptions: reading.subscriptions,
-            ask.Ack: consumers.ack,
-            ask.Consumers: consumers.manage,
-            ask.Services: LinkServices(hub, parts.services).manage,
+            ask.HeadRequest: reading.head,
+            ask.StatusRequest: self._tell_status,
+            ask.ReadRequest: reading.read,
+            ask.FollowRequest: reading.follow,
+            ask.PublishRequest: publishing.publish,
+            ask.PassRequest: publishing.pass_on,
+            ask.PublisherRequest: publishing.newest,
+            ask.HoldsRequest: self._holds,
+            ask.StageRequest: self._stages.stage,
+            ask.CommitRequest: self._stages.commit,
+            ask.AbortRequest: self._stages.abort,
+            ask.SnapshotRequest: reading.snapshot,
+            ask.ReportRequest: self._report,
+            ask.LostRequest: LinkLosses(hub, parts.losses).lost,
+            ask.SubscriptionsRequest: reading.subscriptions,
+            ask.AckRequest: consumers.ack,
+            ask.ConsumersRequest: consumers.manage,
+            ask.ServicesRequest: LinkServices(hub, parts.services).manage,
         }
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
@@ -89,14 +81,14 @@ class Operations:
         """Forget stages that nobody committed."""
         self._stages.tick(now)
 
-    def _tell_status(self, connection: LinkConnection, request: ask.Status, _body: memoryview) -> None:
+    def _tell_status(self, connection: LinkConnection, request: ask.StatusRequest, _body: memoryview) -> None:
         connection.answer(request.id, None, status=self._status())
 
-    def _report(self, connection: LinkConnection, request: ask.Report, _body: memoryview) -> None:
+    def _report(self, connection: LinkConnection, request: ask.ReportRequest, _body: memoryview) -> None:
         self._reports.take(request.name, request.facts, monotonic())
         connection.answer(request.id, None)
 
-    def _holds(self, connection: LinkConnection, request: ask.Holds, _body: memoryview) -> None:
+    def _holds(self, connection: LinkConnection, request: ask.HoldsRequest, _body: memoryview) -> None:
         holds = self._hub.state.holds
         name = request.name
         if name is None:

@@ -1,27 +1,40 @@
-"""What is published over the link: rows of a client's own, and what a frontend passes on.
+"""Publishing over the link: a client's own rows, what a frontend relays, and the rows of stages.
 
-The answer comes once the rows are in the log and committed; until then they count against what the connection may have
-under way. What was sent before is answered as it was then (:mod:`headrace.hub.publishing.idempotent`).
+Rows come in a request's body and are checked against their bounds. The answer comes once they are committed; until then
+they count against what the connection may have under way. A repeat is answered like the first try
+(:mod:`headrace.hub.publishing.idempotent`).
 """
 
 from __future__ import annotations
 
-from headrace.errors import HeadraceError, RefusedError
-from headrace.hub.publishing.idempotent import Publishing, mark
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import HeadraceError, LimitError, RefusedError
+from headrace.hub.publishing.idempotent import IdempotentPublishing, mark, published
 from headrace.hub.sequencer import Published
+from headrace.hub.services.objects import POLICY
+from headrace.message import NOT_A_MESSAGE, Batch
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.request_rows import Bodies, check_origin
+from headrace.protocols import ORIGINS, PUBLISHED_ORIGINS
 from headrace.wire.link import requests as ask
+from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
+from headrace.wire.link.plain_rows import parse_published
+
+MAX_TOPIC: Final = 0xFFFF
+"""Bytes of a topic: what the log keeps of one that a whole batch shares."""
 
 
 class LinkPublishing:
-    """The way from one hub's link into its log."""
+    """The publish requests of one hub's link."""
 
-    def __init__(self, judge: Publishing, bodies: Bodies) -> None:
-        self._judge = judge
+    def __init__(self, publishing: IdempotentPublishing, bodies: RequestBodies) -> None:
+        self._publishing = publishing
         self._bodies = bodies
 
-    def publish(self, connection: LinkConnection, request: ask.Publish, body: memoryview) -> None:
+    def publish(self, connection: LinkConnection, request: ask.PublishRequest, body: memoryview) -> None:
         """Publish rows."""
         check_origin(request.origin)
         batch = self._bodies.published(
@@ -41,10 +54,10 @@ class LinkPublishing:
                     request.id, None, first=result.first, last=result.last, repeated=result.repeated
                 )
 
-        self._judge.publish(batch, told, follows=request.follows)
+        self._publishing.publish(batch, told, follows=request.follows)
 
-    def pass_on(self, connection: LinkConnection, request: ask.Pass, body: memoryview) -> None:
-        """Publish what a frontend took in, and its mark behind it."""
+    def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
+        """Publish what a frontend relays, and its mark after that."""
         batch, size = self._bodies.passed(body), len(body)
         connection.uncommitted(size)
 
@@ -53,16 +66,16 @@ class LinkPublishing:
             if isinstance(result, HeadraceError):
                 connection.fail(request.id, result)
                 return
-            # The mark has the place behind the rows.
+            # The mark has the number after the rows.
             last = None if result.last is None else result.last - 1
             first = None if last is None else last - len(batch) + 1
             connection.answer(request.id, None, first=first, last=last, repeated=result.repeated > 0)
 
-        self._judge.publish(
+        self._publishing.publish(
             mark(request.frontend, request.number), told, follows=request.number > 0, behind=batch
         )
 
-    def newest(self, connection: LinkConnection, request: ask.Publisher, _body: memoryview) -> None:
+    def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Tell the newest number of a publisher."""
 
         def told(newest: int | HeadraceError | None) -> None:
@@ -71,4 +84,81 @@ class LinkPublishing:
             else:
                 connection.answer(request.id, None, newest=newest)
 
-        self._judge.newest(request.publisher, told)
+        self._publishing.newest(request.publisher, told)
+
+
+class RequestBodies:
+    """Reads the rows in request bodies, for a hub whose messages have at most so many bytes."""
+
+    def __init__(self, message_bytes: int) -> None:
+        self._message_bytes = message_bytes
+
+    def published(
+        self, body: memoryview, *, origin: str = "", publisher: str = "", number: int | None = None
+    ) -> Batch:
+        """Read rows to publish or stage."""
+        plain = parse_published(body)
+        if plain is None:
+            return published(self._checked(body), origin=origin, publisher=publisher, number=number)
+        topic, run = plain
+        _check_topic(len(topic.encode()))
+        batch = Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
+        # If all together are not too long, none is.
+        if batch.run.size > self._message_bytes:
+            self._check_payload(int(batch.run.lengths.max()))
+        return batch
+
+    def passed(self, body: memoryview) -> Batch:
+        """Read rows that a frontend relays, within the bounds of what is published.
+
+        Only the payloads of entries may be longer than a message: they are as long as the state they describe.
+        """
+        rows = _some_rows(body, PASSED)
+        origins = rows.column("origin")
+        for origin in origins.unique().to_pylist():
+            if origin not in ORIGINS:
+                raise RefusedError("malformed", f"origin {origin[:64]!r}: no door of a frontend's")
+        topics = rows.column("topic")
+        _check_topic(pc.max(pc.binary_length(topics)).as_py())
+        if pc.any(pc.and_(pc.equal(topics, POLICY), pc.equal(origins, NOT_A_MESSAGE))).as_py():
+            raise RefusedError("malformed", "which services there may be is the word of the hub that numbers")
+        longest = pc.max(pc.utf8_length(rows.column("publisher"))).as_py()
+        if longest > ask.MAX_NAME:
+            raise LimitError("link", "publisher", longest, ask.MAX_NAME)
+        numbers = pc.min_max(rows.column("number")).as_py()
+        if numbers["min"] is not None and not 0 <= numbers["min"] <= numbers["max"] <= ask.MAX_NUMBER:
+            wrong = numbers["min"] if numbers["min"] < 0 else numbers["max"]
+            raise LimitError("link", "number", wrong, ask.MAX_NUMBER)
+        lengths = pc.binary_length(rows.column("payload"))
+        self._check_payload(pc.max(lengths.filter(pc.not_equal(origins, NOT_A_MESSAGE))).as_py() or 0)
+        return Batch.from_arrow(rows)
+
+    def _checked(self, body: memoryview) -> pa.RecordBatch:
+        rows = _some_rows(body, PUBLISHED)
+        _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
+        self._check_payload(pc.max(pc.binary_length(rows.column("payload"))).as_py())
+        return rows
+
+    def _check_payload(self, longest: int) -> None:
+        if longest > self._message_bytes:
+            raise LimitError("link", "payload", longest, self._message_bytes)
+
+
+def check_origin(origin: str) -> None:
+    """Refuse an origin that no publisher may name."""
+    if origin not in PUBLISHED_ORIGINS:
+        raise RefusedError(
+            "malformed", f"origin {origin!r}: expected one of {', '.join(sorted(PUBLISHED_ORIGINS))}"
+        )
+
+
+def _some_rows(body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    rows = rows_of(body, schema)
+    if not rows.num_rows:
+        raise RefusedError("malformed", "there are no rows in the body")
+    return rows
+
+
+def _check_topic(longest: int) -> None:
+    if longest > MAX_TOPIC:
+        raise LimitError("link", "topic", longest, MAX_TOPIC)

@@ -44,7 +44,7 @@ class LinkReading:
         self._packing: set[LinkConnection] = set()
         """Those for whom a snapshot is being packed: each is as large as the state, so one at a time."""
 
-    def head(self, connection: LinkConnection, request: ask.Head, _body: memoryview) -> None:
+    def head(self, connection: LinkConnection, request: ask.HeadRequest, _body: memoryview) -> None:
         """How far the log reaches."""
         log = self._log
         more: dict[str, object] = {}
@@ -63,14 +63,14 @@ class LinkReading:
             head_time=log.last_time if log.head else None,
         )
 
-    def read(self, connection: LinkConnection, request: ask.Read, _body: memoryview) -> None:
+    def read(self, connection: LinkConnection, request: ask.ReadRequest, _body: memoryview) -> None:
         """Send a part of the log that is there."""
         connection.check_room_for_stream()
         head = self._log.head
         last = head if request.last is None else min(request.last, head)
         self._begin(connection, request, request.first, last)
 
-    def follow(self, connection: LinkConnection, request: ask.Follow, _body: memoryview) -> None:
+    def follow(self, connection: LinkConnection, request: ask.FollowRequest, _body: memoryview) -> None:
         """Send the log from somewhere on, as it grows; or to a member of a durable consumer."""
         if request.consumer is not None:
             self._consumers.follow(connection, request, request.consumer)
@@ -89,7 +89,7 @@ class LinkReading:
 
         self._background.answer(connection, request.id, found, self._log.seq_at, request.time)
 
-    def snapshot(self, connection: LinkConnection, request: ask.Snapshot, _body: memoryview) -> None:
+    def snapshot(self, connection: LinkConnection, request: ask.SnapshotRequest, _body: memoryview) -> None:
         """Send the hub's state."""
         connection.check_room_for_stream()
         if connection in self._packing:
@@ -111,7 +111,7 @@ class LinkReading:
         self._background.answer(connection, request.id, made, serialize, taken, failed=over)
 
     def subscriptions(
-        self, connection: LinkConnection, request: ask.Subscriptions, _body: memoryview
+        self, connection: LinkConnection, request: ask.SubscriptionsRequest, _body: memoryview
     ) -> None:
         """Send every subscription by content."""
         connection.check_room_for_stream()
@@ -120,7 +120,11 @@ class LinkReading:
         connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
     def _begin(
-        self, connection: LinkConnection, request: ask.Read | ask.Follow, cursor: int, last: int | None
+        self,
+        connection: LinkConnection,
+        request: ask.ReadRequest | ask.FollowRequest,
+        cursor: int,
+        last: int | None,
     ) -> None:
         wanted = _filter(request)
         if cursor < self._log.first and (last is None or cursor <= last):
@@ -140,7 +144,7 @@ class LinkReading:
         connection.stream(stream)
 
 
-def _filter(request: ask.Read | ask.Follow) -> Filter | None:
+def _filter(request: ask.ReadRequest | ask.FollowRequest) -> Filter | None:
     """What a stream wants, or ``None`` for everything, log entries included."""
     if request.topic is None and request.origin is None and request.where is None:
         return None

@@ -26,7 +26,7 @@ class LinkServices:
         self._hub = hub
         self._known = known
 
-    def manage(self, connection: LinkConnection, request: ask.Services, _body: memoryview) -> None:
+    def manage(self, connection: LinkConnection, request: ask.ServicesRequest, _body: memoryview) -> None:
         """Do what a ``services`` request asks."""
         name = request.service
         if name is None:

@@ -1,1 +1,1 @@
-"""The doors of content routing: publisher, sdk, router, dispatcher, status, and the roles behind them."""
+"""The doors of content routing: publisher, sdk, router, dispatcher, status; and the driver of a process's roles."""

@@ -64,7 +64,7 @@ class DispatcherStream(JoiningStream[DispatcherDoor]):
                 self.send(self.door.dispatcher.heartbeat(int(time())))
 
     def closed(self) -> None:
-        """Whoever relied on this matcher must know."""
+        """Break what relied on this matcher."""
         self.door.dispatcher.lost(self._feeder)
 
 
@@ -91,7 +91,7 @@ class _Target(Dialled["Targets"]):
         self.close()
 
     def closed(self) -> None:
-        """Nothing goes this way any more."""
+        """Forget the connection."""
         self.door.dispatcher.left(self)
 
 
@@ -156,7 +156,7 @@ class Targets(Dialling[_Target]):
 
     @classmethod
     def all_of(cls, context: DoorContext, dispatcher: Dispatcher, node: bytes) -> list[Targets]:
-        """Those that the settings name."""
+        """The connections that the settings name."""
         settings = context.settings.dispatcher
         return [
             cls(context, dispatcher, node, "to_connectors", settings.connectors, ConnectorLink),

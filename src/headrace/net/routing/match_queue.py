@@ -70,7 +70,7 @@ class MatchQueue:
         self.next = hub.log.head + 1
         """The first message that is not matched yet."""
         self.blocked: Callable[[], bool] = lambda: False
-        """Whether whoever takes what is matched has no room; then call :meth:`go_on` when it has."""
+        """Whether the taker of matches has no room; call :meth:`go_on` when it has."""
         self._stopped = False
         self._barriers: deque[tuple[int, Callable[[], None]]] = deque()
         self._hub = hub
@@ -108,11 +108,11 @@ class MatchQueue:
             self.go_on()
 
     def stop(self) -> None:
-        """Match nothing more: whoever is owed something finds it in the log."""
+        """Match nothing more; the log has the rest."""
         self._stopped = True
 
     def when(self, seq: int, act: Callable[[], None]) -> None:
-        """Call ``act`` once everything up to ``seq``, and nothing behind it, is matched."""
+        """Call ``act`` once everything up to ``seq``, and nothing after it, is matched."""
         self._barriers.append((seq, act))
 
     def go_on(self) -> None:
@@ -137,7 +137,7 @@ class MatchQueue:
             asyncio.get_running_loop().call_soon(self.go_on)
 
     def _next_batch(self, most: int) -> Batch:
-        """What waits first: no more than ``most`` messages, none behind the next barrier."""
+        """The next messages that wait: at most ``most``, none after the next barrier."""
         batch = self._taken.popleft()
         if self._barriers:
             most = min(most, self._barriers[0][0] - self.next + 1)
@@ -185,7 +185,7 @@ class MatchQueue:
             while True:
                 try:
                     found = next(pieces, None)
-                except Exception as error:  # noqa: BLE001 -- whatever it is, those behind must not wait
+                except Exception as error:  # noqa: BLE001 -- whatever it is, later messages must not wait
                     self._cannot(batch, error)
                     return
                 if found is None:
@@ -200,7 +200,7 @@ class MatchQueue:
         matching.add_done_callback(lambda done: self._came(batch, pieces, done))
 
     def _cannot(self, batch: Batch, error: BaseException) -> None:
-        """Give up what is not matched of a batch: those behind it must not wait for ever."""
+        """Give up the rest of a batch: later messages must not wait for ever."""
         detail = f"the matcher failed ({type(error).__name__}: {error})"
         self._hub.counters.report("unmatched", self.next, batch.last, detail)
         logger.error("messages %d to %d could not be matched", self.next, batch.last, exc_info=error)

@@ -1,9 +1,9 @@
 """A matcher's connection to a dispatcher: what it pushes for clients elsewhere.
 
 The first of ``matching.dispatchers`` that answers is used. A matcher does not queue: while the connection has no room,
-matching waits (it reads the log later), and while there is none, what is matched is counted and not pushed. Where
-connectors rely on it, a new connection is told how far matching is, so that they know what they have to find in the
-log themselves.
+matching waits (it reads the log later), and without a connection, matches are counted and not pushed. Where connectors
+rely on it, a new connection begins with a mark of how far matching is, so that they know what to find in the log
+themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ToDispatcher(Dialling["MatcherLink"]):
         super().__init__(context, "to_dispatcher", context.settings.matching.dispatchers, every=False)
         self.node = node
         self.place = place
-        """Tells up to where everything has been matched."""
+        """Returns the number up to which everything has been matched."""
         self.go_on = go_on
 
     def connection(self) -> MatcherLink:
@@ -67,14 +67,14 @@ class MatcherLink(Dialled[ToDispatcher]):
     def __init__(self, door: ToDispatcher) -> None:
         super().__init__(door, ConnectorDecoder())
         self._told: int | None = None
-        """How far matching is, as the dispatcher was told; ``None`` while nobody relies on that."""
+        """The newest mark sent; ``None`` while no connector relies on marks."""
 
     def opened(self) -> None:
-        """Ask whether connectors rely on being told how far matching is."""
+        """Ask whether connectors rely on marks."""
         self.send(self.heartbeat())
 
     def push(self, data: bytes, upto: int) -> None:
-        """Push what was matched and, to those who rely on it, how far that is."""
+        """Push what was matched and, where connectors rely on marks, a mark."""
         if self._told is not None:
             self._told = upto
             data += serialize(mark(upto, self.door.node))
@@ -86,10 +86,10 @@ class MatcherLink(Dialled[ToDispatcher]):
         return serialize(Heartbeat(int(time())))
 
     def take(self, frame: ConnectorMessage) -> None:
-        """The dispatcher lives, and says who relies on it."""
+        """Begin to mark once the dispatcher names connectors that rely on it."""
         self.useful = True
         if isinstance(frame, Heartbeat) and frame.relying and self._told is None:
-            # What is behind this will be pushed.
+            # Everything after this mark will be pushed.
             self._told = self.door.place()
             self.send(serialize(mark(self._told, self.door.node)))
 
@@ -98,5 +98,5 @@ class MatcherLink(Dialled[ToDispatcher]):
         self.door.go_on()
 
     def closed(self) -> None:
-        """Matching goes on, whoever is there to hear."""
+        """Go on matching without a dispatcher."""
         self.loop.call_soon(self.door.go_on)

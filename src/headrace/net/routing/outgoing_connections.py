@@ -1,29 +1,22 @@
-"""Connections that this process makes, and makes again: to connectors, dispatchers and matchers elsewhere."""
+"""Connections that this process makes, and keeps: to connectors, dispatchers and matchers elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import random
 from collections.abc import Sequence
+from random import Random
 from typing import Any, Final, TypeVar
 
+from headrace.client.reconnect import DialPlan, keep_dialling
 from headrace.config import Address
 from headrace.net.server.connection import ConnectionGroup, DoorConnection
 from headrace.net.server.door import DoorContext
-
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 5.0
-"""Seconds between tries, doubled each time and spread at random, so that a restarted peer is not met by all at once."""
 
 HEARTBEATS: Final = 4
 """Heartbeats within ``limits.idle_seconds``, at least."""
 
 BEAT: Final = 1.0
-"""Seconds between heartbeats, at most: they also carry what peers must learn of one another."""
-
-logger = logging.getLogger("headrace")
+"""Seconds between heartbeats, at most: they also carry what peers must know of one another."""
 
 S = TypeVar("S", bound="Dialled[Any]")
 
@@ -39,16 +32,22 @@ class Dialling(ConnectionGroup[S]):
         self._tasks: list[asyncio.Task[None]] = []
 
     def connection(self) -> S:
-        """The protocol of a new connection."""
+        """Make the protocol of a new connection."""
         raise NotImplementedError
 
     async def open(self) -> None:
-        """Dial, and go on dialling."""
+        """Dial, and keep dialling."""
         for addresses in self._lists:
-            self._tasks.append(asyncio.ensure_future(self._keep_dialling(addresses)))
+            plan = DialPlan(
+                addresses,
+                Random(),
+                attempt=self.settings.limits.handshake_seconds,
+                on_failure=lambda _: self.counters.add("dial_failures", door=self.name),
+            )
+            self._tasks.append(asyncio.ensure_future(keep_dialling(plan, self._dial, _until_over)))
 
     def stop(self) -> None:
-        """Dial no more."""
+        """Stop dialling."""
         for task in self._tasks:
             task.cancel()
         super().stop()
@@ -58,43 +57,32 @@ class Dialling(ConnectionGroup[S]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await super().close()
 
-    async def _keep_dialling(self, addresses: Sequence[Address]) -> None:
-        pause = FIRST_PAUSE
-        while True:
-            stream = await self._dial(addresses)
-            if stream is not None:
-                await stream.over.wait()
-                if stream.useful:
-                    pause = FIRST_PAUSE
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    async def _dial(self, addresses: Sequence[Address]) -> S | None:
+    async def _dial(self, address: Address) -> S:
         loop = asyncio.get_running_loop()
-        for address in addresses:
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(self.settings.limits.handshake_seconds):
-                    _, stream = await loop.create_connection(self.connection, address.host, address.port)
-                return stream
-            self.counters.add("dial_failures", door=self.name)
-        return None
+        _, stream = await loop.create_connection(self.connection, address.host, address.port)
+        return stream
+
+
+async def _until_over(stream: Dialled[Any]) -> bool:
+    await stream.over.wait()
+    return stream.useful
 
 
 D = TypeVar("D", bound=Dialling[Any])
 
 
 class Dialled(DoorConnection[D]):
-    """A connection that was dialled. It sends heartbeats, and expects to hear something in return."""
+    """A connection that was dialled. It sends heartbeats, and expects an answer."""
 
     def __init__(self, door: D, decoder: Any) -> None:
         super().__init__(door, decoder)
         self.over = asyncio.Event()
         self.useful = False
-        """Whether something came of it: then the next try need not wait long."""
+        """Whether it served: then the next one is dialled at once."""
         self._beaten = 0.0
 
     def heartbeat(self) -> bytes:
-        """What tells the peer that we live."""
+        """Return the bytes of a heartbeat."""
         raise NotImplementedError
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -103,7 +91,7 @@ class Dialled(DoorConnection[D]):
         self.over.set()
 
     def judge(self, now: float) -> None:
-        """Tell that we live; give a peer up that does not."""
+        """Send a heartbeat when it is due; give up a silent peer."""
         self.judge_silence(now)
         if self.admitted and now - self._beaten >= min(self.limits.idle_seconds / HEARTBEATS, BEAT):
             self._beaten = now

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from headrace.net.server.connection import ConnectionGroup, DoorConnection
 from headrace.wire.attribute.messages import AnyPush
-from headrace.wire.attribute.push_parts import Joiner
+from headrace.wire.attribute.push_parts import PushJoiner
 from headrace.wire.receive_buffer import Decoder
 
 D = TypeVar("D", bound=ConnectionGroup[Any])
@@ -18,7 +18,7 @@ class JoiningStream(DoorConnection[D]):
 
     def __init__(self, door: D, decoder: Decoder[Any]) -> None:
         super().__init__(door, decoder)
-        self._joiner = Joiner()
+        self._joiner = PushJoiner()
 
     def join(self, push: P) -> P | None:
         """Take a push or a part of one; return the whole push if this completes it."""

@@ -1,7 +1,7 @@
 """The ``router`` door: the connector's side toward dispatchers.
 
-A dispatcher says who it is and is told the connector's id; it pushes messages with the clients they are for. A push in
-several parts counts once its Tail has come; what is held until then is bounded in bytes, pushes and seconds.
+A dispatcher says who it is and is answered with the connector's id; it pushes messages with the clients they are for.
+A push in several parts counts once its Tail has come; what is held until then is bounded in bytes, pushes and seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from time import time
 
-from headrace.hub.routing.client_session import Source
+from headrace.hub.routing.client_session import PushSource
 from headrace.net.routing.push_stream import JoiningStream
 from headrace.net.routing.roles import Routing
 from headrace.net.server.connection import TcpDoor
@@ -42,7 +42,7 @@ class RouterStream(JoiningStream[RouterDoor]):
 
     def __init__(self, door: RouterDoor) -> None:
         super().__init__(door, RouterDecoder())
-        self._source = Source()
+        self._source = PushSource()
 
     def take(self, frame: RouterMessage) -> None:
         """Do what a dispatcher asks."""
@@ -58,7 +58,7 @@ class RouterStream(JoiningStream[RouterDoor]):
                     self._push(whole)
 
     def closed(self) -> None:
-        """Whoever relied on this dispatcher is fed from the log."""
+        """Feed clients that relied on this dispatcher from the log."""
         self.door.routing.lost(self._source)
 
     def _push(self, push: Push) -> None:

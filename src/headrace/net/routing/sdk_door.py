@@ -12,7 +12,7 @@ import socket
 from time import time
 from typing import Final
 
-from headrace.hub.routing.client_session import Session
+from headrace.hub.routing.client_session import ClientSession
 from headrace.hub.routing.connector import Connector
 from headrace.net.server.connection import DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
@@ -22,11 +22,11 @@ from headrace.wire.sdk.commands import (
     AuthSuccess,
     Command,
     CommandError,
-    Event,
     Heartbeat,
     HeartbeatReply,
+    SdkEvent,
+    SdkState,
     ServerDecoder,
-    State,
     Subscribe,
     event_of,
     new_session,
@@ -54,12 +54,12 @@ class SdkStream(DoorConnection[SdkDoor]):
     def __init__(self, door: SdkDoor) -> None:
         super().__init__(door, ServerDecoder())
         self._machine = new_session(auth_required=door.context.authentication.required)
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self._retrying = False
 
     def take(self, frame: Command) -> None:
         """Do what a client commands."""
-        if isinstance(frame, Auth) and self._machine.allows(Event.AUTH):
+        if isinstance(frame, Auth) and self._machine.allows(SdkEvent.AUTH):
             denied = self.door.context.authentication.judge(frame, time())
             if denied is not None:
                 self.refuse(denied, f"client {client_id_text(frame.client_id)}")
@@ -87,7 +87,7 @@ class SdkStream(DoorConnection[SdkDoor]):
 
     def judge(self, now: float) -> None:
         """Cut off a client that does not say who it is, or has not been heard of for too long."""
-        locked = self._machine.state is State.LOCKED
+        locked = self._machine.state is SdkState.LOCKED
         if locked and now - self.since >= self.limits.handshake_seconds:
             self.refuse("handshake", f"no auth within {self.limits.handshake_seconds:g} s")
         else:

@@ -24,7 +24,7 @@ from headrace.wire.attribute.messages import NodeInfo, StatusDecoder, StatusMess
 
 
 class RingPosition:
-    """What this matcher tells of itself."""
+    """This matcher's place on the ring, and its addresses."""
 
     def __init__(self, context: DoorContext, doors: Callable[[], dict[str, str]]) -> None:
         self.name = role_name(context.settings)
@@ -57,7 +57,7 @@ class StatusDoor(TcpDoor["StatusStream"]):
 
 
 class StatusStream(DoorConnection[StatusDoor]):
-    """Another matcher, or whoever wants to know."""
+    """Another matcher, or any other listener."""
 
     def __init__(self, door: StatusDoor) -> None:
         super().__init__(door, StatusDecoder())
@@ -67,12 +67,12 @@ class StatusStream(DoorConnection[StatusDoor]):
         self.send(self.door.place.told())
 
     def take(self, frame: StatusMessage) -> None:
-        """Another matcher says where it is; it is told that we live."""
+        """Answer another matcher's node information with our own."""
         if isinstance(frame, NodeInfo):
             self.send(self.door.place.node())
 
     def judge(self, now: float) -> None:
-        """Who only listens need not stay."""
+        """Close a connection that only listens."""
         self.judge_silence(now)
 
 
@@ -90,7 +90,7 @@ class ToMatchers(Dialling["MatcherPeer"]):
         return MatcherPeer(self)
 
     def tick(self, now: float) -> None:
-        """Take those off the ring who are gone."""
+        """Take matchers off the ring that are gone."""
         super().tick(now)
         names = {stream.node for stream in self.connections if stream.node is not None}
         all_here = len(names) >= len(self.settings.matching.peers)
@@ -109,7 +109,7 @@ class MatcherPeer(Dialled[ToMatchers]):
     def __init__(self, door: ToMatchers) -> None:
         super().__init__(door, StatusDecoder())
         self.node: str | None = None
-        """Who it is, once it has said so."""
+        """Its name, once it has said so."""
 
     def opened(self) -> None:
         """Tell where we are."""
@@ -120,7 +120,7 @@ class MatcherPeer(Dialled[ToMatchers]):
         return self.door.place.node()
 
     def take(self, frame: StatusMessage) -> None:
-        """The other says that it lives."""
+        """Note that the other matcher lives."""
         self.useful = True
         if isinstance(frame, NodeInfo):
             self.node = frame.node

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.config import Settings
 from headrace.hub.access.authentication import Authentication
+from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
 from headrace.hub.state_parts import Parts
 from headrace.net.server.admission import Admission
@@ -25,6 +26,7 @@ class DoorContext:
     readers: Executor
     """Threads that read the log for consumers."""
     parts: Parts
+    intake: PublishIntake
     authentication: Authentication
 
 

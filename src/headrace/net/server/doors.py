@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.config import Address
-from headrace.net.cluster.lone_node import Lone
-from headrace.net.cluster.node import Cluster
-from headrace.net.cluster.parcel_door import ParcelDoor
-from headrace.net.cluster.peer_connections import Peers
-from headrace.net.cluster.tls import contexts
+from headrace.net.cluster.node import ClusterNode
+from headrace.net.cluster.parcel_door import ParcelDoor, ParcelHost
+from headrace.net.cluster.peer_connections import PeerConnections
+from headrace.net.cluster.settings import tls_contexts
 from headrace.net.fyrehose.door import FyrehoseDoor
 from headrace.net.link.door import LinkDoor
 from headrace.net.routing.dispatcher_door import DispatcherDoor, Targets
@@ -88,10 +87,10 @@ class Opening:
             await each.open()
         return routing
 
-    async def nodes(self, cluster: Cluster, listening: socket.socket, peers: Sequence[Address]) -> None:
+    async def nodes(self, cluster: ClusterNode, listening: socket.socket, peers: Sequence[Address]) -> None:
         """The door of a cluster's node, and its connections to the other nodes."""
-        tls = contexts(self._settings)
-        dialled = Peers(self._context, cluster, tls.client)
+        tls = tls_contexts(self._settings)
+        dialled = PeerConnections(self._context, cluster, tls.client)
         cluster.ask = dialled.ask
         for address in peers:
             dialled.dial(address)
@@ -107,7 +106,7 @@ class Opening:
         listening = self._listening.stream("parcel", self._listen.parcel)
         now = asyncio.get_running_loop().time()
         where = self._listening.doors["parcel"]
-        lone = Lone(self._context.hub, self._settings.node.name, where, now)
+        lone = ParcelHost(self._context.hub, self._settings.node.name, where, now)
         door = ParcelDoor(self._context, lone, listening)
         self._add(door)
         await door.open()
@@ -116,19 +115,17 @@ class Opening:
         self,
         status: Callable[[], dict[str, object]],
         reports: Reports,
-        cluster: Cluster | None,
+        cluster: ClusterNode | None,
     ) -> None:
-        """The link, over TCP and WebSocket; in a cluster it judges what other nodes pass on, whoever may open tubes."""
+        """The link, over TCP and WebSocket."""
         tcp, websocket = self._listen.tube_tcp, self._listen.tube_ws
-        tubes = "tube" in self._roles and (tcp is not None or websocket is not None)
-        if not tubes and cluster is None:
+        if "tube" not in self._roles or (tcp is None and websocket is None):
             return
         link = LinkDoor(self._context, status, reports)
         self._add(link)
         if cluster is not None:
-            cluster.judge_by(link.operations.publishing, link.operations.commits)
             link.not_yet = cluster.not_yet
-        if tubes and tcp is not None:
+        if tcp is not None:
             await link.open("tcp", self._listening.stream("tube_tcp", tcp))
-        if tubes and websocket is not None:
+        if websocket is not None:
             await link.open("websocket", self._listening.stream("tube_ws", websocket))

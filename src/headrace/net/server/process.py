@@ -18,9 +18,11 @@ from typing import Final, Protocol
 
 import msgspec
 
+from headrace.cluster.durable_state import STATE_FILE
 from headrace.config import Address, Settings
 from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.access.authentication import Authentication
+from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Door as Recipient
 from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import Policy, obey
@@ -28,8 +30,7 @@ from headrace.hub.state_parts import Parts
 from headrace.log import Log
 from headrace.log.copy_start import check_original
 from headrace.message import node_id
-from headrace.net.cluster.node import Cluster
-from headrace.net.cluster.node_disk import STATE_FILE
+from headrace.net.cluster.node import ClusterNode
 from headrace.net.routing.roles import Routing
 from headrace.net.server.admission import Admission, room_for
 from headrace.net.server.binding import Listening
@@ -38,7 +39,7 @@ from headrace.net.server.doors import Opening
 from headrace.net.server.log_maintenance import GroupCommit, Upkeep
 from headrace.net.server.program_reports import Reports
 from headrace.net.server.status_report import facts_of
-from headrace.net.upstream.frontend import Facts, Upstream, upstream_of
+from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.wire.fyrehose import kernels
 
 logger = logging.getLogger("headrace")
@@ -80,6 +81,7 @@ class Server:
         self.started = time()
         self.ready = False
         self.hub: Hub
+        self._intake: PublishIntake
         self.parts = Parts()
         self.services = self.parts.services
         self.consumers = self.parts.consumers
@@ -87,7 +89,7 @@ class Server:
         self.routing: Routing
         self.upkeep: Upkeep
         self._upstream: Upstream | None = None
-        self._cluster: Cluster | None = None
+        self._cluster: ClusterNode | None = None
         self._parcel: socket.socket | None = None
         self._peers: tuple[Address, ...] = ()
         self._following: asyncio.Task[None] | None = None
@@ -132,7 +134,7 @@ class Server:
         directory = settings.node.data / "log"
         self._upstream = upstream_of(settings)
         if settings.cluster.peers:
-            self._cluster = Cluster(settings, self._disk)
+            self._cluster = ClusterNode(settings, self._disk)
             log = self._cluster.open_log(directory)
         elif self._upstream is not None:
             try:
@@ -263,7 +265,7 @@ class Server:
         return None if self._cluster is None else self._cluster.facts()
 
     @property
-    def upstream(self) -> Facts | None:
+    def upstream(self) -> UpstreamStatus | None:
         """What is known of the hub above this one, if there is one."""
         return None if self._upstream is None else self._upstream.facts()
 
@@ -298,6 +300,9 @@ class Server:
         hub.take_turn = self._turn
         hub.relieved = self._relieved
         self.hub = hub
+        self._intake = PublishIntake(
+            hub, self.parts.publishers, self.parts.queries, settings.node.data / "stages"
+        )
         self.upkeep = Upkeep(hub, settings, self._disk, holds=self.consumers.holds)
         if self._upstream is not None:
             # What holds is what the upstream hub has put into the log.
@@ -308,7 +313,7 @@ class Server:
             if wanted is not None:
                 self._parcel = self.listening.stream("parcel", wanted)
                 wanted = Address.parse(self.doors["parcel"])
-            self._peers = self._cluster.attach(hub, wanted)
+            self._peers = self._cluster.attach(hub, self._intake, wanted)
             self._cluster.became_primary = self._obey_policy
             return
         self._obey_policy()
@@ -325,7 +330,13 @@ class Server:
         auth, cluster = self.settings.auth, self._cluster
         authentication = Authentication(auth.clients, required=auth.required, allow_sha1=auth.sha1)
         context = DoorContext(
-            self.hub, self.settings, self.admission, self._readers, self.parts, authentication
+            self.hub,
+            self.settings,
+            self.admission,
+            self._readers,
+            self.parts,
+            self._intake,
+            authentication,
         )
         opening = Opening(context, self.listening, self._add)
         await opening.backbone()

@@ -1,8 +1,8 @@
-"""Where a frontend's log and its upstream hub's meet: whether the one is the beginning of the other.
+"""Whether a frontend's log is the beginning of its upstream hub's.
 
 Two logs of one uuid are the same as far as both reach, unless one of them lost its end and went on without it (a power
 failure, a restored backup). So the frontend's last message is compared with the one that has its number upstream,
-stamp and all. What does not fit is refused with both sides named: a copy of something else must never be served.
+stamp and all. A mismatch is refused with both sides named: a copy of something else must never be served.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from headrace.client.link.requests import Make, Session, check
+from headrace.client.link.requests import LinkSession, Make, check
 from headrace.client.link.rows import received_rows
 from headrace.errors import UnexpectedError, UsageError
 from headrace.log import Log
@@ -22,15 +22,15 @@ from headrace.wire.link.message import LinkMessage
 CREDIT: Final = 8 << 20
 
 _PATIENCE_SECONDS: Final = 5.0
-"""How long an upstream hub may be behind: a frontend of a frontend, or one of several nodes, may be there first."""
+"""How long an upstream hub may lag: a frontend of a frontend, or one of several nodes, may be ahead of it."""
 _LOOK_SECONDS: Final = 0.1
 
 
-async def meet(session: Session, log: Log) -> bool:
-    """Compare a log with the upstream hub's; ``False`` if that one no longer has what follows here."""
+async def meet(session: LinkSession, log: Log) -> bool:
+    """Compare a log with the upstream hub's; ``False`` if that one no longer has what follows ours."""
     deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
     while True:
-        head = (await call(session, lambda n: ask.Head(id=n))).head
+        head = (await call(session, lambda n: ask.HeadRequest(id=n))).head
         theirs = head.get("log")
         if theirs != str(log.uuid):
             raise UsageError(
@@ -54,25 +54,25 @@ async def meet(session: Session, log: Log) -> bool:
     return True
 
 
-async def fetch_snapshot(session: Session) -> Snapshot:
-    """The upstream hub's state, and where in the sequence that is."""
-    inbox = session.stream(lambda n: ask.Snapshot(id=n, credit=CREDIT), CREDIT)
+async def fetch_snapshot(session: LinkSession) -> Snapshot:
+    """Fetch the upstream hub's state, and where in the sequence that is."""
+    inbox = session.stream(lambda n: ask.SnapshotRequest(id=n, credit=CREDIT), CREDIT)
     pieces = []
     while (message := await inbox.get()) is not None:
         pieces.append(bytes(message.body))
     return parse(b"".join(pieces), "the upstream hub's snapshot")
 
 
-async def call(session: Session, make: Make[Any], body: memoryview | None = None) -> LinkMessage:
-    """Ask, and raise what is refused."""
+async def call(session: LinkSession, make: Make[Any], body: memoryview | None = None) -> LinkMessage:
+    """Ask, and raise a refusal."""
     message = await session.call(make, body)
     check(message)
     return message
 
 
-async def _compare(session: Session, log: Log) -> None:
+async def _compare(session: LinkSession, log: Log) -> None:
     tail = log.tail
-    inbox = session.stream(lambda n: ask.Read(id=n, first=tail, last=tail), CREDIT)
+    inbox = session.stream(lambda n: ask.ReadRequest(id=n, first=tail, last=tail), CREDIT)
     theirs: list[Batch] = []
     while (message := await inbox.get()) is not None:
         if message.head.get("event") == "rows":

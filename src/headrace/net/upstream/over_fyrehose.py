@@ -1,9 +1,9 @@
 """An upstream hub over the backbone's own protocol: any backbone will do, not only one of ours.
 
 This hub follows as a subscriber does (DELIVER, gaps repaired by REQUEST; over UDP it answers FORWARD from its journal)
-and PUSHes what its own publishers send. The numbers are the upstream hub's. Everything else that an envelope has is not
-in the protocol: messages are stamped when they arrive, from origin ``fyrehose``, and log entries come as the empty
-messages that the backbone shows. The uuid of the upstream hub's log is not known either, so the copy has its own.
+and PUSHes what its own publishers send. The numbers are the upstream hub's. The protocol has nothing else of the
+envelope: messages are stamped when they arrive, with origin ``fyrehose``, and log entries come as the empty messages
+that the backbone shows. The uuid of the upstream hub's log is not known either, so the copy has its own.
 
 Numbers that the upstream hub cannot deliver any more are kept as empty log entries, ``lost/``, so that the sequence
 stays whole.
@@ -15,33 +15,33 @@ import asyncio
 import logging
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from time import time_ns
 from typing import Final
 from uuid import uuid4
 
 import numpy as np
 
-from headrace.client.fyrehose.client import Backbone
+from headrace.client.fyrehose.client import FyrehoseClient
+from headrace.client.reconnect import DialPlan, redial
 from headrace.config import Address, Settings
-from headrace.errors import LostRangeError, StorageError, UnreachableError, UsageError
-from headrace.hub.publishing.push_relay import Pushing
+from headrace.errors import LostRangeError, StorageError, UsageError
+from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.copy_start import begin, is_log
 from headrace.log.snapshot import Snapshot
 from headrace.message import NOT_A_MESSAGE, Batch, Run
-from headrace.net.upstream.frontend import Facts, wait_for_hub
+from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 
 logger = logging.getLogger("headrace")
 
 MAX_WAITING: Final = 64 << 20
 MAX_LOST: Final = 1 << 20
-"""The longest range that is filled in; a hub that misses more had better begin anew."""
+"""The longest range that is filled in; a hub that misses more has to begin anew."""
 LOST: Final = "lost/"
 
 _LONGEST: Final = {"fyrehose": 65_526, "fyrehose+udp": 65_504}
-_START_SECONDS: Final = 10.0
-"""How long a frontend without a log waits for the hub it is to be a copy of."""
 _ATTEMPT_SECONDS: Final = 10.0
 _FIRST_SECONDS: Final = 5.0
 """How long a new copy waits for the oldest message that the upstream hub still has."""
@@ -51,7 +51,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 class FyrehoseUpstream:
-    """A hub that numbers this one's messages, spoken to as its subscriber and publisher."""
+    """The upstream hub, of which this one is a subscriber and a publisher."""
 
     def __init__(self, settings: Settings) -> None:
         self.problem: str | None = "the upstream hub was not reached yet"
@@ -60,25 +60,33 @@ class FyrehoseUpstream:
         self._scheme = self._urls[0].partition("://")[0]
         self._hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
         self._hub: Hub
-        self._pushing: Pushing
-        self._client: Backbone | None = None
+        self._pushing: PushRelay
+        # The client knows all the hosts, and tries each of them: to the plan they are one.
+        self._plan = DialPlan(
+            self._hosts[:1],
+            Random(),
+            attempt=2 * _ATTEMPT_SECONDS,
+            on_failure=lambda error: self._lose(str(error)),
+        )
+        self._client: FyrehoseClient | None = None
         self._due = asyncio.Event()
         self._lost: list[LostRangeError] = []
         self._failure: str | None = None
 
     async def open_log(self, directory: Path) -> Log:
-        """Open this hub's log; where there is none, begin it before the oldest message that can be had."""
+        """Open this hub's log; if there is none, begin one with the oldest message that the upstream hub has."""
         options = self._settings.log
         if not is_log(directory):
-            before = await wait_for_hub(self._before_oldest, _START_SECONDS)
+            plan = DialPlan(self._hosts[:1], Random(), attempt=2 * _ATTEMPT_SECONDS)
+            before = await first_contact(plan, self._before_oldest, START_SECONDS)
             begin(directory, Snapshot(uuid4(), before, {}), sync=options.fsync != "never")
-            logger.info("a new copy begins behind message %d, as a log of its own", before)
+            logger.info("a new copy begins after message %d, as a log of its own", before)
         return Log.open(directory, fsync=options.fsync, segment_bytes=options.segment_bytes)
 
     def attach(self, hub: Hub) -> None:
         """Become the hub's sequencer."""
         self._hub = hub
-        self._pushing = Pushing(
+        self._pushing = PushRelay(
             hub,
             longest=_LONGEST[self._scheme],
             patience=self._settings.node.upstream_seconds,
@@ -90,12 +98,7 @@ class FyrehoseUpstream:
 
     async def run(self) -> None:
         """Follow, and push, for as long as the hub runs."""
-        while self._client is None:
-            client = self._make(self._hub.log.tail + 1)
-            try:
-                self._client = await client.open()
-            except UnreachableError as error:
-                self._lose(str(error))
+        self._client = await redial(self._plan, self._open)
         pushing = asyncio.ensure_future(self._push(self._client))
         try:
             await self._follow(self._client)
@@ -106,7 +109,7 @@ class FyrehoseUpstream:
             pushing.cancel()
 
     def tick(self, now: float) -> None:
-        """Judge deadlines, and look whether there is a connection."""
+        """Enforce deadlines, and check the connection."""
         if self._failure is not None:
             self._lose(self._failure)
         elif self._client is not None and self._client.connected:
@@ -126,20 +129,20 @@ class FyrehoseUpstream:
         if self._client is not None:
             await self._client.close()
 
-    def facts(self) -> Facts:
-        """What the status tells."""
+    def facts(self) -> UpstreamStatus:
+        """Describe the upstream hub for the status."""
         return {
             "url": ",".join(self._urls),
             "connected": self._client is not None and self._client.connected,
             "peer": None,
-            # How far the upstream hub is, the protocol does not say.
+            # The protocol does not tell how far the upstream hub is.
             "head": self._hub.log.head,
             "lag": 0,
             "waiting_bytes": self._pushing.size,
             "problem": self.problem,
         }
 
-    async def _follow(self, client: Backbone) -> None:
+    async def _follow(self, client: FyrehoseClient) -> None:
         batches = client.batches()
         while True:
             batch = await anext(batches, None)
@@ -169,26 +172,29 @@ class FyrehoseUpstream:
                 continue
             return
 
-    async def _push(self, client: Backbone) -> None:
+    async def _push(self, client: FyrehoseClient) -> None:
         while True:
             self._due.clear()
             while (batch := self._pushing.first()) is not None:
-                await client.push_many(batch.run)
+                await client.publish(batch.run)
                 self._pushing.pushed(batch)
             await self._due.wait()
 
-    def _make(self, from_seq: int, patience: float | None = None) -> Backbone:
-        return Backbone(
+    async def _open(self, _first: Address) -> FyrehoseClient:
+        return await self._make(self._hub.log.tail + 1).open()
+
+    def _make(self, from_seq: int, repair_timeout: float | None = None) -> FyrehoseClient:
+        return FyrehoseClient(
             self._hosts,
             transport="udp" if self._scheme == "fyrehose+udp" else "tcp",
             from_seq=from_seq,
             timeout=_ATTEMPT_SECONDS,
-            patience=patience,
+            repair_timeout=repair_timeout,
             on_lost=self._lost.append,
         )
 
-    async def _before_oldest(self) -> int:
-        """The number before the oldest message that the upstream hub delivers; 0 if it seems to have none yet."""
+    async def _before_oldest(self, _first: Address) -> int:
+        """Find the number before the oldest message that the upstream hub delivers; 0 if it seems to have none yet."""
         async with self._make(1, _GIVE_UP_SECONDS) as client:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_SECONDS):

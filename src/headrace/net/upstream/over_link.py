@@ -2,8 +2,8 @@
 
 One tube at a time. On each new one the two logs are compared where they meet
 (:mod:`~headrace.net.upstream.log_alignment`); then this hub follows from its own tail on, log entries included, and
-sends what is due of :class:`~headrace.hub.publishing.publish_relay.Passing`. What comes is appended as it is. The
-decisions are there and in the hub; here bytes go and come.
+sends what is due of :class:`~headrace.hub.publishing.publish_relay.PublishRelay`. What comes is appended as it is. The
+decisions are made there and in the hub; this module moves the bytes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from headrace.client.identity import signer
-from headrace.client.link.connection import Connection, Sign
-from headrace.client.link.requests import Inbox, LostTubeError, Session, check
+from headrace.client.link.connection import LinkDialer, Sign, link_plan
+from headrace.client.link.requests import Inbox, LinkSession, LostTubeError, check
 from headrace.client.link.rows import received_rows
+from headrace.client.reconnect import dial_hosts, redial
 from headrace.config import Address, Settings
 from headrace.errors import (
     ConfigError,
@@ -36,13 +37,13 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.hub.compact_batches import compact
-from headrace.hub.publishing.publish_relay import Passing, Request
+from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Told, ToldNewest
 from headrace.log import Log
 from headrace.log.copy_start import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
-from headrace.net.upstream.frontend import Facts, wait_for_hub
+from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PASSED, PUBLISHED, LinkMessage, body_of
@@ -52,11 +53,9 @@ logger = logging.getLogger("headrace")
 MAX_WAITING: Final = 64 << 20
 """Bytes that may be under way before publishers are made to wait."""
 
-_START_SECONDS: Final = 10.0
-"""How long a frontend without a log waits for the hub it is to be a copy of."""
 _ATTEMPT_SECONDS: Final = 5.0
-_RETRY_SECONDS: Final = 0.05
-_RETRY_MOST_SECONDS: Final = 1.0
+_AGAIN_SECONDS: Final = 0.05
+"""How long until a request that was lost with its tube, or whose stages were, is tried again."""
 _DISK_SECONDS: Final = 0.25
 """How long until this hub tries again to append what its disk did not take."""
 _CROWDED_SECONDS: Final = 0.005
@@ -66,18 +65,20 @@ _STAGE_BYTES: Final = 4 << 20
 
 
 class TubeUpstream:
-    """A hub that numbers this one's messages, at the other end of a tube."""
+    """The upstream hub, at the other end of a tube."""
 
     def __init__(self, settings: Settings) -> None:
         self.problem: str | None = "the upstream hub was not reached yet"
         self._settings = settings
         self._urls = settings.node.upstream
-        self._random = Random()
+        hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
+        self._dialer = LinkDialer(hosts, f"frontend {settings.node.name}", self._sign())
+        self._plan = link_plan(hosts, Random())
         self._hub: Hub
-        self._passing: Passing
-        self._session: Session | None = None
-        """The tube that requests go over: the logs were compared on it."""
-        self._spare: Session | None = None
+        self._passing: PublishRelay
+        self._session: LinkSession | None = None
+        """The tube for requests: the logs were compared on it."""
+        self._spare: LinkSession | None = None
         """The tube of the start, until the first round takes it."""
         self._connected = asyncio.Event()
         self._head = 0
@@ -86,14 +87,14 @@ class TubeUpstream:
     # What the server asks
 
     async def open_log(self, directory: Path) -> Log:
-        """Open this hub's log; where there is none, or too old a one, begin it behind the upstream's snapshot."""
+        """Open this hub's log; if there is none, or it is too old, begin one after the upstream hub's snapshot."""
         if not is_log(directory):
-            self._spare = await wait_for_hub(self._connect, _START_SECONDS)
+            self._spare = await first_contact(self._plan, self._dialer.dial, START_SECONDS)
             await self._begin(directory, begin)
             return self._open(directory)
         log = self._open(directory)
         try:
-            self._spare = await self._connect()
+            self._spare = await dial_hosts(self._plan, self._dialer.dial, _ATTEMPT_SECONDS)
             goes_on = await meet(self._spare, log)
         except (UnreachableError, LostTubeError) as error:
             logger.warning("starting with what is here, up to message %d: %s", log.tail, error or "lost")
@@ -113,7 +114,7 @@ class TubeUpstream:
     def attach(self, hub: Hub) -> None:
         """Become the hub's sequencer."""
         self._hub = hub
-        self._passing = Passing(
+        self._passing = PublishRelay(
             hub,
             name=lambda: uuid4().hex,
             patience=self._settings.node.upstream_seconds,
@@ -121,34 +122,38 @@ class TubeUpstream:
             now=asyncio.get_running_loop().time(),
         )
         self._passing.wake = self._send_due
-        self._passing.committing = self._commit
-        self._passing.asking = self._ask_newest
+        self._passing.send_commit = self._commit
+        self._passing.ask_newest = self._ask_newest
         hub.sequencer = self._passing
 
     async def run(self) -> None:
         """Follow, on one tube after the other."""
-        delay = 0.0
+        loop = asyncio.get_running_loop()
+        self._plan.on_failure = lambda error: self._lose(str(error))
         try:
             while True:
+                session, self._spare = self._spare, None
                 try:
-                    await self._round()
-                    delay = 0.0
+                    if session is None or session.lost:
+                        session = await redial(self._plan, self._dialer.dial)
+                    await self._follow_on(session)
                 except (PeerError, StorageError) as error:
                     if isinstance(error, TrimmedError):
                         raise UsageError(
                             f"the upstream hub no longer keeps what follows message {self._hub.log.tail}:"
-                            " restart this hub, and it begins anew behind a snapshot"
+                            " restart this hub, and it begins anew after a snapshot"
                         ) from None
                     self._lose(str(error))
-                delay = min(_RETRY_MOST_SECONDS, max(_RETRY_SECONDS, 2 * delay))
-                await asyncio.sleep(delay * self._random.uniform(0.5, 1.5))
+                    self._plan.failures += 1
+                else:
+                    self._plan.lost(loop.time())
         except UsageError as error:
             self._lose(str(error))
             self._passing.fail(str(error))
             raise
 
     def tick(self, now: float) -> None:
-        """Judge deadlines."""
+        """Enforce deadlines."""
         self._passing.tick(now)
 
     async def flush(self) -> None:
@@ -164,8 +169,8 @@ class TubeUpstream:
             if session is not None:
                 await session.tube.close()
 
-    def facts(self) -> Facts:
-        """What the status tells."""
+    def facts(self) -> UpstreamStatus:
+        """Describe the upstream hub for the status."""
         head = self._hub.log.head
         return {
             "url": ",".join(self._urls),
@@ -179,11 +184,8 @@ class TubeUpstream:
 
     # Following
 
-    async def _round(self) -> None:
+    async def _follow_on(self, session: LinkSession) -> None:
         """Follow on one tube, until it is lost."""
-        session, self._spare = self._spare, None
-        if session is None or session.lost:
-            session = await self._connect()
         try:
             log = self._hub.log
             if not await meet(session, log):
@@ -191,7 +193,9 @@ class TubeUpstream:
             # Only now that the two were compared: an original that was started with the wrong option must stay one.
             note_copy(log.directory, self._describe(log.uuid))
             tail = log.tail
-            inbox = session.stream(lambda n: ask.Follow(id=n, from_seq=tail + 1, credit=CREDIT), CREDIT)
+            inbox = session.stream(
+                lambda n: ask.FollowRequest(id=n, from_seq=tail + 1, credit=CREDIT), CREDIT
+            )
             self._session, self.problem = session, None
             longest = session.hub.get("message_bytes")
             self._passing.longest = longest if type(longest) is int else None
@@ -238,11 +242,11 @@ class TubeUpstream:
         self._head = max(self._head, self._hub.log.tail)
         return True
 
-    async def _look(self, session: Session) -> None:
-        """Know how far the upstream hub is."""
+    async def _look(self, session: LinkSession) -> None:
+        """Ask regularly how far the upstream hub is."""
         while True:
             try:
-                head = (await call(session, lambda n: ask.Head(id=n))).head.get("head")
+                head = (await call(session, lambda n: ask.HeadRequest(id=n))).head.get("head")
             except (LostTubeError, HeadraceError):
                 return
             self._head = head if type(head) is int else self._head
@@ -255,13 +259,6 @@ class TubeUpstream:
         self._connected.clear()
         self.problem = f"the upstream hub is lost: {why}"
         self._passing.lost(asyncio.get_running_loop().time())
-
-    async def _connect(self) -> Session:
-        hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
-        name = f"frontend {self._settings.node.name}"
-        connection = Connection(hosts, name, self._sign(), 0.0, self._random)
-        await connection.open(_ATTEMPT_SECONDS)
-        return await connection.session()
 
     def _sign(self) -> Sign | None:
         client_id = self._settings.node.upstream_client
@@ -286,7 +283,7 @@ class TubeUpstream:
             raise UnreachableError(",".join(self._urls), "the connection was lost at once") from None
         how(directory, snapshot, sync=self._settings.log.fsync != "never")
         note_copy(directory, self._describe(snapshot.uuid))
-        logger.info("a new copy of log %s begins behind message %d", snapshot.uuid, snapshot.seq)
+        logger.info("a new copy of log %s begins after message %d", snapshot.uuid, snapshot.seq)
 
     def _open(self, directory: Path) -> Log:
         options = self._settings.log
@@ -295,7 +292,7 @@ class TubeUpstream:
     def _describe(self, uuid: UUID) -> str:
         return f"log {uuid} of {','.join(self._urls)}"
 
-    # Passing on
+    # PublishRelay on
 
     def _send_due(self) -> None:
         session = self._session
@@ -310,7 +307,9 @@ class TubeUpstream:
             answer = session.call(partial(_asked, request), body)
             answer.add_done_callback(partial(self._answered, session, request))
 
-    def _answered(self, session: Session, request: Request, done: asyncio.Future[LinkMessage]) -> None:
+    def _answered(
+        self, session: LinkSession, request: RelayRequest, done: asyncio.Future[LinkMessage]
+    ) -> None:
         if done.cancelled() or done.exception() is not None or session is not self._session:
             return  # Lost with its tube: it is sent again over the next one.
         try:
@@ -325,7 +324,7 @@ class TubeUpstream:
         self._passing.answered(request, result)
 
     def _commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
-        async def work(session: Session) -> Published:
+        async def work(session: LinkSession) -> Published:
             stages: list[str] = []
             origin = rows[0].origin if rows else "spark"
             for each in rows:
@@ -334,28 +333,28 @@ class TubeUpstream:
                 while at < table.num_rows:
                     body = body_of(table.slice(at, step))
                     answer = await call(
-                        session, lambda n: ask.Stage(id=n, query=query, batch=batch, part=0), body
+                        session, lambda n: ask.StageRequest(id=n, query=query, batch=batch, part=0), body
                     )
                     stages.append(str(answer.head["stage"]))
                     at += step
             answer = await call(
                 session,
-                lambda n: ask.Commit(id=n, query=query, batch=batch, stages=stages, origin=origin),
+                lambda n: ask.CommitRequest(id=n, query=query, batch=batch, stages=stages, origin=origin),
             )
             return _published(answer)
 
         self._attempt(work, told)
 
     def _ask_newest(self, publisher: str, told: ToldNewest) -> None:
-        async def work(session: Session) -> int | None:
-            answer = await call(session, lambda n: ask.Publisher(id=n, publisher=publisher))
+        async def work(session: LinkSession) -> int | None:
+            answer = await call(session, lambda n: ask.PublisherRequest(id=n, publisher=publisher))
             newest: int | None = answer.head.get("newest")
             return newest
 
         self._attempt(work, told)
 
     def _attempt(self, work: Any, told: Any) -> None:
-        """Try something that may be tried again on one tube after the other; tell what came out."""
+        """Try work that may be repeated on one tube after the other; pass its outcome to ``told``."""
 
         async def trying() -> Any:
             deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
@@ -368,13 +367,13 @@ class TubeUpstream:
                 except TimeoutError:
                     return UnavailableError(f"{self.problem}: try again later")
                 except LostTubeError:
-                    await asyncio.sleep(_RETRY_SECONDS)
+                    await asyncio.sleep(_AGAIN_SECONDS)
                     deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
                 except RefusedError as error:
                     if error.code != "missing":
                         return error
                     # The stages did not outlive the hub that had them: bring them again.
-                    await asyncio.sleep(_RETRY_SECONDS)
+                    await asyncio.sleep(_AGAIN_SECONDS)
                 except HeadraceError as error:
                     return error
 
@@ -389,10 +388,10 @@ class TubeUpstream:
         task.add_done_callback(self._tasks.discard)
 
 
-def _asked(request: Request, request_id: int) -> ask.Pass | ask.Publish:
+def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.PublishRequest:
     if request.passed:
-        return ask.Pass(id=request_id, frontend=request.publisher, number=request.number)
-    return ask.Publish(
+        return ask.PassRequest(id=request_id, frontend=request.publisher, number=request.number)
+    return ask.PublishRequest(
         id=request_id,
         publisher=request.publisher,
         number=request.number,
@@ -401,7 +400,7 @@ def _asked(request: Request, request_id: int) -> ask.Pass | ask.Publish:
     )
 
 
-def _body(request: Request) -> memoryview:
+def _body(request: RelayRequest) -> memoryview:
     schema = PASSED if request.passed else PUBLISHED
     body = body_of(merge(request.rows).select(schema.names))
     if len(body) > MAX_MESSAGE - MAX_HEAD:

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -160,16 +160,17 @@ def _publish(
     def target() -> ReplayTarget:
         client_id, key = access.credentials() or (None, None)
         return ReplayTarget(
-            access.hosts, name="replay", patience=access.patience, client_id=client_id, key=key
+            access.hosts, name="replay", reconnect_timeout=access.patience, client_id=client_id, key=key
         )
 
     with closing(opened(target, access.patience)) as hub:
-        newest = hub.resume(publisher, picked=picked)
+        replay = cast("ReplayTarget", hub.client)
+        newest = hub.wait(replay.resume(publisher, picked=picked))
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)
         for rows in paced((each for each in missing if each.num_rows), pace):
-            hub.send(rows)
-        facts = {"messages": hub.messages, "first": hub.first_seq, "last": hub.last_seq}
+            hub.wait(replay.send(rows))
+        facts = {"messages": replay.messages, "first": replay.first_seq, "last": replay.last_seq}
     yield pa.RecordBatch.from_pydict({name: pa.array([fact], pa.int64()) for name, fact in facts.items()})
 
 

@@ -155,7 +155,7 @@ def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
                 report_loss(options, first, lost)
                 first = lost + 1
                 continue
-            first = stream.cursor
+            first = stream.cursor or first
             if first <= span.last and reach(client, span.last, options.access).head < span.last:
                 # It was there when the batch was planned.
                 report_loss(options, first, span.last, REWOUND)

@@ -90,8 +90,7 @@ class _Reader:
         from headrace.spark.hub_connections import link
 
         with link(self._options.access, at_once=at_once) as client:
-            extent: Extent = client.head(**asked)
-            return extent
+            return client.head(**asked)
 
     def _start(self, place: str | int, extent: Extent) -> int:
         """The number before the first that is to be read."""
@@ -232,7 +231,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         """
         least, now = self._options.min_bytes, monotonic()
         if least is not None and self._taken is not None and now - self._taken < self._options.max_delay:
-            extent = self._extent(first=begin + 1, size=least)
+            extent = self._extent(from_seq=begin + 1, size=least)
             if extent.reach is None or extent.reach >= extent.head:
                 return False
         self._taken = now
@@ -252,13 +251,13 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
     def _hold(self, seq: int) -> None:
         from headrace.spark.hub_connections import link
 
-        if seq != self._held:
+        if seq != self._held and (hold := self._options.hold) is not None:
             oldest = 1 if self._known is None else self._known.first
             place = max(seq, oldest)
             with link(self._options.access) as client:
                 # A hold that is set is an entry of the log, moved or not: a query's first may be where it is.
-                if self._held or client.holds().get(self._options.hold) != place:
-                    client.hold(self._options.hold, place)
+                if self._held or client.holds().get(hold) != place:
+                    client.hold(hold, place)
             self._held = seq
 
     def _catch_up(self, seq: int) -> Extent:

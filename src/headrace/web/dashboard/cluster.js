@@ -12,13 +12,13 @@ const START = `headrace serve --set node.name=a --set listen.parcel=10.0.0.1:787
 
 // What a hub without a cluster is, and how it would become one of several.
 function alone({ upstream, doors }) {
-  if (upstream) return empty("This hub is a frontend: it takes its sequence from its upstream, has the same numbers, and votes nowhere.");
+  if (upstream) return empty("This hub is a frontend: it takes its sequence, with the same numbers, from its upstream, and has no vote.");
   return [
     h("h2", {}, "This hub is alone"),
     h("p", {}, "It numbers every message itself and keeps the only copy of the log. That is fine for one machine; three hubs keep one sequence together and go on when one is lost."),
     h("p", {}, "On three machines, each with a name and an address of its own:"), h("pre", { tabindex: "0" }, START),
     h("p", {}, "To try it on this one, in a copy of the repository:"), h("pre", { tabindex: "0" }, "python examples/cluster/run.py"),
-    doors.parcel ? h("p", { class: "faint" }, "Whoever asks by parcel how far the sequence is gets an answer at ", h("code", {}, doors.parcel), " all the same.") : null,
+    doors.parcel ? h("p", { class: "faint" }, "The sequence number can be asked for by parcel at ", h("code", {}, doors.parcel), ".") : null,
   ];
 }
 

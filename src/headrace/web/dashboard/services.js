@@ -17,7 +17,7 @@ export default {
     // Values change many times a second: a screen reader is told which service is shown, and reads it when asked to.
     const told = h("p", { class: "unseen", role: "status" });
     const detail = h("section", { class: "sheet", "aria-label": "Service" });
-    main.append(h("p", { class: "lead" }, "Named live objects: what each is now, and how it came to be so."), said, told,
+    main.append(h("p", { class: "lead" }, "Named live objects: the value of each, and its last changes."), said, told,
       h("div", { class: "grid" }, h("section", { class: "sheet stack", "aria-label": "Services" }, search, found), detail));
 
     async function list() {

@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import TypeAlias, TypeVar
 
 from headrace.errors import LimitError, MalformedError, WireError
-from headrace.wire.receive_buffer import Decoder, Inbox
+from headrace.wire.receive_buffer import Decoder, ReceiveBuffer
 
 MAX_BODY = 2000
 """MaxBodyLength: bounds the items, not the header in front of them."""
@@ -50,7 +50,7 @@ def serialize_message(command: int, extra: int, items: Mapping[Item, bytes]) -> 
     return b"".join(parts)
 
 
-def whole_message(inbox: Inbox, commands: Container[int]) -> tuple[int, int, bytes] | None:
+def whole_message(inbox: ReceiveBuffer, commands: Container[int]) -> tuple[int, int, bytes] | None:
     """The command, extra and body of the next message, unconsumed; ``None`` until it is all here."""
     header = inbox.peek(HEADER.size)
     if len(header) < HEADER.size:

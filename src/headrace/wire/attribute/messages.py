@@ -191,10 +191,10 @@ DispatcherMessage: TypeAlias = MatcherPush | Heartbeat | DispatcherPush
 RouterMessage: TypeAlias = Handshake | Heartbeat | Push
 ConnectorMessage: TypeAlias = Handshake | Heartbeat
 StatusMessage: TypeAlias = NodeInfo | VnodeInfo
-Message: TypeAlias = DispatcherMessage | RouterMessage | StatusMessage
+AttributeMessage: TypeAlias = DispatcherMessage | RouterMessage | StatusMessage
 
 
-def serialize(message: Message) -> bytes:
+def serialize(message: AttributeMessage) -> bytes:
     """One message as its bytes; a push that does not fit one body has to be split before.
 
     >>> serialize(Handshake(b"node-001")).hex(" ")

@@ -4,7 +4,7 @@ A push whose MsgId, payload and client list pass MaxBodyLength becomes a Head, M
 each part to the brim, first with payload and then with clients, so that the Head carries the payload and the
 first clients, as the protocol has it, and a payload too long for that simply goes on in the next part.
 
-A :class:`Joiner` belongs to one connection. Invariants:
+A :class:`PushJoiner` belongs to one connection. Invariants:
 
 - Clients count only once the Tail has come: a push comes out whole or not at all.
 - What it holds is bounded in bytes, in pushes and in seconds. The peer that passes a bound is refused; other
@@ -133,7 +133,7 @@ class HeartbeatJoiner:
         return replace(part, extra=Extra.SINGLE)
 
 
-class Joiner:
+class PushJoiner:
     """Whole pushes out of the parts that come on one connection."""
 
     def __init__(

@@ -41,11 +41,15 @@ Origins: TypeAlias = Annotated[list[Name], Meta(min_length=1, max_length=16)]
 Where: TypeAlias = Annotated[dict[str, Any], Meta(max_length=MAX_ATTRIBUTES)]
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op", tag=str.lower):
+def _operation(name: str) -> str:
+    return name.removesuffix("Request").lower()
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op", tag=_operation):
     id: Id
 
 
-class Hello(_Request, frozen=True, kw_only=True):
+class HelloRequest(_Request, frozen=True, kw_only=True):
     """Open the link."""
 
     version: Annotated[int, Meta(ge=0)]
@@ -53,14 +57,14 @@ class Hello(_Request, frozen=True, kw_only=True):
     auth: dict[str, Any] | None = None
 
 
-class Head(_Request, frozen=True, kw_only=True):
+class HeadRequest(_Request, frozen=True, kw_only=True):
     """How far the log reaches; from ``first`` on, how far within so many ``bytes``."""
 
     first: Seq | None = None
     bytes: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
 
 
-class Status(_Request, frozen=True, kw_only=True):
+class StatusRequest(_Request, frozen=True, kw_only=True):
     """What the hub knows about itself."""
 
 
@@ -71,14 +75,14 @@ class _Stream(_Request, frozen=True, kw_only=True):
     credit: Credit = DEFAULT_CREDIT
 
 
-class Read(_Stream, frozen=True, kw_only=True):
+class ReadRequest(_Stream, frozen=True, kw_only=True):
     """A range of the sequence."""
 
     first: Seq
     last: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] | None = None
 
 
-class Follow(_Stream, frozen=True, kw_only=True, rename={"from_seq": "from"}):
+class FollowRequest(_Stream, frozen=True, kw_only=True, rename={"from_seq": "from"}):
     """The sequence from some place on, without end."""
 
     from_seq: Seq | None = None
@@ -89,17 +93,17 @@ class Follow(_Stream, frozen=True, kw_only=True, rename={"from_seq": "from"}):
     dead_letter: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
 
 
-class More(_Request, frozen=True, kw_only=True):
+class MoreRequest(_Request, frozen=True, kw_only=True):
     """Grant a stream more bytes."""
 
     bytes: Credit
 
 
-class Cancel(_Request, frozen=True, kw_only=True):
+class CancelRequest(_Request, frozen=True, kw_only=True):
     """End a stream."""
 
 
-class Publish(_Request, frozen=True, kw_only=True):
+class PublishRequest(_Request, frozen=True, kw_only=True):
     """Append rows, once."""
 
     publisher: Annotated[str, Meta(max_length=MAX_NAME)] = ""
@@ -108,20 +112,20 @@ class Publish(_Request, frozen=True, kw_only=True):
     origin: Name = "tube"
 
 
-class Pass(_Request, frozen=True, kw_only=True):
+class PassRequest(_Request, frozen=True, kw_only=True):
     """Append rows that another hub took in, once."""
 
     frontend: Name
     number: Number
 
 
-class Publisher(_Request, frozen=True, kw_only=True):
+class PublisherRequest(_Request, frozen=True, kw_only=True):
     """How far a publisher has come."""
 
     publisher: Name
 
 
-class Stage(_Request, frozen=True, kw_only=True):
+class StageRequest(_Request, frozen=True, kw_only=True):
     """Bring rows of a query's batch, which nobody sees before the commit."""
 
     query: Name
@@ -129,7 +133,7 @@ class Stage(_Request, frozen=True, kw_only=True):
     part: Number = 0
 
 
-class Commit(_Request, frozen=True, kw_only=True):
+class CommitRequest(_Request, frozen=True, kw_only=True):
     """Append what was staged, all or none, once per query and batch."""
 
     query: Name
@@ -139,13 +143,13 @@ class Commit(_Request, frozen=True, kw_only=True):
     services: bool = False
 
 
-class Abort(_Request, frozen=True, kw_only=True):
+class AbortRequest(_Request, frozen=True, kw_only=True):
     """Forget what was staged."""
 
     stages: Annotated[list[Name], Meta(max_length=MAX_STAGES)]
 
 
-class Holds(_Request, frozen=True, kw_only=True):
+class HoldsRequest(_Request, frozen=True, kw_only=True):
     """The holds there are; set one, or let it go."""
 
     name: Name | None = None
@@ -153,13 +157,13 @@ class Holds(_Request, frozen=True, kw_only=True):
     release: bool = False
 
 
-class Snapshot(_Request, frozen=True, kw_only=True):
+class SnapshotRequest(_Request, frozen=True, kw_only=True):
     """The hub's state, as a snapshot file has it."""
 
     credit: Credit = DEFAULT_CREDIT
 
 
-class Services(_Request, frozen=True, kw_only=True):
+class ServicesRequest(_Request, frozen=True, kw_only=True):
     """The services there are, or one with its value; create one, or remove it."""
 
     service: str | None = None
@@ -168,13 +172,13 @@ class Services(_Request, frozen=True, kw_only=True):
     kind: Literal["json", "last"] = "json"
 
 
-class Subscriptions(_Request, frozen=True, kw_only=True):
+class SubscriptionsRequest(_Request, frozen=True, kw_only=True):
     """The matcher's table."""
 
     credit: Credit = DEFAULT_CREDIT
 
 
-class Consumers(_Request, frozen=True, kw_only=True):
+class ConsumersRequest(_Request, frozen=True, kw_only=True):
     """Durable consumers: look at them, move or remove one."""
 
     consumer: Name | None = None
@@ -183,7 +187,7 @@ class Consumers(_Request, frozen=True, kw_only=True):
     after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
 
 
-class Ack(_Request, frozen=True, kw_only=True):
+class AckRequest(_Request, frozen=True, kw_only=True):
     """Rows of a durable consumer are done with."""
 
     consumer: Name
@@ -191,14 +195,14 @@ class Ack(_Request, frozen=True, kw_only=True):
     nack: bool = False
 
 
-class Report(_Request, frozen=True, kw_only=True):
+class ReportRequest(_Request, frozen=True, kw_only=True):
     """Say what a program beside the hub is doing, for its status."""
 
     name: Name
     facts: dict[str, Any]
 
 
-class Lost(_Request, frozen=True, kw_only=True):
+class LostRequest(_Request, frozen=True, kw_only=True):
     """What readers found gone and passed over; say that one did."""
 
     reader: Name | None = None
@@ -207,18 +211,20 @@ class Lost(_Request, frozen=True, kw_only=True):
 
 
 Request: TypeAlias = (
-    Hello | Head | Status | Read | Follow | More | Cancel | Publish | Pass | Publisher | Stage | Commit | Abort | Holds
-    | Snapshot | Services | Subscriptions | Consumers | Ack | Report | Lost
+    HelloRequest | HeadRequest | StatusRequest | ReadRequest | FollowRequest | MoreRequest
+    | CancelRequest | PublishRequest | PassRequest | PublisherRequest | StageRequest | CommitRequest
+    | AbortRequest | HoldsRequest | SnapshotRequest | ServicesRequest | SubscriptionsRequest
+    | ConsumersRequest | AckRequest | ReportRequest | LostRequest
 )  # fmt: skip
 
-OPERATIONS: Final[dict[str, type[Request]]] = {kind.__name__.lower(): kind for kind in get_args(Request)}
+OPERATIONS: Final[dict[str, type[Request]]] = {_operation(kind.__name__): kind for kind in get_args(Request)}
 
 
 def parse_request(head: Mapping[str, Any]) -> Request:
     """The request that a head says.
 
     >>> parse_request({"op": "read", "id": 7, "first": 1, "last": 100})
-    Read(id=7, topic=None, origin=None, where=None, credit=4194304, first=1, last=100)
+    ReadRequest(id=7, topic=None, origin=None, where=None, credit=4194304, first=1, last=100)
     """
     op = head.get("op")
     kind = OPERATIONS.get(op) if isinstance(op, str) else None
@@ -237,7 +243,7 @@ def parse_request(head: Mapping[str, Any]) -> Request:
 def serialize_request(request: Request) -> dict[str, Any]:
     """A request as its head.
 
-    >>> serialize_request(Follow(id=3, from_seq=8, topic="a/*"))
+    >>> serialize_request(FollowRequest(id=3, from_seq=8, topic="a/*"))
     {'op': 'follow', 'id': 3, 'topic': 'a/*', 'from': 8}
     """
     head: dict[str, Any] = msgspec.to_builtins(request)

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
 from headrace.errors import MalformedError
+from headrace.protocols import PORTS
 from headrace.wire.parcel.serde import (
     U16,
     U64,
@@ -33,7 +34,7 @@ from headrace.wire.parcel.serde import (
     unsigned,
 )
 
-PORT = 7878
+PORT = PORTS["parcel"]
 
 MAX_NAME = 64
 """The longest node name in bytes. With :data:`MAX_HOST` it makes sure that any one node fits a parcel."""

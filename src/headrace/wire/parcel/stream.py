@@ -54,7 +54,7 @@ from headrace.wire.parcel.serde import (
     unsigned,
 )
 from headrace.wire.receive_buffer import Decoder
-from headrace.wire.state_machine import Machine
+from headrace.wire.state_machine import StateMachine
 
 MAX_PARCEL = 255
 """What the length byte can say."""
@@ -91,7 +91,7 @@ class Parcel:
         return self.body.is_response
 
 
-class State(Enum):
+class ParcelState(Enum):
     """Where a stream stands; the same for both its ends."""
 
     IDLE = "idle"
@@ -100,7 +100,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Event(Enum):
+class ParcelEvent(Enum):
     """A parcel sent or received, as far as the order of parcels is concerned."""
 
     SEND_DSC_REQ = "send DscReq"
@@ -117,34 +117,34 @@ class Event(Enum):
     RECEIVE_OTHER = "receive other"
 
     @property
-    def mirrored(self) -> Event:
+    def mirrored(self) -> ParcelEvent:
         """The same parcel as the other end of the stream sees it."""
         verb, _, what = self.value.partition(" ")
-        return Event(f"{'receive' if verb == 'send' else 'send'} {what}")
+        return ParcelEvent(f"{'receive' if verb == 'send' else 'send'} {what}")
 
 
-DIALLER: Mapping[tuple[State, Event], State] = {
+DIALLER: Mapping[tuple[ParcelState, ParcelEvent], ParcelState] = {
     # "Strict Request/Response on same TCP stream": nothing comes between DscReq and DscRes.
-    (State.IDLE, Event.SEND_DSC_REQ): State.DISCOVERY,
-    (State.DISCOVERY, Event.RECEIVE_DSC_RES): State.IDLE,
+    (ParcelState.IDLE, ParcelEvent.SEND_DSC_REQ): ParcelState.DISCOVERY,
+    (ParcelState.DISCOVERY, ParcelEvent.RECEIVE_DSC_RES): ParcelState.IDLE,
     # SeqReq is not called strict: heartbeats and replication go on meanwhile.
-    (State.IDLE, Event.SEND_SEQ_REQ): State.RECOVERY,
-    (State.RECOVERY, Event.RECEIVE_SEQ_RES): State.IDLE,
-    (State.IDLE, Event.SEND_OTHER): State.IDLE,
-    (State.IDLE, Event.RECEIVE_OTHER): State.IDLE,
-    (State.RECOVERY, Event.SEND_OTHER): State.RECOVERY,
-    (State.RECOVERY, Event.RECEIVE_OTHER): State.RECOVERY,
+    (ParcelState.IDLE, ParcelEvent.SEND_SEQ_REQ): ParcelState.RECOVERY,
+    (ParcelState.RECOVERY, ParcelEvent.RECEIVE_SEQ_RES): ParcelState.IDLE,
+    (ParcelState.IDLE, ParcelEvent.SEND_OTHER): ParcelState.IDLE,
+    (ParcelState.IDLE, ParcelEvent.RECEIVE_OTHER): ParcelState.IDLE,
+    (ParcelState.RECOVERY, ParcelEvent.SEND_OTHER): ParcelState.RECOVERY,
+    (ParcelState.RECOVERY, ParcelEvent.RECEIVE_OTHER): ParcelState.RECOVERY,
     # Whoever refuses says so and closes.
-    (State.IDLE, Event.SEND_PROTO_ERROR): State.CLOSED,
-    (State.IDLE, Event.RECEIVE_PROTO_ERROR): State.CLOSED,
-    (State.DISCOVERY, Event.SEND_PROTO_ERROR): State.CLOSED,
-    (State.DISCOVERY, Event.RECEIVE_PROTO_ERROR): State.CLOSED,
-    (State.RECOVERY, Event.SEND_PROTO_ERROR): State.CLOSED,
-    (State.RECOVERY, Event.RECEIVE_PROTO_ERROR): State.CLOSED,
+    (ParcelState.IDLE, ParcelEvent.SEND_PROTO_ERROR): ParcelState.CLOSED,
+    (ParcelState.IDLE, ParcelEvent.RECEIVE_PROTO_ERROR): ParcelState.CLOSED,
+    (ParcelState.DISCOVERY, ParcelEvent.SEND_PROTO_ERROR): ParcelState.CLOSED,
+    (ParcelState.DISCOVERY, ParcelEvent.RECEIVE_PROTO_ERROR): ParcelState.CLOSED,
+    (ParcelState.RECOVERY, ParcelEvent.SEND_PROTO_ERROR): ParcelState.CLOSED,
+    (ParcelState.RECOVERY, ParcelEvent.RECEIVE_PROTO_ERROR): ParcelState.CLOSED,
 }
 """The end that opened the stream."""
 
-LISTENER: Mapping[tuple[State, Event], State] = {
+LISTENER: Mapping[tuple[ParcelState, ParcelEvent], ParcelState] = {
     (state, event.mirrored): after for (state, event), after in DIALLER.items()
 }
 """The end that accepted the stream."""
@@ -155,19 +155,19 @@ class Exchange:
 
     __slots__ = ("_machine",)
 
-    def __init__(self, table: Mapping[tuple[State, Event], State]) -> None:
-        self._machine = Machine("parcel", table, State.IDLE)
+    def __init__(self, table: Mapping[tuple[ParcelState, ParcelEvent], ParcelState]) -> None:
+        self._machine = StateMachine("parcel", table, ParcelState.IDLE)
 
     @property
-    def state(self) -> State:
+    def state(self) -> ParcelState:
         """Where the stream stands."""
         return self._machine.state
 
-    def sent(self, body: Body) -> State:
+    def sent(self, body: Body) -> ParcelState:
         """Move by a parcel we send; one that may not pass now raises."""
         return self._machine.step(_event("send", type(body).__name__))
 
-    def received(self, body: Body) -> State:
+    def received(self, body: Body) -> ParcelState:
         """Move by a parcel that came; one that may not pass now raises."""
         return self._machine.step(_event("receive", type(body).__name__))
 
@@ -309,8 +309,8 @@ _ID = unsigned(16)
 
 
 @cache
-def _event(verb: str, kind: str) -> Event:
-    return Event(f"{verb} {kind if kind in _ORDERED else 'other'}")
+def _event(verb: str, kind: str) -> ParcelEvent:
+    return ParcelEvent(f"{verb} {kind if kind in _ORDERED else 'other'}")
 
 
 _ORDERED = frozenset(each.__name__ for each in (DscReq, DscRes, SeqReq, SeqRes, ProtoError))

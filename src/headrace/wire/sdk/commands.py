@@ -32,7 +32,7 @@ from headrace.wire.attribute.items import located
 from headrace.wire.receive_buffer import Decoder
 from headrace.wire.sdk.auth import Auth, parse_auth, serialize_auth
 from headrace.wire.sdk.predicate import Predicate, parse_field, serialize_field
-from headrace.wire.state_machine import Machine
+from headrace.wire.state_machine import StateMachine
 from headrace.wire.typed_json import decode_json
 
 MAX_PUSH = 64 * 1024 * 1024
@@ -46,7 +46,7 @@ _LONGEST = len("#4294967295\r\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SdkLimits:
     """What a connector takes from a client that it need not know yet."""
 
     message: int = 64 * 1024
@@ -59,10 +59,10 @@ class Limits:
     """Bytes of data."""
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = SdkLimits()
 
 
-class State(Enum):
+class SdkState(Enum):
     """Where a session is."""
 
     LOCKED = "locked"  # auth is required and has not come
@@ -72,7 +72,7 @@ class State(Enum):
     CLOSED = "closed"  # "-command error" is the last that is sent
 
 
-class Event(Enum):
+class SdkEvent(Enum):
     """What moves a session. AUTH is an auth found good; whatever is found bad is an ERROR."""
 
     AUTH = "auth"
@@ -81,20 +81,20 @@ class Event(Enum):
     ERROR = "command error"
 
 
-TRANSITIONS: Mapping[tuple[State, Event], State] = {
-    (State.LOCKED, Event.AUTH): State.KNOWN,
-    (State.LOCKED, Event.HEARTBEAT): State.LOCKED,
-    (State.LOCKED, Event.ERROR): State.CLOSED,
-    (State.OPEN, Event.AUTH): State.KNOWN,
-    (State.OPEN, Event.HEARTBEAT): State.OPEN,
-    (State.OPEN, Event.SUBSCRIBE): State.GUEST,
-    (State.OPEN, Event.ERROR): State.CLOSED,
-    (State.GUEST, Event.HEARTBEAT): State.GUEST,
-    (State.GUEST, Event.SUBSCRIBE): State.GUEST,
-    (State.GUEST, Event.ERROR): State.CLOSED,
-    (State.KNOWN, Event.HEARTBEAT): State.KNOWN,
-    (State.KNOWN, Event.SUBSCRIBE): State.KNOWN,
-    (State.KNOWN, Event.ERROR): State.CLOSED,
+TRANSITIONS: Mapping[tuple[SdkState, SdkEvent], SdkState] = {
+    (SdkState.LOCKED, SdkEvent.AUTH): SdkState.KNOWN,
+    (SdkState.LOCKED, SdkEvent.HEARTBEAT): SdkState.LOCKED,
+    (SdkState.LOCKED, SdkEvent.ERROR): SdkState.CLOSED,
+    (SdkState.OPEN, SdkEvent.AUTH): SdkState.KNOWN,
+    (SdkState.OPEN, SdkEvent.HEARTBEAT): SdkState.OPEN,
+    (SdkState.OPEN, SdkEvent.SUBSCRIBE): SdkState.GUEST,
+    (SdkState.OPEN, SdkEvent.ERROR): SdkState.CLOSED,
+    (SdkState.GUEST, SdkEvent.HEARTBEAT): SdkState.GUEST,
+    (SdkState.GUEST, SdkEvent.SUBSCRIBE): SdkState.GUEST,
+    (SdkState.GUEST, SdkEvent.ERROR): SdkState.CLOSED,
+    (SdkState.KNOWN, SdkEvent.HEARTBEAT): SdkState.KNOWN,
+    (SdkState.KNOWN, SdkEvent.SUBSCRIBE): SdkState.KNOWN,
+    (SdkState.KNOWN, SdkEvent.ERROR): SdkState.CLOSED,
 }
 """A connection is one client's: it has its id from its one auth or, as a guest, from its first sub."""
 
@@ -155,7 +155,7 @@ UNPLACED: Final = 0
 """The ``seq`` of a push that has no place in the sequence: it came from a matcher of another make."""
 
 
-def serialize(frame: Command | ConnectorFrame, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def serialize(frame: Command | ConnectorFrame, limits: SdkLimits = DEFAULT_LIMITS) -> bytes:
     r"""One frame as its bytes; the limits are for commands.
 
     >>> serialize(Heartbeat())
@@ -187,7 +187,7 @@ def serialize_pushes(seqs: Sequence[int], payloads: Run) -> Run:
     return Run.of(map(_serialize_push, seqs, payloads))
 
 
-def serialize_elements(elements: Sequence[bytes], limits: Limits = DEFAULT_LIMITS) -> bytes:
+def serialize_elements(elements: Sequence[bytes], limits: SdkLimits = DEFAULT_LIMITS) -> bytes:
     """A message of these elements."""
     if len(elements) > limits.elements:
         raise LimitError("sdk", "number of elements", len(elements), limits.elements)
@@ -202,7 +202,7 @@ def serialize_elements(elements: Sequence[bytes], limits: Limits = DEFAULT_LIMIT
     return b"".join((b"#%d\r\n" % length, *parts))
 
 
-def parse_command(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Command:
+def parse_command(body: bytes, limits: SdkLimits = DEFAULT_LIMITS) -> Command:
     """The command in a message's body, which is what follows its first line."""
     match parse_elements(body, limits):
         case [b"auth", json]:
@@ -219,7 +219,7 @@ def parse_command(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Command:
             raise MalformedError("sdk", "command", f"{given} of {len(elements)} elements", rule)
 
 
-def parse_elements(body: bytes, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
+def parse_elements(body: bytes, limits: SdkLimits = DEFAULT_LIMITS) -> list[bytes]:
     """The elements in a message's body."""
     count, at = _parse_length(body, 0, b"*", "number of elements", limits.elements)
     elements: list[bytes] = []
@@ -245,20 +245,20 @@ def parse_push(body: bytes) -> Push:
     return Push(content.seq, payload if content.type == _TEXT else _parse_base64(payload))
 
 
-def new_session(*, auth_required: bool) -> Machine[State, Event]:
+def new_session(*, auth_required: bool) -> StateMachine[SdkState, SdkEvent]:
     """The session of a connection just accepted."""
-    return Machine("sdk", TRANSITIONS, State.LOCKED if auth_required else State.OPEN)
+    return StateMachine("sdk", TRANSITIONS, SdkState.LOCKED if auth_required else SdkState.OPEN)
 
 
-def event_of(command: Command) -> Event:
+def event_of(command: Command) -> SdkEvent:
     """What a command (an auth: once it is found good) is to its session."""
     match command:
         case Auth():
-            return Event.AUTH
+            return SdkEvent.AUTH
         case Heartbeat():
-            return Event.HEARTBEAT
+            return SdkEvent.HEARTBEAT
         case Subscribe():
-            return Event.SUBSCRIBE
+            return SdkEvent.SUBSCRIBE
 
 
 class _MessageDecoder(Decoder[F]):
@@ -284,7 +284,7 @@ class _MessageDecoder(Decoder[F]):
 class ServerDecoder(_MessageDecoder[Command]):
     """What a connector reads from a client."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: SdkLimits = DEFAULT_LIMITS) -> None:
         super().__init__()
         self.limits = limits
 

@@ -1,8 +1,8 @@
 """A tube's conversation: who speaks first, what is answered, and when compression may be used.
 
-One :class:`Connection` serves either side of either transport and owns no socket::
+One :class:`TubeConnection` serves either side of either transport and owns no socket::
 
-    connection = Connection(Side.CLIENT, Transport.TCP)
+    connection = TubeConnection(Side.CLIENT, Transport.TCP)
     write(connection.data_to_send())              # the client speaks first
     for event in connection.receive(read()):
         ...                                       # Opened, then Message, Pong …
@@ -10,7 +10,7 @@ One :class:`Connection` serves either side of either transport and owns no socke
     write(connection.send(b"hello"))
 
 Everything that goes out passes one queue, so what is written is in the protocol's order whichever call
-returned it: :meth:`Connection.send` and :meth:`Connection.ping` return the answers that wait, then their
+returned it: :meth:`TubeConnection.send` and :meth:`TubeConnection.ping` return the answers that wait, then their
 own. On TCP what is returned are buffers to write back to back, on WebSocket the payloads of binary messages.
 The caller writes all of it, in the order it was returned, before anything else.
 
@@ -27,7 +27,7 @@ from itertools import chain
 
 from headrace.errors import LimitError, UnexpectedError
 from headrace.wire.receive_buffer import Buffer
-from headrace.wire.state_machine import Machine
+from headrace.wire.state_machine import StateMachine
 from headrace.wire.tube.frames import (
     DEFLATE,
     MAX_HEADER,
@@ -44,7 +44,13 @@ from headrace.wire.tube.frames import (
     stream_pieces,
     websocket_pieces,
 )
-from headrace.wire.tube.reassembly import DEFAULT_LIMITS, Limits, Reassembly, StreamDecoder, WebSocketDecoder
+from headrace.wire.tube.reassembly import (
+    DEFAULT_LIMITS,
+    Reassembly,
+    StreamDecoder,
+    TubeLimits,
+    WebSocketDecoder,
+)
 
 
 class Side(Enum):
@@ -93,7 +99,7 @@ class Ignored:
     answer: NotSupported | Pong
 
 
-Event = Opened | Message | Discarded | CompressionRefused | Ping | Pong | Ignored
+TubeEvent = Opened | Message | Discarded | CompressionRefused | Ping | Pong | Ignored
 
 
 class Compression(Enum):
@@ -124,7 +130,7 @@ TRANSITIONS = {
 """Our sending direction. A compressed message may be sent exactly where the table has a move for it."""
 
 
-class Connection:
+class TubeConnection:
     """One end of one tube.
 
     ``compress`` allows compression of what is sent, where it pays; what is received may be compressed
@@ -133,12 +139,14 @@ class Connection:
     """
 
     def __init__(
-        self, side: Side, transport: Transport, limits: Limits = DEFAULT_LIMITS, *, compress: bool = True
+        self, side: Side, transport: Transport, limits: TubeLimits = DEFAULT_LIMITS, *, compress: bool = True
     ) -> None:
         self.side = side
         self.transport = transport
         self.limits = limits
-        self.compression = Machine("tube", TRANSITIONS, Compression.UNTRIED if compress else Compression.OFF)
+        self.compression = StateMachine(
+            "tube", TRANSITIONS, Compression.UNTRIED if compress else Compression.OFF
+        )
         self.peer_fragment_size: int | None = None
         self._decoder: Reassembly
         if transport is Transport.TCP:
@@ -167,7 +175,7 @@ class Connection:
         """How many bytes of an incomplete message wait; not 0 when the connection ends means it was cut."""
         return self._decoder.unfinished
 
-    def receive(self, data: Buffer) -> Iterator[Event]:
+    def receive(self, data: Buffer) -> Iterator[TubeEvent]:
         """Take bytes (TCP, in any chunks) or one binary message (WebSocket) and yield what they complete.
 
         Exhaust the iterator before the memory of ``data`` is reused, then write :meth:`data_to_send`.
@@ -206,7 +214,7 @@ class Connection:
         waiting, self._outbox = self._outbox, []
         return chain.from_iterable(waiting)
 
-    def _events(self, frames: Iterator[Frame]) -> Iterator[Event]:
+    def _events(self, frames: Iterator[Frame]) -> Iterator[TubeEvent]:
         for frame in frames:
             match frame:
                 case Message():
@@ -227,7 +235,7 @@ class Connection:
                 case NotSupported():
                     yield self._take_refusal(frame)
 
-    def _take_pong(self, pong: Pong) -> Iterator[Event]:
+    def _take_pong(self, pong: Pong) -> Iterator[TubeEvent]:
         if self._pongs == self._pings:
             yield Ignored(pong)
             return
@@ -239,7 +247,7 @@ class Connection:
             self.compression.step(Evidence.PONG)
             self._kept = b""
 
-    def _take_refusal(self, refusal: NotSupported) -> Event:
+    def _take_refusal(self, refusal: NotSupported) -> TubeEvent:
         if refusal.compression != DEFLATE or not self.compression.allows(Evidence.NOT_SUPPORTED):
             return Ignored(refusal)
         repeated = self.compression.state is Compression.ON_TRIAL

@@ -1,7 +1,7 @@
 """Receiving a tube: whole messages out of fragments, over TCP and over WebSocket.
 
 Strategy: both decoders share one :class:`Reassembly` of the message under way and differ only in where a
-fragment ends. Received bytes do not go through :class:`~headrace.wire.receive_buffer.Inbox`: a fragment may be
+fragment ends. Received bytes do not go through :class:`~headrace.wire.receive_buffer.ReceiveBuffer`: a fragment may be
 longer than any read, so keeping an unfinished one there and taking it out again would copy a bulk payload
 three times. Here a read is looked at where it lies, and a fragment's bytes are appended to their message at
 once: copied exactly once, however they are chunked. What a decoder keeps between reads is the message under
@@ -23,7 +23,7 @@ from enum import Enum
 
 from headrace.errors import LimitError, MalformedError
 from headrace.wire.receive_buffer import Buffer, Decoder
-from headrace.wire.state_machine import Machine
+from headrace.wire.state_machine import StateMachine
 from headrace.wire.tube.frames import (
     DEFLATE,
     MAX_FRAGMENT_SIZE,
@@ -47,7 +47,7 @@ MAX_MESSAGE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TubeLimits:
     """What a receiver takes.
 
     ``fragment_size`` is the longest fragment, which it tells its peer; ``max_message`` bounds a message as
@@ -67,10 +67,10 @@ class Limits:
             raise LimitError("tube", "max_inflated", self.max_inflated, "1 or more")
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = TubeLimits()
 
 
-class State(Enum):
+class ReceivingState(Enum):
     """What a receiver is in the middle of."""
 
     OPENING = "opening"
@@ -92,15 +92,15 @@ class Arrival(Enum):
 
 
 TRANSITIONS = {
-    (State.OPENING, Arrival.FRAGMENT_SIZE): State.IDLE,
-    (State.IDLE, Arrival.CONTROL): State.IDLE,
-    (State.IDLE, Arrival.EMPTY): State.IDLE,
-    (State.IDLE, Arrival.HEADER): State.IN_MESSAGE,
-    (State.IDLE, Arrival.UNSUPPORTED): State.DISCARDING,
-    (State.IN_MESSAGE, Arrival.FRAGMENT): State.IN_MESSAGE,
-    (State.IN_MESSAGE, Arrival.LAST_FRAGMENT): State.IDLE,
-    (State.DISCARDING, Arrival.FRAGMENT): State.DISCARDING,
-    (State.DISCARDING, Arrival.LAST_FRAGMENT): State.IDLE,
+    (ReceivingState.OPENING, Arrival.FRAGMENT_SIZE): ReceivingState.IDLE,
+    (ReceivingState.IDLE, Arrival.CONTROL): ReceivingState.IDLE,
+    (ReceivingState.IDLE, Arrival.EMPTY): ReceivingState.IDLE,
+    (ReceivingState.IDLE, Arrival.HEADER): ReceivingState.IN_MESSAGE,
+    (ReceivingState.IDLE, Arrival.UNSUPPORTED): ReceivingState.DISCARDING,
+    (ReceivingState.IN_MESSAGE, Arrival.FRAGMENT): ReceivingState.IN_MESSAGE,
+    (ReceivingState.IN_MESSAGE, Arrival.LAST_FRAGMENT): ReceivingState.IDLE,
+    (ReceivingState.DISCARDING, Arrival.FRAGMENT): ReceivingState.DISCARDING,
+    (ReceivingState.DISCARDING, Arrival.LAST_FRAGMENT): ReceivingState.IDLE,
 }
 """One direction of a tube. Once a message has started, only its fragments follow: whatever comes then is read
 as one. A fragment before the last stays where it is, so a decoder counts it and steps at the last."""
@@ -109,10 +109,10 @@ as one. A fragment before the last stays where it is, so a decoder counts it and
 class Reassembly(Decoder[Frame]):
     """What both transports share: the machine, and the message under way within its limits."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TubeLimits) -> None:
         super().__init__()
         self.limits = limits
-        self.machine = Machine("tube", TRANSITIONS, State.OPENING)
+        self.machine = StateMachine("tube", TRANSITIONS, ReceivingState.OPENING)
         self._received = 0
         """Bytes of the connection so far."""
         self._boundary = 0
@@ -186,7 +186,7 @@ class StreamDecoder(Reassembly):
     What is fed is read where it lies until the iterator is exhausted; its memory may be reused after that.
     """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: TubeLimits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
         self._chunk = memoryview(b"")
         """What came last, with what was left of the read before it in front."""
@@ -218,13 +218,13 @@ class StreamDecoder(Reassembly):
 
     def _read(self) -> Frame | None:
         offset = self._position
-        if self.machine.state is State.OPENING:
+        if self.machine.state is ReceivingState.OPENING:
             opened = parse_varint(self._chunk, self._at, field="fragment size", offset=offset)
             if opened is None:
                 return None
             size, self._at = opened
             return self._open(size, offset)
-        if self.machine.state is State.IDLE:
+        if self.machine.state is ReceivingState.IDLE:
             begun = parse_header(self._chunk, self._at, offset=offset)
             if begun is None:
                 return None
@@ -238,7 +238,7 @@ class StreamDecoder(Reassembly):
         """Append fragments to the message under way until it is whole or the bytes run out."""
         chunk, at, missing, left = self._chunk, self._at, self._missing, self._fragments
         before = self._received - len(chunk)
-        keep = self.machine.state is State.IN_MESSAGE
+        keep = self.machine.state is ReceivingState.IN_MESSAGE
         while left:
             if not missing:
                 measured = parse_varint(chunk, at, field="fragment length", offset=before + at)
@@ -261,7 +261,7 @@ class StreamDecoder(Reassembly):
 class WebSocketDecoder(Reassembly):
     """Frames out of WebSocket binary messages, each fed whole."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: TubeLimits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
         self._waiting: deque[memoryview] = deque()
 
@@ -283,14 +283,14 @@ class WebSocketDecoder(Reassembly):
         return None
 
     def _read(self, payload: memoryview, offset: int) -> Frame | None:
-        if self.machine.state is State.OPENING:
+        if self.machine.state is ReceivingState.OPENING:
             opened = parse_varint(payload, field="fragment size", offset=offset)
             if opened is None:
                 raise MalformedError("tube", "fragment size", bytes(payload), "a whole number", offset=offset)
             size, end = opened
             _nothing_after(payload, end, "fragment size", offset)
             return self._open(size, offset)
-        if self.machine.state is State.IDLE:
+        if self.machine.state is ReceivingState.IDLE:
             begun = parse_header(payload, offset=offset)
             if begun is None:
                 raise MalformedError("tube", "header", bytes(payload), "a whole header", offset=offset)
@@ -306,7 +306,7 @@ class WebSocketDecoder(Reassembly):
             payload = payload[end:]
             offset += end
         self._admit(len(payload), offset)
-        if self.machine.state is State.IN_MESSAGE:
+        if self.machine.state is ReceivingState.IN_MESSAGE:
             self._message += payload
         self._fragments -= 1
         return None if self._fragments else self._end_message()

@@ -29,7 +29,7 @@ from headrace.wire.receive_buffer import Decoder
 from headrace.wire.sdk import commands as sdk
 from headrace.wire.tube import frames as tube
 from headrace.wire.tube.frames import MAX_FRAGMENT_SIZE
-from headrace.wire.tube.reassembly import Limits, StreamDecoder
+from headrace.wire.tube.reassembly import StreamDecoder, TubeLimits
 
 KEPT: Final = 4096
 """Bytes of what was refused that its row has."""
@@ -38,7 +38,7 @@ _PAYLOADS: Final = ("payload", "data", "value", "change", "bulk")
 """What frames call the bytes that they carry."""
 
 
-_LIMITS: Final = Limits(fragment_size=MAX_FRAGMENT_SIZE, max_message=1 << 30, max_inflated=1 << 30)
+_LIMITS: Final = TubeLimits(fragment_size=MAX_FRAGMENT_SIZE, max_message=1 << 30, max_inflated=1 << 30)
 
 
 def _tube() -> StreamDecoder:

@@ -15,7 +15,7 @@ from websockets.utils import apply_mask
 
 from headrace.errors import LimitError, MalformedError
 from headrace.wire.receive_buffer import Decoder
-from headrace.wire.tube.reassembly import Limits, WebSocketDecoder
+from headrace.wire.tube.reassembly import TubeLimits, WebSocketDecoder
 
 MAX_HEAD: Final = 64 << 10
 """Bytes of a handshake."""
@@ -50,7 +50,7 @@ class WebSocketPing:
 class WebSocketStream(Decoder[Any]):
     """One direction of a WebSocket tube; ``masked``, what a client sends."""
 
-    def __init__(self, limits: Limits, *, masked: bool) -> None:
+    def __init__(self, limits: TubeLimits, *, masked: bool) -> None:
         super().__init__()
         self._tube = WebSocketDecoder(limits)
         self._masked = masked

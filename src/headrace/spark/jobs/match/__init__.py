@@ -25,6 +25,7 @@ from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.matching import Matcher
 from headrace.message import SCHEMA
+from headrace.protocols import PORTS
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.archive.files import enveloped
 from headrace.spark.jobs.folder import Folder
@@ -38,7 +39,7 @@ from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-DISPATCHER_PORT: Final = 6000
+DISPATCHER_PORT: Final = PORTS["dispatcher"]
 
 _FOUND: Final = "seq long, clients array<binary>"
 

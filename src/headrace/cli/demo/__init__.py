@@ -1,0 +1,1 @@
+"""``demo``: the whole system in a minute."""

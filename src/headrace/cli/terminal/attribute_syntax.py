@@ -1,0 +1,130 @@
+"""The syntax of attributes on a command line: ``NAME=VALUE``, and conditions on them.
+
+===================  ====================================================================
+``city=Praha``       this text, or this number if it is one; ``"7"`` in double quotes is text
+``kind=a|b|"c|d"``   one of these
+``x=0..10``          a number from 0 to 10; ``x=0..`` at least, ``x=..10`` at most
+``name^=pre``        text that begins with this
+``kind!=a|b``        none of these, or no such attribute
+``city``             the attribute exists
+``!city``            it does not
+===================  ====================================================================
+
+A name ends at the first of these signs. Text with ``..`` in it needs double quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from headrace.client.conditions import (
+    Condition,
+    at_least,
+    at_most,
+    between,
+    exists,
+    missing,
+    not_,
+    starts_with,
+    where,
+)
+from headrace.errors import UsageError
+from headrace.wire.sdk.predicate import Predicate
+
+_DECIMAL: Final = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_NUMBER: Final = re.compile(_DECIMAL, re.ASCII)
+_RANGE: Final = re.compile(rf"(?P<low>{_DECIMAL})?\.\.(?P<high>{_DECIMAL})?", re.ASCII)
+_CONDITION: Final = re.compile(r"(?P<name>[^=^!]+)(?P<sign>\^=|!=|=)(?P<value>.*)", re.DOTALL)
+_PART: Final = re.compile(r'"[^"]*"|[^|"]*')
+
+
+def parse_value(text: str) -> str | float:
+    """Parse a value: a number if it is one, else text, without its double quotes.
+
+    >>> parse_value("21.5"), parse_value("Bern"), parse_value('"3011"')
+    (21.5, 'Bern', '3011')
+    """
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    quoted = len(text) > 1 and text[0] == text[-1] == '"'
+    return text[1:-1] if quoted else text
+
+
+def parse_conditions(given: Sequence[str]) -> dict[str, Predicate]:
+    """Parse ``--where`` options, all of which must hold.
+
+    >>> parse_conditions(["x=0..10", "city=Praha"])
+    {'x': Between(low=0.0, high=10.0), 'city': Equals(value='Praha')}
+    """
+    found: dict[str, Condition] = {}
+    for text in given:
+        name, condition = _condition(text)
+        if name in found:
+            raise UsageError(f"--where {text}: {name} is given twice; an attribute has one condition")
+        found[name] = condition
+    return where(found)
+
+
+def _condition(text: str) -> tuple[str, Condition]:
+    parsed = _CONDITION.fullmatch(text)
+    if parsed is None:
+        name = text.removeprefix("!")
+        if not name or set(name) & set("=^!"):
+            raise UsageError(
+                f"--where {text}: expected NAME=VALUE, NAME=LOW..HIGH, NAME^=PREFIX, NAME or !NAME"
+            )
+        return name, exists() if name == text else missing()
+    name, sign, value = parsed["name"], parsed["sign"], parsed["value"]
+    try:
+        match sign:
+            case "^=":
+                return name, starts_with(value)
+            case "!=":
+                return name, not_(_one_or_several(name + sign, value))
+            case _:
+                return name, _range(value) or _one_or_several(name + sign, value)
+    except UsageError as error:
+        raise UsageError(f"--where {text}: {error}") from None
+
+
+def _range(text: str) -> Predicate | None:
+    ends = _RANGE.fullmatch(text)
+    match ends and (ends["low"], ends["high"]):
+        case str(low), str(high):
+            return between(float(low), float(high))
+        case str(low), None:
+            return at_least(float(low))
+        case None, str(high):
+            return at_most(float(high))
+        case _:
+            return None
+
+
+def _one_or_several(begin: str, text: str) -> Condition:
+    parts = _parts(text) if "|" in text else [text]
+    for part in parts:
+        if ".." in part and not (len(part) > 1 and part[0] == part[-1] == '"'):
+            what = (
+                'a range, which stands alone after "="'
+                if part != ".." and _RANGE.fullmatch(part)
+                else "no range of numbers"
+            )
+            raise UsageError(f"{part} is {what}; as text it is quoted: '{begin}\"{part}\"'")
+    return parse_value(parts[0]) if len(parts) == 1 else [parse_value(part) for part in parts]
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the bars that are not in double quotes."""
+    parts: list[str] = []
+    at = 0
+    while True:
+        part = _PART.match(text, at)
+        end = at if part is None else part.end()
+        if end < len(text) and text[end] != "|":
+            raise UsageError('a value in double quotes ends with them, or at a "|"')
+        parts.append(text[at:end])
+        if end == len(text):
+            return parts
+        at = end + 1

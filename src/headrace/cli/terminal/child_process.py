@@ -1,0 +1,94 @@
+"""A process that a command forks and looks after.
+
+Fork it before the command has a thread or anything heavy of its own. A child gets a session of its own: Ctrl-C reaches
+the command alone, which then stops its children in order. When the command is killed, the system stops its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any, Final
+
+from headrace.cli.terminal.exits import FAILED
+
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 30.0
+STEADY_SECONDS: Final = 60.0
+"""A child that ran for this long is restarted after the first pause again."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(slots=True)
+class ChildProcess:
+    """A child, running or not, and when it may be started again."""
+
+    name: str
+    process: BaseProcess | None = None
+    started: float = 0.0
+    pause: float = FIRST_PAUSE
+    not_before: float = 0.0
+    given_up: bool = False
+    was_up: bool = False
+
+    def start(self, target: Callable[..., None], *arguments: Any) -> None:
+        """Fork it."""
+        self.process = get_context("fork").Process(
+            target=_run_apart, args=(target, *arguments), name=f"headrace-{self.name}"
+        )
+        self.process.start()
+        self.started = monotonic()
+
+    def ended(self) -> int | None:
+        """Give the exit code of a process that has ended, once."""
+        if self.process is None or self.process.is_alive():
+            return None
+        code = self.process.exitcode
+        self.process = None
+        now = monotonic()
+        if now - self.started > STEADY_SECONDS:
+            self.pause = FIRST_PAUSE
+        self.not_before, self.pause = now + self.pause, min(self.pause * 2, LONGEST_PAUSE)
+        return FAILED if code is None else code
+
+    def wait(self) -> int:
+        """Wait for its end, and give its exit code."""
+        if self.process is not None:
+            self.process.join()
+        code = self.ended()
+        return 0 if code is None else code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        if self.process is not None and self.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kill it and all that it has started."""
+        if self.process is not None and self.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.join()
+
+
+def _run_apart(target: Callable[..., None], *arguments: Any) -> None:
+    """Run in the child: in a session of its own, which ends when the parent does."""
+    os.setsid()
+    parent = os.getppid()
+    # Only on Linux; elsewhere a child outlives a parent that was killed.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(FAILED)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    target(*arguments)

@@ -1,0 +1,139 @@
+"""How a command ends: an exit code that a script can branch on, and at most one line on stderr.
+
+=====  ==================================================================
+0      done
+1      failed, or found a problem that the command looks for
+2      usage error: an option, a setting, an argument
+3      ``pipeline status``: a job of the pipeline has failed, or is being restarted after a failure
+130    interrupted (Ctrl-C); as in shells, 128 plus the signal's number
+141    nobody reads the output any more (``headrace sub | head``), likewise
+143    ended by SIGTERM, where that is more than an end: ``sub --where`` unsubscribes
+=====  ==================================================================
+
+An error of ours, or the system's about a file, is one sentence without a traceback; ``HEADRACE_DEBUG=1`` adds the
+traceback. Any other error is a mistake in Headrace, and is never hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.errors import DamagedError, HeadraceError, UsageError
+
+FAILED: Final = 1
+USAGE_ERROR: Final = 2
+JOB_FAILED: Final = 3
+INTERRUPTED: Final = 130
+PIPE_CLOSED: Final = 141
+TERMINATED: Final = 143
+
+DEBUG_VARIABLE: Final = "HEADRACE_DEBUG"
+
+_TyperUsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""The error for every mistake in options and arguments; typer exports only some of its subclasses."""
+
+
+class RootGroup(TyperGroup):
+    """The root of the command line: it turns what a command raises into an exit code."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse what comes before the command."""
+        try:
+            return super().make_context(*args, **extra)
+        except _TyperUsageError as error:
+            raise _usage_error(error) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            result = super().invoke(ctx)
+            # While a closed pipe can still be answered: when the interpreter exits, it would be a complaint.
+            sys.stdout.flush()
+        except HeadraceError as error:
+            raise typer.Exit(_report(error)) from None
+        except _TyperUsageError as error:
+            raise _usage_error(error) from None
+        except (KeyboardInterrupt, typer.Abort):
+            # Abort is Ctrl-C, or the end of input, at a question.
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _drop_stdout()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as error:
+            raise typer.Exit(_report(error)) from None
+        return result
+
+    def get_params(self, ctx: Any) -> Any:
+        """Give the root's own parameters, whose flags show no type in the help."""
+        return _without_flag_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Give a command; it and those below it show no type for flags in their help."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            for each in (command, *getattr(command, "commands", {}).values()):
+                _without_flag_types(each.get_params(ctx))
+        return command
+
+
+@contextlib.contextmanager
+def exit_with_code() -> Iterator[None]:
+    """End a forked process as a command ends: with one line on stderr and an exit code."""
+    try:
+        yield
+    except (HeadraceError, OSError) as error:
+        raise SystemExit(_report(error)) from None
+
+
+def _without_flag_types(params: Any) -> Any:
+    """Hide the ``<bool>`` that typer shows beside each flag."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+def _report(error: HeadraceError | OSError) -> int:
+    """Print an error and, where it helps, what can be done about it; return the exit code."""
+    code, sentence = FAILED, str(error)
+    match error:
+        case UsageError():
+            code = USAGE_ERROR
+        case DamagedError():
+            sentence += "; `headrace log repair --dry-run` shows what can be done"
+        case OSError():
+            where = "" if error.filename is None else f"{error.filename}: "
+            sentence = f"{where}{(error.strerror or str(error)).lower()}"
+    return _print_error(sentence, code)
+
+
+def _usage_error(error: Any) -> Exception:
+    """Report a mistake in options or arguments in one line; a group's help, when no command is given, stays."""
+    if error.ctx is None or type(error).__name__ == "NoArgsIsHelpError":
+        unchanged: Exception = error
+        return unchanged
+    sentence = " ".join(error.format_message().split()).rstrip(".")
+    sentence = f"{sentence[:1].lower()}{sentence[1:]}; see {error.ctx.command_path} --help"
+    return typer.Exit(_print_error(sentence, USAGE_ERROR))
+
+
+def _print_error(sentence: str, code: int) -> int:
+    if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
+        traceback.print_exc()
+    print(f"headrace: {sentence}", file=sys.stderr)
+    return code
+
+
+def _drop_stdout() -> None:
+    """Discard what is still buffered, quietly."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

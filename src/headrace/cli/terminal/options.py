@@ -1,0 +1,198 @@
+"""Options that several commands have, and the settings and URLs that follow from them."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from headrace.cli.terminal import completion
+from headrace.cli.terminal.access import Credentials, HubAccess
+from headrace.cli.terminal.exits import DEBUG_VARIABLE
+from headrace.config import Settings, load
+from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
+from headrace.errors import UsageError
+
+SETTINGS_PANEL: Final = "Settings"
+HUB_PANEL: Final = "Hub"
+
+
+class DoorScheme(StrEnum):
+    """The doors that commands connect to, by the scheme of their URLs."""
+
+    TUBE = "tube"
+    FYREHOSE = "fyrehose"
+    SPP = "spp"
+    SDK = "sdk"
+    PUBLISHER = "publisher"
+    HTTP = "http"
+
+
+_DOORS: Final = {
+    **{door.value: door for door in DoorScheme},
+    "ws": DoorScheme.TUBE,
+    "fyrehose+udp": DoorScheme.FYREHOSE,
+}
+"""The door that each scheme names."""
+
+
+class PublishDoor(StrEnum):
+    """The doors that ``pub`` can publish to."""
+
+    TUBE = DoorScheme.TUBE.value
+    FYREHOSE = DoorScheme.FYREHOSE.value
+    PUBLISHER = DoorScheme.PUBLISHER.value
+
+
+class Transport(StrEnum):
+    """The transports of fyrehose."""
+
+    TCP = "tcp"
+    UDP = "udp"
+
+
+def url_option(door: str, default: str) -> Any:
+    """Make the option ``--url``."""
+    text = f"The hub's {door}; by default where the settings here have it: {default}."
+    return typer.Option("--url", "-u", metavar="URL", help=text, rich_help_panel=HUB_PANEL)
+
+
+def count_option(text: str = "Stop after this many.") -> Any:
+    """Make the option ``--count``."""
+    return typer.Option("--count", "-n", min=1, metavar="N", help=text)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Settings as TOML; by default the file that HEADRACE_CONFIG names, if any.",
+        rich_help_panel=SETTINGS_PANEL,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="DIR",
+        help="The data directory, which has the log in its folder log; by default the setting node.data.",
+        rich_help_panel=SETTINGS_PANEL,
+    ),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="SECTION.KEY=VALUE",
+        help="One setting; it overrides the file and the environment. A later one wins.",
+        rich_help_panel=SETTINGS_PANEL,
+        autocompletion=completion.settings,
+    ),
+]
+LinkUrl = Annotated[str | None, url_option("link", "tube://127.0.0.1:8081")]
+SppUrl = Annotated[str | None, url_option("spp door", "spp://127.0.0.1:3002")]
+ClientId = Annotated[
+    str | None,
+    typer.Option(
+        "--client-id",
+        metavar="ID",
+        help="This client's id, 24 hex digits, where the hub asks for one; by default HEADRACE_CLIENT_ID. The key is"
+        " taken from HEADRACE_KEY, or from the setting auth.clients.ID.",
+        rich_help_panel=HUB_PANEL,
+    ),
+]
+HubTransport = Annotated[
+    Transport | None,
+    typer.Option(
+        "--transport",
+        help="The transport of fyrehose: tcp, unless the URL begins with fyrehose+udp://.",
+        rich_help_panel=HUB_PANEL,
+    ),
+]
+Count = Annotated[int | None, count_option()]
+JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")]
+TextLines = Annotated[bool, typer.Option("--text", help="Text, in a pipe too: columns, with tabs.")]
+RawLines = Annotated[bool, typer.Option("--raw", help="Payloads as they are, a line end after each.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, on a terminal too.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def load_settings(
+    config: Path | None = None, data: Path | None = None, sets: list[str] | None = None
+) -> Settings:
+    """Load the settings of a command."""
+    environ = {name: value for name, value in os.environ.items() if name != DEBUG_VARIABLE}
+    settings = load(config, environ=environ, sets=sets or ())
+    return settings if data is None else settings.override({"node.data": data}, source="--data")
+
+
+def default_url(door: DoorScheme) -> str:
+    """Give the URL of a door where ``headrace serve`` would open it in this environment."""
+    setting = "tube_tcp" if door is DoorScheme.TUBE else door.value
+    address = getattr(load_settings().listen, setting) or getattr(Settings().listen, setting)
+    return f"{door.value}://{address}"
+
+
+def hub_url(given: str | None, door: DoorScheme) -> str:
+    """Give the URL of a hub's ``door``: the one that was given, if it is of that door, else the default."""
+    if given is None:
+        return default_url(door)
+    if door_of(given) is not door:
+        raise UsageError(f"{given!r}: expected {door.value}://host:port")
+    return given
+
+
+def door_of(url: str) -> DoorScheme | None:
+    """Give the door that a URL names; the link is one door over TCP and over a WebSocket.
+
+    >>> door_of("ws://127.0.0.1:8080"), door_of("pigeon://roof")
+    (<DoorScheme.TUBE: 'tube'>, None)
+    """
+    return _DOORS.get(url.partition("://")[0].lower())
+
+
+def hub_access(given: str | None, door: DoorScheme, client_id: str | None) -> HubAccess:
+    """Give access to a hub's ``door``, for the client with this id."""
+    return HubAccess(hub_url(given, door), find_credentials(client_id))
+
+
+def find_credentials(client_id: str | None, settings: Settings | None = None) -> Credentials | None:
+    """Find the credentials of the client that an option or the environment names, if one does."""
+    named = client_id or os.environ.get(CLIENT_VARIABLE)
+    if not named:
+        return None
+    key = find_key(named, settings)
+    if key is None:
+        raise UsageError(
+            f"the key of client {named} is not known:"
+            f" put it into {KEY_VARIABLE}, or into the setting auth.clients.{named}"
+        )
+    return Credentials(named, key)
+
+
+def find_key(client_id: str, settings: Settings | None = None) -> str | None:
+    """Find a client's key, in the environment or in the settings."""
+    if given := os.environ.get(KEY_VARIABLE):
+        return given
+    known = (settings or load_settings()).auth.clients.get(client_id.lower())
+    return None if known is None else known.reveal()
+
+
+_LOG_FILES: Final = (".open", ".arrow", ".index", ".snapshot")
+
+
+def existing_log(settings: Settings) -> Path:
+    """Give the directory of a log that exists, in whatever state: no command creates one."""
+    directory = settings.node.data / "log"
+    # A repair that was interrupted may have moved every file away.
+    interrupted = (directory / "repairing").exists()
+    if not interrupted and not any(path.suffix in _LOG_FILES for path in directory.glob("[0-9]*")):
+        raise UsageError(f"{directory} holds no log; name the hub's data directory with --data")
+    return directory

@@ -1,0 +1,140 @@
+"""What all clients share: opened, closed, and found by a URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import ClassVar, Final, Protocol, Self, TypeAlias, TypedDict
+
+from headrace.config import Address, Settings, load
+from headrace.errors import UsageError
+
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+Attributes: TypeAlias = Mapping[str, str | float]
+"""What a message says about itself: texts, and numbers, by name."""
+
+
+class Row(TypedDict, total=False):
+    """One message to publish, as a dictionary; what it leaves out is empty, or what ``publish`` is given for all.
+
+    >>> row: Row = {"payload": b"hello", "attributes": {"city": "Praha", "x": 5}}
+    """
+
+    payload: Payload
+    topic: str
+    attributes: Attributes
+    numbers: Mapping[str, float]
+
+
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class KeptConnection(Protocol):
+    """The way to one of several hosts, kept open by a reconnecting loop."""
+
+    connects: int
+    """Connections that were made, the first one included."""
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a connection now."""
+
+    async def open(self, seconds: float) -> None:
+        """Connect to the first host that answers."""
+
+    async def close(self) -> None:
+        """Close; it may be called again."""
+
+    def check(self) -> None:
+        """Raise unless it is open."""
+
+
+class Client:
+    """What every client has; :func:`headrace.connect` makes one, ``async with`` opens and closes it.
+
+    >>> import headrace
+    >>> isinstance(headrace.connect("spp://127.0.0.1"), headrace.Client)
+    True
+    """
+
+    DOORS: ClassVar[Mapping[str, str]] = {}
+    """The URL schemes of this client, each with the name of the hub's door."""
+
+    def __init__(self, kept: KeptConnection, timeout: float) -> None:
+        self._kept = kept
+        self._timeout = timeout
+
+    async def open(self) -> Self:
+        """Connect; ``async with`` does it. A client is opened once."""
+        await self._kept.open(self._timeout)
+        return self
+
+    async def close(self) -> None:
+        """Disconnect; it may be called again."""
+        await self._kept.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now; the client replaces a lost one by itself."""
+        return self._kept.up
+
+    @property
+    def connects(self) -> int:
+        """How many connections were made, the first one included."""
+        return self._kept.connects
+
+
+def scheme_of(url: str, known: Collection[str]) -> str:
+    """Return the scheme of a URL, in small letters; refuse one that is not known."""
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise UsageError(f"{url!r} is no address of a hub: expected scheme://host:port")
+    if scheme.lower() not in known:
+        raise UsageError(f"{url!r}: unknown scheme {scheme!r}; known are {', '.join(known)}")
+    return scheme.lower()
+
+
+def parse_url(url: str, hosts: str | None, doors: Mapping[str, str]) -> tuple[str, list[Address]]:
+    """Split ``scheme://host:port[,host:port …]`` into its scheme and its hosts.
+
+    ``hosts`` may be given beside a URL that names none. Without any, it is this machine's hub, where its settings
+    (the environment's, and the file that ``HEADRACE_CONFIG`` names) have the door.
+
+    >>> parse_url("tube://10.0.0.7,10.0.0.8:99", None, {"tube": "tube_tcp"})
+    ('tube', [Address(host='10.0.0.7', port=8081), Address(host='10.0.0.8', port=99)])
+    """
+    scheme = scheme_of(url, doors)
+    named = url.partition("://")[2].removesuffix("/")
+    if named and hosts:
+        raise UsageError(f"{url!r} names hosts, and so does {hosts!r}: give them once")
+    default: Address = getattr(Settings().listen, doors[scheme])
+    if hosts or named:
+        return scheme, [Address.parse(each.strip(), default.port) for each in (hosts or named).split(",")]
+    local: Address = getattr(load().listen, doors[scheme]) or default
+    return scheme, [Address(_LOOPBACK.get(local.host, local.host), local.port or default.port)]
+
+
+class Courtesy:
+    """Lets other tasks run after so many bytes that were sent without ever having to wait."""
+
+    def __init__(self, size: int, cost: int) -> None:
+        self._size = size
+        self._cost = cost
+        self._sent = 0
+
+    async def sent(self, size: int) -> None:
+        """Note that ``size`` bytes were sent, and let others have a turn if it was much."""
+        self._sent += size + self._cost
+        if self._sent >= self._size:
+            self._sent = 0
+            await asyncio.sleep(0)

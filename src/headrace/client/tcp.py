@@ -1,0 +1,124 @@
+"""One TCP connection of a client, whatever protocol it carries.
+
+What is written waits here, then in the operating systems on the way. A peer that ends its own direction and then sees
+the hub end the other knows that the hub has read everything: that is how a connection is closed. A socket that closes
+with bytes unread resets its connection, and a reset may overtake what is on its way; so closing reads on until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final, Self, cast
+
+from headrace.client.reconnect import reason_of
+from headrace.config import Address
+
+WRITE_BYTES: Final = 1 << 20
+"""What may wait to be sent before a publisher is made to wait."""
+
+
+class TcpConnection(asyncio.BaseProtocol):
+    """One connection, from :meth:`open` on; a protocol adds what it reads, and its farewell."""
+
+    def __init__(self, address: Address, on_lost: Callable[[Any, str], None]) -> None:
+        """``on_lost`` is called once with this connection and the reason, unless it ends by our own doing."""
+        self.address = address
+        self.ended: str | None = None
+        """Why it is over, if it is."""
+        self.read_whole = False
+        """Whether the hub is known to have read everything."""
+        self._on_lost: Callable[[Any, str], None] | None = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reads = True
+        self._finished = False
+        self._room = asyncio.Event()
+        self._room.set()
+        self._gone = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self) -> Self:
+        """Connect; ``OSError`` if nobody listens there. The first bytes may come before this returns."""
+        await self._loop.create_connection(lambda: self, self.address.host, self.address.port)
+        return self
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody still wants what comes."""
+        return self._on_lost is not None
+
+    def write(self, data: bytes) -> None:
+        """Send at once, or never if the connection is over."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def room(self) -> None:
+        """Wait while too much waits to be sent."""
+        await self._room.wait()
+
+    def read(self, wanted: bool, /) -> None:
+        """Go on reading, or leave the rest with the hub."""
+        if wanted != self._reads and self._transport is not None and not self._transport.is_closing():
+            self._reads = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    async def close(self, deadline: float) -> None:
+        """Close once the hub has read everything, or at the event loop's time ``deadline``."""
+        self._on_lost = None
+        try:
+            self.read(True)
+            self.say_farewell()
+            if self._transport is not None and not self._transport.is_closing():
+                self._finished = True
+                with contextlib.suppress(OSError):  # It is reset already, and the loop has not noticed.
+                    self._transport.write_eof()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._gone.wait()
+        finally:
+            self.abort()
+
+    def say_farewell(self) -> None:
+        """Write what a protocol says last."""
+
+    def abort(self) -> None:
+        """Close at once; what waits to be sent is dropped."""
+        self._on_lost = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def lose(self, reason: str) -> None:
+        """Give the connection up, and report it."""
+        if self.ended is None:
+            self.ended = reason
+        on_lost = self._on_lost
+        self.abort()
+        if on_lost is not None:
+            on_lost(self, reason)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+
+    def eof_received(self) -> None:
+        """Note that the hub has ended its direction; ours, if it is still open, leads nowhere."""
+        self.read_whole = self._finished
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Report the loss."""
+        self._room.set()
+        self._gone.set()
+        self.lose(reason_of(error))
+
+    def pause_writing(self) -> None:
+        """Make publishers wait."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """Let publishers go on."""
+        self._room.set()

@@ -1,0 +1,278 @@
+"""The publishing rules of one hub, whoever publishes: clients of its own doors, or another node that asks the primary.
+
+A hub has one :class:`PublishIntake`, whichever doors are open. Repeats are recognised here and nowhere else: rows with
+a publisher's number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by
+:mod:`~headrace.hub.publishing.staging`.
+
+In a cluster, a node that is not primary sends a :class:`PrimaryRequest` as the bulk of a Publish parcel: a msgpack head
+after its length, then Arrow rows. The primary answers with a :class:`PrimaryAnswer`, the bulk of an Ack: such a head
+alone. How a node sends its requests is in :mod:`~headrace.hub.publishing.primary_client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow.compute as pc
+
+from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
+from headrace.hub.publishing.idempotent import IdempotentPublishing, mark, published
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Published
+from headrace.message import Batch
+from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
+from headrace.wire.link.plain_rows import parse_published
+
+MAX_STAGED: Final = 64 << 20
+"""Bytes of staged rows that one node may have at the primary, waiting for their commit."""
+
+MISSING: Final = "missing"
+"""Refusal code: rows were staged at another primary, or over another connection, and must come again."""
+
+NOT_PRIMARY: Final = "primary"
+"""Refusal code: the node that was asked is not, or not yet, the primary."""
+
+_MAX_TEXT: Final = 0xFFFF
+"""Bytes of a topic or a publisher: what the log keeps of one that a whole batch shares."""
+_MAX_REASON: Final = 1000
+_PADDING: Final = bytes(8)
+
+
+class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node's request to the primary."""
+
+    kind: Literal["pass", "publish", "newest", "stage", "commit"]
+    publisher: str = ""
+    """Owner of the number; of a stage or commit, the query."""
+    number: int = 0
+    """Number of the first row; of a stage or commit, the query's batch."""
+    follows: bool = False
+    origin: str = ""
+    rows: int = 0
+    """Of a stage, how many of the commit's rows came before it; of a commit, how many it has in all."""
+
+
+class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The primary's answer."""
+
+    first: int | None = None
+    last: int | None = None
+    repeated: int = 0
+    newest: int | None = None
+    error: str = ""
+    """Code of a refusal."""
+    reason: str = ""
+
+    @property
+    def refused(self) -> HeadraceError | None:
+        """The refusal as an error, if it is one."""
+        if not self.error:
+            return None
+        if self.error == "unavailable":
+            return UnavailableError(self.reason)
+        return RefusedError(self.error, self.reason)
+
+    @property
+    def published(self) -> Published | HeadraceError:
+        """The rows' place in the sequence, or the refusal."""
+        return self.refused or Published(self.first, self.last, self.repeated)
+
+
+NOT_THE_PRIMARY: Final = PrimaryAnswer(error=NOT_PRIMARY, reason="this node does not number messages now")
+
+WhenAnswered: TypeAlias = Callable[[PrimaryAnswer], None]
+
+_REQUEST: Final = msgspec.msgpack.Decoder(PrimaryRequest)
+_ANSWER: Final = msgspec.msgpack.Decoder(PrimaryAnswer)
+
+
+def serialize_request(request: PrimaryRequest, body: bytes | memoryview) -> bytes:
+    """Make the bulk of a Publish: the request and its rows."""
+    head = msgspec.msgpack.encode(request)
+    return b"".join((len(head).to_bytes(4), head, _PADDING[: -(len(head) + 4) % 8], body))
+
+
+def parse_bulk(bulk: bytes) -> tuple[PrimaryRequest, memoryview]:
+    """Parse the bulk of a Publish into the request and its rows."""
+    size = int.from_bytes(bulk[:4])
+    if size > len(bulk) - 4:
+        raise MalformedError("parcel", "bulk", bulk[:16], "must begin with what is asked")
+    head = 4 + size
+    request: PrimaryRequest = _decoded(_REQUEST, bulk[4:head])
+    return request, memoryview(bulk)[head + -head % 8 :]
+
+
+def serialize_answer(answer: PrimaryAnswer) -> bytes:
+    """Make the bulk of an Ack."""
+    return msgspec.msgpack.encode(answer)
+
+
+def parse_answer(bulk: bytes) -> PrimaryAnswer:
+    """Parse the bulk of an Ack."""
+    answer: PrimaryAnswer = _decoded(_ANSWER, bulk)
+    return answer
+
+
+def refusal(error: HeadraceError) -> PrimaryAnswer:
+    """Make an answer of an error."""
+    reason = str(error)[:_MAX_REASON]
+    match error:
+        case RefusedError(code=code, reason=said):
+            return PrimaryAnswer(error=code, reason=said[:_MAX_REASON])
+        case LimitError():
+            return PrimaryAnswer(error="limit", reason=reason)
+        case UnavailableError():
+            return PrimaryAnswer(error="unavailable", reason=reason)
+        case _:
+            return PrimaryAnswer(error="storage", reason=reason)
+
+
+class PublishIntake:
+    """The one place where a hub decides what is new and what is a repeat.
+
+    ``stages`` is the directory for staged rows that do not fit in memory; files of an earlier run are removed.
+    """
+
+    def __init__(self, hub: Hub, publishers: PublisherNumbers, queries: Queries, stages: Path) -> None:
+        self._hub = hub
+        self.idempotent = IdempotentPublishing(hub, publishers)
+        self.staging = Staging(stages)
+        self.staging.sweep()
+        self.commits = StagedCommits(hub, queries, self.staging)
+        self._brought: dict[object, _NodeStage] = {}
+        """For each node that asks, the one commit whose rows it is bringing."""
+
+    def answer(self, source: object, request: PrimaryRequest, body: memoryview, told: WhenAnswered) -> None:
+        """Answer a node's request; ``told`` may be called at once."""
+        if self._hub.sequencer is not None:
+            told(NOT_THE_PRIMARY)
+            return
+
+        def answer(result: PrimaryAnswer) -> None:
+            # Whatever was not taken because another node numbers messages by now is for that node to judge.
+            moved = result.error == "unavailable" and self._hub.sequencer is not None
+            told(NOT_THE_PRIMARY if moved else result)
+
+        def tell(result: Published | HeadraceError) -> None:
+            answer(refusal(result) if isinstance(result, HeadraceError) else _answer_of(result))
+
+        try:
+            match request.kind:
+                case "pass":
+                    self._pass(request, body, tell)
+                case "publish":
+                    batch = published_batch(request, body)
+                    self.idempotent.publish(batch, tell, follows=request.follows)
+                case "newest":
+                    self.idempotent.newest(request.publisher, partial(_tell_newest, answer))
+                case "stage":
+                    self._stage(source, request, body)
+                    answer(PrimaryAnswer())
+                case "commit":
+                    rows = self._rows_of_commit(source, request)
+                    self.commits.take(request.publisher, request.number, rows, tell)
+        except HeadraceError as error:
+            answer(refusal(error))
+
+    def forget(self, source: object) -> None:
+        """Drop what a node has staged: its connection is closed."""
+        self._brought.pop(source, None)
+
+    def _pass(
+        self, request: PrimaryRequest, body: memoryview, tell: Callable[[Published | HeadraceError], None]
+    ) -> None:
+        rows = rows_of(body, PASSED)
+        if not rows.num_rows:
+            raise MalformedError("parcel", "rows", 0, "there must be some")
+        for name in ("topic", "publisher"):
+            longest = pc.max(pc.binary_length(rows.column(name))).as_py()
+            if longest > _MAX_TEXT:
+                raise LimitError("parcel", name, longest, _MAX_TEXT)
+        batch = Batch.from_arrow(rows)
+
+        def marked(result: Published | HeadraceError) -> None:
+            if isinstance(result, Published) and result.last is not None:
+                # The mark has the number after the rows.
+                result = Published(result.last - len(batch), result.last - 1, result.repeated)
+            tell(result)
+
+        entry = mark(request.publisher, request.number)
+        self.idempotent.publish(entry, marked, follows=request.number > 0, behind=batch)
+
+    def _stage(self, source: object, request: PrimaryRequest, body: memoryview) -> None:
+        rows = rows_of(body, PUBLISHED)
+        if not request.rows:
+            # The first rows of a commit, perhaps of one that is tried again: older ones are no part of it.
+            self._brought[source] = _NodeStage(request.publisher, request.number)
+        staged = self._brought.get(source)
+        if staged is None or not staged.continues(request):
+            raise RefusedError(MISSING, "the rows before these are not staged: stage them all again")
+        staged.size += rows.nbytes
+        if staged.size > MAX_STAGED:
+            del self._brought[source]
+            raise RefusedError(
+                "limit", f"a commit of {staged.size} bytes: a cluster takes {MAX_STAGED} at most"
+            )
+        staged.rows += rows.num_rows
+        staged.batches.append(published(rows, origin=request.origin, publisher=request.publisher))
+
+    def _rows_of_commit(self, source: object, request: PrimaryRequest) -> list[Batch]:
+        """The rows of a commit, all of them and no others."""
+        if not request.rows:
+            return []
+        staged = self._brought.pop(source, None)
+        if staged is None or not staged.continues(request):
+            reason = f"not all {request.rows} rows of the commit are staged: stage them again"
+            raise RefusedError(MISSING, reason)
+        return staged.batches
+
+
+@dataclass(slots=True)
+class _NodeStage:
+    """The rows that a node has brought of one commit so far."""
+
+    query: str
+    batch: int
+    rows: int = 0
+    size: int = 0
+    batches: list[Batch] = field(default_factory=list)
+
+    def continues(self, request: PrimaryRequest) -> bool:
+        """Whether a request belongs to this commit and comes right after the rows that are here."""
+        return (request.publisher, request.number, request.rows) == (self.query, self.batch, self.rows)
+
+
+def published_batch(request: PrimaryRequest, body: memoryview) -> Batch:
+    """The rows of a publish; few messages without attributes need no Arrow."""
+    plain = parse_published(body)
+    if plain is None:
+        return published(
+            rows_of(body, PUBLISHED),
+            origin=request.origin,
+            publisher=request.publisher,
+            number=request.number,
+        )
+    topic, run = plain
+    return Batch(run, origin=request.origin, publisher=request.publisher, number=request.number, topic=topic)
+
+
+def _answer_of(result: Published) -> PrimaryAnswer:
+    return PrimaryAnswer(result.first, result.last, int(result.repeated))
+
+
+def _tell_newest(answer: WhenAnswered, newest: int | HeadraceError | None) -> None:
+    answer(refusal(newest) if isinstance(newest, HeadraceError) else PrimaryAnswer(newest=newest))
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MalformedError("parcel", "bulk", data[:16], str(error)) from None

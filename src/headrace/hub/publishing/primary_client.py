@@ -1,0 +1,340 @@
+"""A node's requests to the primary of its cluster, whichever node that is now.
+
+A node that is not primary relays everything published at it (:mod:`~headrace.hub.publishing.publish_relay`). Its
+requests go to the primary as Publish parcels, and the answers come back as Acks on the same connection. When the
+primary changes or the connection is lost, every unanswered request is sent again; when this node itself becomes
+primary, it answers its own requests.
+
+Commits and questions about a publisher's newest number are **calls**: they are made again until a primary answers, for
+at most ``patience`` seconds after one last did. The rows of a commit go ahead of it, request by request. The primary
+keeps those of one commit per node, so the next call waits until the commit itself is sent.
+
+Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PrimaryClient.schedule` asks for a later
+:meth:`~PrimaryClient.tick`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.hub.publishing.intake import (
+    MISSING,
+    NOT_PRIMARY,
+    PrimaryAnswer,
+    PrimaryRequest,
+    PublishIntake,
+    parse_answer,
+    serialize_request,
+)
+from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Told, ToldNewest
+from headrace.message import Batch, merge
+from headrace.wire.link.message import PASSED, PUBLISHED, body_of
+from headrace.wire.link.plain_rows import published_body
+from headrace.wire.parcel.body import Ack, Publish
+
+MAX_WAITING: Final = 64 << 20
+"""Bytes that may be under way to the primary before publishers are made to wait."""
+
+_STAGE_BYTES: Final = 4 << 20
+_RETRY_SECONDS: Final = 0.05
+_FEW: Final = 16
+"""Up to so many messages are made into a body one by one; for more, Arrow is quicker."""
+
+_Rows: TypeAlias = bytes | memoryview
+
+
+class PrimaryStream(Protocol):
+    """The connection to the primary."""
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it is still open."""
+
+    def post(self, body: Publish, bulk: bytes = b"", *, certain: bool = False) -> bool:
+        """Send a parcel."""
+
+
+class _Call:
+    """Requests that are made again from the first on until a primary has answered them all."""
+
+    __slots__ = ("begun", "left", "make", "ready_at", "told")
+
+    def __init__(
+        self,
+        make: Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]],
+        told: Callable[[PrimaryAnswer | HeadraceError], None],
+        now: float,
+    ) -> None:
+        self.make = make
+        self.told = told
+        self.begun = now
+        self.ready_at = now
+        self.left = make()
+
+
+class PrimaryClient(PublishRelay):
+    """The sequencer of a node that is not primary."""
+
+    def __init__(
+        self, hub: Hub, intake: PublishIntake, *, patience: float, name: Callable[[], str], now: float
+    ) -> None:
+        super().__init__(
+            hub,
+            name=name,
+            patience=patience,
+            most=MAX_WAITING,
+            now=now,
+            unreachable="no primary of the cluster has answered",
+        )
+        self.wake = self._send_due
+        self.schedule: Callable[[float], None] = lambda _: None
+        """Asks the driver to call :meth:`tick` at this time; it does so a few times a second anyway."""
+        self._intake = intake
+        self._now = now
+        self._stream: PrimaryStream | None = None
+        self._here = False
+        self._view = 0
+        self._number = 0
+        self._unanswered: dict[int, Callable[[PrimaryAnswer | None], None]] = {}
+        """By request on this stream; called with None when no answer will come."""
+        self._retry: tuple[PrimaryStream, int, float] | None = None
+        """The stream to return to, its view, and when."""
+        self._calls: deque[_Call] = deque()
+        """Calls that wait for their turn."""
+        self._calling: _Call | None = None
+        """The call whose requests are being sent."""
+        self._sent_calls: set[_Call] = set()
+        """Calls whose last request is sent."""
+        self._blocked = False
+        """Whether the next request of a call waits for the answer to the one before."""
+        self._advancing = False
+        self._heard = 0.0
+        """When a primary last answered a call."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self.size or self._calls or self._calling or self._sent_calls)
+
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+        """Have a query's batch appended, all or none, once."""
+
+        def ended(answer: PrimaryAnswer | HeadraceError) -> None:
+            result = answer.published if isinstance(answer, PrimaryAnswer) else answer
+            # The entry that marks the commit has the number after its rows.
+            self._after(result, RelayRequest([], told, True))
+
+        self._call(partial(_commit_requests, query, batch, rows), ended)
+
+    def newest(self, publisher: str, told: ToldNewest) -> None:
+        """Find out a publisher's highest number."""
+
+        def ended(answer: PrimaryAnswer | HeadraceError) -> None:
+            told(answer.refused or answer.newest if isinstance(answer, PrimaryAnswer) else answer)
+
+        self._call(lambda: iter([(PrimaryRequest("newest", publisher=publisher), b"")]), ended)
+
+    def aim(self, stream: PrimaryStream | None, view: int, now: float) -> None:
+        """Send requests to the primary of ``view`` at the other end of ``stream``; ``None``: there is no primary."""
+        self._now = now
+        if stream is self._stream and view == self._view and not self._here:
+            return
+        self._drop()
+        self._stream, self._view = stream, view
+        if stream is not None:
+            self.connected()
+            self._advance()
+
+    def aim_here(self, now: float) -> None:
+        """Answer the requests that are left here: this node is the primary now."""
+        self._now = now
+        self._drop()
+        self._here = True
+        self.connected(here=True)
+        self._advance()
+
+    def acknowledged(self, stream: object, ack: Ack, bulk: bytes, now: float) -> None:
+        """Take the primary's answer."""
+        self._now = now
+        if stream is not self._stream:
+            return
+        # An unreadable one ends the connection and is no answer: the request is sent again.
+        answer = parse_answer(bulk)
+        waiting = self._unanswered.pop(ack.request, None)
+        if waiting is not None:
+            waiting(answer)
+
+    def tick(self, now: float) -> None:
+        """Refuse what has waited too long, and try again when it is time."""
+        self._now = now
+        super().tick(now)
+        for call in [call for call in self._calls if now >= max(call.begun, self._heard) + self._patience]:
+            # A node that says again and again that it is not the primary is not waited for anew each time.
+            self._calls.remove(call)
+            call.told(UnavailableError(f"the cluster has had no primary for {self._patience:g} s: try again"))
+        if self._retry is not None and now >= self._retry[2]:
+            (stream, view, _), self._retry = self._retry, None
+            if self._stream is None and not self._here and stream.admitted:
+                self.aim(stream, view, now)
+        self._advance()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._drop()
+        self._calls.clear()
+        self._sent_calls.clear()
+
+    # Connection
+
+    def _drop(self) -> None:
+        self._retry = None
+        self._stream, self._here = None, False
+        self.lost(self._now)
+        unanswered, self._unanswered = self._unanswered, {}
+        for told in unanswered.values():
+            told(None)
+
+    def _not_primary(self) -> None:
+        """Send everything again in a moment, in the same order: this node is not the primary, or not yet."""
+        stream, view = self._stream, self._view
+        if stream is None:
+            return
+        self._drop()
+        self._view = 0
+        self._retry = stream, view, self._now + _RETRY_SECONDS
+        self.schedule(self._retry[2])
+
+    def _request(
+        self, request: PrimaryRequest, body: _Rows, told: Callable[[PrimaryAnswer | None], None]
+    ) -> None:
+        if self._here:
+            self._intake.answer(self, request, memoryview(body), told)
+        elif self._stream is None:
+            told(None)
+        else:
+            self._number += 1
+            self._unanswered[self._number] = told
+            bulk = serialize_request(request, body)
+            if not self._stream.post(Publish(self._view, self._number), bulk, certain=True):
+                self._not_primary()
+
+    # Rows
+
+    def _send_due(self) -> None:
+        # All are taken before one is sent: this node may answer at once, which asks for what is due then.
+        for request in tuple(self.due(here=self._here)):
+            self._request(request_for(request), body_for(request), partial(self._rows_answered, request))
+
+    def _rows_answered(self, request: RelayRequest, answer: PrimaryAnswer | None) -> None:
+        if answer is None:
+            return  # It is sent again.
+        if answer.error == NOT_PRIMARY:
+            self._not_primary()
+        else:
+            self.answered(request, answer.published)
+
+    # Calls
+
+    def _call(
+        self,
+        make: Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]],
+        told: Callable[[PrimaryAnswer | HeadraceError], None],
+    ) -> None:
+        self._calls.append(_Call(make, told, self._now))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Send the requests of calls, one call after the other, until there is an answer to wait for."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while (self._here or self._stream is not None) and not self._blocked:
+                if self._calling is None:
+                    ready = [call for call in self._calls if call.ready_at <= self._now]
+                    if not ready:
+                        return
+                    self._calling = ready[0]
+                    self._calls.remove(ready[0])
+                call = self._calling
+                request, body = next(call.left)
+                if request.kind == "stage":
+                    self._blocked = True
+                else:
+                    self._calling = None
+                    self._sent_calls.add(call)
+                self._request(request, body, partial(self._call_answered, call, request))
+        finally:
+            self._advancing = False
+
+    def _call_answered(self, call: _Call, request: PrimaryRequest, answer: PrimaryAnswer | None) -> None:
+        staged = request.kind == "stage"
+        if staged:
+            self._blocked = False
+        else:
+            self._sent_calls.discard(call)
+        if answer is None or answer.error in (NOT_PRIMARY, MISSING):
+            if self._calling is call:
+                self._calling = None
+            call.left = call.make()
+            call.ready_at = self._now + _RETRY_SECONDS
+            self._calls.append(call)
+            self.schedule(call.ready_at)
+            if answer is not None and answer.error == NOT_PRIMARY:
+                self._not_primary()
+            return
+        self._heard = self._now
+        if not staged or answer.error:
+            if self._calling is call:
+                self._calling = None
+            call.told(answer.refused or answer)
+        self._advance()
+
+
+def request_for(request: RelayRequest) -> PrimaryRequest:
+    """Make the request to the primary for rows that are relayed."""
+    if request.passed:
+        return PrimaryRequest("pass", publisher=request.publisher, number=request.number)
+    return PrimaryRequest(
+        "publish",
+        publisher=request.publisher,
+        number=request.number,
+        follows=request.follows,
+        origin=request.rows[0].origin,
+    )
+
+
+def body_for(request: RelayRequest) -> memoryview:
+    """Make a body of the rows that are relayed."""
+    batch = request.rows[0]
+    if not request.passed and len(request.rows) == 1 and batch.columns is None and len(batch) <= _FEW:
+        return memoryview(published_body(list(batch.run), batch.topic))
+    schema = PASSED if request.passed else PUBLISHED
+    return body_of(merge(request.rows).select(schema.names))
+
+
+def _commit_requests(query: str, batch: int, rows: Sequence[Batch]) -> Iterator[tuple[PrimaryRequest, _Rows]]:
+    origin = rows[0].origin if rows else "spark"
+    count = 0
+    for table in _pieces(rows):
+        stage = PrimaryRequest("stage", publisher=query, number=batch, origin=origin, rows=count)
+        yield stage, body_of(table)
+        count += table.num_rows
+    yield PrimaryRequest("commit", publisher=query, number=batch, rows=count), b""
+
+
+def _pieces(rows: Sequence[Batch]) -> Iterator[pa.RecordBatch]:
+    """Cut rows into pieces so small that nothing else has to wait long for one."""
+    for batch in rows:
+        table = batch.to_arrow().select(PUBLISHED.names)
+        step = max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
+        for at in range(0, table.num_rows, step):
+            yield table.slice(at, step)

@@ -1,0 +1,164 @@
+"""What nodes send one another of their logs: messages, and snapshots when the messages are no longer kept.
+
+Messages are packed with the uuid of their log (:mod:`headrace.log.replication_frames`) as the bulk of Prepare and
+NewState. The receiver may have some of them already, or want only the first ones.
+
+A node that needs a snapshot asks for it piece by piece, on the connection that it dialled. The other node makes one
+when the first piece is asked for, and keeps it while that connection asks on. Making one costs the hub time and memory,
+so:
+
+- one is made every :data:`MAKE_SECONDS` at most, whoever asks. A node that asks in between gets the last one if that
+  reaches far enough, and otherwise nothing; it asks again by itself;
+- each node has one under way, on the connection it asked on last: there are never more snapshots in memory than nodes,
+  and the last one;
+- a node that does not take its pieces is sent no more than of any parcel: the stream bounds what waits for it.
+
+A fetched snapshot has :data:`MAX_BYTES` at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from headrace.cluster.effects import Serve
+from headrace.errors import DamagedError, LimitError, TrimmedError
+from headrace.hub.compact_batches import compact
+from headrace.hub.sequence import Hub
+from headrace.log import Log
+from headrace.log.replication_frames import pack
+from headrace.log.snapshot import Snapshot, parse, serialize
+from headrace.message import Batch
+from headrace.net.cluster.parcel_door import ParcelStream
+from headrace.wire.parcel.body import GetSnapshot, NewState, Prepare, SnapshotPart
+
+SERVE_BYTES: Final = 1 << 20
+"""Approximate size of one NewState."""
+
+PART_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 1 << 30
+MAKE_SECONDS: Final = 5.0
+"""The longest wait for the next snapshot of a node that finds more was trimmed while it installed one."""
+
+
+def numbered(hub: Hub, body: Prepare) -> bytes:
+    """Pack what a Prepare numbers: this hub has appended it, and not committed it yet."""
+    batches = hub.appended_from(body.first)
+    return pack(hub.log.uuid, [each for each in batches if each.last <= body.last])
+
+
+def served(log: Log, asked: Serve) -> tuple[NewState, bytes]:
+    """Answer a node that asks for messages, with as many of them as a parcel takes."""
+    try:
+        read = log.read(asked.first, asked.last, SERVE_BYTES, uncommitted=True)
+    except TrimmedError:
+        return NewState(asked.view, log.first, log.first - 1, asked.commit), b""
+    batches: list[Batch] = []
+    for each in read:
+        # Sealed batches have a column for everything: stored like that, they would grow from node to node.
+        batches += [each] if each.columns is None else compact(each.to_arrow())
+    last = batches[-1].last if batches else asked.first - 1
+    bulk = pack(log.uuid, batches) if batches else b""
+    return NewState(asked.view, asked.first, last, asked.commit), bulk
+
+
+def between(batches: Sequence[Batch], first: int, last: int) -> Iterator[Batch]:
+    """Cut received batches to the messages ``first`` to ``last``."""
+    for batch in batches:
+        begin, end = max(first - batch.first, 0), min(last - batch.first + 1, len(batch))
+        if begin < end:
+            yield batch if end - begin == len(batch) else batch.slice(begin, end)
+
+
+class _Made(NamedTuple):
+    seq: int
+    data: bytes
+
+
+_NONE: Final = _Made(0, b"")
+
+
+class Snapshots:
+    """Both sides of fetching snapshots; ``now`` is the loop's clock.
+
+    ``fetched`` is called with the token of a fetch and the snapshot, or None if there is none to be had.
+    """
+
+    def __init__(
+        self, hub: Hub, fetched: Callable[[int, Snapshot | None], None], now: Callable[[], float]
+    ) -> None:
+        self._hub = hub
+        self._now = now
+        self._fetched = fetched
+        self._last = _NONE
+        self._made_at: float | None = None
+        self._under_way: dict[int, tuple[ParcelStream, _Made]] = {}
+        """By the node that asks."""
+        self._source: ParcelStream | None = None
+        self._token = 0
+        self._after = 0
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def fetch(self, stream: ParcelStream | None, token: int, after: int) -> None:
+        """Fetch a snapshot that reaches past ``after``; a new fetch replaces the one before."""
+        self._source, self._token, self._after, self._parts, self._size = stream, token, after, [], 0
+        if stream is None or not stream.post(GetSnapshot(token, after, 0), certain=True):
+            self._end(None)
+
+    def asked(self, stream: ParcelStream, ask: GetSnapshot) -> None:
+        """Send a node the piece it asks for."""
+        if stream.peer is None:
+            return  # It has not introduced itself.
+        node = stream.peer.id
+        if ask.offset == 0:
+            self._under_way[node] = stream, self._reaching_past(ask.after)
+        asking, made = self._under_way.get(node, (None, _NONE))
+        if asking is not stream:
+            made = _NONE
+        piece = made.data[ask.offset : ask.offset + PART_BYTES]
+        if asking is stream and ask.offset + len(piece) >= len(made.data):
+            del self._under_way[node]
+        stream.post(SnapshotPart(ask.token, made.seq, ask.offset, len(made.data)), piece)
+
+    def tick(self, now: float) -> None:
+        """Forget the last snapshot when it is old."""
+        if self._made_at is not None and now - self._made_at >= MAKE_SECONDS:
+            self._last, self._made_at = _NONE, None
+
+    def _reaching_past(self, after: int) -> _Made:
+        self.tick(self._now())
+        state = self._hub.state
+        if self._made_at is None and state.seq > after:
+            data = serialize(Snapshot(self._hub.log.uuid, state.seq, state.sections()))
+            self._last, self._made_at = _Made(state.seq, data), self._now()
+        elif self._last.seq <= after < state.seq:
+            self._hub.counters.add("snapshots_refused")
+        return self._last if self._last.seq > after else _NONE
+
+    def came(self, stream: ParcelStream, part: SnapshotPart, piece: bytes) -> None:
+        """Take a piece, and ask for the next."""
+        if stream is not self._source or part.token != self._token or part.offset != self._size:
+            return
+        if part.size > MAX_BYTES:
+            raise LimitError("parcel", "snapshot", part.size, MAX_BYTES)
+        self._parts.append(piece)
+        self._size += len(piece)
+        if self._size < part.size and piece:
+            stream.post(GetSnapshot(part.token, self._after, self._size), certain=True)
+            return
+        try:
+            self._end(parse(b"".join(self._parts), "the other node's snapshot") if part.size else None)
+        except DamagedError:
+            self._end(None)
+
+    def left(self, stream: ParcelStream) -> None:
+        """Forget a connection that is closed."""
+        if stream.peer is not None and self._under_way.get(stream.peer.id, (None,))[0] is stream:
+            del self._under_way[stream.peer.id]
+        if stream is self._source:
+            self._end(None)
+
+    def _end(self, snapshot: Snapshot | None) -> None:
+        self._source, self._parts, self._size = None, [], 0
+        self._fetched(self._token, snapshot)

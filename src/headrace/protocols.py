@@ -1,0 +1,50 @@
+"""The doors, the schemes of their URLs, and the origins that messages have: one list of each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PORTS: Final = {
+    "fyrehose": 2323,
+    "spp": 3002,
+    "parcel": 7878,
+    "sdk": 7253,
+    "router": 7353,
+    "dispatcher": 6000,
+    "publisher": 8000,
+    "status": 5500,
+    "tube_ws": 8080,
+    "tube_tcp": 8081,
+    "http": 8470,
+}
+"""Each door's default port, by the name it has in ``listen``, in the ready file and in recordings."""
+
+SCHEMES: Final = {
+    "fyrehose": "fyrehose",
+    "fyrehose+udp": "fyrehose",
+    "spp": "spp",
+    "sdk": "sdk",
+    "publisher": "publisher",
+    "tube": "tube_tcp",
+    "ws": "tube_ws",
+}
+"""The door of each URL scheme that clients speak."""
+
+NOT_A_MESSAGE: Final = "log"
+"""The origin of log entries that keep the hub's own state (a service created, a cursor moved): they take a sequence
+number, and doors that carry messages show them empty."""
+
+DEAD_LETTER: Final = "consumer"
+"""The origin of dead letters."""
+
+HTTP: Final = "http"
+"""The origin of messages that were posted."""
+
+PUSHED_ORIGINS: Final = ("fyrehose", "spp", "attribute")
+"""Origins whose publishers do not wait for an acknowledgement."""
+
+PUBLISHED_ORIGINS: Final = (*PUSHED_ORIGINS, "tube", "spark", "replay")
+"""Origins that a publisher at the link may name."""
+
+ORIGINS: Final = (*PUBLISHED_ORIGINS, HTTP, DEAD_LETTER, NOT_A_MESSAGE)
+"""Every origin. The hub counts by origin, so any other would cost it memory."""

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import doctest
+import json
+import os
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.cli.conftest import Run
+from tests.cli.logs import write_log
+from tests.hubprocess import HubProcess
+
+from headrace.cli.log import info
+from headrace.log import Log
+from headrace.log.lock import WriterLock
+
+
+def test_json(run: Run, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one", b"two"], [b"three"])
+    log = Log.open(directory)
+    log.write_snapshot(2, {})
+    uuid = str(log.uuid)
+    log.close()
+    facts = json.loads(run("log", "info", "--data", tmp_path).stdout)
+    sealed, tail = facts.pop("segments")
+    assert sealed.pop("bytes") + tail.pop("bytes") == facts.pop("bytes")
+    assert facts == {
+        "directory": str(directory),
+        "log": uuid,
+        "first": 1,
+        "head": 3,
+        "tail": 3,
+        "snapshot": 2,
+        "damaged_snapshots": [],
+        "torn_bytes": 0,
+        "hub": None,
+    }
+    assert sealed == {
+        "file": "0000000000000001.arrow",
+        "kind": "sealed",
+        "first": 1,
+        "last": 2,
+        "first_time": "1970-01-01T00:00:01.000000Z",
+        "last_time": "1970-01-01T00:00:02.000000Z",
+    }
+    assert (tail["kind"], tail["first"], tail["last"]) == ("open", 3, 3)
+
+
+def test_text(shown: Run, tmp_path: Path) -> None:
+    write_log(tmp_path, [b"one", b"two"], [b"three"])
+    text = shown("log", "info", "--data", tmp_path).stdout
+    assert "messages   3, 1 to 3" in text
+    assert "hub        none is running" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("0000")]
+    assert rows[0][:2] == ["0000000000000001.arrow", "2"]
+    assert rows[1][:2] == ["0000000000000003.open", "1"]
+
+
+def test_a_segment_fits_a_line_of_80_columns() -> None:
+    segment = {
+        "file": "0000000012345678.arrow",
+        "first": 12_345_678,
+        "last": 22_345_678,
+        "bytes": 268_000_000,
+        "first_time": "2026-01-31T10:00:00.500000Z",
+        "last_time": "2026-01-31T10:01:00.500000Z",
+    }
+    out = StringIO()
+    Console(file=out, width=80).print(info._table([segment]))
+    assert out.getvalue().splitlines()[1].split()[-4:] == ["2026-01-31", "10:00:00", "-", "10:01:00"]
+    assert doctest.testmod(info).failed == 0
+
+
+def test_an_empty_log(run: Run, shown: Run, tmp_path: Path) -> None:
+    write_log(tmp_path)
+    facts = json.loads(run("log", "info", "--data", tmp_path, "--json").stdout)
+    assert (facts["first"], facts["head"]) == (1, 0)
+    assert facts["segments"][0]["first_time"] is None
+    assert "messages   0\n" in shown("log", "info", "--data", tmp_path).stdout
+
+
+def test_a_torn_end_is_told_and_left(run: Run, shown: Run, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one"])
+    tail = directory / "0000000000000001.open"
+    with tail.open("ab") as file:
+        file.write(b"unfinished")
+    before = tail.read_bytes()
+    assert "torn end" in shown("log", "info", "--data", tmp_path).stdout
+    assert json.loads(run("log", "info", "--data", tmp_path, "--json").stdout)["torn_bytes"] == 10
+    assert tail.read_bytes() == before
+
+
+def test_a_damaged_snapshot_is_named(run: Run, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one"])
+    (directory / "0000000000000001.snapshot").write_bytes(b"nonsense")
+    assert "0000000000000001.snapshot" in run("log", "info", "--data", tmp_path).stdout
+
+
+def test_damage_is_one_line(run: Run, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one"], [b"two"])
+    (directory / "0000000000000001.index").unlink()
+    result = run("log", "info", "--data", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "0000000000000001" in result.stderr
+    assert "`headrace log repair --dry-run` shows what can be done" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["info"], ["dump"], ["seal"], ["verify"], ["repair", "--yes"]])
+def test_no_log_is_told_and_none_is_made(run: Run, no_log: Path, command: list[str]) -> None:
+    result = run("log", *command, "--data", no_log)
+    assert result.exit_code == 2
+    assert (
+        result.stderr == f"headrace: {no_log}/log holds no log; name the hub's data directory with --data\n"
+    )
+    assert [path.name for path in (no_log / "log").iterdir()] == ["notes.txt"]
+    assert run("log", *command, "--data", no_log / "nowhere").exit_code == 2
+    assert not (no_log / "nowhere").exists()
+
+
+def test_the_data_directory_comes_from_the_settings(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path / "elsewhere", [b"one"])
+    monkeypatch.setenv("HEADRACE_NODE__DATA", str(tmp_path / "elsewhere"))
+    assert json.loads(run("log", "info", "--json").stdout)["head"] == 1
+    config = tmp_path / "hub.toml"
+    monkeypatch.delenv("HEADRACE_NODE__DATA")
+    config.write_text(f'[node]\ndata = "{tmp_path / "elsewhere"}"\n')
+    assert json.loads(run("log", "info", "--json", "--config", config).stdout)["head"] == 1
+
+
+def test_a_live_hub(run: Run, shown: Run, hub: HubProcess) -> None:
+    facts = json.loads(run("log", "info", "--data", hub.data, "--json").stdout)
+    assert facts["hub"] == {"pid": hub.pid, "doors": hub.doors}
+    assert f"hub        process {hub.pid}: fyrehose " in shown("log", "info", "--data", hub.data).stdout
+
+
+def test_what_a_killed_hub_left_in_the_lock_file_is_not_believed(run: Run, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one"])
+    (directory / "lock").write_text('{"pid": 1, "doors": {"http": "127.0.0.1:1"}}\n')
+    assert json.loads(run("log", "info", "--data", tmp_path, "--json").stdout)["hub"] is None
+
+
+@pytest.mark.parametrize("told", [{}, {"doors": "none"}, {"doors": {"http": "127.0.0.1:1"}}])
+def test_a_holder_that_cannot_be_asked(run: Run, tmp_path: Path, told: dict[str, object]) -> None:
+    directory = write_log(tmp_path, [b"one"])
+    lock = WriterLock(directory / "lock")
+    try:
+        lock.tell(**told)
+        facts = json.loads(run("log", "info", "--data", tmp_path, "--json").stdout)
+    finally:
+        lock.release()
+    assert facts["hub"]["pid"] == os.getpid()
+    assert facts["head"] == 1

@@ -1,0 +1,101 @@
+"""Conditions as they are written on a command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from headrace.cli.terminal.attribute_syntax import parse_conditions, parse_value
+from headrace.errors import UsageError
+from headrace.wire.sdk.predicate import Between, Equals, Exists, In, Not, Prefix
+
+LARGEST = sys.float_info.max
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "predicate"),
+    [
+        ("city=Praha", "city", Equals("Praha")),
+        ("city=", "city", Equals("")),
+        ("x=5", "x", Between(5, 5)),
+        ("x=-1.5e3", "x", Between(-1500, -1500)),
+        ('x="5"', "x", Equals("5")),
+        ("x=0..10", "x", Between(0, 10)),
+        ("x=-1.5..1e2", "x", Between(-1.5, 100)),
+        ("x=0..", "x", Between(0, LARGEST)),
+        ("x=..10", "x", Between(-LARGEST, 10)),
+        ('x=".."', "x", Equals("..")),
+        ('path="../up"', "path", Equals("../up")),
+        ('x="0..10"', "x", Equals("0..10")),
+        ('x=5|"6..7"', "x", In((5.0, "6..7"))),
+        ("name^=..", "name", Prefix("..")),
+        ("kind=a|b", "kind", In(("a", "b"))),
+        ('kind=a|7|"7"|"c|d"|', "kind", In(("a", 7.0, "7", "c|d", ""))),
+        ('kind="a|b"', "kind", Equals("a|b")),
+        ("name^=pre", "name", Prefix("pre")),
+        ("name^=5", "name", Prefix("5")),
+        ("name^=", "name", Prefix("")),
+        ("kind!=a", "kind", Not(In(("a",)))),
+        ("kind!=a|5", "kind", Not(In(("a", 5.0)))),
+        ("city", "city", Exists(True)),
+        ("!city", "city", Exists(False)),
+        ("unit price=a=b", "unit price", Equals("a=b")),
+        ("größe=a\nb", "größe", Equals("a\nb")),
+        ("a|b", "a|b", Exists(True)),
+    ],
+)
+def test_what_is_asked_for(text: str, name: str, predicate: Any) -> None:
+    assert parse_conditions([text]) == {name: predicate}
+
+
+@pytest.mark.parametrize(
+    ("texts", "complaint"),
+    [
+        ([""], "--where : expected NAME=VALUE"),
+        (["=5"], "--where =5: expected NAME=VALUE"),
+        (["!"], "--where !: expected"),
+        (["!!a"], "--where !!a: expected"),
+        (["!a=5"], "--where !a=5: expected"),
+        (["a^b"], r"--where a\^b: expected"),
+        (["x=1", "x=2"], "--where x=2: x is given twice"),
+        (["x=10..0"], r"--where x=10..0: between\(10.0, 0.0\): the first is above"),
+        (["x=1e999"], "where x: equals: inf"),
+        (["x=1e999.."], "--where x=1e999..: at_least: inf"),
+        (["x=a..b"], """--where x=a..b: a..b is no range of numbers; as text it is quoted: 'x="a..b"'"""),
+        (["x=nan..5"], "nan..5 is no range of numbers"),
+        (["x=0..inf"], "0..inf is no range of numbers"),
+        (["x=.."], ".. is no range of numbers"),
+        (["path=../up"], "../up is no range of numbers"),
+        (
+            ["x!=0..5"],
+            """0..5 is a range, which stands alone after "="; as text it is quoted: 'x!="0..5"'""",
+        ),
+        (["x=5|6..7"], """6..7 is a range, which stands alone after "=";"""),
+        (['kind="a"b|c'], "--where kind=.*: a value in double quotes"),
+        (["kind=" + "|".join(map(str, range(300)))], "where kind: terms of extra"),
+    ],
+)
+def test_what_cannot_be_asked_for(texts: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        parse_conditions(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5.0),
+        ("-0.5", -0.5),
+        ("1e3", 1000.0),
+        ("٣", "٣"),
+        ("0x10", "0x10"),
+        ("", ""),
+        ('"', '"'),
+        ('"5"', "5"),
+        ("nan", "nan"),
+    ],
+)
+def test_values(text: str, value: str | float) -> None:
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
