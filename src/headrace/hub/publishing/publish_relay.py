@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
@@ -148,7 +149,7 @@ class PublishRelay:
             self._put(RelayRequest([behind], marked, True, batch.publisher, batch.number or 0, follows))
         else:
             pieces = list(_pieces(batch))
-            joined = _Joined(len(pieces), told).told
+            joined = _joined(len(pieces), told)
             for piece in pieces:
                 # Pieces follow one another: a publish may end early, but never has a hole.
                 follow = follows or piece is not pieces[0]
@@ -280,13 +281,30 @@ class PublishRelay:
 
     def _pass(self, group: Sequence[Submission]) -> None:
         if len(group) > 1 or _size(group[0].batch) <= _MOST:
-            self._put(RelayRequest([each.batch for each in group], _Group(self._hub, group).told, True))
+            self._put(
+                RelayRequest([each.batch for each in group], partial(self._group_answered, group), True)
+            )
             return
         # Too long for one request. Its pieces follow one another, so that no later one is taken alone.
         pieces = list(_pieces(group[0].batch))
-        joined = _Joined(len(pieces), _Group(self._hub, group).told).told
+        joined = _joined(len(pieces), partial(self._group_answered, group))
         for piece in pieces:
             self._put(RelayRequest([piece], joined, True))
+
+    def _group_answered(self, group: Sequence[Submission], result: Published | HeadraceError) -> None:
+        """Answer each of the submissions that shared a request."""
+        if isinstance(result, Published) and result.first is None:
+            result = UnavailableError("it is in the log, but the upstream hub no longer knows where")
+        if isinstance(result, HeadraceError):
+            error = result if isinstance(result, StorageError) else UnavailableError(str(result))
+            self._hub.refuse(group, error, "upstream")
+            return
+        first, log = result.first or 0, self._hub.log
+        for batch, done, _ in group:
+            self._hub.received(batch)
+            if done is not None:
+                done(batch.numbered(first, log.last_time, self._hub.node))
+            first += len(batch)
 
     def _put(self, request: RelayRequest) -> None:
         self._waiting.append(request)
@@ -339,53 +357,22 @@ class PublishRelay:
             request.told(UnavailableError(f"{reason}; {outcome}"))
 
 
-class _Group:
-    """Submissions that share a request."""
+def _joined(pieces: int, told: Told) -> Told:
+    """Make one answer of several: the first's beginning and the last's end, or the first error."""
+    results: list[Published | HeadraceError] = []
 
-    def __init__(self, hub: Hub, group: Sequence[Submission]) -> None:
-        self._hub = hub
-        self._group = group
-
-    def told(self, result: Published | HeadraceError) -> None:
-        """Answer each of them."""
-        if isinstance(result, Published) and result.first is None:
-            result = UnavailableError("it is in the log, but the upstream hub no longer knows where")
-        if isinstance(result, HeadraceError):
-            error = result if isinstance(result, StorageError) else UnavailableError(str(result))
-            self._hub.refuse(self._group, error, "upstream")
+    def joined(result: Published | HeadraceError) -> None:
+        results.append(result)
+        if len(results) < pieces:
             return
-        first, log = result.first or 0, self._hub.log
-        for batch, done, _ in self._group:
-            self._hub.received(batch)
-            if done is not None:
-                done(batch.numbered(first, log.last_time, self._hub.node))
-            first += len(batch)
-
-
-class _Joined:
-    """One answer for several pieces: the first's beginning and the last's end, or the first error."""
-
-    def __init__(self, pieces: int, told: Told) -> None:
-        self._left = pieces
-        self._told = told
-        self._first: Published | None = None
-        self._repeated = 0
-        self._error: HeadraceError | None = None
-
-    def told(self, result: Published | HeadraceError) -> None:
-        """Take the answer for one piece."""
-        self._left -= 1
-        if isinstance(result, HeadraceError):
-            self._error = self._error or result
-        else:
-            self._first = self._first or result
-            self._repeated += result.repeated
-        if self._left:
+        error = next((each for each in results if isinstance(each, HeadraceError)), None)
+        if error is not None:
+            told(error)
             return
-        if self._error is not None or self._first is None or isinstance(result, HeadraceError):
-            self._told(self._error or UnavailableError("no piece was taken"))
-        else:
-            self._told(Published(self._first.first, result.last, self._repeated))
+        places = [each for each in results if isinstance(each, Published)]
+        told(Published(places[0].first, places[-1].last, sum(each.repeated for each in places)))
+
+    return joined
 
 
 def _size(batch: Batch) -> int:

@@ -2,8 +2,7 @@
 
 Membership (:class:`~headrace.cluster.Membership`), replication (:mod:`~headrace.net.cluster.replica_driver`) and the
 requests to the primary (:mod:`~headrace.hub.publishing.primary_client`) decide; a :class:`ClusterNode` carries parcels
-between them. To the other nodes' connections it is their :class:`~headrace.net.cluster.parcel_door.ParcelHost`, to the
-replica its :class:`~headrace.net.cluster.replica_driver.ReplicaHost`.
+between them.
 """
 
 from __future__ import annotations
