@@ -69,7 +69,42 @@ class RelayRequest:
         self.size = sum(map(_size, self.rows))
 
 
-class PublishRelay:
+class RelayBacklog:
+    """What waits for another hub: publishers wait while it is too long, and it is refused when it waits too long."""
+
+    def __init__(self, hub: Hub, *, patience: float, most: int, now: float) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        """Asks the driver to send what is due."""
+        self._hub = hub
+        self._patience = patience
+        self._most = most
+        self._size = 0
+        self._lost_at: float | None = now
+        """When the connection was lost, until the next one is known to work."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether publishers must wait."""
+        return self._size > self._most
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait or are under way."""
+        return self._size
+
+    def lost(self, now: float) -> None:
+        """Note that the connection is lost."""
+        if self._lost_at is None:
+            self._lost_at = now
+
+    def _release(self, size: int) -> None:
+        was_congested = self.congested
+        self._size -= size
+        if was_congested and not self._hub.congested:
+            self._hub.relieved()
+
+
+class PublishRelay(RelayBacklog):
     """The :class:`~headrace.hub.sequencer.Sequencer` of a hub that follows another one.
 
     ``name`` makes a unique name; ``unreachable`` begins the error text when no answer comes for too long.
@@ -85,39 +120,22 @@ class PublishRelay:
         now: float,
         unreachable: str = "the upstream hub has not answered",
     ) -> None:
-        self.wake: Callable[[], None] = lambda: None
-        """Asks the driver to send what is due."""
+        super().__init__(hub, patience=patience, most=most, now=now)
         self.longest: int | None = None
         """The longest message that the upstream hub takes, once known."""
-        self._hub = hub
         self._make_name = name
         self._name, self._number = name(), 0
-        self._patience = patience
         self._unreachable = unreachable
-        self._most = most
         self._waiting: deque[RelayRequest] = deque()
         self._sent: dict[RelayRequest, None] = {}
         self._under_way = 0
-        self._size = 0
         self._settling: list[tuple[int, int, RelayRequest, Published]] = []
         """Answered, and not committed here yet: by the number of the last row."""
         self._settled = 0
         self._connected = False
-        self._lost_at: float | None = now
-        """When the connection was lost, until there is an answer on the next one."""
         self._failure: str | None = None
 
     # What the hub asks
-
-    @property
-    def congested(self) -> bool:
-        """Whether publishers must wait."""
-        return self._size > self._most
-
-    @property
-    def size(self) -> int:
-        """Bytes that wait or are under way."""
-        return self._size
 
     def order(self, submitted: Sequence[Submission]) -> None:
         """Send what doors submitted."""
@@ -175,7 +193,7 @@ class PublishRelay:
         while self._settling and self._settling[0][0] <= head:
             settled.append(heappop(self._settling))
         for _, _, request, published in settled:
-            self._release(request)
+            self._release(request.size)
             request.told(published)
 
     # What the driver tells
@@ -195,8 +213,7 @@ class PublishRelay:
         if self._connected and not (self._sent or self._waiting):
             self._lost_at = None  # No answer was outstanding.
         self._connected = False
-        if self._lost_at is None:
-            self._lost_at = now
+        super().lost(now)
 
     def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
         """Yield what is to be sent now; everything, if this hub numbers messages itself (``here``)."""
@@ -319,7 +336,7 @@ class PublishRelay:
                 self._settled += 1
                 heappush(self._settling, (last, self._settled, request, result))
                 return
-        self._release(request)
+        self._release(request.size)
         request.told(result)
 
     def _end(self, request: RelayRequest, error: HeadraceError) -> None:
@@ -328,14 +345,8 @@ class PublishRelay:
         for piece in (request, *pieces):
             if piece is not request:
                 self._waiting.remove(piece)
-            self._release(piece)
+            self._release(piece.size)
             piece.told(error)
-
-    def _release(self, request: RelayRequest) -> None:
-        was_congested = self.congested
-        self._size -= request.size
-        if was_congested and not self._hub.congested:
-            self._hub.relieved()
 
     def refuse(self, reason: str) -> None:
         """Refuse everything that is here now."""
@@ -350,7 +361,7 @@ class PublishRelay:
         self._waiting.clear()
         self._under_way = 0
         for request in refused:
-            self._release(request)
+            self._release(request.size)
             outcome = (
                 "whether this was taken is not known" if request.sent else "what is published here is refused"
             )

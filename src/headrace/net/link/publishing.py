@@ -83,7 +83,7 @@ class LinkPublishing:
         )
 
     def newest(self, connection: LinkConnection, request: ask.Publisher, _body: memoryview) -> None:
-        """Tell the newest number of a publisher."""
+        """Answer a publisher's newest number."""
 
         def told(newest: int | HeadraceError | None) -> None:
             if isinstance(newest, HeadraceError):
