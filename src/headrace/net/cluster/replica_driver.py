@@ -121,7 +121,9 @@ class ReplicaDriver:
     def primary(self) -> int | None:
         """The node that numbers messages now, as far as this one knows."""
         replica = self.replica
-        return replica.primary if replica is not None and replica.status is Status.NORMAL else None
+        return (
+            replica.state.primary if replica is not None and replica.state.status is Status.NORMAL else None
+        )
 
     def receive(self, sender: int, body: Replication, bulk: bytes) -> None:
         """Take a parcel of replication from a node of the cluster; a malformed one raises."""
@@ -135,7 +137,7 @@ class ReplicaDriver:
                 uuid, batches = unpack(bulk, body.first, body.last)
                 # In normal order the logs are the same one. Otherwise this log may end in messages that no other node
                 # took over: they are cut off before anything is appended.
-                in_order = replica.status is Status.NORMAL and body.view == replica.view
+                in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
                 if in_order and not self._is_ours(uuid):
                     return
             bulk = b""
@@ -172,7 +174,7 @@ class ReplicaDriver:
         """Tell the replica what the hub has numbered and appended."""
         replica = self.replica
         if not self._following and replica is not None:
-            self._run(partial(replica.appended, replica.tail + 1, tail))
+            self._run(partial(replica.appended, replica.state.tail + 1, tail))
 
     def _tick(self) -> None:
         self._timer = None
@@ -215,7 +217,7 @@ class ReplicaDriver:
         self._hub.counters.add("cluster_failures")
         self._queue.clear()
         self._sync_token = None
-        view = 0 if self.replica is None else self.replica.view
+        view = 0 if self.replica is None else self.replica.state.view
         self.replica = None
         self.trouble = f"the disk does not do its part: {error}"
         # The others must not take this node for one that works.
