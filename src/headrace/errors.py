@@ -21,9 +21,9 @@
         ├── TrimmedError          sequence numbers that retention has removed
         └── UnavailableError      the hub that numbers messages cannot be reached, or does not take them
 
-Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they arise, so catching
-one branch catches all of it. Each error carries its facts as fields and reads as a sentence a person can act on. All
-survive pickling with their fields, since Spark carries them from an executor to its driver.
+Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they arise, so
+catching one branch catches all of it. Each error carries its facts as fields and reads as a sentence a person can act
+on. All survive pickling with their fields, since Spark carries them from an executor to its driver.
 """
 
 from __future__ import annotations
