@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from headrace.cli.terminal.options import Json
-from headrace.cli.terminal.output import console, print_json, wants_json
+from headrace.cli.terminal.output import console, plain_table, print_json, wants_json
 from headrace.errors import UnreachableError
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ def _hub() -> Iterator[Doors]:
     import subprocess
     import tempfile
 
-    import msgspec
-
+    from headrace.cli.terminal.ready_file import read_ready_file
     from headrace.config import DOORS
 
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
@@ -222,12 +221,11 @@ def _hub() -> Iterator[Doors]:
         hub = subprocess.Popen([*command, *free, "--log-level", "error"])  # noqa: S603 -- ourselves
         try:
             deadline = time.monotonic() + _START_SECONDS
-            while not ready.exists():
+            while (hub_ready := read_ready_file(ready)) is None:
                 if hub.poll() is not None or time.monotonic() > deadline:
                     raise UnreachableError("the hub", "it does not start here; try headrace serve")
                 time.sleep(0.05)
-            found = msgspec.json.decode(ready.read_bytes(), type=dict[str, int | str])
-            yield {door: _address(str(where)) for door, where in found.items() if door != "pid"}
+            yield {door: _address(where) for door, where in hub_ready.doors.items()}
         finally:
             hub.terminate()
             hub.wait()
@@ -256,10 +254,7 @@ def _blocking(address: tuple[str, int]) -> socket.socket:
 
 
 def _table(found: list[Measurement], size: int) -> Table:
-    from headrace.cli.terminal.output import plain_table
-
-    table = plain_table(f"{size}-byte messages", right=("per second", "MB/s"))
-    table.add_column("", no_wrap=True)
+    table = plain_table(f"{size}-byte messages", ">per second", ">MB/s", "", fold=False)
     most = max(each.rate or 0 for each in found)
     for each in found:
         if each.rate is None:

@@ -76,7 +76,7 @@ def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json
 
         from headrace.cli.terminal.rendering import visible
 
-        table = plain_table("id", "kind", right=("created", "changed", "size"))
+        table = plain_table("id", "kind", ">created", ">changed", ">size")
         for each in found:
             name = escape(visible(each["id"].encode()))
             table.add_row(name, each["kind"], str(each["created"]), str(each["seq"]), size(each["bytes"]))
