@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,
@@ -101,18 +101,13 @@ def replay(
         raise UsageError("--until earliest: expected a number, a time or now")
     if isinstance(first, int) and isinstance(last, int) and first > last:
         raise UsageError(f"--from {first} is after --until {last}")
-    import asyncio
-
-    from headrace.cli.terminal.stderr import log_briefly
-
     target = hub_access(to, DoorScheme.TUBE, client_id)
     source = (
         existing_log(load_settings(None, data))
         if data is not None
         else hub_access(url, DoorScheme.TUBE, client_id)
     )
-    log_briefly()
-    done = asyncio.run(_replay(source, target, first, last, name))
+    done = run_client(_replay(source, target, first, last, name))
     if done.skipped:
         typer.echo(
             f"headrace: messages up to {done.skipped} were left out: the other hub has this log up to there",
