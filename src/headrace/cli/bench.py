@@ -45,7 +45,7 @@ class Measurement(NamedTuple):
     p99_us: float | None = None
 
 
-Doors = dict[str, tuple[str, int]]
+Doors = dict[str, str]
 Measure = Callable[[Doors, int, float], Coroutine[None, None, Measurement]]
 
 
@@ -134,7 +134,7 @@ async def _publish(doors: Doors, size: int, seconds: float) -> Measurement:
     from headrace.client import connect
 
     link: LinkClient
-    async with connect(_url(doors)) as link:
+    async with connect(f"tube://{doors['tube_tcp']}") as link:
         publisher = link.publisher()
         batch = [bytes(size)] * max(1, _CHUNK // size)
         loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ async def _read(doors: Doors, size: int, seconds: float) -> Measurement:
     from headrace.client import connect
 
     link: LinkClient
-    async with connect(_url(doors)) as link:
+    async with connect(f"tube://{doors['tube_tcp']}") as link:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         rows = 0
@@ -225,20 +225,10 @@ def _hub() -> Iterator[Doors]:
                 if hub.poll() is not None or time.monotonic() > deadline:
                     raise UnreachableError("the hub", "it does not start here; try headrace serve")
                 time.sleep(0.05)
-            yield {door: _address(where) for door, where in hub_ready.doors.items()}
+            yield hub_ready.doors
         finally:
             hub.terminate()
             hub.wait()
-
-
-def _address(where: str) -> tuple[str, int]:
-    host, _, port = where.rpartition(":")
-    return host, int(port)
-
-
-def _url(doors: Doors) -> str:
-    host, port = doors["tube_tcp"]
-    return f"tube://{host}:{port}"
 
 
 def _keepalive() -> bytes:
@@ -247,8 +237,11 @@ def _keepalive() -> bytes:
     return serialize(Keepalive("0.0.0.0", 0))
 
 
-def _blocking(address: tuple[str, int]) -> socket.socket:
-    sock = socket.create_connection(address, timeout=30)
+def _blocking(where: str) -> socket.socket:
+    from headrace.config import Address
+
+    address = Address.parse(where)
+    sock = socket.create_connection((address.host, address.port), timeout=30)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
