@@ -35,7 +35,7 @@ class _Lost:
     """None touches another; that which was told last is the last."""
 
 
-class Losses:
+class LostRanges:
     """The newest losses of each reader."""
 
     name = "reader"
@@ -100,7 +100,7 @@ class Losses:
 
 def lose(reader: str, first: int, last: int) -> Batch:
     """The log entry that says what a reader found gone."""
-    return entry(Losses.name, reader, msgspec.json.encode(_Gone(first, last)))
+    return entry(LostRanges.name, reader, msgspec.json.encode(_Gone(first, last)))
 
 
 _Seq = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]

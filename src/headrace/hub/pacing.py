@@ -1,8 +1,8 @@
 """How fast one destination is sent to: a token bucket, in datagrams and in bytes at once.
 
 UDP has no backpressure: what the receiver's socket buffer cannot hold is lost without a word, so a sender
-that empties a log into it only makes work for repair. A :class:`Bucket` fills at its :class:`Pace` up to one
-burst. Whoever sends asks for the :meth:`~Bucket.allowance`, sends up to that much, and spends what went out.
+that empties a log into it only makes work for repair. A :class:`TokenBucket` fills at its :class:`Pace` up to one
+burst. Whoever sends asks for the :meth:`~TokenBucket.allowance`, sends up to that much, and spends what went out.
 
 A bucket may be overdrawn by the last datagram (the largest is 65,507 bytes, and it must go out some time); the
 debt is paid by time before anything else is allowed.
@@ -33,7 +33,7 @@ class Pace:
     burst_bytes: int = 192 * 1024
 
 
-class Bucket:
+class TokenBucket:
     """What may be sent to one destination; full at first."""
 
     __slots__ = ("_datagrams", "_filled", "_pace", "_size")

@@ -21,7 +21,7 @@ from typing import Final, Protocol, runtime_checkable
 from headrace.errors import StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters
 from headrace.hub.sequencer import Done, Sequencer, Submission, tied_groups
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
 
@@ -62,13 +62,13 @@ class Hub:
         node: int,
         *,
         max_uncommitted: int,
-        state: State | None = None,
+        state: HubState | None = None,
         commit: CommitRule | None = None,
     ) -> None:
         self.log = log
         self.node = node
         self.counters = Counters()
-        self.state = state or State()
+        self.state = state or HubState()
         self.state.restore(log)
         self.doors: list[Door] = []
         self.sequencer: Sequencer | None = None

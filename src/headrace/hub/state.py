@@ -24,7 +24,7 @@ from headrace.log import Log
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 
-class Part(Protocol):
+class StatePart(Protocol):
     """One part of the state."""
 
     name: str
@@ -45,15 +45,15 @@ class Part(Protocol):
         """Take the part over from a snapshot."""
 
 
-class State:
+class HubState:
     """What the hub knows besides the messages; ``seq`` is the last log entry it includes."""
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: StatePart) -> None:
         self.seq = 0
         self.unread = 0
         """Entries that were none: their payload could not be read."""
         self.holds = Holds()
-        self._parts: dict[str, Part] = {part.name: part for part in (self.holds, *parts)}
+        self._parts: dict[str, StatePart] = {part.name: part for part in (self.holds, *parts)}
         self._followers = [part for part in self._parts.values() if part.follows_messages]
 
     def restore(self, log: Log) -> None:

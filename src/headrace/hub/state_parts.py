@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.hub.consumers.cursors import Consumers
-from headrace.hub.lost_ranges import Losses
+from headrace.hub.lost_ranges import LostRanges
 from headrace.hub.publishing.publisher_numbers import Publishers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.routing.matcher_ring import Matchers
 from headrace.hub.routing.subscriptions import Subscriptions
 from headrace.hub.services.objects import Services
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StateParts:
     """All that a hub keeps of its log beside messages and holds. A new hub knows nothing yet."""
 
     publishers: Publishers = field(default_factory=Publishers)
@@ -24,11 +24,11 @@ class Parts:
     consumers: Consumers = field(default_factory=Consumers)
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
     matchers: Matchers = field(default_factory=Matchers)
-    losses: Losses = field(default_factory=Losses)
+    losses: LostRanges = field(default_factory=LostRanges)
 
-    def state(self) -> State:
+    def state(self) -> HubState:
         """The state that they are parts of."""
-        return State(
+        return HubState(
             self.publishers,
             self.queries,
             self.services,

@@ -20,7 +20,7 @@ from headrace.hub.publishing.publish_relay import MAX_REQUESTS, Passing, Request
 from headrace.hub.publishing.publisher_numbers import Publishers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import State, entry
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.copy_start import begin
 from headrace.log.snapshot import Snapshot
@@ -38,7 +38,7 @@ class Root:
     def open(self) -> None:
         self.log = Log.open(self.directory, fsync="never")
         publishers = Publishers()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(publishers))
         self.publishing = Publishing(self.hub, publishers)
         self.failing = False
 
@@ -86,7 +86,7 @@ class Front:
         self.root = root
         self.log = Log.open(directory, fsync="never")
         publishers = Publishers()
-        self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=State(publishers))
+        self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=HubState(publishers))
         names = count()
         self.passing = Passing(
             self.hub, name=lambda: f"front{next(names)}", patience=10.0, most=most, now=0.0

@@ -16,7 +16,7 @@ from headrace.hub.publishing.publisher_numbers import Publishers
 from headrace.hub.publishing.staging import Commits, Queries, Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run
 from headrace.net.cluster.parcel_door import ParcelStream
@@ -66,7 +66,7 @@ class There:
     def __init__(self, directory: Path) -> None:
         self.log = Log.open(directory, fsync="never")
         publishers, queries = Publishers(), Queries()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers, queries))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(publishers, queries))
         self.primary = Primary(self.hub)
         commits = Commits(self.hub, queries, Staging(directory / "stages"))
         self.primary.judge_by(Publishing(self.hub, publishers), commits)
@@ -112,7 +112,7 @@ def there(tmp_path: Path) -> Iterator[There]:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     log = Log.open(tmp_path, fsync="never")
-    yield Hub(log, 1, max_uncommitted=1 << 20, state=State(Publishers()))
+    yield Hub(log, 1, max_uncommitted=1 << 20, state=HubState(Publishers()))
     log.close()
 
 

@@ -17,7 +17,7 @@ from headrace.cluster.durable_state import tell
 from headrace.errors import StorageError
 from headrace.hub.publishing.publisher_numbers import Publishers
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State as HubState
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.log.replication_frames import pack
 from headrace.message import Batch, Run

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from headrace.client.identity import Identity
 from headrace.client.reconnect import Failover
-from headrace.client.spp.tcp import SppStream
+from headrace.client.spp.tcp import SppConnection
 from headrace.config import Address
 from headrace.errors import HeadraceError, RefusedError
 from headrace.wire.sdk.auth import serialize_auth
@@ -47,8 +47,8 @@ class Connection:
     ) -> None:
         self._identity = identity
         self._owner = owner
-        self._failover: Failover[SppStream] = Failover(hosts, self, random)
-        self._stream: SppStream | None = None
+        self._failover: Failover[SppConnection] = Failover(hosts, self, random)
+        self._stream: SppConnection | None = None
         """The one that is heard, from before it is known to be of use."""
         self._answer: asyncio.Future[bool] | None = None
 
@@ -91,9 +91,9 @@ class Connection:
         """Raise unless the connection is open."""
         self._failover.check()
 
-    async def dial(self, address: Address) -> SppStream:
+    async def dial(self, address: Address) -> SppConnection:
         """Connect and authenticate; for the failover."""
-        stream = self._stream = SppStream(self)
+        stream = self._stream = SppConnection(self)
         try:
             await stream.open(address)
             await self._authenticate(stream, address)
@@ -111,7 +111,7 @@ class Connection:
         self._forget()
         self._owner.ended()
 
-    def received(self, stream: SppStream, frame: ServerFrame) -> None:
+    def received(self, stream: SppConnection, frame: ServerFrame) -> None:
         """A packet has come; for the stream."""
         if stream is not self._stream:
             return
@@ -120,7 +120,7 @@ class Connection:
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(frame.accepted)
 
-    def lost(self, stream: SppStream, reason: str) -> None:
+    def lost(self, stream: SppConnection, reason: str) -> None:
         """A stream has ended by itself; for the stream."""
         if stream is not self._stream:
             return
@@ -142,7 +142,7 @@ class Connection:
         self._stream = None
         self._owner.disconnected()
 
-    async def _authenticate(self, stream: SppStream, address: Address) -> None:
+    async def _authenticate(self, stream: SppConnection, address: Address) -> None:
         if self._identity is None:
             return
         self._answer = asyncio.get_running_loop().create_future()

@@ -24,14 +24,14 @@ _WRITE_BYTES: Final = 1 << 20
 class Sink(Protocol):
     """Who takes what a stream brings."""
 
-    def received(self, stream: SppStream, frame: ServerFrame) -> None:
+    def received(self, stream: SppConnection, frame: ServerFrame) -> None:
         """A packet has come."""
 
-    def lost(self, stream: SppStream, reason: str) -> None:
-        """The connection has ended, and not by our :meth:`SppStream.close` or :meth:`SppStream.abort`."""
+    def lost(self, stream: SppConnection, reason: str) -> None:
+        """The connection has ended, and not by our :meth:`SppConnection.close` or :meth:`SppConnection.abort`."""
 
 
-class SppStream(asyncio.Protocol):
+class SppConnection(asyncio.Protocol):
     """One connection, from :meth:`open` on."""
 
     def __init__(self, sink: Sink) -> None:

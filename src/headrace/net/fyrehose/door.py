@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from ipaddress import IPv4Network
 
 from headrace.hub.access.addresses import Addresses
-from headrace.hub.backbone.rules import Access, Backbone
-from headrace.hub.backbone.rules import Door as OwnDoor
-from headrace.hub.backbone.udp_subscribers import Bounds
+from headrace.hub.backbone.rules import Backbone, BackboneAccess, OwnDoor
+from headrace.hub.backbone.udp_subscribers import UdpBounds
 from headrace.message import Batch
 from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.fyrehose.udp import FyrehoseUdp
@@ -65,13 +64,13 @@ def _backbone(context: DoorContext, udp: socket.socket) -> Backbone:
     settings = context.settings
     host, port = udp.getsockname()[:2]
     everyone = Addresses([IPv4Network("0.0.0.0/0")] if settings.fyrehose.coalesce else [])
-    bounds = Bounds(
+    bounds = UdpBounds(
         subscribers=settings.limits.connections,
         per_address=settings.limits.connections_per_address,
         lease=settings.fyrehose.subscriber_seconds,
         request=settings.fyrehose.request_limit,
     )
-    access = Access(
+    access = BackboneAccess(
         allow=Addresses(settings.fyrehose.allow), required=settings.auth.required, coalesce=everyone
     )
     return Backbone(context.hub.log, OwnDoor(_OwnAddresses(host), port), access, bounds)

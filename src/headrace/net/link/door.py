@@ -27,10 +27,10 @@ from headrace.hub.access.authentication import ADVICE
 from headrace.message import Batch
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.operations import Operations
+from headrace.net.link.operations import LinkOperations
 from headrace.net.link.row_bodies import row_cache
 from headrace.net.server.door import DoorContext
-from headrace.net.server.program_reports import Reports
+from headrace.net.server.program_reports import ProgramReports
 from headrace.tube import Options, Server, Tube, serve
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link.requests import Hello
@@ -45,7 +45,7 @@ class LinkDoor:
     """The link, open on any number of sockets."""
 
     def __init__(
-        self, context: DoorContext, status: Callable[[], dict[str, object]], reports: Reports
+        self, context: DoorContext, status: Callable[[], dict[str, object]], reports: ProgramReports
     ) -> None:
         self.stopping: RefusedError | None = None
         """Why nothing more is begun."""
@@ -56,7 +56,7 @@ class LinkDoor:
         self._hub = context.hub
         self._cache = row_cache()
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
-        self.operations = Operations(context, self._cache, self.consumers, status, reports)
+        self.operations = LinkOperations(context, self._cache, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
         self._servers: list[Server] = []
 

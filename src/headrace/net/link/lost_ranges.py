@@ -7,7 +7,7 @@ for the entry. What the state knows already needs no entry.
 from __future__ import annotations
 
 from headrace.errors import RefusedError, StorageError
-from headrace.hub.lost_ranges import Losses, lose
+from headrace.hub.lost_ranges import LostRanges, lose
 from headrace.hub.sequence import Hub
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
@@ -15,10 +15,10 @@ from headrace.net.link.connection import LinkConnection
 from headrace.wire.link import requests as ask
 
 
-class LinkLosses:
+class LinkLostRanges:
     """The losses of one hub's readers."""
 
-    def __init__(self, hub: Hub, losses: Losses) -> None:
+    def __init__(self, hub: Hub, losses: LostRanges) -> None:
         self._hub = hub
         self._losses = losses
         losses.observer = self._entered

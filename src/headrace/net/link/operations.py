@@ -15,13 +15,13 @@ from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.publishing.idempotent import Publishing
 from headrace.hub.publishing.staging import Commits, Staging
-from headrace.hub.services.publish import Changes
+from headrace.hub.services.publish import ServicePublishing
 from headrace.hub.state import entry
 from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.lost_ranges import LinkLosses
+from headrace.net.link.lost_ranges import LinkLostRanges
 from headrace.net.link.publishing import LinkPublishing
 from headrace.net.link.reading import LinkReading
 from headrace.net.link.request_rows import Bodies
@@ -29,11 +29,11 @@ from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
 from headrace.net.server.door import DoorContext
-from headrace.net.server.program_reports import Reports
+from headrace.net.server.program_reports import ProgramReports
 from headrace.wire.link import requests as ask
 
 
-class Operations:
+class LinkOperations:
     """The operations of one hub's link."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Operations:
         cache: RowCache,
         consumers: LinkConsumers,
         status: Callable[[], dict[str, object]],
-        reports: Reports,
+        reports: ProgramReports,
     ) -> None:
         hub, parts = context.hub, context.parts
         self._hub = hub
@@ -54,7 +54,7 @@ class Operations:
         staging = Staging(context.settings.node.data / "stages")
         staging.sweep()
         self.commits = Commits(hub, parts.queries, staging)
-        changes = Changes(hub, parts.services)
+        changes = ServicePublishing(hub, parts.services)
         bodies = Bodies(context.settings.limits.message_bytes)
         background = BackgroundWork(context.readers)
         reading = LinkReading(hub, context.readers, cache, background, consumers, parts.subscriptions)
@@ -74,7 +74,7 @@ class Operations:
             ask.Abort: self._stages.abort,
             ask.Snapshot: reading.snapshot,
             ask.Report: self._report,
-            ask.Lost: LinkLosses(hub, parts.losses).lost,
+            ask.Lost: LinkLostRanges(hub, parts.losses).lost,
             ask.Subscriptions: reading.subscriptions,
             ask.Ack: consumers.ack,
             ask.Consumers: consumers.manage,

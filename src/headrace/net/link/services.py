@@ -11,7 +11,7 @@ from typing import Any, Final
 from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, StorageError, UsageError
 from headrace.hub.sequence import Hub
 from headrace.hub.services import objects as services
-from headrace.hub.services.objects import Kind, Service, Services
+from headrace.hub.services.objects import Service, ServiceKind, Services
 from headrace.message import Batch
 from headrace.net.link.connection import LinkConnection
 from headrace.wire.link import requests as ask
@@ -40,11 +40,11 @@ class LinkServices:
                 raise _missing(name)
             connection.answer(request.id, service.snapshot, services=[_described(service)])
         elif request.action == "create":
-            self._create(connection, request.id, name, Kind(request.kind))
+            self._create(connection, request.id, name, ServiceKind(request.kind))
         else:
             self._remove(connection, request.id, name)
 
-    def _create(self, connection: LinkConnection, request_id: int, name: str, kind: Kind) -> None:
+    def _create(self, connection: LinkConnection, request_id: int, name: str, kind: ServiceKind) -> None:
         if (there := self._known.get(name)) is not None:
             self._answer_created(connection, request_id, there, kind)
             return
@@ -71,7 +71,7 @@ class LinkServices:
         self._hub.submit(creation, done)
 
     def _answer_created(
-        self, connection: LinkConnection, request_id: int, service: Service, kind: Kind
+        self, connection: LinkConnection, request_id: int, service: Service, kind: ServiceKind
     ) -> None:
         if service.kind is not kind:
             raise RefusedError("conflict", f"service {service.id!r} is there, of kind {service.kind}")

@@ -24,7 +24,7 @@ from headrace.hub.publishing.staging import (
     loaded,
     remove_all,
 )
-from headrace.hub.services.publish import Changes, Use, uses
+from headrace.hub.services.publish import ServicePublishing, ServiceUse, uses
 from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
@@ -39,7 +39,7 @@ class LinkStages:
         self,
         staging: Staging,
         commits: Commits,
-        changes: Changes,
+        changes: ServicePublishing,
         bodies: Bodies,
         aside: BackgroundWork,
         counters: Counters,
@@ -107,7 +107,7 @@ class LinkStages:
             else:
                 connection.answer(request.id, None, first=result[0], last=result[1], repeated=False)
 
-        def read(rows: tuple[list[Batch], dict[str, Use]]) -> None:
+        def read(rows: tuple[list[Batch], dict[str, ServiceUse]]) -> None:
             made = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]
             try:
                 self._changes.make_room(rows[1])
@@ -126,7 +126,7 @@ class LinkStages:
         connection.answer(request.id)
 
 
-def _loaded(stages: list[Stage], services: bool) -> tuple[list[Batch], dict[str, Use]]:
+def _loaded(stages: list[Stage], services: bool) -> tuple[list[Batch], dict[str, ServiceUse]]:
     """The rows of stages, and how they use services if they are changes to those; for a thread."""
     rows = loaded(stages)
     return rows, uses(each.to_arrow() for each in rows) if services else {}

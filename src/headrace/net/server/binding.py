@@ -13,7 +13,7 @@ _TRIES = 50
 """How often a free port is looked for that is free for TCP and UDP both."""
 
 
-class Listening:
+class DoorBinder:
     """Binds doors and remembers where they went."""
 
     def __init__(self, settings: Settings, *, take_free_ports: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from headrace.config import Settings
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.sequence import Hub
-from headrace.hub.state_parts import Parts
+from headrace.hub.state_parts import StateParts
 from headrace.net.server.admission import Admission
 
 
@@ -24,7 +24,7 @@ class DoorContext:
     admission: Admission
     readers: Executor
     """Threads that read the log for consumers."""
-    parts: Parts
+    parts: StateParts
     authentication: Authentication
 
 

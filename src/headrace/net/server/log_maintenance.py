@@ -76,7 +76,7 @@ class GroupCommit:
             self(self._hub.log.tail)
 
 
-class Upkeep:
+class LogMaintenance:
     """The background loops of one hub's log."""
 
     def __init__(

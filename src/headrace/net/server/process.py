@@ -23,8 +23,8 @@ from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.sequence import Door as Recipient
 from headrace.hub.sequence import Hub
-from headrace.hub.services.objects import Policy, obey
-from headrace.hub.state_parts import Parts
+from headrace.hub.services.objects import ServicePolicy, obey
+from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 from headrace.log.copy_start import check_original
 from headrace.message import node_id
@@ -32,11 +32,11 @@ from headrace.net.cluster.node import Cluster
 from headrace.net.cluster.node_disk import STATE_FILE
 from headrace.net.routing.roles import Routing
 from headrace.net.server.admission import Admission, room_for
-from headrace.net.server.binding import Listening
+from headrace.net.server.binding import DoorBinder
 from headrace.net.server.door import Door, DoorContext, close_all
-from headrace.net.server.doors import Opening
-from headrace.net.server.log_maintenance import GroupCommit, Upkeep
-from headrace.net.server.program_reports import Reports
+from headrace.net.server.doors import DoorOpener
+from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
+from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.status_report import facts_of
 from headrace.net.upstream.frontend import Facts, Upstream, upstream_of
 from headrace.wire.fyrehose import kernels
@@ -76,16 +76,16 @@ class Server:
         self, settings: Settings, *, http: StartHttp | None = None, take_free_ports: bool = False
     ) -> None:
         self.settings = settings
-        self.listening = Listening(settings, take_free_ports=take_free_ports)
+        self.binder = DoorBinder(settings, take_free_ports=take_free_ports)
         self.started = time()
         self.ready = False
         self.hub: Hub
-        self.parts = Parts()
+        self.parts = StateParts()
         self.services = self.parts.services
         self.consumers = self.parts.consumers
         self.subscriptions = self.parts.subscriptions
         self.routing: Routing
-        self.upkeep: Upkeep
+        self.maintenance: LogMaintenance
         self._upstream: Upstream | None = None
         self._cluster: Cluster | None = None
         self._parcel: socket.socket | None = None
@@ -102,17 +102,17 @@ class Server:
             per_address=limits.connections_per_address, total=room_for(limits.connections)
         )
         self._turn_due = False
-        self.reports = Reports()
+        self.reports = ProgramReports()
 
     @property
     def doors(self) -> dict[str, str]:
         """Where each open door listens, by name."""
-        return self.listening.doors
+        return self.binder.doors
 
     @property
     def moved(self) -> dict[str, tuple[str, str]]:
         """Doors whose address was taken, and where they went instead (with ``take_free_ports``)."""
-        return self.listening.moved
+        return self.binder.moved
 
     @property
     def connections(self) -> int:
@@ -164,7 +164,7 @@ class Server:
             raise
         if log.lock is not None:
             log.lock.tell(doors=self.doors)
-        for loop in [*self.upkeep.loops(), self._tick]:
+        for loop in [*self.maintenance.loops(), self._tick]:
             task = asyncio.ensure_future(loop())
             task.add_done_callback(self._ended)
             self._tasks.append(task)
@@ -194,7 +194,7 @@ class Server:
             async with asyncio.timeout(seconds * _FOR_THE_DISK):
                 await self._flush_upstream(seconds * _FOR_THE_UPSTREAM)
                 await self._all_committed()
-                await self.upkeep.snapshot()
+                await self.maintenance.snapshot()
         except TimeoutError:
             what = "the disk is slow" if self._cluster is None or self.problem is None else self.problem
             logger.warning("%s: stopping without its last answer", what)
@@ -298,7 +298,7 @@ class Server:
         hub.take_turn = self._turn
         hub.relieved = self._relieved
         self.hub = hub
-        self.upkeep = Upkeep(hub, settings, self._disk, holds=self.consumers.holds)
+        self.maintenance = LogMaintenance(hub, settings, self._disk, holds=self.consumers.holds)
         if self._upstream is not None:
             # What holds is what the upstream hub has put into the log.
             self._upstream.attach(hub)
@@ -306,7 +306,7 @@ class Server:
         if self._cluster is not None:
             wanted = settings.listen.parcel
             if wanted is not None:
-                self._parcel = self.listening.stream("parcel", wanted)
+                self._parcel = self.binder.stream("parcel", wanted)
                 wanted = Address.parse(self.doors["parcel"])
             self._peers = self._cluster.attach(hub, wanted)
             self._cluster.became_primary = self._obey_policy
@@ -316,7 +316,7 @@ class Server:
 
     def _obey_policy(self) -> None:
         """Put the settings' word on services into the log, if it is not there."""
-        policy = Policy(self.settings.services.auto, self.settings.services.max)
+        policy = ServicePolicy(self.settings.services.auto, self.settings.services.max)
         # A cluster's first message tells every node which log it is: it must not wait for somebody to publish.
         if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail):
             self.hub.submit(obey(policy))
@@ -327,18 +327,18 @@ class Server:
         context = DoorContext(
             self.hub, self.settings, self.admission, self._readers, self.parts, authentication
         )
-        opening = Opening(context, self.listening, self._add)
-        await opening.backbone()
-        await opening.services()
-        self.routing = await opening.routing()
+        opener = DoorOpener(context, self.binder, self._add)
+        await opener.backbone()
+        await opener.services()
+        self.routing = await opener.routing()
         if cluster is not None and self._parcel is not None:
-            await opening.nodes(cluster, self._parcel, self._peers)
+            await opener.nodes(cluster, self._parcel, self._peers)
         else:
-            await opening.lone_node()
-        await opening.link(self.status, self.reports, cluster)
+            await opener.lone_node()
+        await opener.link(self.status, self.reports, cluster)
         http = self.settings.listen.http
         if http is not None and self._start_http is not None:
-            self._http = await self._start_http(self, self.listening.stream("http", http))
+            self._http = await self._start_http(self, self.binder.stream("http", http))
 
     def _add(self, door: Door) -> None:
         self._doors.append(door)

@@ -31,7 +31,7 @@ Key = tuple[str, int | None]
 """A report's name, and the process it is from."""
 
 
-class Report(NamedTuple):
+class ProgramReport(NamedTuple):
     """What somebody said, when, and the bytes that it takes in a status."""
 
     time: float
@@ -39,11 +39,11 @@ class Report(NamedTuple):
     size: int
 
 
-class Reports:
+class ProgramReports:
     """The newest report of each name, or of each process that reports under it."""
 
     def __init__(self) -> None:
-        self._newest: dict[Key, Report] = {}
+        self._newest: dict[Key, ProgramReport] = {}
         """In the order in which they began to report."""
 
     def take(self, name: str, facts: Mapping[str, Any], now: float) -> None:
@@ -90,16 +90,16 @@ def _process(facts: Mapping[str, Any]) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def _goes_on(report: Report, now: float) -> bool:
+def _goes_on(report: ProgramReport, now: float) -> bool:
     """Whether a process that reports under the same name as another is there beside it, and not before it."""
     return now - report.time < BESIDE_SECONDS and report.facts.get("state") not in _ENDED
 
 
-def _without(reports: Mapping[Key, Report], key: Key) -> dict[Key, Report]:
+def _without(reports: Mapping[Key, ProgramReport], key: Key) -> dict[Key, ProgramReport]:
     return {other: kept for other, kept in reports.items() if other != key}
 
 
-def _report(name: str, facts: Mapping[str, Any], now: float) -> Report:
+def _report(name: str, facts: Mapping[str, Any], now: float) -> ProgramReport:
     """A report as it is kept, once it is sure that a status with it can be sent and read."""
     said = serialize({"status": {name: facts}})
     try:
@@ -108,12 +108,12 @@ def _report(name: str, facts: Mapping[str, Any], now: float) -> Report:
         raise MalformedError(
             "link", "facts", facts, "a map that is not nested deeper than a status is read"
         ) from None
-    return Report(now, facts, len(said))
+    return ProgramReport(now, facts, len(said))
 
 
-def _fits(others: Mapping[Key, Report], report: Report) -> bool:
+def _fits(others: Mapping[Key, ProgramReport], report: ProgramReport) -> bool:
     return len(others) < MAX_REPORTS and _size(others) + report.size <= MAX_BYTES
 
 
-def _size(reports: Mapping[Key, Report]) -> int:
+def _size(reports: Mapping[Key, ProgramReport]) -> int:
     return sum(report.size for report in reports.values())
