@@ -1,4 +1,4 @@
-"""The parts of a hub's state, by their names."""
+"""The parts of a hub's state, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.hub.state import HubState
 
 @dataclass(frozen=True, slots=True)
 class StateParts:
-    """All that a hub keeps of its log beside messages and holds. A new hub knows nothing yet."""
+    """All parts of a hub's state besides holds, empty at first."""
 
     publishers: Publishers = field(default_factory=Publishers)
     queries: Queries = field(default_factory=Queries)
@@ -27,7 +27,7 @@ class StateParts:
     losses: LostRanges = field(default_factory=LostRanges)
 
     def state(self) -> HubState:
-        """The state that they are parts of."""
+        """Make the state that they are parts of."""
         return HubState(
             self.publishers,
             self.queries,

@@ -77,7 +77,7 @@ def _backbone(context: DoorContext, udp: socket.socket) -> Backbone:
 
 
 class _OwnAddresses:
-    """The addresses a door listens at: one, or every one of this machine."""
+    """The addresses a door listens at: one, or all of this machine."""
 
     def __init__(self, host: str) -> None:
         self._host = host

@@ -1,7 +1,7 @@
-"""What readers tell the link that they found gone, on its way into the log, and what is known of it.
+"""The link's ``lost``: readers report ranges that they found gone, and ask what is known.
 
-Every hub that follows the log knows it then. It is counted, once, by the hub that was told: only there somebody waits
-for the entry. What the state knows already needs no entry.
+A report becomes a log entry, so every hub that follows the log knows it. It is counted once, by the hub that took the
+report. What the state knows already needs no entry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.wire.link import requests as ask
 
 
 class LinkLostRanges:
-    """The losses of one hub's readers."""
+    """The lost ranges of one hub's readers, for its link."""
 
     def __init__(self, hub: Hub, losses: LostRanges) -> None:
         self._hub = hub
@@ -24,10 +24,10 @@ class LinkLostRanges:
         losses.observer = self._entered
         self._under_way = 0
         self._fresh: dict[int, list[Range]] = {}
-        """While entries of this hub's are under way: what each entry that came told anew, by its place."""
+        """The newly lost ranges of each entry, by its number, while entries of this hub are under way."""
 
     def lost(self, connection: LinkConnection, request: ask.Lost, _body: memoryview) -> None:
-        """Tell what readers lost, once what one says of itself is in the log."""
+        """Answer what readers have lost, after a new report is in the log."""
         reader, first, last = request.reader, request.first, request.last
         if (first is None) != (last is None) or (first is not None and reader is None):
             raise RefusedError("malformed", "a loss has a reader, first and last")
@@ -58,7 +58,7 @@ class LinkLostRanges:
             self._fresh[seq] = fresh
 
     def _take(self, seq: int) -> list[Range]:
-        """What the entry at a place told anew. Those before it are of other hubs, or were taken."""
+        """Return the newly lost ranges of an entry, and drop those of entries before it, which are other hubs'."""
         taken = self._fresh.pop(seq, [])
         while self._fresh and (oldest := next(iter(self._fresh))) < seq:
             del self._fresh[oldest]

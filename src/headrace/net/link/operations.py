@@ -1,8 +1,8 @@
-"""What the link's operations do. Each takes a request and sees to it that its connection answers it, now or later.
+"""The link's operations: each takes a request, and its connection answers it, now or later.
 
-Here each finds whoever does it: :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.publishing`,
-:mod:`~headrace.net.link.staging`, :mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers`,
-:mod:`~headrace.net.link.lost_ranges`; what is answered in a line or two is done here.
+Requests are dispatched to :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.publishing`,
+:mod:`~headrace.net.link.staging`, :mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers` and
+:mod:`~headrace.net.link.lost_ranges`; the simplest are answered here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LinkOperations:
         self._status = status
         self._reports = reports
         self.publishing = Publishing(hub, parts.publishers)
-        """Judges what is published once; there is one in a hub."""
+        """The hub's one judge of idempotent publishes."""
         staging = Staging(context.settings.node.data / "stages")
         staging.sweep()
         self.commits = Commits(hub, parts.queries, staging)
@@ -82,11 +82,11 @@ class LinkOperations:
         }
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
-        """Do what a request asks; an error raised here is its answer."""
+        """Perform a request; an error raised here is its answer."""
         self._table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:
-        """Forget stages that nobody committed."""
+        """Forget stages that were not committed in time."""
         self._stages.tick(now)
 
     def _tell_status(self, connection: LinkConnection, request: ask.Status, _body: memoryview) -> None:
@@ -119,7 +119,7 @@ class LinkOperations:
             else:
                 held = holds.get(name)
                 if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
-                    # Others came first.
+                    # Other holds came first.
                     connection.fail(request.id, LimitError("link", "holds", len(holds) + 1, MAX_HOLDS))
                     return
                 connection.answer(request.id, None, holds={} if held is None else {name: held})

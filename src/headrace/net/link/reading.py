@@ -1,7 +1,7 @@
-"""The link's streams of the log, and of the hub's state: where each begins, how far it goes, what it wants.
+"""Reading over the link: the log (``read``, ``follow``), a snapshot, and the content subscriptions.
 
-How a stream moves is told in :mod:`~headrace.net.link.streams`. Looking for a time, and packing a snapshot, is done
-aside: both may take a while.
+Here each stream is opened; :mod:`~headrace.net.link.streams` moves it. Looking for a time and packing a snapshot are
+done in a thread: both may take a while.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.wire.link import requests as ask
 
 
 class LinkReading:
-    """Whatever is read over one hub's link."""
+    """The reading operations of one hub's link."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class LinkReading:
         self._consumers = consumers
         self._subscribed = subscriptions
         self._packing: set[LinkConnection] = set()
-        """Those for whom a snapshot is being packed: each is as large as the state, so one at a time."""
+        """Connections for which a snapshot is being packed: each is as large as the state, so one at a time."""
 
     def head(self, connection: LinkConnection, request: ask.Head, _body: memoryview) -> None:
-        """How far the log reaches."""
+        """Answer how far the log reaches."""
         log = self._log
         more: dict[str, object] = {}
         if request.first is not None and request.bytes is not None:
@@ -64,14 +64,14 @@ class LinkReading:
         )
 
     def read(self, connection: LinkConnection, request: ask.Read, _body: memoryview) -> None:
-        """Send a part of the log that is there."""
+        """Send a range of the log, up to the head."""
         connection.check_room_for_stream()
         head = self._log.head
         last = head if request.last is None else min(request.last, head)
         self._begin(connection, request, request.first, last)
 
     def follow(self, connection: LinkConnection, request: ask.Follow, _body: memoryview) -> None:
-        """Send the log from somewhere on, as it grows; or to a member of a durable consumer."""
+        """Send the log as it grows, from a number or a time on; or join a durable consumer."""
         if request.consumer is not None:
             self._consumers.follow(connection, request, request.consumer)
             return
@@ -113,9 +113,9 @@ class LinkReading:
     def subscriptions(
         self, connection: LinkConnection, request: ask.Subscriptions, _body: memoryview
     ) -> None:
-        """Send every subscription by content."""
+        """Send every content subscription."""
         connection.check_room_for_stream()
-        # As it is now: it may change while it is sent.
+        # A copy: subscriptions may change while they are sent.
         pieces, end = row_pieces(tables(list(self._subscribed))), {"head": self._hub.state.seq}
         connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
@@ -141,7 +141,7 @@ class LinkReading:
 
 
 def _filter(request: ask.Read | ask.Follow) -> Filter | None:
-    """What a stream wants, or ``None`` for everything, log entries included."""
+    """Return a request's filter, or ``None`` for everything, log entries included."""
     if request.topic is None and request.origin is None and request.where is None:
         return None
     origins = [request.origin] if isinstance(request.origin, str) else request.origin

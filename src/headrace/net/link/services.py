@@ -1,7 +1,7 @@
-"""The link's ``services``: look at them, create one, remove one.
+"""The link's ``services``: list them, create one, remove one.
 
-Creating and removing are entries of the log, and are answered when it has them. Both may be asked again after a broken
-tube without doing harm: a service that is there as it was asked for, or an id that is removed, is left as it is.
+Creating and removing are log entries, answered once they are committed. Both may be retried after a broken tube: a
+service that exists as requested, or an id that is removed already, is left as it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SERVICES_A_TIME: Final = 256
 
 
 class LinkServices:
-    """The services of one hub, as its link shows them."""
+    """The services of one hub, for its link."""
 
     def __init__(self, hub: Hub, known: Services) -> None:
         self._hub = hub
         self._known = known
 
     def manage(self, connection: LinkConnection, request: ask.Services, _body: memoryview) -> None:
-        """Do what a ``services`` request asks."""
+        """Perform a ``services`` request."""
         name = request.service
         if name is None:
             if request.action != "list":
@@ -53,11 +53,11 @@ class LinkServices:
         try:
             creation = services.create(name, kind)
         except UsageError as error:
-            # The id is the client's, not our caller's.
+            # The bad id is the client's, not our caller's.
             raise MalformedError("link", "service", name, str(error)) from None
 
         def done(result: Batch | StorageError) -> None:
-            # Another creation may have been in the log before this one, of another kind or the last there was room for.
+            # Another creation may have come first in the log, of another kind, or the last there was room for.
             made = self._known.get(name)
             try:
                 if isinstance(result, StorageError):

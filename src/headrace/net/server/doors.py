@@ -1,6 +1,6 @@
-"""Which doors a hub opens: those that its settings give an address and its roles have a use for.
+"""Opening a hub's doors: those with an address in the settings that its roles use.
 
-A door is handed over before it accepts anyone: what is committed from then on must reach it.
+A door is registered before it accepts connections: what is committed from then on must reach it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.net.spp.door import SppDoor
 
 
 class DoorOpener:
-    """Opens the doors of one hub, and hands each to ``add``."""
+    """Opens the doors of one hub, and registers each with ``add``."""
 
     def __init__(self, context: DoorContext, binder: DoorBinder, add: Callable[[Door], None]) -> None:
         self._context = context
@@ -44,7 +44,7 @@ class DoorOpener:
         self._add = add
 
     async def backbone(self) -> None:
-        """The fyrehose door."""
+        """Open the fyrehose door."""
         if self._listen.fyrehose is not None and "fyrehose" in self._roles:
             tcp, udp = self._binder.stream_and_datagrams("fyrehose", self._listen.fyrehose)
             door = FyrehoseDoor(self._context, tcp, udp)
@@ -52,14 +52,14 @@ class DoorOpener:
             await door.open()
 
     async def services(self) -> None:
-        """The spp door."""
+        """Open the spp door."""
         if self._listen.spp is not None and "spp" in self._roles:
             door = SppDoor(self._context, self._binder.stream("spp", self._listen.spp))
             self._add(door)
             await door.open()
 
     async def routing(self) -> Routing:
-        """The doors of the attribute protocol, and what is behind them."""
+        """Open the doors of the attribute protocol, with the roles they serve."""
         context, listen, roles, stream = self._context, self._listen, self._roles, self._binder.stream
         matchers = context.parts.matchers
         routing = Routing(context, context.parts.subscriptions, matchers)
@@ -89,7 +89,7 @@ class DoorOpener:
         return routing
 
     async def nodes(self, cluster: Cluster, listening: socket.socket, peers: Sequence[Address]) -> None:
-        """The door of a cluster's node, and its connections to the other nodes."""
+        """Open the door of a cluster's node, and dial the other nodes."""
         tls = contexts(self._settings)
         dialled = Peers(self._context, cluster, tls.client)
         cluster.ask = dialled.ask
@@ -101,7 +101,7 @@ class DoorOpener:
         await door.open()
 
     async def lone_node(self) -> None:
-        """The door of a node that is in no cluster."""
+        """Open the parcel door of a hub that is in no cluster."""
         if self._listen.parcel is None or "sequence" not in self._roles:
             return
         listening = self._binder.stream("parcel", self._listen.parcel)
@@ -118,7 +118,7 @@ class DoorOpener:
         reports: ProgramReports,
         cluster: Cluster | None,
     ) -> None:
-        """The link, over TCP and WebSocket; in a cluster it judges what other nodes pass on, whoever may open tubes."""
+        """Open the link over TCP and WebSocket; in a cluster, its rules also judge what other nodes pass on."""
         tcp, websocket = self._listen.tube_tcp, self._listen.tube_ws
         tubes = "tube" in self._roles and (tcp is not None or websocket is not None)
         if not tubes and cluster is None:

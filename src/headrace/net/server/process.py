@@ -21,8 +21,7 @@ import msgspec
 from headrace.config import Address, Settings
 from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.access.authentication import Authentication
-from headrace.hub.sequence import Door as Recipient
-from headrace.hub.sequence import Hub
+from headrace.hub.sequence import CommitReceiver, Hub
 from headrace.hub.services.objects import ServicePolicy, obey
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
@@ -47,20 +46,20 @@ MAX_UNCOMMITTED: Final = 64 << 20
 """Bytes that may wait for a sync or a majority before publishers are made to wait."""
 
 _DISK_THREADS: Final = 4
-"""A sync, sealing or trimming, a snapshot and a seal that somebody asked for: none waits for another, least a sync."""
+"""For a sync, sealing or trimming, a snapshot and a requested seal: none waits for another, least of all a sync."""
 
 _TICK: Final = 0.25
 _LOOK_SECONDS: Final = 0.01
 _FOR_THE_DISK: Final = 0.4
-"""The part of the time for draining that is kept for the last sync and the snapshot."""
+"""The part of the draining time for the last sync and the snapshot."""
 _FOR_THE_UPSTREAM: Final = 0.2
-"""The part of that during which the upstream hub may still answer."""
+"""The part of that in which the upstream hub may still answer."""
 _FOR_THE_LOG: Final = 0.1
-"""The part that is kept for closing the log."""
+"""The part for closing the log."""
 
 
 class HttpDoor(Protocol):
-    """What the web room gives for the ``http`` door."""
+    """The ``http`` door, which :mod:`headrace.web` provides."""
 
     async def close(self) -> None:
         """Stop serving."""
@@ -106,12 +105,12 @@ class Server:
 
     @property
     def doors(self) -> dict[str, str]:
-        """Where each open door listens, by name."""
+        """The address of each open door, by name."""
         return self.binder.doors
 
     @property
     def moved(self) -> dict[str, tuple[str, str]]:
-        """Doors whose address was taken, and where they went instead (with ``take_free_ports``)."""
+        """Doors whose address was taken: the wanted and the actual one (with ``take_free_ports``)."""
         return self.binder.moved
 
     @property
@@ -121,7 +120,7 @@ class Server:
 
     @property
     def readers(self) -> Executor:
-        """Threads that read the log for whoever wants to see it."""
+        """Threads that read the log."""
         return self._readers
 
     async def start(self) -> None:
@@ -169,7 +168,7 @@ class Server:
             task.add_done_callback(self._ended)
             self._tasks.append(task)
         if self._upstream is not None:
-            # Not among the tasks: it goes on while the doors close, so that what they took in is still answered.
+            # Not among the tasks: it runs on while the doors close, so that what they took in is still answered.
             self._following = asyncio.ensure_future(self._upstream.run())
             self._following.add_done_callback(self._ended)
         if self._cluster is not None:
@@ -199,7 +198,7 @@ class Server:
             what = "the disk is slow" if self._cluster is None or self.problem is None else self.problem
             logger.warning("%s: stopping without its last answer", what)
         except StorageError as error:
-            # Closing the log says whether anything is lost; the doors are closed first, whatever it says.
+            # Closing the log says whether anything is lost; the doors are closed first in any case.
             logger.error("the disk fails while stopping: %s", error)
         await self._close_doors(max(deadline - loop.time() - _FOR_THE_LOG * seconds, 0))
         if self._cluster is not None:
@@ -220,11 +219,11 @@ class Server:
 
     @property
     def beginning_anew(self) -> asyncio.Event | None:
-        """Set when this hub has to be drained, and another one started in its place (:meth:`successor`)."""
+        """Set when this hub must be drained and its :meth:`successor` started in its place."""
         return None if self._cluster is None else self._cluster.beginning_anew
 
     def successor(self) -> Server:
-        """The hub that goes on in the place of this one, which is drained: behind a snapshot, at the same addresses."""
+        """Make the hub that takes this drained one's place: from a snapshot, at the same addresses."""
         if self._cluster is None:
             raise UsageError("only a node of a cluster begins anew")
         self._cluster.begin_anew(self.settings.node.data / "log")
@@ -233,18 +232,18 @@ class Server:
         return Server(settings, http=self._start_http)
 
     def vouch(self) -> None:
-        """An operator's word: let this node of a cluster go on with what it has."""
+        """Let this node of a cluster go on with what it has, on an operator's word."""
         if self._cluster is None:
             raise UsageError("this hub is in no cluster")
         self._cluster.vouch()
 
     def status(self) -> dict[str, object]:
-        """The facts of ``/api/status``."""
+        """Return the facts of ``/api/status``."""
         return facts_of(self)
 
     @property
     def subscribers(self) -> dict[str, int]:
-        """Who is at the doors, in numbers."""
+        """Numbers of subscribers and connections by door."""
         found: dict[str, int] = {}
         for door in self._doors:
             found |= door.facts()
@@ -252,29 +251,29 @@ class Server:
 
     @property
     def mode(self) -> str:
-        """What this hub is: one that numbers messages itself, one that another numbers for, or its mode as a node."""
+        """The hub's mode: its mode as a node of a cluster, ``WRK`` if it numbers messages itself, else ``FRONTEND``."""
         if self._cluster is not None:
             return self._cluster.mode.value
         return "WRK" if self._upstream is None else "FRONTEND"
 
     @property
     def cluster(self) -> dict[str, object] | None:
-        """What is known of the cluster that this hub is a node of, if it is one."""
+        """Facts of the cluster that this hub is a node of, if any."""
         return None if self._cluster is None else self._cluster.facts()
 
     @property
     def upstream(self) -> Facts | None:
-        """What is known of the hub above this one, if there is one."""
+        """Facts of the upstream hub, if any."""
         return None if self._upstream is None else self._upstream.facts()
 
     @property
     def problem(self) -> str | None:
-        """Why this hub cannot do all that it should, if so: its disk, its cluster, or the hub above it."""
+        """Why this hub cannot do all it should, if so: its disk, its cluster, or its upstream hub."""
         above = self._upstream if self._cluster is None else self._cluster
         return self.hub.log.failure or (None if above is None else above.problem)
 
     def write_ready_file(self, path: Path) -> None:
-        """Say, whole or not at all, that every door accepts and where."""
+        """Write the addresses of all doors, atomically: every door accepts."""
         content = msgspec.json.encode({"pid": os.getpid(), **self.doors})
         making = path.with_name(path.name + ".making")
         making.write_bytes(content + b"\n")
@@ -300,7 +299,7 @@ class Server:
         self.hub = hub
         self.maintenance = LogMaintenance(hub, settings, self._disk, holds=self.consumers.holds)
         if self._upstream is not None:
-            # What holds is what the upstream hub has put into the log.
+            # The policy that holds is the one that the upstream hub has put into the log.
             self._upstream.attach(hub)
             return
         if self._cluster is not None:
@@ -315,9 +314,9 @@ class Server:
         self._turn()
 
     def _obey_policy(self) -> None:
-        """Put the settings' word on services into the log, if it is not there."""
+        """Put the settings' policy on services into the log, if it is not there."""
         policy = ServicePolicy(self.settings.services.auto, self.settings.services.max)
-        # A cluster's first message tells every node which log it is: it must not wait for somebody to publish.
+        # A cluster's first message tells every node which log it is: it must not wait for a publisher.
         if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail):
             self.hub.submit(obey(policy))
 
@@ -342,7 +341,7 @@ class Server:
 
     def _add(self, door: Door) -> None:
         self._doors.append(door)
-        if isinstance(door, Recipient):
+        if isinstance(door, CommitReceiver):
             self.hub.doors.append(door)
 
     async def _close_doors(self, seconds: float) -> None:
@@ -352,7 +351,7 @@ class Server:
         await asyncio.gather(*closing)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A background loop is over: by our own will, or by a fault that must not go unseen."""
+        """Report a background loop that failed: it must not go unseen."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.ready = False
             self.hub.counters.add("background_failures")
@@ -400,7 +399,7 @@ class Server:
 
 
 def _check_roles(settings: Settings) -> None:
-    """Refuse to be a hub of its own where that was not asked for: its messages would reach nobody else."""
+    """Refuse to number messages where that was not asked for: they would reach nobody else."""
     node = settings.node
     if "sequence" in node.roles or node.upstream or settings.cluster.peers:
         return
