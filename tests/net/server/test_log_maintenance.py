@@ -194,7 +194,7 @@ class TestFsyncAlways:
         everything = b"".join(push(b"%07d" % number * 100) for number in range(count))
         with SlowDisk(server.hub.log):
             sending = asyncio.ensure_future(publisher.send(everything))
-            await until(lambda: any(stream.reading_paused for stream in backbone_of(server).tcp.connections))
+            await until(lambda: any(stream.reading_paused for stream in backbone_of(server).connections))
             assert server.hub.congested
             # Its socket is not read: what the hub holds grows no further, whatever the publisher has to say.
             await asyncio.sleep(0)

@@ -157,9 +157,7 @@ class FyrehoseUdp:
                 break
             except OSError as error:
                 # An ICMP answer to something we sent: it concerns one destination, not the door.
-                self._hub.counters.add(
-                    "socket_errors", door="fyrehose", error=errno.errorcode.get(error.errno or 0, "?")
-                )
+                self._count_error(error)
                 continue
             came_from = (address[0], address[1])
             if source is not None and (came_from != source or len(datagrams) >= _STEPS_PER_TURN):
@@ -288,13 +286,12 @@ class FyrehoseUdp:
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError as error:
-                code = errno.errorcode.get(error.errno or 0, "?")
                 if len(data) > size and error.errno in _NO_SEGMENTS:
                     # This route or size does not take segments: from now on, one by one.
                     self._segments = False
-                    self._hub.counters.add("segmentation_off", error=code)
+                    self._hub.counters.add("segmentation_off", error=_code(error))
                     continue
-                self._hub.counters.add("socket_errors", door="fyrehose", error=code)
+                self._count_error(error)
             calls.popleft()
             sending.last = last
             sending.sent_datagrams += -(-len(data) // size) if size else 1
@@ -318,9 +315,10 @@ class FyrehoseUdp:
         try:
             self._sock.sendto(data, to)
         except OSError as error:
-            self._hub.counters.add(
-                "socket_errors", door="fyrehose", error=errno.errorcode.get(error.errno or 0, "?")
-            )
+            self._count_error(error)
+
+    def _count_error(self, error: OSError) -> None:
+        self._hub.counters.add("socket_errors", door="fyrehose", error=_code(error))
 
     def _writable(self) -> None:
         while self._blocked and self._continue(self._blocked[0]):
@@ -383,6 +381,10 @@ def _calls(
         datagrams -= count
         budget -= len(data)
         at = stop
+
+
+def _code(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "?")
 
 
 def _singly(data: memoryview, size: int, last: int) -> Iterator[tuple[memoryview, int, int]]:
