@@ -175,6 +175,11 @@ class Lost(NamedTuple):
     ended: bool
 
 
+def cut_off_reason(error: HeadraceError) -> str:
+    """Return the word under which a reader is counted that the log can feed no further."""
+    return "lagging" if isinstance(error, TrimmedError) else "damaged"
+
+
 class _Reading(NamedTuple):
     first: int
     last: int

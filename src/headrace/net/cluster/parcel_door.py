@@ -20,7 +20,6 @@ it, and it fetches what it misses when it can.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from headrace.cluster.membership import SILENCE_SECONDS, Answer, Effect, Membership, Refuse
 from headrace.errors import UnexpectedError, WireError
 from headrace.net.cluster.parcel_authentication import Seal
-from headrace.net.server.connection import BACKLOG, DoorConnection, TcpDoor
+from headrace.net.server.connection import DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import (
@@ -58,9 +57,6 @@ MAX_QUEUED: Final = 32 << 20
 
 _TOGETHER: Final = 16 << 10
 """Bulk that is copied behind its parcel, so that both go together."""
-
-SHUTDOWN_SECONDS: Final = 2.0
-"""How long the end of a connection under TLS may take: a peer that hangs must not hold up a hub that stops."""
 
 
 class Circle(Protocol):
@@ -296,26 +292,12 @@ class ParcelDoor(TcpDoor[ParcelStream]):
         listening: socket.socket,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(context, "parcel", listening)
+        super().__init__(context, "parcel", listening, tls=tls)
         self.circle = circle
-        self._tls = tls
 
     def connection(self) -> ParcelStream:
         """A new connection."""
         return ParcelStream(self)
-
-    async def open(self) -> None:
-        """Accept connections."""
-        loop = asyncio.get_running_loop()
-        handshake = self.settings.limits.handshake_seconds
-        self._server = await loop.create_server(
-            self.connection,
-            sock=self._listening,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else handshake,
-            ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
-        )
 
     def tick(self, now: float) -> None:
         """Judge every connection's deadlines, and who has fallen silent."""

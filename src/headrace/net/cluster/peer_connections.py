@@ -10,8 +10,8 @@ from typing import Final
 from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
-from headrace.net.cluster.parcel_door import SHUTDOWN_SECONDS, Circle, ParcelStream
-from headrace.net.server.connection import ConnectionGroup
+from headrace.net.cluster.parcel_door import Circle, ParcelStream
+from headrace.net.server.connection import TLS_SHUTDOWN_SECONDS, ConnectionGroup
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import Body, DscReq, DscRes, Ping, SeqReq, SeqRes, StateChange
@@ -159,7 +159,7 @@ class Peers(ConnectionGroup[DialledStream]):
                     address.port,
                     ssl=self._tls,
                     server_hostname=None if self._tls is None else address.host,
-                    ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
+                    ssl_shutdown_timeout=None if self._tls is None else TLS_SHUTDOWN_SECONDS,
                 )
         except (OSError, UnicodeError, TimeoutError):  # UnicodeError: a name that no host can have
             self.counters.add("dial_failures", door=self.name)
