@@ -34,6 +34,18 @@ _CHUNK_OVERHEAD: Final = 256
 """What a small chunk takes besides its bytes: the objects around them."""
 
 
+class LogBounds(Protocol):
+    """What a reader must know of the log: it holds messages ``first`` to ``head``."""
+
+    @property
+    def first(self) -> int:
+        """The oldest sequence number kept; ``head + 1`` if none is."""
+
+    @property
+    def head(self) -> int:
+        """The newest committed sequence number; 0 before the first."""
+
+
 class Chunk(Protocol):
     """Messages ``first`` to ``last`` in the form that a reader takes."""
 

@@ -24,7 +24,6 @@ from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from headrace.hub.backbone.udp_subscribers import (
     Endpoint,
@@ -34,23 +33,12 @@ from headrace.hub.backbone.udp_subscribers import (
     UdpSubscriber,
     UdpSubscribers,
 )
+from headrace.hub.cursor import LogBounds
 from headrace.wire.fyrehose.stream import Forward, Keepalive, KeepaliveAck, Request
 
 _ANY_ADDRESS = "0.0.0.0"
 _ANY_PORT = 0
 """In ADDR and PORT: the datagram's own source."""
-
-
-class Log(Protocol):
-    """The part of the log that the rules know: it holds messages ``first`` to ``head``."""
-
-    @property
-    def first(self) -> int:
-        """The oldest sequence number kept; ``head + 1`` if none is."""
-
-    @property
-    def head(self) -> int:
-        """The newest committed sequence number; 0 before the first."""
 
 
 class Reason(StrEnum):
@@ -167,7 +155,7 @@ class BackboneAccess:
 class Backbone:
     """The rules, and the subscribers they apply to."""
 
-    def __init__(self, log: Log, door: OwnDoor, access: BackboneAccess, bounds: UdpBounds) -> None:
+    def __init__(self, log: LogBounds, door: OwnDoor, access: BackboneAccess, bounds: UdpBounds) -> None:
         self._log = log
         self._door = door
         self._access = access

@@ -8,7 +8,7 @@ are not taken, or the hub is congested.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
@@ -25,6 +25,7 @@ from headrace.errors import (
     UsageError,
     WireError,
 )
+from headrace.message import Batch
 from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
 from headrace.wire.link.message import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_before
@@ -137,6 +138,19 @@ class LinkConnection:
             self.refuse(head["error"], error)
         self._send(head)
         self._finish_if_done()
+
+    def submit(self, request_id: int, entry: Batch, then: Callable[[Batch], None]) -> None:
+        """Submit a log entry and call ``then`` once it is committed; an error in either is the request's answer."""
+
+        def done(result: Batch | StorageError) -> None:
+            try:
+                if isinstance(result, StorageError):
+                    raise result
+                then(result)
+            except HeadraceError as error:
+                self.fail(request_id, error)
+
+        self._door.hub.submit(entry, done)
 
     def event(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
         """Send one event of a stream; if it is too long for a tube, answer so and hang up."""

@@ -48,7 +48,7 @@ class LinkDoor:
         """Returns why clients should use another node for now, if so."""
         self.counters = context.hub.counters
         self._context = context
-        self._hub = context.hub
+        self.hub = context.hub
         self._cache = row_cache()
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
         self.operations = LinkOperations(context, self._cache, self.consumers, status, reports)
@@ -133,7 +133,7 @@ class LinkDoor:
     @property
     def congested(self) -> bool:
         """Whether publishers must wait."""
-        return self._hub.congested
+        return self.hub.congested
 
     def greet(self, hello: Hello) -> dict[str, object]:
         """Check a hello; return the members of its answer."""
@@ -151,11 +151,11 @@ class LinkDoor:
                 raise RefusedError("auth", f"{error.field}: {error.limit}") from None
             if (denied := authentication.judge(auth, time())) is not None:
                 raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
-        log = self._hub.log
+        log = self.hub.log
         return {
             "version": min(hello.version, VERSION),
             "log": str(log.uuid),
-            "node": self._hub.node,
+            "node": self.hub.node,
             "hub": __version__,
             "max_message": MAX_MESSAGE,
             "message_bytes": self._context.settings.limits.message_bytes,

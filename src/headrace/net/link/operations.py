@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
+from headrace.errors import LimitError, RefusedError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.publishing.idempotent import Publishing
 from headrace.hub.publishing.staging import Commits, Staging
@@ -78,7 +78,7 @@ class LinkOperations:
             ask.Subscriptions: reading.subscriptions,
             ask.Ack: consumers.ack,
             ask.Consumers: consumers.manage,
-            ask.Services: LinkServices(hub, parts.services).manage,
+            ask.Services: LinkServices(parts.services).manage,
         }
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
@@ -113,15 +113,11 @@ class LinkOperations:
         if request.seq is not None and request.seq < self._log.first:
             raise TrimmedError(request.seq, self._log.first - 1, self._log.first)
 
-        def done(result: Batch | StorageError) -> None:
-            if isinstance(result, StorageError):
-                connection.fail(request.id, result)
-            else:
-                held = holds.get(name)
-                if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
-                    # Other holds came first.
-                    connection.fail(request.id, LimitError("link", "holds", len(holds) + 1, MAX_HOLDS))
-                    return
-                connection.answer(request.id, None, holds={} if held is None else {name: held})
+        def done(_: Batch) -> None:
+            held = holds.get(name)
+            if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
+                # Other holds came first.
+                raise LimitError("link", "holds", len(holds) + 1, MAX_HOLDS)
+            connection.answer(request.id, None, holds={} if held is None else {name: held})
 
-        self._hub.submit(entry(holds.name, name, hold(request.seq)), done)
+        connection.submit(request.id, entry(holds.name, name, hold(request.seq)), done)

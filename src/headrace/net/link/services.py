@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, StorageError, UsageError
-from headrace.hub.sequence import Hub
+from headrace.errors import LimitError, MalformedError, RefusedError, UsageError
 from headrace.hub.services import objects as services
 from headrace.hub.services.objects import Service, ServiceKind, Services
 from headrace.message import Batch
@@ -22,8 +21,7 @@ SERVICES_A_TIME: Final = 256
 class LinkServices:
     """The services of one hub, for its link."""
 
-    def __init__(self, hub: Hub, known: Services) -> None:
-        self._hub = hub
+    def __init__(self, known: Services) -> None:
         self._known = known
 
     def manage(self, connection: LinkConnection, request: ask.Services, _body: memoryview) -> None:
@@ -56,19 +54,14 @@ class LinkServices:
             # The bad id is the client's, not our caller's.
             raise MalformedError("link", "service", name, str(error)) from None
 
-        def done(result: Batch | StorageError) -> None:
+        def created(_: Batch) -> None:
             # Another creation may have come first in the log, of another kind, or the last there was room for.
             made = self._known.get(name)
-            try:
-                if isinstance(result, StorageError):
-                    raise result
-                if made is None:
-                    raise self._too_many()
-                self._answer_created(connection, request_id, made, kind)
-            except HeadraceError as error:
-                connection.fail(request_id, error)
+            if made is None:
+                raise self._too_many()
+            self._answer_created(connection, request_id, made, kind)
 
-        self._hub.submit(creation, done)
+        connection.submit(request_id, creation, created)
 
     def _answer_created(
         self, connection: LinkConnection, request_id: int, service: Service, kind: ServiceKind
@@ -83,14 +76,9 @@ class LinkServices:
         if self._known.get(name) is None:
             connection.answer(request_id, None, removed=False)
             return
-
-        def done(result: Batch | StorageError) -> None:
-            if isinstance(result, StorageError):
-                connection.fail(request_id, result)
-            else:
-                connection.answer(request_id, None, removed=True)
-
-        self._hub.submit(services.remove(name), done)
+        connection.submit(
+            request_id, services.remove(name), lambda _: connection.answer(request_id, None, removed=True)
+        )
 
     def _too_many(self) -> LimitError:
         return LimitError("link", "services", len(self._known) + 1, self._known.policy.max)
