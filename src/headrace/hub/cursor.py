@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -225,7 +224,7 @@ class Cursor(Generic[C]):
         self.next = first
         """The next message; :data:`NOWHERE` while the sequence is not wanted."""
         self.last = last
-        self.ranges: deque[RequestedRange] = deque()
+        self.ranges: list[RequestedRange] = []
         """Ranges to serve before the sequence goes on, in the order they were requested."""
         self.closed = False
         self._find = find
@@ -265,7 +264,7 @@ class Cursor(Generic[C]):
             wanted = self.ranges[0]
             if wanted.first <= wanted.last:
                 return Step(None, self._read(wanted.first, wanted.last, wanted))
-            self.ranges.popleft()
+            del self.ranges[0]
         following = self.next
         end = head if self.last is None else min(self.last, head)
         if following > end:

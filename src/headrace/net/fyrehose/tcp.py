@@ -245,7 +245,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
 
     def judge(self, now: float) -> None:
         """Let the subscription lapse; close a half-closed connection that nothing more is to be sent to."""
-        # Who is not read cannot renew.
+        # A connection that is not read cannot renew.
         if self in self.door.subscribers and now >= self._subscribed_until and not self.reading_paused:
             del self.door.subscribers[self]
             self.cursor.next = NOWHERE

@@ -148,7 +148,7 @@ class LogMaintenance:
                     # Between segments too: there may be no last one while messages come faster than they are sealed.
                     await self._trim()
             except StorageError as error:
-                self._failed("the log's upkeep failed", error)
+                self._failed("the log could not be sealed", error)
             try:
                 # Even if sealing failed: on a full disk only this makes room.
                 await self._trim()
