@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time, time_ns
 from typing import Final, Protocol
@@ -76,6 +76,7 @@ class Server:
     ) -> None:
         self.settings = settings
         self.binder = DoorBinder(settings, take_free_ports=take_free_ports)
+        self.doors, self.moved = self.binder.doors, self.binder.moved
         self.started = time()
         self.ready = False
         self.hub: Hub
@@ -95,7 +96,7 @@ class Server:
         self._doors: list[Door] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "headrace-disk")
-        self._readers = ThreadPoolExecutor(2, "headrace-read")
+        self.readers = ThreadPoolExecutor(2, "headrace-read")
         limits = settings.limits
         self.admission = Admission(
             per_address=limits.connections_per_address, total=room_for(limits.connections)
@@ -104,24 +105,9 @@ class Server:
         self.reports = ProgramReports()
 
     @property
-    def doors(self) -> dict[str, str]:
-        """The address of each open door, by name."""
-        return self.binder.doors
-
-    @property
-    def moved(self) -> dict[str, tuple[str, str]]:
-        """Doors whose address was taken: the wanted and the actual one (with ``take_free_ports``)."""
-        return self.binder.moved
-
-    @property
     def connections(self) -> int:
         """How many connections are open."""
         return len(self.admission)
-
-    @property
-    def readers(self) -> Executor:
-        """Threads that read the log."""
-        return self._readers
 
     async def start(self) -> None:
         """Open everything; when this returns, every door accepts."""
@@ -158,7 +144,7 @@ class Server:
             if self._parcel is not None:
                 self._parcel.close()
             log.close()
-            self._readers.shutdown()
+            self.readers.shutdown()
             self._disk.shutdown()
             raise
         if log.lock is not None:
@@ -214,7 +200,7 @@ class Server:
         except TimeoutError:
             logger.error("the disk is too slow to wait for: what was not synced is as safe as after a crash")
         finally:
-            self._readers.shutdown(wait=False)
+            self.readers.shutdown(wait=False)
             self._disk.shutdown(wait=False)
 
     @property
@@ -324,7 +310,7 @@ class Server:
         auth, cluster = self.settings.auth, self._cluster
         authentication = Authentication(auth.clients, required=auth.required, allow_sha1=auth.sha1)
         context = DoorContext(
-            self.hub, self.settings, self.admission, self._readers, self.parts, authentication
+            self.hub, self.settings, self.admission, self.readers, self.parts, authentication
         )
         opener = DoorOpener(context, self.binder, self._add)
         await opener.backbone()
