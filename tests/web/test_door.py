@@ -149,6 +149,21 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
             assert any([await answered() for _ in range(100)])
 
 
+async def test_connections_count_with_those_of_every_other_door(tmp_path: Path) -> None:
+    async with running_hub(tmp_path, "limits.connections_per_address=2", http=web.start) as server:
+        where = server.doors["http"].split(":")
+        with await TcpPeer.connect(server) as peer:
+            await peer.subscribe()
+            _, second = await asyncio.open_connection(*where)
+            await until(lambda: server.connections == 2)
+            reader, third = await asyncio.open_connection(*where)
+            assert await reader.read() == b""
+            assert server.hub.counters.get("refused", door="http", reason="connections") == 1
+            for writer in (second, third):
+                writer.close()
+            await until(lambda: server.connections == 1)
+
+
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /healthz HTT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "]
 )

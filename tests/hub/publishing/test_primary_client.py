@@ -24,7 +24,7 @@ from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED, body_of
@@ -71,7 +71,7 @@ class There:
     def __init__(self, directory: Path) -> None:
         self.log = Log.open(directory, fsync="never")
         publishers, queries = PublisherNumbers(), Queries()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers, queries))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(publishers, queries))
         self.primary = PublishIntake(self.hub, publishers, queries, directory / "stages")
         self.requests: PrimaryClient
         self.refused: set[int] = set()
@@ -115,7 +115,7 @@ def there(tmp_path: Path) -> Iterator[There]:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     log = Log.open(tmp_path, fsync="never")
-    yield Hub(log, 1, max_uncommitted=1 << 20, state=State(PublisherNumbers()))
+    yield Hub(log, 1, max_uncommitted=1 << 20, state=HubState(PublisherNumbers()))
     log.close()
 
 

@@ -20,7 +20,7 @@ from headrace.hub.publishing.publish_relay import MAX_REQUESTS, PublishRelay, Re
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import State, entry
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import begin
@@ -38,7 +38,7 @@ class Root:
     def open(self) -> None:
         self.log = Log.open(self.directory, fsync="never")
         publishers = PublisherNumbers()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(publishers))
         self.publishing = IdempotentPublishing(self.hub, publishers)
         self.failing = False
 
@@ -79,7 +79,7 @@ class Front:
         self.root = root
         self.log = Log.open(directory, fsync="never")
         publishers = PublisherNumbers()
-        self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=State(publishers))
+        self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=HubState(publishers))
         names = count()
         self.passing = PublishRelay(
             self.hub, name=lambda: f"front{next(names)}", patience=10.0, most=most, now=0.0

@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.client.fyrehose.reorder_buffer import ReorderBuffer, Stretch
 from headrace.hub.backbone.udp_subscribers import Endpoint
-from headrace.hub.pacing import Bucket, Pace
+from headrace.hub.pacing import Pace, TokenBucket
 from headrace.message import Run
 from headrace.wire.fyrehose.stream import Forward
 
@@ -94,7 +94,7 @@ class Journal:
     def __init__(self, bounds: JournalBounds, early: ReorderBuffer, now: float) -> None:
         self._bounds = bounds
         self._early = early
-        self._bucket = Bucket(bounds.pace, now)
+        self._bucket = TokenBucket(bounds.pace, now)
         self._delivered: list[Stretch] = []
         self._dropped = 0
         self._answers: deque[_ForwardAnswer] = deque()
