@@ -237,7 +237,7 @@ async def test_rows_that_are_not_those_of_the_commit_are_not_taken(
 
 
 async def test_an_answer_that_says_nothing_loses_no_question(hub: Hub, there: There) -> None:
-    """Whoever sent it is cut off; what it was asked is asked of the next."""
+    """The node that sent it is cut off, and its requests go to the next."""
     broken = Silent()
     requests = asking(hub, broken, patience=10.0)
     told = asyncio.ensure_future(commit(requests, "one", staged("one", 2)))
