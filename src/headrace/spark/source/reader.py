@@ -86,11 +86,13 @@ class _Reader:
             yield from read_range(self._options, span)
         hide_from_collector("read")
 
-    def _extent(self, *, at_once: bool = False, **asked: int | None) -> Extent:
+    def _extent(
+        self, *, at_once: bool = False, from_seq: int | None = None, size: int | None = None
+    ) -> Extent:
         from headrace.spark.hub_connections import link
 
         with link(self._options.access, at_once=at_once) as client:
-            return client.head(**asked)
+            return client.head(from_seq=from_seq, size=size)
 
     def _start(self, place: str | int, extent: Extent) -> int:
         """The number before the first to be read."""
@@ -173,10 +175,10 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         if isinstance(limit, ReadMaxBytes):
             most_bytes = limit.max_bytes
         first = None if most_bytes is None else begin + 1
-        extent = self._look(start, first=first, size=most_bytes)
+        extent = self._look(start, from_seq=first, size=most_bytes)
         if extent.head < begin:
             self._catch_up(begin)
-            extent = self._look(start, first=first, size=most_bytes)
+            extent = self._look(start, from_seq=first, size=most_bytes)
         end = extent.head if self._target is None else min(self._target, extent.head)
         if end <= begin or extent.message <= begin or (self._target is None and not self._due(begin)):
             return start
@@ -238,11 +240,16 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return True
 
     def _look(
-        self, offset: Mapping[str, Any] | None = None, *, at_once: bool = False, **asked: int | None
+        self,
+        offset: Mapping[str, Any] | None = None,
+        *,
+        at_once: bool = False,
+        from_seq: int | None = None,
+        size: int | None = None,
     ) -> Extent:
         from headrace.spark.source.range_rows import another_log
 
-        extent = self._extent(at_once=at_once, **asked)
+        extent = self._extent(at_once=at_once, from_seq=from_seq, size=size)
         if offset is not None and offset.get("log") != extent.log:
             raise UsageError(another_log(str(offset.get("log")), extent.log))
         self._known = extent
