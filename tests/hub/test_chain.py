@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.hub.routing.test_connector import ALICE, HERE, Scene
+from tests.wire.attribute.client_lists import pack_routes
 
 from headrace.hub.counters import Counters
 from headrace.hub.routing.client_session import MatcherPaths, PushSource
@@ -28,7 +29,6 @@ from headrace.wire.attribute.messages import (
     RouterDecoder,
     is_msg_id,
     msg_id,
-    pack_routes,
     parse_msg_id,
     serialize,
     unpack_clients,

@@ -216,7 +216,7 @@ class TestSealedSegment:
 
     def test_every_length(self, small: Small) -> None:
         whole = small.content[self.ARROW]
-        for size in range(len(whole)):
+        for size in range(0, len(whole), 1 if SOAK else 5):
             path = small.damaged(self.ARROW, whole[:size])
             error = refusal(small.directory)
             assert (error.path, error.offset, error.first, error.last) == (str(path), size, 7, 12)

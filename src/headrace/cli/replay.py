@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.cli.terminal.positions import SequencePosition
     from headrace.client.link.client import LinkClient
     from headrace.client.link.replay import ReplayTarget
+    from headrace.log.store import Log
 
 EXAMPLES: Final = (
     ("All of this hub's log to another:", "headrace replay --to tube://10.0.0.7:8081"),
@@ -98,18 +100,13 @@ def replay(
         raise UsageError("--until earliest: expected a number, a time or now")
     if isinstance(first, int) and isinstance(last, int) and first > last:
         raise UsageError(f"--from {first} is after --until {last}")
-    import asyncio
-
-    from headrace.cli.terminal.stderr import log_briefly
-
     target = hub_access(to, DoorScheme.TUBE, client_id)
     source = (
         existing_log(load_settings(None, data))
         if data is not None
         else hub_access(url, DoorScheme.TUBE, client_id)
     )
-    log_briefly()
-    done = asyncio.run(_replay(source, target, first, last, name))
+    done = run_client(_replay(source, target, first, last, name))
     if done.skipped:
         typer.echo(
             f"headrace: messages up to {done.skipped} were left out: the other hub has this log up to there",
@@ -186,28 +183,16 @@ class _HubSource:
 class _FileSource:
     """A log's files."""
 
-    def __init__(self, directory: Path) -> None:
-        from headrace.log.store import Log
-
+    def __init__(self, directory: Path, opened: Log) -> None:
         self._directory = directory
-        log = Log.open(directory, read_only=True)
-        try:
-            self.log = str(log.uuid)
-            self._bounds = log.first, log.head
-        finally:
-            log.close()
+        self._opened = opened
+        self.log = str(opened.uuid)
 
     async def bounds(self) -> tuple[int, int]:
-        return self._bounds
+        return self._opened.first, self._opened.head
 
     async def seq_at(self, seconds: float) -> int:
-        from headrace.log.store import Log
-
-        log = Log.open(self._directory, read_only=True)
-        try:
-            return log.seq_at(int(seconds * _MICROSECONDS))
-        finally:
-            log.close()
+        return self._opened.seq_at(int(seconds * _MICROSECONDS))
 
     async def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
         import asyncio
@@ -228,13 +213,16 @@ async def _replay(
     until: SequencePosition,
     name: str | None,
 ) -> Replayed:
+    from headrace.log.store import Log
+
     async with _open_target(target) as there:
         match origin:
             case HubAccess():
                 async with origin.link("headrace replay") as link:  # noqa: ASYNC240 -- no path
                     return await _copy(_HubSource(link), there, begin, until, name)
             case Path():
-                return await _copy(_FileSource(origin), there, begin, until, name)
+                with closing(Log.open(origin, read_only=True)) as log:
+                    return await _copy(_FileSource(origin, log), there, begin, until, name)
 
 
 def _open_target(hub: HubAccess) -> ReplayTarget:

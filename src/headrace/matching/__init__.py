@@ -1,4 +1,4 @@
-"""Matching: which clients a message is for, by what the message says of itself."""
+"""Matching: which clients a message is for, by its attributes."""
 
 from headrace.matching.matcher import TABLE, Matcher
 from headrace.matching.matches import Matches, Memory

@@ -1,4 +1,4 @@
-"""Reading attributes out of Arrow's buffers, compiled; and the form that they are read into.
+"""Kernels that read attributes out of Arrow's buffers; and the form that they are read into.
 
 Messages are data from outside: every read of their bytes is between offsets of an Arrow array, which must be valid.
 """
@@ -16,10 +16,10 @@ from headrace.wire.numba_kernels import BYTES, BYTES_IN, INDEX, INTS, INTS_2, OF
 
 
 class Facts(NamedTuple):
-    """What a batch's messages say.
+    """The attributes of a batch's messages.
 
-    ``first[s, i]`` up to ``first[s, i + 1]`` are what source ``s`` says of message ``i``: an attribute's name and its
-    value. A later source, and a later one of the same source, wins.
+    ``first[s, i]`` up to ``first[s, i + 1]`` are message ``i``'s attributes in source ``s``. Later ones, and later
+    sources, win.
     """
 
     skipped: Bytes
@@ -28,7 +28,7 @@ class Facts(NamedTuple):
     """Whether a source has strings, or numbers."""
     first: npt.NDArray[np.int32]
     name: Ints
-    """The attribute, as the place of its name among the batch's names; -1 for one that nobody asks for."""
+    """The attribute, as the place of its name among the batch's names; -1 if no subscription names it."""
     number: Floats
     bits: Wide
     """Numbers as the integers that equal numbers share."""
@@ -100,7 +100,7 @@ def read_texts(
     at: int,
     used: int,
 ) -> int:
-    """Copy and hash the strings ``begin`` to ``end`` whose name somebody asks for, as facts from ``at`` on."""
+    """Copy and hash the strings ``begin`` to ``end`` that some subscription names, as facts from ``at`` on."""
     for entry in range(begin, end):
         fact = at + entry - begin
         if name[fact] < 0:

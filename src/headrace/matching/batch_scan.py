@@ -1,4 +1,4 @@
-"""Walking a batch through segments, a piece at a time, within bounded memory."""
+"""Matching a batch against segments, a piece at a time, within bounded memory."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class BatchScan:
         self._counts = np.empty((len(segments), len(facts.skipped)), np.int32)
 
     def piece(self, begin: int, end: int, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Offsets and clients of messages from ``begin`` on, as many of them as have ``most`` clients together."""
+        """Offsets and clients of messages from ``begin`` on, for as many messages as have ``most`` clients together."""
         found: list[Ints] = []
         for index in range(len(self._segments)):
-            # A segment that has no room for more ends the piece for those before it as well.
+            # A segment that has no room for more shortens the piece for all.
             end, rows = self._match(index, begin, end, most)
             found.append(rows)
         counts = self._counts[:, begin:end].sum(axis=0, dtype=np.int64)
         offsets = np.zeros(end - begin + 1, np.int64)
         np.cumsum(counts, out=offsets[1:])
         if offsets[-1] > most and end - begin > 1:
-            # Together they are too many; each alone was not.
+            # Together they are too many, though each segment's were not.
             end = begin + max(1, int(np.searchsorted(offsets, most, side="right")) - 1)
             offsets = offsets[: end - begin + 1]
         clients = np.empty((int(offsets[-1]), 3), np.uint32)
@@ -55,7 +55,7 @@ class BatchScan:
 
     def _match(self, index: int, begin: int, end: int, most: int) -> tuple[int, Ints]:
         segment = self._segments[index]
-        # A message may be for every row, so one message always has room.
+        # One message, which may match every row, always has room.
         enough = max(most, segment.rows)
         room = min(enough, FIRST_ROOM + 256 * (end - begin))
         rows = np.empty(room, np.int32)

@@ -1,4 +1,4 @@
-"""From messages to visits: what a chunk of messages says, and which groups of a segment each must look through.
+"""From messages to visits: a chunk of messages as points, and the groups of a segment that each must visit.
 
 Visits to groups without key come group by group, not message by message: a group is read from memory once a chunk, and
 stays in the processor's cache for all messages that visit it.
@@ -32,10 +32,10 @@ def points(
     touched: Ints,
     touching: Ints,
 ) -> None:
-    """Fill in messages as points, the fact that says each attribute, or -1, and which attributes are said.
+    """Fill in messages as points, the fact of each attribute, or -1, and which attributes a message has.
 
-    Dimension ``d`` is column ``d + 1``; column 0 is for those that have no dimension, and always 0. What the chunk
-    before has said is wiped out first: subscriptions may name very many attributes, of which a message has few.
+    Dimension ``d`` is column ``d + 1``; column 0 stands for no dimension, and is always 0. Only what the chunk before
+    has filled in is cleared first: subscriptions may name very many attributes, of which a message has few.
     """
     skipped, textual, first, names = facts.skipped, facts.textual, facts.first, facts.name
     number, hashes, text_begin, text_end, text = facts.number, facts.hash, facts.begin, facts.end, facts.data
@@ -74,7 +74,7 @@ def points(
 
 @inline
 def _visit(visits: Ints, count: int, message: int, first: int, end: int) -> Ints:
-    """Write visits of a message to groups ``first`` to ``end`` behind ``count`` others; maybe into a larger array."""
+    """Append visits of a message to groups ``first`` to ``end`` after ``count`` others; maybe in a larger array."""
     if count + end - first > len(visits):
         larger = np.empty((2 * (count + end - first), 2), np.int32)
         larger[:count] = visits[:count]
@@ -99,7 +99,7 @@ def visits_of(
     touching: Ints,
     visits: Ints,
 ) -> tuple[Ints, int]:
-    """Which of messages ``begin`` to ``end`` must visit which groups, and how many visits that are."""
+    """Find which of messages ``begin`` to ``end`` must visit which groups; return the visits and their number."""
     dim_group, group_dims, key_group = segment.dim_group, segment.group_dims, segment.key_group
     key_kind, key_value, key_slots = segment.key_kind, segment.key_value, segment.key_slots
     attribute_keys, prefix_begin, prefix_length = (
@@ -126,7 +126,7 @@ def visits_of(
             for group in range(dim_group[2 * attribute], dim_group[2 * attribute + 2]):
                 first, second = group_dims[group, 0], group_dims[group, 1]
                 for row in range(each, end - begin):
-                    # A dimension that a group has not is never NaN.
+                    # A missing dimension of a group is never NaN.
                     if not (np.isnan(x[row, first + 1]) or np.isnan(x[row, second + 1])):
                         visits = _visit(visits, count, row, group, group + 1)
                         count += 1

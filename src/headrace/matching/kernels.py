@@ -2,8 +2,8 @@
 
 ``match`` finds the rows of a segment, ``collect`` gathers their clients.
 
-``match`` takes some messages at a time, a *chunk*: first it makes points of them, then it finds which groups each must
-visit (:mod:`headrace.matching.group_lookup`), then it pays the visits.
+``match`` takes some messages at a time, a *chunk*: it makes points of them, finds which groups each must visit
+(:mod:`headrace.matching.group_lookup`), and then goes through those groups.
 
 Invariants:
 
@@ -29,16 +29,16 @@ LEAF: Final = 16
 """Entries to a leaf of a tree, and nodes to a node."""
 
 MAX_STACK: Final = 256
-"""Nodes that wait while a tree is walked: fewer than LEAF for each of its levels, of which 2^31 entries have 8."""
+"""Nodes that wait while a tree is walked: fewer than LEAF for each level, of which 2^31 entries have 8."""
 
 CANDIDATES: Final = 1024
-"""Entries that passed the first look and are checked together."""
+"""Entries that passed the approximate check and are checked exactly, together."""
 
 CHUNK: Final = 256
 """Messages that are matched together, at most."""
 
 POINTS: Final = 1 << 16
-"""Messages of a chunk times attributes, at most: that bounds what a chunk's points take."""
+"""Messages of a chunk times attributes, at most: the bound on the memory of a chunk's points."""
 
 SEGMENT: Any = types.NamedTuple(
     [
@@ -67,9 +67,9 @@ def _check(
     found: Ints,
     used: int,
 ) -> int:
-    """Write those candidates (message, entry, predicates settled) that really match behind what is found already.
+    """Append the candidates (message, entry, predicates settled) that really match to ``found``.
 
-    They are checked many together because each is somewhere else in memory: a processor waits for several at once.
+    They are checked together because each is somewhere else in memory: a processor waits for several at once.
     """
     died, start, dim, lo, hi, pool = (
         segment.died,
@@ -112,7 +112,7 @@ def _check(
 
 
 @inline
-def _pay(
+def _search_groups(
     segment: Segment,
     facts: Facts,
     version: int,
@@ -122,10 +122,10 @@ def _pay(
     count: int,
     found: Ints,
 ) -> int:
-    """Write what visits find, message and row, into ``found``; how much it is, or -1 if it does not fit.
+    """Write the matches of visits, message and row, into ``found``; return how many, or -1 if they do not fit.
 
-    Bounds are compared LEAF at a time, always so many (there are as many behind the last), by unsigned places and
-    without a branch between: then a few instructions do it, and no processor has to guess which entry passes.
+    Bounds are compared exactly LEAF at a time (there is padding after the last), by unsigned places and without a
+    branch between: then a few instructions do it, and no processor has to guess which entry passes.
     """
     near, near_dims, group_second = segment.near, segment.near_dims, segment.group_second
     group_begin, group_dims, group_settled = segment.group_begin, segment.group_dims, segment.group_settled
@@ -135,7 +135,7 @@ def _pay(
     good = np.empty(LEAF, np.uint8)
     good_words = good.view(np.uint64)
     candidates = np.empty((CANDIDATES, 3), np.int32)
-    asking = 0
+    waiting_candidates = 0
     level_at = np.empty(9, np.int64)
     level_size = np.empty(9, np.int64)
     used = 0
@@ -221,16 +221,18 @@ def _pay(
                         kept += (near[2, at] <= point) & (point <= near[3, at])
                     passing = kept
                 for index in range(passing):
-                    candidates[asking, 0] = message
-                    candidates[asking, 1] = passed[index]
-                    candidates[asking, 2] = settled
-                    asking += 1
-                if asking > CANDIDATES - LEAF:
-                    used = _check(segment, facts, version, x, fact_of, candidates, asking, found, used)
-                    asking = 0
+                    candidates[waiting_candidates, 0] = message
+                    candidates[waiting_candidates, 1] = passed[index]
+                    candidates[waiting_candidates, 2] = settled
+                    waiting_candidates += 1
+                if waiting_candidates > CANDIDATES - LEAF:
+                    used = _check(
+                        segment, facts, version, x, fact_of, candidates, waiting_candidates, found, used
+                    )
+                    waiting_candidates = 0
                     if used < 0:
                         return -1
-    return _check(segment, facts, version, x, fact_of, candidates, asking, found, used)
+    return _check(segment, facts, version, x, fact_of, candidates, waiting_candidates, found, used)
 
 
 @kernel(types.UniTuple(INDEX, 2)(SEGMENT, FACTS, INTS, SEED, types.int64, INDEX, INDEX, INTS, INTS))
@@ -245,8 +247,8 @@ def match(
     rows: Ints,
     counts: Ints,
 ) -> tuple[int, int]:
-    """Match messages ``begin`` to ``end``: the rows of message ``i``, ``counts[i]`` of them, behind those of the ones
-    before. Returns the message before which it stopped for want of room, or ``end``; and how many rows it wrote.
+    """Match messages ``begin`` to ``end``: write the rows of message ``i``, ``counts[i]`` of them, one message after
+    the other. Return the message before which it ran out of room, or ``end``; and how many rows it wrote.
 
     ``attribute_of`` has the segment's attribute for each of the batch's names, or -1.
     """
@@ -270,13 +272,13 @@ def match(
             visits, count = visits_of(
                 segment, facts, seed, message, stop, x, fact_of, touched, touching, visits
             )
-            pairs = _pay(segment, facts, version, x, fact_of, visits, count, found[used:])
+            pairs = _search_groups(segment, facts, version, x, fact_of, visits, count, found[used:])
             if pairs < 0:
                 if used > 0 or stop - message == 1:
                     return message, used
                 # Fewer messages may fit.
                 stop = message + (stop - message) // 2
-        # What was found group by group, message by message.
+        # Sort what was found group by group by message.
         for each in range(message, stop):
             counts[each] = 0
         for pair in range(used, used + pairs):
@@ -296,7 +298,7 @@ def match(
 
 @kernel(types.void(CLIENTS, INTS, INTS, INDEX, INDEX, WIDE, CLIENTS))
 def collect(clients: Clients, rows: Ints, counts: Ints, begin: int, end: int, at: Wide, out: Clients) -> None:
-    """Copy the clients of messages ``begin`` to ``end`` behind those that each message has already: ``at`` moves on."""
+    """Append the clients of messages ``begin`` to ``end`` to those that each message has; ``at`` advances."""
     row = 0
     for message in range(begin, end):
         place = at[message - begin]

@@ -1,17 +1,16 @@
 """The matcher: which clients a message is for.
 
 Subscriptions are kept in immutable, indexed segments (:mod:`headrace.matching.index.segment`), oldest and largest
-first, and a small tail of the newest (:mod:`headrace.matching.index.tail`). A full tail is indexed where it stands,
-which takes about a millisecond; merging segments into larger ones is left to :meth:`Matcher.rebuild`, for a thread of
-its own.
+first, and a small tail of the newest (:mod:`headrace.matching.index.tail`). A full tail is indexed at once, which takes
+about a millisecond; merging segments into larger ones is left to :meth:`Matcher.rebuild`, for a thread of its own.
 
 Invariants:
 
 - A client has one living row at most. Rows are never changed: a subscription that is replaced or withdrawn *dies* at a
   version, and its successor is another row.
-- All that matching needs is in one ``_View``, replaced by one assignment. A match takes the view of its moment and sees
-  the subscriptions of exactly that version, whatever changes come meanwhile: none twice, none missing. So it needs no
-  lock and never waits.
+- All that matching needs is in one ``_View``, replaced by one assignment. A match takes the current view and sees
+  the subscriptions of exactly that version, whatever changes meanwhile: none twice, none missing. So it needs no lock
+  and never waits.
 - Changes hold a lock, for microseconds. A rebuild holds it only to swap its result in.
 - Without subscriptions nothing is compiled or loaded: numba comes with the first one, or with
   :func:`~headrace.matching.warm_up.warm`.
@@ -42,13 +41,13 @@ PIECE: Final = 1 << 20
 """Clients that one piece of a batch's matches has at most, unless a single message has more."""
 
 SMALL: Final = 1 << 15
-"""Segments of up to this many rows together are merged where they stand when nobody has rebuilt for long."""
+"""Segments of up to this many rows together are merged at once when nothing was rebuilt for long."""
 
 MANY: Final = 8
 """Segments of about one size that are too many."""
 
 TABLE = pa.schema([("client", pa.binary(CLIENT_BYTES)), ("predicates", pa.map_(pa.string(), pa.string()))])
-"""What :meth:`Matcher.table` has."""
+"""The schema of :meth:`Matcher.table`."""
 
 
 class _View(NamedTuple):
@@ -76,7 +75,7 @@ class Matcher:
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
         self._json_attributes = json_attributes
-        # Not for what is found, only for where it is filed: as Python's own seed of hashes.
+        # It decides where things are filed, not what is found, as Python's own seed of hashes.
         self._seed = np.uint64(secrets.randbits(64) if seed is None else seed)
         self._changing = threading.Lock()
         self._rebuilding = threading.Lock()
@@ -90,9 +89,9 @@ class Matcher:
         return isinstance(client, bytes) and self._place(client) is not None
 
     def subscribe(self, client: bytes, predicates: Mapping[str, Predicate]) -> None:
-        """From now on a message is for this client when it satisfies every one of these predicates.
+        """Replace a client's subscription: a message is for it when every one of these predicates holds.
 
-        They replace those that the client had; none at all withdraws its subscription.
+        No predicates at all withdraw its subscription.
         """
         if not predicates:
             self.withdraw(client)
@@ -119,7 +118,7 @@ class Matcher:
             self._view = _View(segments, tail, tail.count, version + 1)
 
     def withdraw(self, client: bytes) -> bool:
-        """Forget a client's subscription; whether it had one."""
+        """Forget a client's subscription; return whether it had one."""
         _check_client(client)
         with self._changing:
             old = self._place(client)
@@ -132,14 +131,14 @@ class Matcher:
             return True
 
     def predicates(self, client: bytes) -> Mapping[str, Predicate] | None:
-        """What a client asks for."""
+        """A client's subscription, if it has one."""
         place = self._place(client)
         return None if place is None else predicates_of(_segment(place[0]), place[1])
 
     def match(self, batch: Batch) -> Matches:
         """The clients of each message of a batch.
 
-        A message may be for very many: where memory is to be bounded, take :meth:`pieces`.
+        A message may be for very many: to bound memory, use :meth:`pieces`.
         """
         pieces = [matches for _, matches in self.pieces(batch)]
         if len(pieces) == 1:
@@ -157,7 +156,7 @@ class Matcher:
         return self.match(Batch.over(rows))
 
     def pieces(self, batch: Batch, most: int = PIECE) -> Iterator[tuple[int, Matches]]:
-        """The same, some messages at a time: the place of the first in the batch, and their clients.
+        """Match some messages at a time: yield the place of the first in the batch, and their clients.
 
         A piece has at most ``most`` clients, or one message. All pieces are of one version of the subscriptions.
         """
@@ -181,7 +180,7 @@ class Matcher:
             begin += len(offsets) - 1
 
     def matches(self, client: bytes, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which messages of a batch are for one client, who has a subscription: without it, none."""
+        """Which messages of a batch are for one client; none if it has no subscription."""
         predicates = self.predicates(client)
         if predicates is None or not len(batch):
             return np.zeros(len(batch), np.bool_)
@@ -201,11 +200,11 @@ class Matcher:
 
     @property
     def rebuild_due(self) -> bool:
-        """Whether :meth:`rebuild` has enough to do."""
+        """Whether :meth:`rebuild` is worthwhile."""
         return not self._rebuilding.locked() and self._mergeable() is not None
 
     def rebuild(self, *, everything: bool = False) -> bool:
-        """Merge segments, in the calling thread; others match and change meanwhile. Whether there was anything to do.
+        """Merge segments, while other threads match and change; return whether there was anything to do.
 
         By default it merges what is due; ``everything`` makes one segment of all subscriptions.
         """
@@ -236,7 +235,7 @@ class Matcher:
             self._rebuilding.release()
 
     def memory(self) -> Memory:
-        """The bytes of all that is kept, and how many a subscription takes."""
+        """The bytes of all subscriptions and their index, and of each on average."""
         view = self._view
         total = sum(segment.nbytes for segment in view.segments)
         if view.tail is not None:
@@ -271,7 +270,7 @@ class Matcher:
                 self.subscribe(client, {name: parse_field(field.encode()) for name, field in fields})
 
     def _place(self, client: bytes) -> tuple[Segment | Tail, int] | None:
-        """Where a client's living row is."""
+        """The segment or tail, and the row, of a client's living subscription."""
         segments, tail, rows, _ = self._view
         if tail is None or len(client) != CLIENT_BYTES:
             return None
@@ -289,7 +288,7 @@ class Matcher:
         return None
 
     def _new_tail(self) -> Tail:
-        """Index the tail that there is, and begin another. The caller holds the lock."""
+        """Index the tail and begin another. The caller holds the lock."""
         from headrace.matching.index.tail import Tail
 
         if self._view.rows:
@@ -318,12 +317,12 @@ class Matcher:
             self._view = _View((*segments, *indexed), Tail(self._seed), 0, version)
 
     def _merge(self, first: int) -> None:
-        """Merge the segments from ``first`` on, here and now. The caller holds both locks."""
+        """Merge the segments from ``first`` on. The caller holds both locks."""
         segments = self._view.segments
         self._view = self._view._replace(segments=(*segments[:first], *self._merged(segments[first:])))
 
     def _merged(self, sources: Sequence[Segment]) -> tuple[Segment, ...]:
-        """One segment of what lives in several, or none if nothing does."""
+        """One segment of what lives in several; none if nothing does."""
         from headrace.matching.index.build import build
         from headrace.matching.index.merging import living
 
@@ -331,15 +330,15 @@ class Matcher:
         return (merged,) if merged.rows else ()
 
     def _mergeable(self) -> int | None:
-        """The first of the segments that are due to become one with those behind it."""
+        """The first of the segments that are due to be merged with all after it."""
         segments = self._view.segments
         rows = sum(segment.rows for segment in segments)
         if rows + self._view.rows - self._count > max(rows // 4, 1024) and segments:
             return 0
-        first, behind = len(segments), 0
-        while first and segments[first - 1].rows <= 2 * behind + 1024:
+        first, later = len(segments), 0
+        while first and segments[first - 1].rows <= 2 * later + 1024:
             first -= 1
-            behind += segments[first].rows
+            later += segments[first].rows
         return first if len(segments) - first >= MANY // 2 else None
 
 
@@ -355,7 +354,7 @@ def _bury(place: tuple[Segment | Tail, int], version: int) -> None:
 
 
 def _bury_since(sources: Sequence[Segment], rows: Sequence[Ints], merged: Segment, seed: np.uint64) -> None:
-    """What has died in the sources since their ``rows`` were copied dies in the merged segment too."""
+    """Bury in the merged segment what has died in the sources since their ``rows`` were copied."""
     from headrace.matching.index import hashing
 
     for segment, some in zip(sources, rows, strict=True):
@@ -376,7 +375,7 @@ def _check_client(client: bytes) -> None:
 
 
 def _check(name: str, predicate: Predicate) -> None:
-    """Refuse what would not be parsed from a client's command."""
+    """Refuse what could not have come in a client's command."""
     if type(predicate) is Equals:
         text = name + predicate.value
         if not text.isascii():

@@ -1,4 +1,4 @@
-"""What matching gives."""
+"""The result of matching."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Matches:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> list[bytes]:
-        """The clients of a message: for people, and for tests."""
+        """The clients of a message; for people and tests, not for the hot path."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         some = self.clients[self.offsets[index] : self.offsets[index + 1]]
@@ -30,7 +30,7 @@ class Matches:
 
 
 class Memory(NamedTuple):
-    """What subscriptions cost."""
+    """Bytes that subscriptions take."""
 
     total: int
     per_subscription: float

@@ -1,6 +1,6 @@
-"""What a batch's messages say, read out of Arrow's buffers into the one form that the kernels know.
+"""The attributes of a batch's messages, read out of Arrow's buffers into the one form that the kernels know.
 
-A message says something in several ways, and what is said later wins:
+A message has attributes from several sources, of which later ones win:
 
 1. the envelope's own: ``topic``, ``origin`` and ``publisher``, where they are not empty, and ``size``;
 2. if asked for, the top-level strings, numbers and truth values of a payload that is a JSON object;
@@ -56,7 +56,7 @@ class _Strings:
 
 @dataclass(slots=True)
 class _Source:
-    """What messages say in one way: ``first[i]`` up to ``first[i + 1]`` are message ``i``'s places in the others."""
+    """Attributes from one source: ``first[i]`` up to ``first[i + 1]`` are message ``i``'s places in the others."""
 
     first: Ints
     names: _Strings | str
@@ -75,7 +75,7 @@ class _Source:
 def read(
     batch: Batch, segments: Sequence[Segment], seed: np.uint64, *, json_attributes: bool
 ) -> tuple[Facts, list[Ints]]:
-    """What the messages say of attributes that any of the segments knows, and each segment's attributes by name."""
+    """Read the attributes that any of the segments names; return them, and each segment's attributes by name."""
     sources = list(_sources(batch, _asked(segments, seed), json_attributes))
     total = sum(source.end - source.begin for source in sources)
     first = np.zeros((len(sources), len(batch) + 1), np.int32)
@@ -158,7 +158,7 @@ class _Names:
 
 
 def _asked(segments: Sequence[Segment], seed: np.uint64) -> set[str]:
-    """The names of the envelope that some subscription has."""
+    """The names of the envelope that some subscription uses."""
     asked = np.zeros(len(_ENVELOPE), np.bool_)
     found = np.empty(len(_ENVELOPE), np.int32)
     for segment in segments:
@@ -288,7 +288,7 @@ def _skipped(batch: Batch) -> Bytes:
 
 
 def _forget_nulls(sources: Sequence[_Source], name: Ints) -> None:
-    """A map's value may be null in Arrow; then the message does not say it."""
+    """Treat a map's null value as an absent attribute."""
     at = 0
     for source in sources:
         if source.valid is not None:

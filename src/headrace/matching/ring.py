@@ -1,11 +1,11 @@
 """The ring: which matcher a client's subscription belongs to.
 
-The places are the numbers below 2^160, as SHA-1 has them. A matcher has a start (by default the SHA-1 of its name) and
-stands at 16 places: the start and every sixteenth of the ring from there, its *vnodes*. A client belongs to the first
-vnode at or after the SHA-1 of its 12 bytes, around the ring. So a matcher that joins takes a share from the others and
-moves nothing between them, and one that leaves gives its share to them.
+Places are the numbers below 2^160, as SHA-1 has them. A matcher has a start (by default the SHA-1 of its name) and 16
+places, its *vnodes*: the start and every sixteenth of the ring from there. A client belongs to the first vnode at or
+after the SHA-1 of its 12 bytes, around the ring. So a matcher that joins takes a share from the others and moves
+nothing between them, and one that leaves gives its share to them.
 
-Two vnodes at one place: the matcher whose name sorts first has it.
+Of two matchers at one place, the one whose name sorts first has it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import UsageError
+from headrace.matching.matches import CLIENT_BYTES
 
 VNODES: Final = 16
 PLACE_BYTES: Final = 20
-CLIENT_BYTES: Final = 12
 
 _PLACES: Final = 1 << (8 * PLACE_BYTES)
 
 
 class Ring:
-    """Matchers by name, and the clients each has."""
+    """Matchers by name, and which has each client."""
 
     def __init__(self, *matchers: str) -> None:
         self._starts: dict[str, int] = {}
@@ -50,7 +50,7 @@ class Ring:
 
     @property
     def starts(self) -> Mapping[str, bytes]:
-        """Where each matcher begins."""
+        """The start of each matcher."""
         return {name: start.to_bytes(PLACE_BYTES) for name, start in self._starts.items()}
 
     def join(self, matcher: str, start: bytes | None = None) -> None:
@@ -63,7 +63,7 @@ class Ring:
         self._place()
 
     def leave(self, matcher: str) -> bool:
-        """Remove a matcher; whether it was there."""
+        """Remove a matcher; return whether it was there."""
         if self._starts.pop(matcher, None) is None:
             return False
         self._place()

@@ -1,7 +1,7 @@
-"""Bytes to frames and back, one file per protocol.
+"""Bytes to frames and back, one module or package per protocol.
 
 No sockets, no clock, no asyncio: a decoder is fed bytes in any chunks and yields frames; an encoder
-returns bytes. Whoever owns the socket decides what to do with them.
+returns bytes. The owner of the socket decides what to do with them.
 
 Every module follows one pattern.
 

@@ -1,4 +1,4 @@
-"""Captures: the bytes of a connection as they came and went, to be decoded later.
+"""Captures: the bytes of a connection in both directions, to be decoded later.
 
 A capture is one file for one connection, or for all datagrams of a door: a line of JSON that says what it is, then
 chunks. A chunk is a byte for its direction (0: to the hub, 1: from it), its time in µs (8 bytes), its length
@@ -20,13 +20,13 @@ from headrace.wire.receive_buffer import Decoder
 MAX_LINE: Final = 4096
 MAX_CHUNK: Final = 16 << 20
 MAX_TIME: Final = 253_402_300_799_999_999
-"""The end of the year 9999: what calendars can show."""
+"""The end of the year 9999, the last that calendars can show."""
 
 _CHUNK: Final = struct.Struct(">BQI")
 
 
 class Capture(msgspec.Struct, frozen=True):
-    """What a capture is of."""
+    """The first line of a capture: the connection it is of."""
 
     door: str
     peer: str
@@ -36,7 +36,7 @@ class Capture(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Bytes that went one way at one time."""
+    """Bytes of one direction at one time."""
 
     outgoing: bool
     time: int
@@ -44,7 +44,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def serialize(item: Capture | Chunk) -> bytes:
-    """A part of a capture's file.
+    """One part of a capture as bytes.
 
     >>> serialize(Chunk(False, 1, b"hi")).hex(" ")
     '00 00 00 00 00 00 00 00 01 00 00 00 02 68 69'
@@ -55,7 +55,7 @@ def serialize(item: Capture | Chunk) -> bytes:
 
 
 class CaptureDecoder(Decoder[Capture | Chunk]):
-    """A capture's file, in any pieces."""
+    """Reads a capture's file, in any pieces."""
 
     def __init__(self) -> None:
         super().__init__()

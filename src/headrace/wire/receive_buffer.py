@@ -1,4 +1,4 @@
-"""What every stream decoder shares: received bytes not yet consumed, and how frames come out of them.
+"""The base of every stream decoder: received bytes not yet consumed, and how frames come out of them.
 
 Strategy: one growing ``bytearray`` and a cursor. Consumed bytes are dropped in one move when more arrive,
 so taking a frame never shifts the rest. A decoder subclasses :class:`Decoder` and writes one method,
@@ -32,7 +32,7 @@ class ReceiveBuffer:
         return len(self._data) - self._start
 
     def receive(self, data: Buffer) -> None:
-        """Add what came from the peer."""
+        """Add bytes from the peer."""
         if self._start:
             del self._data[: self._start]
             self._start = 0
@@ -81,12 +81,12 @@ class Decoder(ABC, Generic[F]):
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of an incomplete frame wait; not 0 at a stream's end means it was cut."""
+        """Bytes of an incomplete frame; not 0 at a stream's end means that it was cut."""
         return len(self.inbox)
 
     @property
     def frame_at(self) -> int:
-        """How many bytes came before the frame that comes now."""
+        """Bytes of the stream before the next frame."""
         return self.inbox.position
 
     def _frames(self) -> Iterator[F]:

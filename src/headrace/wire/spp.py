@@ -7,7 +7,7 @@ things in the two directions, so each has its decoder: :class:`ServerDecoder` re
 
 Strategy: a packet is read by a generator that yields how many bytes it must have before it can go on. What it
 has learnt (type, length, service) is kept between chunks, and each length is judged as soon as its four bytes
-are here, before anything behind it is waited for.
+are here, before waiting for anything after it.
 
 Invariants:
 
@@ -42,10 +42,10 @@ MAX_SERVICE = 1024
 """The longest service id in bytes. Every Info repeats it."""
 
 MAX_AUTH = 4096
-"""The longest AUTH text we look at. It is read before we know who speaks, so it is kept short."""
+"""The longest AUTH text we read. It comes before we know the client, so it is kept short."""
 
 FIRST_FOREIGN = 32
-"""From here on msgtypes belong to whoever uses them; the protocol itself ignores them."""
+"""The first msgtype that is free for extensions; the protocol ignores those it does not know."""
 
 _HEADER = struct.Struct("!II")
 _INTEGER = struct.Struct("!I")
@@ -105,28 +105,28 @@ class Authenticated:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Client: send me this service's object, and then its changes."""
+    """Client: asks for a service's object, and then its changes."""
 
     service: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Client: no more of this service."""
+    """Client: wants no more of a service."""
 
     service: str
 
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """Client: who I am, as the JSON object that the attribute SDK's ``auth`` also takes."""
+    """Client: its identity, as the JSON object that the attribute SDK's ``auth`` also takes."""
 
     json: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Client: change this service, or create it."""
+    """Client: changes a service, or creates it."""
 
     service: str
     change: bytes
@@ -175,7 +175,7 @@ def serialize_infos(changes: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 class _PacketDecoder(Decoder[F | Ignored]):
-    """What both directions share: packets, STRINGs, and the skipping of what is not ours."""
+    """Reads packets and STRINGs, and skips packets that are not ours."""
 
     def __init__(self, *, max_packet: int = MAX_PACKET, max_service: int = MAX_SERVICE) -> None:
         super().__init__()
@@ -185,12 +185,12 @@ class _PacketDecoder(Decoder[F | Ignored]):
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of an incomplete packet have come, those already dropped or taken included."""
+        """Bytes of an incomplete packet, including those already dropped or taken."""
         return self.inbox.position - self._begin + len(self.inbox)
 
     @property
     def frame_at(self) -> int:
-        """How many bytes came before the packet that comes now, of which some may have been taken."""
+        """Bytes of the stream before the packet under way."""
         return self._begin
 
     def _start_packet(self) -> None:
@@ -257,7 +257,7 @@ class _PacketDecoder(Decoder[F | Ignored]):
         if size > limit:
             raise LimitError("spp", field, size, limit, offset=begin)
         if last and size < room:
-            raise MalformedError("spp", field, size, f"{room - size} bytes trail behind it", offset=begin)
+            raise MalformedError("spp", field, size, f"{room - size} bytes trail after it", offset=begin)
         yield size
         return inbox.take(size)
 

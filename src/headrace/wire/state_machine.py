@@ -1,4 +1,4 @@
-"""A connection's state as a table: ``(state, event) -> state``; what the table lacks is refused.
+"""A connection's state as a table, ``(state, event) -> state``; an event that the table lacks is refused.
 
 The tables are module constants, so that tests can walk them and the documentation's diagrams are drawn
 from them.
@@ -17,7 +17,7 @@ E = TypeVar("E", bound=Enum)
 
 
 class StateMachine(Generic[S, E]):
-    """One connection's place in a transition table."""
+    """One connection's state in a transition table."""
 
     __slots__ = ("_protocol", "_table", "state")
 

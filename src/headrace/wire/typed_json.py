@@ -1,4 +1,4 @@
-"""JSON from a peer: what a decoder is made for, or one of our errors."""
+"""JSON from a peer, as a typed value or one of our errors."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wire.attribute.client_lists import pack_routes
 
 from headrace.hub.counters import Counters
 from headrace.hub.routing.client_session import NOTHING, PushSource
@@ -21,8 +22,6 @@ from headrace.wire.attribute.messages import (
     Push,
     RouterDecoder,
     msg_id,
-    pack_clients,
-    pack_routes,
     serialize,
 )
 from headrace.wire.attribute.push_parts import MAX_CONNECTORS, HeartbeatJoiner, PushJoiner
@@ -126,7 +125,7 @@ def test_a_long_push_is_split_and_comes_whole(dispatcher: Dispatcher, matcher: F
     assert len(east.frames) > 8
     joiner = PushJoiner()
     whole = [found for part in east.frames if (found := joiner.join(part, 0.0)) is not None]
-    assert whole == [Push(ID, bytes(5000), pack_clients(clients))]
+    assert whole == [Push(ID, bytes(5000), b"".join(clients))]
 
 
 def test_what_another_dispatcher_passes_on_goes_no_further(dispatcher: Dispatcher, here: Here) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wire.attribute.client_lists import pack_routes
 from tests.wire.golden import Golden, check_golden, cut, read_bytewise, read_whole
 from tests.wire.outcome import outcome, traced_peak
 
@@ -35,12 +36,9 @@ from headrace.wire.attribute.messages import (
     StatusItem,
     VnodeInfo,
     msg_id,
-    pack_clients,
-    pack_routes,
     parse_msg_id,
     serialize,
     unpack_clients,
-    unpack_routes,
 )
 from headrace.wire.attribute.publish import PublisherDecoder, Publishes
 from headrace.wire.receive_buffer import Decoder
@@ -344,23 +342,19 @@ def test_what_is_no_msg_id_of_ours(value: bytes) -> None:
 
 
 def test_client_lists_are_entries_side_by_side() -> None:
-    routes = [(CLIENT_1, b"conn-001"), (CLIENT_2, b"conn-002")]
-    assert pack_routes(routes) == CLIENT_1 + b"conn-001" + CLIENT_2 + b"conn-002"
-    assert unpack_routes(pack_routes(routes)) == routes
-    assert pack_clients([CLIENT_1, CLIENT_2]) == CLIENT_1 + CLIENT_2
     assert unpack_clients(CLIENT_1 + CLIENT_2) == [CLIENT_1, CLIENT_2]
-    assert unpack_routes(b"") == unpack_clients(b"") == []
+    assert unpack_clients(b"") == []
 
 
 @pytest.mark.parametrize(
     "act",
     [
-        lambda: pack_clients([CLIENT_1, b"short"]),
-        lambda: pack_routes([(b"short", b"conn-001")]),
-        lambda: pack_routes([(CLIENT_1, b"conn-1")]),
-        lambda: pack_routes([(CLIENT_1, b"conn-00\xff")]),
+        lambda: serialize(Push(MSG_ID, b"", CLIENT_1 + b"short")),
+        lambda: serialize(MatcherPush(MSG_ID, b"", b"short" + b"conn-001")),
+        lambda: serialize(MatcherPush(MSG_ID, b"", CLIENT_1 + b"conn-1")),
+        lambda: serialize(MatcherPush(MSG_ID, b"", CLIENT_1 + b"conn-00\xff")),
+        lambda: serialize(MatcherPush(MSG_ID, b"", bytes(12))),
         lambda: unpack_clients(bytes(13)),
-        lambda: unpack_routes(bytes(12)),
     ],
 )
 def test_what_is_no_client_list(act: Callable[[], object]) -> None:

@@ -323,13 +323,7 @@ class Dispatcher:
             self.connectors[connector].pass_on(serialize(Push(message)))
 
     def _to_own(
-        self,
-        feeder: Feeder,
-        connector: bytes,
-        message: bytes,
-        payload: bytes,
-        clients: bytes,
-        vouched: bool,
+        self, feeder: Feeder, connector: bytes, message: bytes, payload: bytes, clients: bytes, vouched: bool
     ) -> bool:
         """Pass a message to an own connector; ``False`` if there is none with this id."""
         if self.local is not None and connector == self.local.id:

@@ -1,7 +1,7 @@
-"""Building a segment: merge what lives, plan the index, pack it, and write the columns in its order.
+"""Building a segment: merge living rows, plan the index, pack it, and write the columns in its order.
 
-This runs in a thread beside matching, so all that grows with the subscriptions is done in kernels, or by numpy's own
-loops that let others run.
+This runs in a thread beside matching, so all work that grows with the subscriptions is done in kernels, or by numpy
+loops that release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def build(segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) ->
 
 
 def _slots(count: int) -> int:
-    """How many slots a table of this many has: a power of two, at most half of them used."""
+    """The number of slots for so many items: a power of two, at most half of them used."""
     return 1 << (2 * count).bit_length() >> (1 if count and count & (count - 1) == 0 else 0)
 
 
@@ -156,8 +156,7 @@ def _prefixes(kinds: Ints, values: Wide, words: Words, attributes: int) -> tuple
 
 @kernel(
     types.void(
-        *(INTS, INTS, CLIENTS, INTS, INTS, FLOATS, FLOATS),
-        *(CLIENTS, INTS, INTS, FLOATS, FLOATS, INTS),
+        *(INTS, INTS, CLIENTS, INTS, INTS, FLOATS, FLOATS), *(CLIENTS, INTS, INTS, FLOATS, FLOATS, INTS)
     )
 )
 def reorder(
@@ -175,7 +174,7 @@ def reorder(
     hi_out: Floats,
     entry: Ints,
 ) -> None:
-    """Write subscriptions in the order of their first entries, those without entry behind; and the entries."""
+    """Write subscriptions in the order of their first entries, those without entry last; and the entries."""
     rows = len(clients)
     place = np.full(rows, -1, np.int32)
     used = 0

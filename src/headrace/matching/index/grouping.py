@@ -1,4 +1,4 @@
-"""Grouping entries: those of the same key and dimensions make a group, where that pays.
+"""Grouping entries: entries of the same key and dimensions make a group, where that pays.
 
 Visiting a group takes about as long as checking ``VISIT`` entries, so a pair of dimensions gets a group of its own only
 when one dimension alone would leave more than that to check, and a key's few entries are checked one after the other.
@@ -17,10 +17,10 @@ from headrace.matching.index.segment import Floats, Ints
 from headrace.wire.numba_kernels import INTS, INTS_2, kernel, types
 
 VISIT: Final = 16
-"""What visiting a group costs, in entries checked."""
+"""The cost of visiting a group, in entries checked."""
 
 FEW: Final = 48
-"""Entries of a key that are checked without more ado."""
+"""Entries of a key that are checked one after the other."""
 
 
 class Groups(NamedTuple):
@@ -31,7 +31,7 @@ class Groups(NamedTuple):
     dims: Ints
     settled: Ints
     first: Ints
-    """The first group of each key, and behind the last one's."""
+    """The first group of each key, and the end of the last one's groups."""
 
 
 def group(entries: Entries, keys: Ints, count: int) -> Groups:
@@ -48,7 +48,7 @@ def group(entries: Entries, keys: Ints, count: int) -> Groups:
 
 @kernel(INTS(HASHES, INTS))
 def radix_order(values: npt.NDArray[np.uint64], order: Ints) -> Ints:
-    """``order`` sorted by ``values``, stably: those of the same value stay as they are."""
+    """Sort ``order`` by ``values``, stably."""
     count = len(order)
     lowest, highest = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0)
     for value in values:
@@ -59,7 +59,7 @@ def radix_order(values: npt.NDArray[np.uint64], order: Ints) -> Ints:
     for digit in range(8):
         shift = np.uint64(8 * digit)
         if (lowest >> shift) & np.uint64(255) == (highest >> shift) & np.uint64(255):
-            # All have the same.
+            # All have the same digit.
             continue
         begins[:] = 0
         for index in here:

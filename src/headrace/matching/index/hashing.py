@@ -98,7 +98,7 @@ def intern(
     slot = np.int64(hashed & np.uint64(len(slots) - 1))
     while slots[slot] != 0:
         slot = (slot + 1) & (len(slots) - 1)
-    # Last, so that whoever looks it up meanwhile finds it whole or not at all.
+    # Last, so that a concurrent lookup finds it whole or not at all.
     slots[slot] = count + 1
     return count
 
@@ -115,7 +115,7 @@ def intern_used(
     seed: np.uint64,
     codes: Ints,
 ) -> int:
-    """Put the words of one table that are ``used`` into another; fill in their ``codes`` there; the new count."""
+    """Put the ``used`` words of one table into another; fill in their ``codes`` there; return the new count."""
     for code in range(len(begins) - 1):
         codes[code] = -1
         if used[code]:
@@ -130,7 +130,7 @@ def intern_used(
 def find_names(
     data: Bytes, begins: Wide, names: Bytes, name_begins: Wide, slots: Ints, seed: np.uint64, found: Ints
 ) -> None:
-    """Fill in the attributes of a segment that have these names, -1 where none has."""
+    """Fill in the attribute of a segment that has each name, or -1."""
     for index in range(len(begins) - 1):
         hashed = mixed(hash_text(data, begins[index], begins[index + 1], seed))
         found[index] = find_word(data, begins[index], begins[index + 1], hashed, names, name_begins, slots)
@@ -163,7 +163,7 @@ def find_client(clients: Clients, slots: Ints, first: int, second: int, third: i
 
 @kernel(INTS(INTS, WIDE, INTS, SEED, INTS))
 def file_keys(kinds: Ints, values: Wide, slots: Ints, seed: np.uint64, codes: Ints) -> Ints:
-    """Number distinct keys in the order in which they come; fill in the code of each; return the first of each."""
+    """Number distinct keys in order; fill in the code of each; return the index of the first of each."""
     mask = len(slots) - 1
     firsts = np.empty(len(kinds), np.int32)
     count = 0

@@ -1,9 +1,9 @@
-"""Packing groups: entries that a message finds together stand side by side.
+"""Packing groups: entries that a message finds together are side by side.
 
 The entries of a group of one dimension are sorted along it; those of two along a Hilbert curve, which visits what is
 near in both dimensions one after the other. Places on a dimension are ranks, not values, so that it does not matter how
-values are spread. Wide intervals would blow up the boxes of all their neighbours; so those much wider than the rest
-stand apart, and so do those much narrower.
+values are spread. Wide intervals would enlarge the boxes of all their neighbours; so those much wider than the rest are
+kept apart, and so are those much narrower.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def place_near(
     near_dims: Ints,
     group_second: Bytes,
 ) -> None:
-    """Put the first two intervals behind its key beside each entry."""
+    """Put the first two intervals after its key beside each entry."""
     for group in range(len(settled)):
         group_second[group] = 0
         for at in range(group_begin[group], group_begin[group + 1]):
@@ -177,7 +177,7 @@ def place_near(
 
 @inline
 def _extend(boxes: Near, box: int, inner: Near, at: int, second: bool) -> None:
-    """Make a box hold another; without ``second``, all of the second dimension."""
+    """Extend a box to hold another; without ``second``, to all of the second dimension."""
     boxes[0, box] = min(boxes[0, box], inner[0, at])
     boxes[1, box] = max(boxes[1, box], inner[1, at])
     boxes[2, box] = min(boxes[2, box], inner[2, at]) if second else -np.inf
@@ -206,7 +206,7 @@ def bound(group_begin: Ints, dims: Ints, near: Near, group_node: Ints, boxes: Ne
 
 
 def nodes(entries: int) -> int:
-    """How many boxes a group of dimensions has for its entries: each level is filled up to whole nodes."""
+    """The number of boxes of a group with dimensions: each level is filled up to whole nodes."""
     total, size = 0, entries
     while size > LEAF:
         size = -(-size // LEAF)

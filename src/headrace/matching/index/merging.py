@@ -1,4 +1,4 @@
-"""Merging segments: what lives in some becomes the columns of one, with words and attributes numbered anew."""
+"""Merging segments: their living rows become the columns of one, with words and attributes renumbered."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _used(segment: Segment, rows: Ints) -> tuple[Bytes, Bytes, int, int]:
 
 
 def _interned(tables: Sequence[Words], used: Sequence[Bytes], seed: np.uint64) -> tuple[Words, list[Ints]]:
-    """One table of the words used in several, and the new code of each."""
+    """Make one table of the words used in several; return it and each word's new code."""
     most = sum(int(each.sum()) for each in used)
     size = sum(int(np.diff(table.begin)[each != 0].sum()) for table, each in zip(tables, used, strict=True))
     data = np.empty(size, np.uint8)
@@ -129,20 +129,7 @@ def mark_used(segment: Segment, rows: Ints, names: Bytes, words: Bytes) -> tuple
 
 
 @kernel(
-    types.intp(
-        SEGMENT,
-        INTS,
-        INTS,
-        INTS,
-        types.intp,
-        types.intp,
-        CLIENTS,
-        INTS,
-        INTS,
-        FLOATS,
-        FLOATS,
-        WIDE,
-    )
+    types.intp(SEGMENT, INTS, INTS, INTS, types.intp, types.intp, CLIENTS, INTS, INTS, FLOATS, FLOATS, WIDE)
 )
 def append_rows(
     segment: Segment,
@@ -158,8 +145,7 @@ def append_rows(
     hi: Floats,
     pool: Wide,
 ) -> int:
-    """Copy rows behind the ``row`` that are there, with attributes and words renumbered; return how much of the pool
-    is used."""
+    """Append rows after the first ``row``, attributes and words renumbered; return how much of the pool is used."""
     to = start[row]
     for source in rows:
         clients[row, 0] = segment.clients[source, 0]

@@ -1,4 +1,4 @@
-"""Planning an index: what each subscription is filed under.
+"""Planning an index: choosing what each subscription is filed under.
 
 A subscription's *key* is the ``Equals`` that it shares with the fewest others; without one, an ``In`` of few values (an
 entry for each), else a ``Prefix``, else that an attribute exists. Besides its key it may have two *dimensions*: the
@@ -23,15 +23,14 @@ from headrace.wire.sdk.predicate import EXISTS, HEAD, IN, PREFIX, TEXT
 FEW_VALUES: Final = 16
 """Values of an ``In`` that is a key although the subscription has intervals: each takes an entry of its own."""
 
-
 SAMPLES: Final = 1 << 20
-"""Middles of ranges that are looked at, of all dimensions together, and at most."""
+"""The most middles of ranges that are sampled, of all dimensions together."""
 
 Matrix = npt.NDArray[np.float64]
 
 
 class Entries(NamedTuple):
-    """Where subscriptions are filed: a row of each column for each entry."""
+    """Where subscriptions are filed: one row for each entry."""
 
     row: Ints
     kind: Ints
@@ -44,7 +43,7 @@ class Entries(NamedTuple):
 
 
 def plan(columns: Columns, seed: np.uint64) -> Entries:
-    """The entries of subscriptions, whose predicates are put in the order in which they are used."""
+    """Choose the entries of subscriptions, and reorder their predicates as they are used."""
     rows = len(columns.start) - 1
     share = _shares(columns, seed)
     kinds, first = np.empty(rows, np.int32), np.empty(rows + 1, np.int32)
@@ -63,9 +62,9 @@ def plan(columns: Columns, seed: np.uint64) -> Entries:
 
 
 def _shares(columns: Columns, seed: np.uint64) -> Floats:
-    """Which part of the messages each predicate leaves, about.
+    """Estimate which part of the messages each predicate leaves.
 
-    Messages are taken to be where subscriptions are: a word leaves the part of subscriptions that ask for it, a range
+    Messages are assumed to be where subscriptions are: a word leaves the part of subscriptions that ask for it, a range
     the part of ranges whose middle is in it. Programs leave all.
     """
     dim, lo, hi = columns.dim, columns.lo, columns.hi
@@ -135,7 +134,7 @@ def range_shares(dim: Ints, lo: Floats, hi: Floats, counts: Ints, middles: Matri
             # Halves, since the whole of the doubles' range is more than a double holds.
             span = middles[each, count - 1] / 2 - middles[each, 0] / 2
             width = hi[at] / 2 - lo[at] / 2
-            # Those narrower than the sample is fine still differ.
+            # Ranges narrower than the sample's spacing still differ.
             part = min(1.0, width / span) if span > 0 else 0.5
             out[at] = (inside + part) / (count + 1)
 

@@ -2,7 +2,7 @@
 
 **Attributes** that the segment's subscriptions name are numbered; attribute ``a`` has two *dimensions*: ``2a`` for its
 string (as the code of a word, see below) and ``2a + 1`` for its number. A message is a point there, NaN where it says
-nothing. ``Equals`` and ``Between`` are then the same thing, an interval ``lo <= x <= hi`` of a dimension, and a
+nothing. ``Equals`` and ``Between`` are then the same, an interval ``lo <= x <= hi`` of a dimension, and a
 message that lacks the attribute, or has the other type, is NaN, which lies in no interval. Every other predicate is a
 *program* (:mod:`headrace.wire.sdk.predicate`): its ``dim`` is negative and ``lo`` is its place in ``pool``.
 
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from headrace.wire.sdk.predicate import Between, Equals, Predicate, decompile
 
 ALIVE: Final = np.iinfo(np.int64).max
-"""``died`` of a subscription that has not."""
+"""``died`` of a living subscription."""
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
@@ -77,7 +77,7 @@ class Segment(NamedTuple):
     group_dims: Ints
     """Two dimensions a group, -1 for none."""
     group_settled: Ints
-    """How many of a subscription's predicates, the first ones, the group's key settles: 0 or 1."""
+    """How many of a subscription's first predicates the group's key settles: 0 or 1."""
     group_second: Bytes
     """Whether some of its entries have a second dimension that the group has not."""
     group_node: Ints
@@ -87,7 +87,7 @@ class Segment(NamedTuple):
     near_dims: Ints
     """Two rows: which dimensions those are, -1 for none. The entries of a group may share both, the first, or none."""
     boxes: Near
-    """The same of a tree's nodes, leaves first: what holds all that is below them."""
+    """The same for a tree's nodes, leaves first: a box around everything below."""
     dim_group: Ints
     """The groups without key whose first dimension is ``d``: ``dim_group[d]`` up to ``dim_group[d + 1]``. Those before
     ``dim_group[0]`` have no dimension and are always visited."""
@@ -162,6 +162,5 @@ def predicates_of(segment: Segment, row: int) -> dict[str, Predicate]:
 
 
 def _word(words: Words, code: int) -> str:
-    """The word of a code."""
     begin, end = words.begin[code : code + 2].tolist()
     return words.data[begin:end].tobytes().decode()

@@ -1,8 +1,8 @@
 """The tail: the newest subscriptions, not indexed yet, which every message is checked against one by one.
 
-It is a :class:`Segment` whose arrays have room to grow, with all its rows in one group. A subscription is written
-behind the others; those who match read only the rows that were there when they began. When the tail is full it is
-indexed and a new one begins, so it is small always: that bounds what the check costs.
+It is a :class:`Segment` whose arrays have room to grow, with all its rows in one group. A subscription is written after
+the others; a match reads only the rows that were there when it began. When the tail is full it is indexed and a new one
+begins, so it is always small: that bounds the cost of the check.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide
 from headrace.wire.sdk.predicate import Between, Equals, Predicate, compile_predicate
 
 ROWS: Final = 1024
-"""Subscriptions that a tail takes: checking one takes some nanoseconds a message."""
+"""Subscriptions of a full tail: checking one takes some nanoseconds a message."""
 
 A = TypeVar("A", Ints, Wide, Floats)
 
-_BEHIND: Final = 16
-"""Entries are looked at so many at a time (``kernels.LEAF``), the last ones too."""
+_PADDING: Final = 16
+"""Padding after the last entry: entries are checked ``kernels.LEAF`` at a time."""
 
 _NO_INTS = np.zeros(0, np.int32)
 _NO_WIDE = np.zeros(0, np.int64)
@@ -44,17 +44,17 @@ class Tail:
         self._pool = np.empty(64, np.int64)
         self._pooled = 0
         self._entry = np.arange(rows, dtype=np.int32)
-        # The intervals are not put beside the entries: few rows, and each soon moves on.
-        self._near = np.full((4, rows + _BEHIND), -np.inf, np.float32)
+        # The entries have no approximate intervals: the rows are few and soon indexed.
+        self._near = np.full((4, rows + _PADDING), -np.inf, np.float32)
         self._near[1::2] = np.inf
-        self._near_dims = np.full((2, rows + _BEHIND), -1, np.int32)
+        self._near_dims = np.full((2, rows + _PADDING), -1, np.int32)
         self._names = WordTable(seed)
         self._words = WordTable(seed)
         self._rows: dict[bytes, int] = {}
         self.count = 0
 
     find_client = staticmethod(hashing.find_client)
-    """Where a client's row is in a segment: here, so that whoever has a tail need not import it again."""
+    """Finds a client's row in a segment; here, because the owner of a tail has imported numba."""
 
     @property
     def full(self) -> bool:
@@ -62,7 +62,7 @@ class Tail:
         return self.count == len(self._clients)
 
     def append(self, client: bytes, predicates: Mapping[str, Predicate]) -> int:
-        """Write a subscription behind the others; return its row. There must be room."""
+        """Append a subscription; return its row. There must be room."""
         row = self.count
         at = int(self._start[row])
         if at + len(predicates) > len(self._dim):
@@ -102,18 +102,18 @@ class Tail:
 
     @property
     def nbytes(self) -> int:
-        """The memory of the arrays; the words' Python strings are a few hundred kilobytes at most."""
+        """Bytes of the arrays; the words' Python strings are a few hundred kilobytes at most."""
         return self.segment(len(self._clients)).nbytes
 
     def bury(self, row: int, version: int) -> None:
-        """The subscription is gone from this version on."""
+        """Mark a subscription as gone from this version on."""
         self._died[row] = version
 
     def segment(self, count: int | None = None) -> Segment:
         """The first ``count`` rows as a segment; all of them by default. It shares memory with the tail."""
         count = self.count if count is None else count
         names, words = self._names.table, self._words.table
-        # As many as there is room for: names that come while somebody matches have a place.
+        # As many as there is room for: names may be added during a match.
         attributes = len(names.begin) - 1
         end = int(self._start[count])
         return Segment(

@@ -1,7 +1,7 @@
 """Convert rows of a DataFrame to rows to be published, and to the bodies in which they are staged.
 
 Rows with a payload alone go to the network from Arrow's own memory, several of Spark's batches in one body
-(:class:`~headrace.client.link.stager.Gathered`). Others are converted by Arrow, batch by batch.
+(:class:`~headrace.client.link.stager.PayloadGatherer`). Others are converted by Arrow, batch by batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.client.link.rows import check_text, published_rows
-from headrace.client.link.stager import Gathered, pieces
+from headrace.client.link.stager import PayloadGatherer, pieces
 from headrace.errors import UsageError
 from headrace.message import Run
 from headrace.wire.link.message import PUBLISHED, Buffer, body_of
@@ -22,7 +22,7 @@ from headrace.wire.link.message import PUBLISHED, Buffer, body_of
 def bodies(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[list[Buffer]]:
     """Convert the sink's rows to bodies, in parts; refuse what :func:`published` does."""
     check_text("a topic", topic)
-    gathered = Gathered(topic)
+    gathered = PayloadGatherer(topic)
     for rows in batches:
         if not rows.num_rows:
             continue

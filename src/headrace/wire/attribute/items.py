@@ -31,7 +31,7 @@ HEADER = struct.Struct("!BHB")
 ITEM = struct.Struct("!BH")
 
 UNUSED_EXTRA = 0
-"""What messages carry whose "ExtraField" is "not use now"; on receipt theirs is ignored."""
+"""The value of an "ExtraField" that is "not use now"; on receipt it is ignored."""
 
 Items: TypeAlias = dict[int, bytes]
 
@@ -66,12 +66,12 @@ def whole_message(inbox: ReceiveBuffer, commands: Container[int]) -> tuple[int, 
 
 
 def parse_items(body: bytes) -> Items:
-    """The items of a body by their ids, of a repeated id the last."""
+    """Parse the items of a body, by id; the last of a repeated id wins."""
     items: Items = {}
     at = 0
     while at < len(body):
         if len(body) - at < ITEM.size:
-            raise MalformedError("attribute", "body", body[at:], "bytes are left over behind the last item")
+            raise MalformedError("attribute", "body", body[at:], "bytes are left over after the last item")
         number, length = ITEM.unpack_from(body, at)
         at += ITEM.size
         left = len(body) - at
@@ -85,7 +85,7 @@ def parse_items(body: bytes) -> Items:
 
 
 class DoorDecoder(Decoder[M]):
-    """The messages of one door in one direction, given as its table of commands."""
+    """Reads the messages of one door in one direction, by its table of commands."""
 
     def __init__(self, commands: Mapping[int, Callable[[int, Items], M]]) -> None:
         super().__init__()

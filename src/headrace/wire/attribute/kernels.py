@@ -1,8 +1,7 @@
 """The inner loops of the publisher door, compiled: many publishes in one call, no Python object per publish.
 
-They say where things are and move bytes; what those mean, and every refusal, is
-:mod:`headrace.wire.attribute.publish`'s, which takes the memory and imports this module only when several publishes
-stand side by side.
+They find where things are and move bytes. :mod:`headrace.wire.attribute.publish` gives those bytes a meaning, refuses
+what is wrong, takes the memory, and imports this module only for several publishes side by side.
 
 Invariants, which hold for hostile bytes:
 
@@ -46,7 +45,7 @@ _EDGES_IN = types.Array(types.int32, 2, "C", readonly=True)
 
 
 def warm() -> None:
-    """Run every kernel once. Importing this module compiles them, which takes long the first time of all."""
+    """Run every kernel once. Importing this module compiles them, which takes long the first time."""
     data = np.frombuffer(bytes((PUBLISH, 0, ITEM_BYTES, 0, PAYLOAD, 0, 0)), np.uint8)
     edges = np.empty((1, COLUMNS), np.int32)
     scan_publishes(data, edges)

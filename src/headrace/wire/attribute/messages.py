@@ -2,9 +2,9 @@
 
 A matched message travels from matcher to dispatcher to connector as a push: its MsgId, its payload and the
 clients it is for. The legs have nearly the same items and differ in what an entry of the client list is, so
-each has its type, and each door the decoder for what may come there. How bytes are laid out is
+each has its type, and each door the decoder for what may come there. The layout of the bytes is in
 :mod:`headrace.wire.attribute.items`; a push that does not fit one message is split and joined in
-:mod:`headrace.wire.attribute.push_parts`; the publisher door is :mod:`headrace.wire.attribute.publish`.
+:mod:`headrace.wire.attribute.push_parts`; the publisher door is in :mod:`headrace.wire.attribute.publish`.
 
 Invariants:
 
@@ -17,7 +17,6 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, TypeAlias
@@ -130,8 +129,8 @@ class Push:
 class Handshake:
     """Dispatcher to connector, and the connector's answer: the sender's own id.
 
-    Our extension: a connector that is ``relying`` wants to be told how far matchers are, by pushes to nobody. Who
-    does not know that item skips it.
+    Our extension: a connector that is ``relying`` wants to know how far matchers are, by pushes to nobody. Other
+    implementations skip that item.
     """
 
     COMMAND: ClassVar[int] = 1
@@ -142,10 +141,10 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """At the dispatcher and router doors: the sender lives; ``timestamp`` is in seconds.
+    """At the dispatcher and router doors: a sign of life; ``timestamp`` is in seconds.
 
-    Our extension: a dispatcher also says which ``connectors`` it has, as ids side by side, and which of them are
-    ``relying`` on pushes to nobody. Who does not know these items skips them. Where they are too many for one message
+    Our extension: a dispatcher also names the ``connectors`` it has, as ids side by side, and which of them are
+    ``relying`` on pushes to nobody. Other implementations skip these items. Where they are too many for one message
     they come in parts, as pushes do (:mod:`headrace.wire.attribute.push_parts`).
     """
 
@@ -158,7 +157,7 @@ class Heartbeat:
 
     @property
     def ends(self) -> bool:
-        """Whether no more parts of it follow: then it is answered."""
+        """Whether this is the last part, which is answered."""
         return self.extra in (Extra.SINGLE, Extra.TAIL)
 
 
@@ -260,36 +259,19 @@ def parse_msg_id(value: bytes) -> tuple[int, int]:
 
 
 def is_msg_id(value: bytes) -> bool:
-    """Whether a MsgId is of our form. Others are passed on as they are, whatever they mean to their sender."""
+    """Whether a MsgId is of our form; others are passed on as they are."""
     return len(value) == MSG_ID_BYTES and not any(value[8:])
 
 
 def seq_of(value: bytes) -> int:
-    """The sequence number in a MsgId or, in one that is not of our form, the number that stands in its place."""
+    """The sequence number in a MsgId; in one that is not of our form, the number at that place."""
     return int.from_bytes(value[:6])
-
-
-def pack_routes(routes: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Pairs of client and connector id as the client list of a matcher."""
-    parts: list[bytes] = []
-    for client, connector in routes:
-        parts += (sized("client id", client, CLIENT_ID_BYTES), _node_id("connector", connector))
-    return b"".join(parts)
-
-
-def unpack_routes(clients: bytes) -> list[tuple[bytes, bytes]]:
-    """The client list of a matcher as pairs of client and connector id."""
-    return [(entry[:CLIENT_ID_BYTES], entry[CLIENT_ID_BYTES:]) for entry in _cut(clients, ROUTE_BYTES)]
-
-
-def pack_clients(clients: Iterable[bytes]) -> bytes:
-    """Client ids as the client list of a dispatcher."""
-    return b"".join(sized("client id", client, CLIENT_ID_BYTES) for client in clients)
 
 
 def unpack_clients(clients: bytes) -> list[bytes]:
     """The client list of a dispatcher as client ids."""
-    return _cut(clients, CLIENT_ID_BYTES)
+    entries("clients", clients, CLIENT_ID_BYTES)
+    return [clients[at : at + CLIENT_ID_BYTES] for at in range(0, len(clients), CLIENT_ID_BYTES)]
 
 
 class DispatcherDecoder(DoorDecoder[DispatcherMessage]):
@@ -431,11 +413,6 @@ def _routes(clients: bytes) -> bytes:
     if not all(clients[at::ROUTE_BYTES].isascii() for at in range(CLIENT_ID_BYTES, ROUTE_BYTES)):
         raise MalformedError("attribute", "connector", clients, "ASCII in every entry")
     return clients
-
-
-def _cut(clients: bytes, size: int) -> list[bytes]:
-    entries("clients", clients, size)
-    return [clients[at : at + size] for at in range(0, len(clients), size)]
 
 
 def _start_hash(text: str) -> bytes:

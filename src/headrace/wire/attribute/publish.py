@@ -1,15 +1,15 @@
-"""The publisher door of the attribute family: what a message says about itself, and its payload.
+"""The publisher door of the attribute family: messages with attributes and a payload.
 
 A publish is a message of :mod:`headrace.wire.attribute.items` with two items: attributes, a JSON object of names to
 strings or numbers, and the payload, any bytes. There is no other message at this door and no answer, so
-publishes come one right behind the other. Strategy: a compiled scan finds all that are here, and they are
+publishes follow one another directly. Strategy: a compiled scan finds all that are here, and they are
 handed over as one :class:`Publishes`, with the payloads side by side in one buffer.
 
 Invariants:
 
 - Attributes are decoded here, once, as they are checked: a publish whose attributes are bad is refused where it
   stands, however its bytes were cut.
-- A run is what came; how many runs a stream makes depends on how it was cut, the publishes in them do not.
+- How many runs a stream makes depends on how it was cut; the publishes in them do not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SHORTEST = HEADER.size + ITEM.size
 _RULE = "a JSON object of names to strings and finite numbers"
 
 Attributes: TypeAlias = Mapping[str, str | float]
-"""What a message says about itself."""
+"""A message's attributes: strings and numbers by name."""
 
 
 class PublishItem(IntEnum):
@@ -93,7 +93,7 @@ def serialize(publish: Publish) -> bytes:
 
 
 def serialize_all(publishes: Publishes) -> bytes:
-    """Many publishes as their bytes, one behind the other."""
+    """Many publishes as their bytes, one after the other."""
     parts: list[bytes] = []
     for attributes, payload in zip(publishes.attributes, publishes.payloads, strict=True):
         text = serialize_attributes(attributes)
@@ -132,7 +132,7 @@ def serialize_attributes(attributes: Attributes) -> bytes:
 
 
 def parse_attributes(text: bytes) -> Attributes:
-    """Attributes out of their JSON; of a repeated name the last wins, and no text at all says nothing.
+    """Parse attributes from their JSON; the last of a repeated name wins, and no text means no attributes.
 
     >>> parse_attributes(b'{"city": "Oslo", "degrees": -3}')
     {'city': 'Oslo', 'degrees': -3.0}
@@ -146,7 +146,7 @@ def parse_attributes(text: bytes) -> Attributes:
 
 
 def separate(attributes: Attributes) -> tuple[dict[str, str], dict[str, float]]:
-    """The strings and the numbers apart, as the envelope has them.
+    """Separate strings and numbers, as the envelope has them.
 
     >>> separate({"city": "Oslo", "degrees": -3.0})
     ({'city': 'Oslo'}, {'degrees': -3.0})
@@ -162,20 +162,20 @@ def separate(attributes: Attributes) -> tuple[dict[str, str], dict[str, float]]:
 
 
 class PublisherDecoder(Decoder[Publishes]):
-    """What is read at the publisher door."""
+    """Reads the publisher door."""
 
     def _next(self) -> Publishes | None:
         whole = whole_message(self.inbox, (Publish.COMMAND,))
         if whole is None:
             return None
         _, _, body = whole
-        behind = len(self.inbox) - HEADER.size - len(body)
-        if behind >= _SHORTEST and (run := self._many()) is not None:
+        following = len(self.inbox) - HEADER.size - len(body)
+        if following >= _SHORTEST and (run := self._many()) is not None:
             return run
         return self._one(body)
 
     def _one(self, body: bytes) -> Publishes:
-        """The first publish, which is quicker on its own without the kernels, or refused here."""
+        """Read the first publish, which alone is quicker without the kernels, or refuse it."""
         try:
             publish = parse_publish(body)
         except WireError as error:
@@ -184,8 +184,8 @@ class PublisherDecoder(Decoder[Publishes]):
         return _publishes(publish)
 
     def _many(self) -> Publishes | None:
-        """The publishes that are here, up to the first that is not right; ``None`` if that is the first."""
-        # Numba takes long to load, and nobody needs it to connect or to publish now and then.
+        """Read the publishes that are here, up to a bad one; ``None`` if the first is bad."""
+        # Numba takes long to load, and an occasional publish does not need it.
         from headrace.wire.attribute import kernels
 
         data = self.inbox.peek(RUN_BYTES)

@@ -1,4 +1,4 @@
-"""Pushes, and heartbeats, that do not fit one message: into parts, and together again.
+"""Splitting pushes and heartbeats that do not fit one message, and joining them again.
 
 A push whose MsgId, payload and client list pass MaxBodyLength becomes a Head, Mids and a Tail. Strategy: fill
 each part to the brim, first with payload and then with clients, so that the Head carries the payload and the
@@ -11,8 +11,8 @@ A :class:`PushJoiner` belongs to one connection. Invariants:
   connections have joiners of their own.
 - ``join`` of all parts of ``split`` is the push that was split.
 
-A dispatcher's heartbeat names its connectors. Those that do not fit one message go on in the next part, and count once
-the Tail has come: a :class:`HeartbeatJoiner` has at most one heartbeat begun, of :data:`MAX_CONNECTORS`.
+A dispatcher's heartbeat names its connectors. Those that do not fit one message continue in the next part, and count
+once the Tail has come: a :class:`HeartbeatJoiner` has at most one heartbeat begun, of :data:`MAX_CONNECTORS`.
 """
 
 from __future__ import annotations

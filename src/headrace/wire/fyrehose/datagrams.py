@@ -4,7 +4,7 @@ Invariants:
 
 - A datagram is taken whole or refused whole, and one that is refused disturbs no other.
 - The PUSHes of datagrams that came together are gathered into one run by a compiled kernel
-  (:mod:`headrace.wire.fyrehose.kernels`); a datagram that came alone goes the plain way.
+  (:mod:`headrace.wire.fyrehose.kernels`); a datagram that came alone is read in Python.
 """
 
 from __future__ import annotations

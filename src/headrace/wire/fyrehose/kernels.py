@@ -13,8 +13,8 @@ Invariants, which hold for hostile bytes and for inconsistent offsets alike:
 - each kernel without its decorator (``.py_func``) is its own reference: plain Python on the same arrays.
 
 Signatures are explicit, so nothing is compiled while the hub runs: importing this module compiles the kernels
-once and finds them in numba's cache from then on. Numba comes with this module and nowhere else; the codec
-imports it when a batch needs it. Payload arrays may be read-only (``bytes``, mapped files), and offsets may
+once and finds them in numba's cache from then on. The codec imports this module, and numba with it, when a
+batch needs it. Payload arrays may be read-only (``bytes``, mapped files), and offsets may
 lie at any address (inside a received buffer).
 
 The cache is renewed when this file changes and not when another does, so the constants that are compiled in
@@ -59,7 +59,7 @@ Wide = npt.NDArray[np.int64]
 
 
 def warm() -> None:
-    """Run every kernel once, so that whoever calls next meets compiled code and warm caches."""
+    """Run every kernel once, so that the next call meets compiled code and warm caches."""
     payload = np.frombuffer(b"x", np.uint8)
     offsets = np.array([0, 1], np.int32)
     packet = np.empty(DELIVER_HEADER + 1, np.uint8)

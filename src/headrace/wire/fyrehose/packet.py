@@ -9,8 +9,8 @@
     KEEPALIVE      10  ADDR(4)  PORT(2)                           client to hub
     KEEPALIVE-ACK  20  ADDR(4)  PORT(2)                           hub to client
 
-Reading has two steps, and all who read packets use them: :func:`packet_size` judges how a packet begins (may
-this TYPE come here, is LENGTH within the limit) and says how long it is; :func:`read` makes a frame of a whole
+Reading has two steps, which all readers of packets use: :func:`packet_size` judges how a packet begins (may
+this TYPE come here, is LENGTH within the limit) and returns its length; :func:`read` makes a frame of a whole
 packet. So a stream can be refused by its first bytes, and never waits for more than one packet's worth.
 """
 
@@ -129,7 +129,7 @@ _FIXED: dict[int, int] = {
     Type.KEEPALIVE: _ENDPOINT.size,
     Type.KEEPALIVE_ACK: _ENDPOINT.size,
 }
-"""How many bytes a packet has besides DATA."""
+"""Bytes of a packet besides DATA."""
 
 
 def parse(packet: bytes) -> Frame:
@@ -171,9 +171,9 @@ def serialize(frame: Frame) -> bytes:
 def packet_size(
     packets: bytes | memoryview, at: int, end: int, allowed: frozenset[int], origin: int = 0
 ) -> int:
-    """Judge the packet at ``at`` by its TYPE and LENGTH, and return how long it is.
+    """Judge the packet at ``at`` by its TYPE and LENGTH, and return its size.
 
-    As long as LENGTH is not here, return how many bytes would show it. ``origin`` is where the connection has
+    While LENGTH is not here, return how many bytes would show it. ``origin`` is where the connection has
     its ``packets[0]``, for errors to say at which byte they arose.
     """
     if at == end:

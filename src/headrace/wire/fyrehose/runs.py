@@ -1,7 +1,7 @@
 """fyrehose packets in bulk: a PUSH or a DELIVER for each payload of a run, written in one go.
 
-A compiled kernel (:mod:`headrace.wire.fyrehose.kernels`) writes them side by side. A packet on its own goes the plain
-way, which is as quick for one and needs no kernels loaded; so nothing waits for company.
+A compiled kernel (:mod:`headrace.wire.fyrehose.kernels`) writes them side by side. A single packet is written in
+Python, which is as quick for one and needs no kernels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""fyrehose, the backbone's protocol: its packets in a stream.
+"""fyrehose, the backbone's protocol, as a stream of packets.
 
 Single packets are in :mod:`headrace.wire.fyrehose.packet`, the writing of many is in
 :mod:`headrace.wire.fyrehose.runs`, datagrams are in :mod:`headrace.wire.fyrehose.datagrams`; all may be imported from
 here. PUSH and DELIVER flow in bulk: where several stand side by side, a compiled kernel
-(:mod:`headrace.wire.fyrehose.kernels`) takes them in one go as a run. A packet on its own goes the plain way, which
-is as quick for one and needs no kernels loaded; so nothing waits for company.
+(:mod:`headrace.wire.fyrehose.kernels`) takes them in one go as a run. A single packet is read in Python, which is as
+quick for one and needs no kernels; no message waits for a batch to fill.
 
 Invariants:
 
@@ -101,14 +101,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PushRun:
-    """PUSHes that stood side by side."""
+    """Consecutive PUSHes."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeliverRun:
-    """DELIVERs that stood side by side: message ``seqs[i]`` is payload ``i``."""
+    """Consecutive DELIVERs: message ``seqs[i]`` is payload ``i``."""
 
     seqs: npt.NDArray[np.int64]
     run: Run
@@ -122,17 +122,17 @@ class DeliverRun:
 
 
 ServerFrame = PushRun | Request | Keepalive
-"""What a client's stream brings to the hub."""
+"""What a client sends to the hub."""
 
 ClientFrame = DeliverRun | KeepaliveAck
-"""What the hub's stream brings to a client."""
+"""What the hub sends to a client."""
 
 
 F = TypeVar("F")
 
 
 class Scanned(NamedTuple, Generic[F]):
-    """What a scan found: frames, how many bytes they took, and the error that ends the stream, if any."""
+    """The frames that a scan found, the bytes they took, and the error that ends the stream, if any."""
 
     frames: list[F]
     consumed: int
@@ -179,7 +179,7 @@ class _StreamDecoder(Decoder[F]):
         else:
             inbox.receive(data)
             if len(inbox) < self._wanted:
-                # A long packet in small pieces is not looked at again with each of them.
+                # A long packet in small pieces is not scanned again with each of them.
                 return
             whole = memoryview(inbox.peek(len(inbox)))
             frames, consumed, _ = self._scan(whole, 0, len(whole))
@@ -242,7 +242,7 @@ class ServerDecoder(_StreamDecoder[ServerFrame]):
     def scan(
         self, buffer: Buffer | Bytes, begin: int, end: int, most: int | None = None
     ) -> Scanned[ServerFrame]:
-        """Read frames in place; a read that brought one whole PUSH, as most do at low load, takes a short way."""
+        """Read frames in place, with a short cut for a read of just one PUSH, as most are at low load."""
         size = end - begin - PUSH_HEADER.size
         if (
             0 <= size <= MAX_DATA

@@ -1,12 +1,12 @@
-"""The link's messages: a CBOR map, the head, and raw bytes behind it, the body.
+"""The link's messages: a CBOR map, the head, followed by raw bytes, the body.
 
-What the operations mean is the hub's and the client's business; here a message is only taken apart and put together.
+The hub and the client give the operations a meaning; here a message is only taken apart and put together.
 The head is small (:data:`MAX_HEAD`), shallow, definite and untagged, whatever the body is. A body of rows is one
 encapsulated Arrow IPC record batch message; :func:`rows_of` opens it, :func:`body_of` makes it.
 
 Arrow bytes come from peers here, and a flipped bit in Arrow's metadata can mislead its reader. So rows are validated
-in full before anyone uses them, and whatever pyarrow says of them becomes our own error. Compressed buffers state how
-long they become; the sum of that is bounded before pyarrow unpacks anything.
+in full before use, and pyarrow's errors become our own. Compressed buffers state their unpacked length; the sum of
+those is bounded before pyarrow unpacks anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a client of the link can ask: one frozen type per operation, and the head that says it.
+"""The requests of the link: one frozen type per operation, and the head that carries it.
 
 A request's head is a map with ``op`` and ``id``; the other members are the operation's own. Here a head becomes a
-value whose members have the right types and lie within their bounds, or an error that names the member. Members that
-an operation does not have are passed over, so that an older hub understands a newer client.
+value whose members have the right types and lie within their bounds, or an error that names the member. Unknown
+members are ignored, so that an older hub understands a newer client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.wire.sdk.predicate import Predicate, parse_field
 MAX_ID: Final = (1 << 53) - 1
 """Whole numbers up to here are the same in every language, JavaScript included."""
 MAX_NUMBER: Final = (1 << 62) - 1
-"""A publisher's own numbers are 64-bit and signed in the log; the rest is room to count on."""
+"""A publisher's own numbers are signed 64-bit in the log; the rest is room to count on."""
 MAX_NAME: Final = 255
 MAX_STAGES: Final = 4096
 """Stages that one commit may name."""
@@ -29,7 +29,7 @@ DEFAULT_CREDIT: Final = 4 << 20
 MAX_CREDIT: Final = 64 << 20
 
 WRITE: Final = "write-"
-"""What a query's name begins with that is no stream's: its only batch is tried again soon or never."""
+"""The beginning of the name of a query that is a batch write: it is retried soon or never."""
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ID)]
 Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
@@ -58,14 +58,14 @@ class HelloRequest(_Request, frozen=True, kw_only=True):
 
 
 class HeadRequest(_Request, frozen=True, kw_only=True):
-    """How far the log reaches; from ``first`` on, how far within so many ``bytes``."""
+    """Ask how far the log reaches; from ``first`` on, how far within so many ``bytes``."""
 
     first: Seq | None = None
     bytes: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
 
 
 class StatusRequest(_Request, frozen=True, kw_only=True):
-    """What the hub knows about itself."""
+    """Ask for the hub's status."""
 
 
 class _Stream(_Request, frozen=True, kw_only=True):
@@ -76,14 +76,14 @@ class _Stream(_Request, frozen=True, kw_only=True):
 
 
 class ReadRequest(_Stream, frozen=True, kw_only=True):
-    """A range of the sequence."""
+    """Read a range of the sequence."""
 
     first: Seq
     last: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] | None = None
 
 
 class FollowRequest(_Stream, frozen=True, kw_only=True, rename={"from_seq": "from"}):
-    """The sequence from some place on, without end."""
+    """Follow the sequence from some point on, without end."""
 
     from_seq: Seq | None = None
     time: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | None = None
@@ -120,13 +120,13 @@ class PassRequest(_Request, frozen=True, kw_only=True):
 
 
 class PublisherRequest(_Request, frozen=True, kw_only=True):
-    """How far a publisher has come."""
+    """Ask for a publisher's newest number."""
 
     publisher: Name
 
 
 class StageRequest(_Request, frozen=True, kw_only=True):
-    """Bring rows of a query's batch, which nobody sees before the commit."""
+    """Stage rows of a query's batch, which nobody sees before the commit."""
 
     query: Name
     batch: Number
@@ -150,7 +150,7 @@ class AbortRequest(_Request, frozen=True, kw_only=True):
 
 
 class HoldsRequest(_Request, frozen=True, kw_only=True):
-    """The holds there are; set one, or let it go."""
+    """List holds, set one, or release it."""
 
     name: Name | None = None
     seq: Seq | None = None
@@ -158,13 +158,13 @@ class HoldsRequest(_Request, frozen=True, kw_only=True):
 
 
 class SnapshotRequest(_Request, frozen=True, kw_only=True):
-    """The hub's state, as a snapshot file has it."""
+    """Ask for the hub's state, as a snapshot file has it."""
 
     credit: Credit = DEFAULT_CREDIT
 
 
 class ServicesRequest(_Request, frozen=True, kw_only=True):
-    """The services there are, or one with its value; create one, or remove it."""
+    """List services, show one with its value, create one, or remove it."""
 
     service: str | None = None
     after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
@@ -173,13 +173,13 @@ class ServicesRequest(_Request, frozen=True, kw_only=True):
 
 
 class SubscriptionsRequest(_Request, frozen=True, kw_only=True):
-    """The matcher's table."""
+    """Ask for the matcher's table."""
 
     credit: Credit = DEFAULT_CREDIT
 
 
 class ConsumersRequest(_Request, frozen=True, kw_only=True):
-    """Durable consumers: look at them, move or remove one."""
+    """List durable consumers, show, move or remove one."""
 
     consumer: Name | None = None
     action: Literal["list", "show", "reset", "remove"] = "list"
@@ -188,7 +188,7 @@ class ConsumersRequest(_Request, frozen=True, kw_only=True):
 
 
 class AckRequest(_Request, frozen=True, kw_only=True):
-    """Rows of a durable consumer are done with."""
+    """Acknowledge rows of a durable consumer, or ask for them again."""
 
     consumer: Name
     seqs: list[tuple[Seq, Seq]]
@@ -196,14 +196,14 @@ class AckRequest(_Request, frozen=True, kw_only=True):
 
 
 class ReportRequest(_Request, frozen=True, kw_only=True):
-    """Say what a program beside the hub is doing, for its status."""
+    """Report what a program beside the hub is doing, for the hub's status."""
 
     name: Name
     facts: dict[str, Any]
 
 
 class LostRequest(_Request, frozen=True, kw_only=True):
-    """What readers found gone and passed over; say that one did."""
+    """List the ranges that readers found gone and skipped, or report one."""
 
     reader: Name | None = None
     first: Seq | None = None
@@ -221,7 +221,7 @@ OPERATIONS: Final[dict[str, type[Request]]] = {_operation(kind.__name__): kind f
 
 
 def parse_request(head: Mapping[str, Any]) -> Request:
-    """The request that a head says.
+    """Parse a head as its request.
 
     >>> parse_request({"op": "read", "id": 7, "first": 1, "last": 100})
     ReadRequest(id=7, topic=None, origin=None, where=None, credit=4194304, first=1, last=100)
@@ -251,7 +251,7 @@ def serialize_request(request: Request) -> dict[str, Any]:
 
 
 def parse_where(where: Mapping[str, Any]) -> dict[str, Predicate]:
-    """The predicates of a ``where``, by attribute; each is an SDK field as a map."""
+    """Parse the predicates of a ``where``, by attribute; each is an SDK field as a map."""
     predicates = {}
     for name, field in where.items():
         try:

@@ -1,11 +1,11 @@
-"""What parcels say: the node information object, and one body for each parcel type.
+"""The contents of parcels: the node information object, and one body for each parcel type.
 
 A body is a frozen dataclass named as its parcel type; its fields are the keys on the wire, and their annotations
 say how each travels (:mod:`headrace.wire.parcel.serde`). A new parcel type is a class here and its name in
 :data:`Body`: nothing else lists them.
 
 On the wire a body is ``{Type: {fields}}``, or the text ``Empty`` when it has no fields or all of them have their
-defaults. Bytes that follow a parcel on the stream, its *bulk*, are announced by one more key, ``bulk``, behind
+defaults. Bytes that follow a parcel on the stream, its *bulk*, are announced by one more key, ``bulk``, after
 the fields; since every body can have it, every parcel can carry an authentication tag.
 """
 
@@ -66,7 +66,7 @@ class Mode(Enum):
 
 
 class Fault(Enum):
-    """What a ProtoError complains of."""
+    """The kind of error that a ProtoError reports."""
 
     BAD_RES = "BadRes"
     BAD_REQ = "BadReq"
@@ -95,7 +95,7 @@ class NodeInfo:
 
 
 class _Body:
-    """What a body's class says of its parcels."""
+    """Properties of all parcels with this body."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class _Body:
 
 @dataclass(frozen=True, slots=True)
 class DscReq(_Body):
-    """Discovery: this is who I am; whom do you know? Answered by DscRes on the same stream."""
+    """Discovery: the sender's identity, and a question for neighbours. Answered by DscRes on the same stream."""
 
     identity: Annotated[NodeInfo, struct(NodeInfo)]
 
@@ -121,7 +121,7 @@ class DscRes(_Body):
 
 @dataclass(frozen=True, slots=True)
 class SeqReq(_Body):
-    """Sequence recovery: where is your sequence?"""
+    """Sequence recovery: asks for the sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class SeqRes(_Body):
 
 @dataclass(frozen=True, slots=True)
 class ProtoError(_Body):
-    """What came was refused, and the stream closes. With its defaults, an Empty body."""
+    """A refusal, after which the stream closes. With its defaults, an Empty body."""
 
     is_response = True
     error: Annotated[Fault, one_of(Fault)] = Fault.BAD_REQ
@@ -173,7 +173,7 @@ class Publish(_Body):
 class Ack(_Body):
     """The primary: the batch of ``request`` is committed, as sequence numbers ``first`` to ``last``.
 
-    The bulk tells what numbers cannot: that they are not known any more, or why the batch was not taken.
+    The bulk says what numbers cannot: that they are no longer known, or why the batch was refused.
     """
 
     is_response = True
@@ -323,7 +323,7 @@ BODIES: Mapping[str, type[Body]] = {cls.__name__: cls for cls in get_args(Body)}
 
 
 def pack_body(body: Body, bulk: int) -> Any:
-    """A body as its CBOR value, announcing ``bulk`` bytes behind its parcel."""
+    """A body as its CBOR value, announcing ``bulk`` bytes after its parcel."""
     name = type(body).__name__
     if bulk:
         return {name: {**pack_struct(name, body), BULK: bulk}}

@@ -3,7 +3,7 @@
 A struct is a dataclass whose annotations carry a :class:`Shape`, e.g. ``id: U16``; on the wire it is a map with
 its field names as text keys, in declaration order. A unit enum value is its name as text.
 
-On receipt keys may come in any order, and unknown ones are passed over, as serde does by default, so that a
+On receipt keys may come in any order, and unknown ones are ignored, as serde does by default, so that a
 later version may add fields; a missing key without a default is refused. Types are exact: Python's ``bool`` is
 never taken for an integer.
 """
@@ -130,7 +130,7 @@ def list_of(item: Shape) -> Shape:
 
 
 def anything() -> Shape:
-    """A CBOR value that somebody else judges."""
+    """Any CBOR value, checked elsewhere."""
 
     def keep(_: str, value: Any) -> Any:
         return value

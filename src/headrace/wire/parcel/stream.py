@@ -92,7 +92,7 @@ class Parcel:
 
 
 class ParcelState(Enum):
-    """Where a stream stands; the same for both its ends."""
+    """The state of a stream, the same for both its ends."""
 
     IDLE = "idle"
     DISCOVERY = "discovery"
@@ -134,7 +134,7 @@ DIALLER: Mapping[tuple[ParcelState, ParcelEvent], ParcelState] = {
     (ParcelState.IDLE, ParcelEvent.RECEIVE_OTHER): ParcelState.IDLE,
     (ParcelState.RECOVERY, ParcelEvent.SEND_OTHER): ParcelState.RECOVERY,
     (ParcelState.RECOVERY, ParcelEvent.RECEIVE_OTHER): ParcelState.RECOVERY,
-    # Whoever refuses says so and closes.
+    # A node that refuses says so and closes.
     (ParcelState.IDLE, ParcelEvent.SEND_PROTO_ERROR): ParcelState.CLOSED,
     (ParcelState.IDLE, ParcelEvent.RECEIVE_PROTO_ERROR): ParcelState.CLOSED,
     (ParcelState.DISCOVERY, ParcelEvent.SEND_PROTO_ERROR): ParcelState.CLOSED,
@@ -151,7 +151,7 @@ LISTENER: Mapping[tuple[ParcelState, ParcelEvent], ParcelState] = {
 
 
 class Exchange:
-    """Which parcels may pass on one stream now; whoever owns the stream reports each before it acts on it."""
+    """Which parcels may pass on one stream now; the stream's owner reports each before it acts on it."""
 
     __slots__ = ("_machine",)
 
@@ -160,7 +160,7 @@ class Exchange:
 
     @property
     def state(self) -> ParcelState:
-        """Where the stream stands."""
+        """The state of the stream."""
         return self._machine.state
 
     def sent(self, body: Body) -> ParcelState:
@@ -199,13 +199,13 @@ def serialize_head(node: int, body: Body, bulk: int) -> bytes:
 
 @cache
 def _beginning(kind: str, is_response: bool) -> bytes:
-    """What a type's parcels begin with, up to the sender's id: a map of five, and the first two of them."""
+    """The first bytes of a type's parcels, up to the sender's id: a map of five, and its first two entries."""
     facts = (_KEYS[0], is_response, _KEYS[1], kind, _KEYS[2])
     return b"".join((b"\xa5", *map(cbor2.dumps, facts)))
 
 
 def parse_parcel(encoded: bytes) -> tuple[Parcel, int]:
-    """A parcel from the CBOR behind its length byte, and how many bytes of bulk follow it."""
+    """Parse a parcel from the CBOR after its length byte; return it and how many bytes of bulk follow."""
     envelope = unpack_struct(_ProtoParcel, "ProtoParcel", _load(encoded))
     body, bulk = unpack_body(envelope.parcel_type, envelope.body)
     if envelope.is_response != body.is_response:
@@ -220,7 +220,7 @@ def discovered(responder: NodeInfo, neighbours: Iterable[NodeInfo], *, tag: int 
 
     ``neighbours`` leaves out the requester. ``tag`` is the length of the authentication tag that the caller
     is going to add as bulk, so that there is room to announce it. A neighbour too long for what is left does
-    not keep out the shorter ones behind it; whoever is left out is learnt by asking the others in turn.
+    not keep out the shorter ones after it; those left out are found by asking the others in turn.
     """
     alone = Parcel(responder.id, DscRes((responder,)), bytes(tag))
     room = MAX_PARCEL + 1 - len(serialize_parts(alone)[0])
@@ -256,7 +256,7 @@ class ParcelDecoder(Decoder[Parcel]):
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of a parcel and its bulk have come that is not complete."""
+        """Bytes of an incomplete parcel and its bulk."""
         return self.inbox.position - self._begin + len(self.inbox)
 
     def _next(self) -> Parcel | None:

@@ -1,10 +1,10 @@
-"""Who a client says it is: the auth JSON of the SDK (and of SPP's AUTH), and the token in it.
+"""A client's identity: the auth JSON of the SDK (and of SPP's AUTH), and the token in it.
 
 ``{"client_id": 24 hex digits, "timestamp": …, "token": …, "after": …}``. The token is an HMAC over the client id
 in lower case and the timestamp's text. A timestamp may come as a string or as a number; either way its text is
 kept exactly as it came, since ``1700000000.50`` and ``1700000000.5`` are one time and two tokens.
 
-Whether a timestamp is recent, a token used before or a key known is for whoever holds the clock and the keys.
+Whether a timestamp is recent, a token was used before or a key is known is decided where the clock and the keys are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMESTAMP = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """A client's claim. ``after`` asks for what it missed behind that sequence number."""
+    """A client's claim. ``after`` asks for what it missed after that sequence number."""
 
     client_id: bytes
     timestamp: str
@@ -45,7 +45,7 @@ class Auth:
 
 
 def parse_auth(json: bytes) -> Auth:
-    """The auth in its JSON; members that are none of ours are ignored.
+    """Parse an auth from its JSON; unknown members are ignored.
 
     >>> parse_auth(b'{"client_id": "00112233445566778899AABB", "timestamp": 17.50, "token": "f0"}').timestamp
     '17.50'

@@ -47,10 +47,10 @@ _LONGEST = len("#4294967295\r\n")
 
 @dataclass(frozen=True, slots=True)
 class SdkLimits:
-    """What a connector takes from a client that it need not know yet."""
+    """What a connector accepts from a client, known or not."""
 
     message: int = 64 * 1024
-    """Bytes behind the first line."""
+    """Bytes after the first line."""
 
     elements: int = 1 + 2 * 128
     """The command, and the names and fields of 128 attributes."""
@@ -63,7 +63,7 @@ DEFAULT_LIMITS = SdkLimits()
 
 
 class SdkState(Enum):
-    """Where a session is."""
+    """The state of a session."""
 
     LOCKED = "locked"  # auth is required and has not come
     OPEN = "open"  # auth is not required and has not come
@@ -73,7 +73,7 @@ class SdkState(Enum):
 
 
 class SdkEvent(Enum):
-    """What moves a session. AUTH is an auth found good; whatever is found bad is an ERROR."""
+    """What moves a session. AUTH is an accepted auth; anything refused is an ERROR."""
 
     AUTH = "auth"
     HEARTBEAT = "hb"
@@ -101,29 +101,29 @@ TRANSITIONS: Mapping[tuple[SdkState, SdkEvent], SdkState] = {
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Client: I am here."""
+    """Client: a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Client: from now on, what satisfies all of these instead of what I asked before; none withdraws."""
+    """Client: replaces its subscription by what satisfies all of these; none withdraws it."""
 
     predicates: Mapping[str, Predicate]
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """Connector: I am here too."""
+    """Connector: the answer to a heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthSuccess:
-    """Connector: you are who you say."""
+    """Connector: the auth is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandError:
-    """Connector: that was wrong, or is not allowed; nothing follows."""
+    """Connector: the command is wrong or not allowed; nothing follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ _TEXT, _BASE64 = 1, 2
 """The types of a push's payload."""
 
 UNPLACED: Final = 0
-"""The ``seq`` of a push that has no place in the sequence: it came from a matcher of another make."""
+"""The ``seq`` of a push without a place in the sequence: it came from another implementation's matcher."""
 
 
 def serialize(frame: Command | ConnectorFrame, limits: SdkLimits = DEFAULT_LIMITS) -> bytes:
@@ -236,7 +236,7 @@ def parse_elements(body: bytes, limits: SdkLimits = DEFAULT_LIMITS) -> list[byte
 
 
 def parse_push(body: bytes) -> Push:
-    """The push in a message's body; members of its JSON that are none of ours are ignored."""
+    """The push in a message's body; unknown members of its JSON are ignored."""
     if not body.endswith(CRLF):
         raise MalformedError("sdk", "push", body[-len(CRLF) :], "must end with CRLF")
     # To JSON the CRLF is white space.
@@ -246,12 +246,12 @@ def parse_push(body: bytes) -> Push:
 
 
 def new_session(*, auth_required: bool) -> StateMachine[SdkState, SdkEvent]:
-    """The session of a connection just accepted."""
+    """The session of a new connection."""
     return StateMachine("sdk", TRANSITIONS, SdkState.LOCKED if auth_required else SdkState.OPEN)
 
 
 def event_of(command: Command) -> SdkEvent:
-    """What a command (an auth: once it is found good) is to its session."""
+    """The event that a command is to its session; an auth, once accepted."""
     match command:
         case Auth():
             return SdkEvent.AUTH
@@ -282,7 +282,7 @@ class _MessageDecoder(Decoder[F]):
 
 
 class ServerDecoder(_MessageDecoder[Command]):
-    """What a connector reads from a client."""
+    """Reads what clients send."""
 
     def __init__(self, limits: SdkLimits = DEFAULT_LIMITS) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class ServerDecoder(_MessageDecoder[Command]):
 
 
 class ClientDecoder(_MessageDecoder[ConnectorFrame]):
-    """What a client reads from a connector."""
+    """Reads what connectors send."""
 
     def __init__(self, max_push: int = MAX_PUSH) -> None:
         super().__init__()
@@ -345,14 +345,14 @@ def _parse_base64(text: bytes) -> bytes:
         payload = binascii.a2b_base64(text)
     except binascii.Error:
         payload = b""
-    # The decoder skips what is not base64, so that many texts make one payload; one of them is right.
+    # The decoder skips what is not base64, so many texts give one payload; only one of them is right.
     if _base64(payload) != text:
         raise MalformedError("sdk", "payload", text, "base64, for its type is 2")
     return payload
 
 
 def _is_coming(line: bytes) -> bool:
-    """Whether the first line of a message is not all here, and may be right."""
+    """Whether the first line of a message is incomplete, and right so far."""
     return line[:1] in (b"", b"#") and len(line) < _LONGEST and CRLF not in line
 
 
@@ -360,7 +360,7 @@ def _parse_length(data: bytes, at: int, mark: bytes, field: str, limit: int) -> 
     """The number in the line that begins at ``at``, and where that line ends."""
     line = _LENGTH.match(data, at)
     if line is None or line[1] != mark:
-        # What the error repeats must not depend on how much has come behind the line.
+        # The error must not depend on how much has come after the line.
         shown, _, _ = data[at : at + (_LONGEST if data.startswith(mark, at) else 1)].partition(CRLF)
         raise MalformedError("sdk", field, shown, f"{mark.decode()}, a number without leading zero, CRLF")
     number = int(line[2])

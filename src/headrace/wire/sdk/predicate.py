@@ -1,10 +1,10 @@
 """Predicates: what a subscription, a link filter or a Spark reader asks of one attribute.
 
-This module is all there is to a kind of predicate: its data, the JSON that says it, the program that it compiles to
-and the evaluator of programs. A new kind is added here, and in the protocol's documentation.
+Everything about a kind of predicate is here: its data, its JSON, the program that it compiles to and the evaluator of
+programs. A new kind is added here, and in the protocol's documentation.
 
 **JSON.** A field is ``{"use": 1, "strval": …, "low": …, "high": …, "extra": …}``; ``use`` chooses which of the others
-count, and only those are looked at. ``extra`` is a string that holds JSON of its own, a small language of
+count, and the rest are ignored. ``extra`` is a string that holds JSON of its own, a small language of
 predicates in predicates. What is parsed is usable as it stands: numbers are finite, low is not above high, nesting is
 at most ``MAX_DEPTH`` deep and has at most ``MAX_TERMS`` predicates and values. What parses serializes, and parses
 again to the same predicate.
@@ -103,7 +103,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """The attribute is there, or (false) is absent."""
+    """The attribute is present or, if ``present`` is false, absent."""
 
     present: bool
 
@@ -116,13 +116,13 @@ class Any:
 
 
 Extra: TypeAlias = In | Prefix | Not | Exists | Any
-"""What ``extra`` can say."""
+"""The predicates that ``extra`` can hold."""
 
 Predicate: TypeAlias = Equals | Between | Extra
 
 
 def parse_field(field: bytes) -> Predicate:
-    r"""The predicate that an attribute's field JSON says.
+    r"""Parse an attribute's field JSON.
 
     >>> parse_field(b'{"use": 2, "low": 1, "high": 2.5}')
     Between(low=1.0, high=2.5)
@@ -145,7 +145,7 @@ def parse_field(field: bytes) -> Predicate:
 
 
 def serialize_field(predicate: Predicate) -> bytes:
-    r"""A predicate as an attribute's field JSON.
+    r"""Write a predicate as an attribute's field JSON.
 
     >>> print(serialize_field(Prefix("ab")).decode())
     {"use":3,"extra":"{\"prefix\":\"ab\"}"}
@@ -157,7 +157,7 @@ def serialize_field(predicate: Predicate) -> bytes:
             field = _encode({"use": Use.RANGE, "low": low, "high": high})
         case _:
             field = _encode({"use": Use.EXTRA, "extra": _encode(_plain(predicate)).decode()})
-    # What we would not take (too deep, too many, low above high, NaN, which is written as null) is not sent.
+    # What we would refuse (too deep, too many, low above high, NaN, which is written as null) is not sent.
     parse_field(field)
     return field
 
@@ -294,7 +294,7 @@ _LEAVES: Final[dict[int, Callable[..., Predicate]]] = {
     ABSENT: lambda: Exists(False),
     NONE: lambda: Any(()),
 }
-"""What an instruction with operands says when it is read back."""
+"""The predicates of instructions that do not look at the stack."""
 
 
 class _Terms:

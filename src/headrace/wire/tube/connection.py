@@ -1,4 +1,4 @@
-"""A tube's conversation: who speaks first, what is answered, and when compression may be used.
+"""A tube's conversation: which side begins, what is answered, and when compression may be used.
 
 One :class:`TubeConnection` serves either side of either transport and owns no socket::
 
@@ -94,7 +94,7 @@ class CompressionRefused:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """An answer to what was never asked; it changes nothing."""
+    """An answer without a question; it changes nothing."""
 
     answer: NotSupported | Pong
 
@@ -103,7 +103,7 @@ TubeEvent = Opened | Message | Discarded | CompressionRefused | Ping | Pong | Ig
 
 
 class Compression(Enum):
-    """How far the peer's support of deflate is known."""
+    """What is known of the peer's support of deflate."""
 
     UNTRIED = "untried"
     ON_TRIAL = "on trial"
@@ -112,7 +112,7 @@ class Compression(Enum):
 
 
 class Evidence(Enum):
-    """What makes it known."""
+    """What shows it."""
 
     SENT = "compressed message sent"
     PONG = "pong of the trial"
@@ -172,7 +172,7 @@ class TubeConnection:
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of an incomplete message wait; not 0 when the connection ends means it was cut."""
+        """Bytes of an incomplete message; not 0 when the connection ends means that it was cut."""
         return self._decoder.unfinished
 
     def receive(self, data: Buffer) -> Iterator[TubeEvent]:

@@ -1,4 +1,4 @@
-"""The tube's words and bytes: fragment sizes, headers, control codes, and messages cut into fragments.
+"""The tube's frames as bytes: fragment sizes, headers, control codes, and messages cut into fragments.
 
 A tube carries whole messages of any bytes, cut into fragments no longer than the receiver asked for. Each
 side first states that size; then come messages: a header (compression and fragment count) and its
@@ -46,7 +46,7 @@ _OWN_BUFFER = 4096
 """Shorter fragments are copied side by side: below this a buffer of their own costs more than the copy."""
 
 _BLOCK = 1 << 18
-"""How many bytes of short fragments are laid side by side at a time."""
+"""Bytes of short fragments that are laid side by side at a time."""
 
 _REFUSAL = 8
 _PING = 16
@@ -55,14 +55,14 @@ _PONG = 17
 
 @dataclass(frozen=True, slots=True)
 class FragmentSize:
-    """Each side's first word: the longest fragment it wants to receive."""
+    """Each side's first frame: the longest fragment it wants to receive."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What begins a data message."""
+    """The beginning of a data message."""
 
     compression: int
     fragments: int
@@ -72,7 +72,7 @@ class Header:
 class Message:
     """A whole message, reassembled and inflated; ``compression`` is how it travelled.
 
-    ``data`` belongs to whoever receives this; the decoder keeps no hold on it.
+    ``data`` belongs to the receiver; the decoder keeps no reference to it.
     """
 
     data: bytes | bytearray

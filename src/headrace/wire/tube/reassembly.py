@@ -48,7 +48,7 @@ MAX_MESSAGE = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class TubeLimits:
-    """What a receiver takes.
+    """What a receiver accepts.
 
     ``fragment_size`` is the longest fragment, which it tells its peer; ``max_message`` bounds a message as
     it travels, ``max_inflated`` what a compressed one may become.
@@ -71,7 +71,7 @@ DEFAULT_LIMITS = TubeLimits()
 
 
 class ReceivingState(Enum):
-    """What a receiver is in the middle of."""
+    """The state of a receiver."""
 
     OPENING = "opening"
     IDLE = "idle"
@@ -107,7 +107,7 @@ as one. A fragment before the last stays where it is, so a decoder counts it and
 
 
 class Reassembly(Decoder[Frame]):
-    """What both transports share: the machine, and the message under way within its limits."""
+    """The part that both transports share: the state, and the message under way within its limits."""
 
     def __init__(self, limits: TubeLimits) -> None:
         super().__init__()
@@ -120,15 +120,15 @@ class Reassembly(Decoder[Frame]):
         self._compression = RAW
         self._message = bytearray()
         self._length = 0
-        """Of the message under way, all fragments admitted so far."""
+        """Length of all admitted fragments of the message under way."""
         self._fragments = 0
-        """Of the message under way, those still to come whole."""
+        """Fragments of the message under way that are not complete."""
         self._spare = 0
-        """How much the message under way may have beyond one byte in each fragment."""
+        """Bytes that the message under way may have beyond one in each fragment."""
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of an incomplete frame wait; not 0 at a stream's end means it was cut."""
+        """Bytes of an incomplete frame; not 0 at a stream's end means that it was cut."""
         return self._received - self._boundary
 
     def _open(self, size: int, offset: int) -> Frame:
@@ -189,7 +189,7 @@ class StreamDecoder(Reassembly):
     def __init__(self, limits: TubeLimits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
         self._chunk = memoryview(b"")
-        """What came last, with what was left of the read before it in front."""
+        """The newest bytes, after those left over from the read before."""
         self._at = 0
         self._missing = 0
         """Bytes still to come of the fragment under way; 0 between fragments."""
