@@ -86,11 +86,13 @@ class _Reader:
             yield from read_range(self._options, span)
         hide_from_collector("read")
 
-    def _extent(self, *, at_once: bool = False, **asked: int | None) -> Extent:
+    def _extent(
+        self, *, at_once: bool = False, from_seq: int | None = None, size: int | None = None
+    ) -> Extent:
         from headrace.spark.hub_connections import link
 
         with link(self._options.access, at_once=at_once) as client:
-            return client.head(**asked)
+            return client.head(from_seq=from_seq, size=size)
 
     def _start(self, place: str | int, extent: Extent) -> int:
         """The number before the first to be read."""
@@ -238,11 +240,16 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return True
 
     def _look(
-        self, offset: Mapping[str, Any] | None = None, *, at_once: bool = False, **asked: int | None
+        self,
+        offset: Mapping[str, Any] | None = None,
+        *,
+        at_once: bool = False,
+        from_seq: int | None = None,
+        size: int | None = None,
     ) -> Extent:
         from headrace.spark.source.range_rows import another_log
 
-        extent = self._extent(at_once=at_once, **asked)
+        extent = self._extent(at_once=at_once, from_seq=from_seq, size=size)
         if offset is not None and offset.get("log") != extent.log:
             raise UsageError(another_log(str(offset.get("log")), extent.log))
         self._known = extent

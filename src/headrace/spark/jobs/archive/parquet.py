@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from headrace.spark.jobs.archive.files import (
     FILE_BYTES,
@@ -162,6 +161,9 @@ def _files(folder: Folder) -> Iterator[str]:
 def _read(
     folder: Folder, wanted: pc.Expression | None, listed: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    # It brings pandas along, which other jobs must not wait for.
+    import pyarrow.dataset as ds
+
     for batch in listed:
         for name in batch.column("name").to_pylist():
             with storage_errors(f"{folder.path}/{name}"):
