@@ -33,7 +33,7 @@ from headrace.message import SCHEMA
 from headrace.spark import session
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.match import match
-from headrace.spark.options import Access, Reading
+from headrace.spark.options import HubOptions, SourceOptions
 from headrace.spark.source.range_source import frame
 from headrace.wire.link.message import PUBLISHED, SUBSCRIPTIONS
 
@@ -81,7 +81,7 @@ def _compared(
         note=f"to clients found; the median of {rounds} after one to warm up",
     )
     rows = spark.read.parquet(directory)
-    reading = Reading(Access(servers))
+    reading = SourceOptions(HubOptions(servers))
     with link(reading.access) as client:
         ranges = frame(spark, client.head())
     subscriptions, all_clients = _subscriptions(load), F.sum(F.size("clients"))

@@ -39,8 +39,8 @@ from headrace.client.link.client import LinkClient
 from headrace.config import Address
 from headrace.spark import map_in_arrow, register, session
 from headrace.spark.jobs import archive
-from headrace.spark.jobs.job import Run
-from headrace.spark.options import Access
+from headrace.spark.jobs.job import JobRun
+from headrace.spark.options import HubOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -266,7 +266,9 @@ def _sizes() -> Callable[[Iterator[Any]], Iterator[Any]]:
 def _archived(spark: SparkSession, servers: str, directory: Path, total: int) -> float:
     """How long the job ``archive`` takes for everything."""
     place = Path(tempfile.mkdtemp(dir=directory))
-    run = Run(spark, "archive", Access(servers), {"path": str(place)}, archive.PARAMETERS, available_now=True)
+    run = JobRun(
+        spark, "archive", HubOptions(servers), {"path": str(place)}, archive.PARAMETERS, available_now=True
+    )
     started = archive.start(run)
     started.query.awaitTermination()
     facts = started.facts()

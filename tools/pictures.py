@@ -189,7 +189,7 @@ def rooms() -> Picture:
             ("tube", "a transport of its own", 192),
         ),
         (("wire", "bytes to frames and back", 824),),
-        (("message · errors · config", "the shared words", 824),),
+        (("message · config · errors · protocols", "the shared words", 824),),
     )
     depths = [_depth([_packages(name) for name, _, _ in layer], layer) for layer in layers]
     made = Picture(

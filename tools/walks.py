@@ -12,7 +12,7 @@ Numba's kernels run as plain Python here, because compiled code cannot be traced
 
 What counts: the *way* is the chain of calls that carries the message from its entrance to its end
 (:mod:`tools.tracing`); what the way *asks* is every function of another module that it calls directly. The functions
-that those call in turn are not counted, nor are the shared words (``message``, ``errors``, ``config``).
+that those call in turn are not counted, nor are the shared words (:data:`SHARED`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tools.tracing import SOURCE, Connection, Function, HandOver, LoopThread, Tr
 
 PAGE = ROOT / "docs" / "architecture.md"
 FIGURES = ROOT / "docs" / "adr" / "0013-rooms.md"
-SHARED = ("message", "errors", "config")
+SHARED = ("message", "errors", "config", "protocols")
 SECONDS = 60.0
 
 MARKER = re.compile(

@@ -26,7 +26,7 @@ from headrace.demo.audit import Audit, Finding
 from headrace.demo.listeners import Alert
 from headrace.demo.play import Play, SparkEnd
 from headrace.spark import runner
-from headrace.spark.runner import Asked, Pipeline
+from headrace.spark.runner import Pipeline, PipelineRequest
 
 SECONDS = 200
 
@@ -251,10 +251,10 @@ def test_what_spark_does_is_told(busy: Play) -> None:
 
 
 def test_a_job_that_fails_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[Asked] = []
+    made: list[PipelineRequest] = []
 
     class Recorded(Pipeline):
-        def __init__(self, asked: Asked) -> None:
+        def __init__(self, asked: PipelineRequest) -> None:
             made.append(asked)
             super().__init__(asked)
 

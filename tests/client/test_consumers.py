@@ -17,7 +17,7 @@ from headrace.client.link.consumer import Consumer
 from headrace.client.link.requests import Inbox
 from headrace.errors import ClosedError, RefusedError, UsageError
 from headrace.hub.consumers.cursors import Consumers
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.net.server.process import Server
 
@@ -266,7 +266,7 @@ async def test_a_killed_hub_loses_nothing_and_repeats_nothing_done(tmp_path: Pat
         log = Log.open(hub.data / "log", fsync="never")
         try:
             consumers = Consumers()
-            State(consumers).restore(log)
+            HubState(consumers).restore(log)
             (consumer_state,) = consumers
             assert consumer_state.floor == told >= total
             assert consumer_state.lost == consumer_state.dead == 0

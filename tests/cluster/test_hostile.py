@@ -55,16 +55,16 @@ def kinds() -> list[Any]:
 @given(kind=st.sampled_from(kinds()), inputs=INPUTS)
 def test_anything_from_anybody(kind: Any, inputs: list[tuple[int, Any, bytes, float]]) -> None:
     one: Replica = kind()
-    if one.next_timer() is None or one.view == 1:
+    if one.next_timer() is None or one.state.view == 1:
         check(one, one.start(0.0))
     now = 0.0
     for sender, body, bulk, later in inputs:
         now += later
-        before = one.commit
+        before = one.state.commit
         with contextlib.suppress(MalformedError):
             check(one, one.receive(sender, body, bulk, now))
         check(one, one.tick(now))
-        assert before <= one.commit <= one.tail
+        assert before <= one.state.commit <= one.state.tail
 
 
 def check(one: Replica, effects: list[Effect]) -> None:
@@ -74,7 +74,7 @@ def check(one: Replica, effects: list[Effect]) -> None:
             commit = effect.commit
         if isinstance(effect, CutBack):
             assert effect.last >= commit
-    assert one.commit <= one.tail
+    assert one.state.commit <= one.state.tail
 
 
 def test_a_view_that_leaves_no_room() -> None:

@@ -31,8 +31,8 @@ from headrace.cluster.effects import (
 )
 from headrace.cluster.replica import Replica
 from headrace.log import Log
-from headrace.log.install_snapshot import install
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import install
 from headrace.message import Batch
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 from headrace.wire.parcel.stream import Parcel, ParcelDecoder, serialize
@@ -188,7 +188,7 @@ class Cluster:
         begin = max(log.first for log in logs)
         first, *others = [flat(log.scan(begin)) for log in logs]
         assert all(other == first for other in others)
-        assert {node.replica.status for node in self.nodes.values()} == {Status.NORMAL}
+        assert {node.replica.state.status for node in self.nodes.values()} == {Status.NORMAL}
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -235,12 +235,12 @@ def test_what_a_lone_primary_numbered_is_cut_off(cluster: Cluster) -> None:
 def test_all_stop_and_start_again(cluster: Cluster) -> None:
     cluster.primary.publish(b"before")
     cluster.run(1)
-    views = [node.replica.view for node in cluster.nodes.values()]
+    views = [node.replica.state.view for node in cluster.nodes.values()]
     cluster.close()
     for node in cluster.nodes.values():
         node.open()
     cluster.run(6)
-    assert cluster.primary.replica.view > max(views)
+    assert cluster.primary.replica.state.view > max(views)
     cluster.primary.publish(b"after")
     cluster.run(1)
     cluster.check_same()
@@ -264,9 +264,9 @@ def test_an_emptied_node_gets_a_snapshot_and_what_follows(cluster: Cluster) -> N
     emptied.close()
     shutil.rmtree(emptied.directory)
     emptied.open()
-    assert not emptied.replica.voter
+    assert not emptied.replica.state.voter
     cluster.run(6)
-    assert emptied.replica.voter
+    assert emptied.replica.state.voter
     assert (emptied.log.first, emptied.log.head) == (31, 31)
     assert emptied.log.snapshot is not None
     assert emptied.log.snapshot.sections == {"services": b"at 30"}

@@ -119,9 +119,9 @@ class TestNormalOrder:
         assert only(effects, CutBack) == [CutBack(0)]
         two.receive(30, NewState(5, 1, 4, 0), b"", 0.3)
         assert two.synced(0, 9, 0.4) == []
-        assert two.status is Status.VIEW_CHANGE
+        assert two.state.status is Status.VIEW_CHANGE
         assert two.synced(1, 4, 0.5)[-1] == Send(30, PrepareOk(5, 4))
-        assert two.status is Status.NORMAL
+        assert two.state.status is Status.NORMAL
 
     def test_a_backup_appends_what_it_lacks_and_confirms_what_it_has(self) -> None:
         two = backup(tail=3)
@@ -199,9 +199,9 @@ class TestViews:
         two.receive(30, StartViewChange(2), b"", 0.1)
         two.receive(20, Commit(1, 0, 0), b"", 3.0)
         assert bodies(two.tick(5.9)) == [GetState(1, 0), StartViewChange(2)]
-        assert two.view == 1
+        assert two.state.view == 1
         two.receive(30, StartViewChange(2), b"", 6.0)
-        assert two.view == 2
+        assert two.state.view == 2
 
     def test_the_latest_view_counts_for_more_than_length(self) -> None:
         longer = History([(1, 1)])
@@ -220,15 +220,15 @@ class TestViews:
         new = replica(20, view=4, incarnations={10: 2})
         new.start(0.0)
         new.receive(10, DoViewChange(4, 1, 0, 0), told(incarnations={10: 1}), 0.1)
-        assert new.status is Status.VIEW_CHANGE
+        assert new.state.status is Status.VIEW_CHANGE
         new.receive(10, DoViewChange(4, 1, 0, 0), told(incarnations={10: 2}), 0.2)
-        assert new.status is Status.NORMAL
+        assert new.state.status is Status.NORMAL
 
     def test_a_number_that_others_know_from_an_unfinished_life_is_taken_over(self) -> None:
         new = replica(20, view=4, incarnations={10: 9, 20: 3})
         new.start(0.0)
         new.receive(10, DoViewChange(4, 1, 0, 0), told(incarnations={10: 7, 20: 4}), 0.1)
-        assert new.status is Status.VIEW_CHANGE
+        assert new.state.status is Status.VIEW_CHANGE
         [report] = only(new.receive(30, StartViewChange(6), b"", 0.2), Send)
         assert parse_testimony(report.bulk).incarnations[20] == 4
         assert isinstance(report.body, DoViewChange)
@@ -247,7 +247,7 @@ class TestViews:
         effects = two.receive(30, StartView(5, 4, 2), told(History([(1, 1), (3, 3), (5, 5)])), 0.1)
         [halt] = only(effects, Halt)
         assert "message 3 is committed here" in halt.reason
-        assert two.status is Status.FAULTY
+        assert two.state.status is Status.FAULTY
         assert two.tick(9.0) == []
         assert two.next_timer() is None
         assert two.receive(30, Commit(5, 4, 2), b"", 9.0) == []
@@ -256,10 +256,10 @@ class TestViews:
         two = backup(tail=3, commit=2)
         history = History([(10 + view, 100 + view) for view in range(MAX_SPANS)])
         effects = two.receive(30, StartView(1034, 1123, 2), told(history), 0.1)
-        assert two.view == 1034
+        assert two.state.view == 1034
         assert only(effects, CutBack) == []
         assert not only(effects, Persist)[-1].state.voter
-        assert two.status is Status.RECOVERING
+        assert two.state.status is Status.RECOVERING
         [asked] = bodies(two.tick(0.2))
         assert isinstance(asked, Recovery)
         answer = told(history, incarnations={10: asked.incarnation})
@@ -274,7 +274,7 @@ class TestViews:
         for body in (StartView(2, 0, 0), DoViewChange(3, 1, 0, 0)):
             with pytest.raises(MalformedError):
                 two.receive(30, body, b"\xc1", 0.1)
-        assert two.view == 1
+        assert two.state.view == 1
 
 
 class TestRecovery:
@@ -287,12 +287,12 @@ class TestRecovery:
     def test_a_log_that_ends_too_early_has_lost_something(self) -> None:
         two = replica(10, 3, commit=4, synced_only=True)
         assert isinstance(bodies(two.start(0.0))[0], Recovery)
-        assert two.commit == 3
+        assert two.state.commit == 3
 
     def test_what_is_stored_as_committed_is_on_the_disk(self) -> None:
         two = backup(synced_only=True)
         two.receive(20, Prepare(1, 1, 5, 3), b"", 0.1)
-        assert two.commit == 3
+        assert two.state.commit == 3
         [stored] = only(two.receive(30, StartViewChange(3), b"", 0.2), Persist)
         assert stored.state.commit == 0
 
@@ -303,10 +303,10 @@ class TestRecovery:
         assert two.receive(30, RecoveryResponse(1, asked.nonce, 9, 0), answer, 0.1) == []
         effects = two.receive(20, RecoveryResponse(1, asked.nonce, 5, 2), answer, 0.1)
         assert bodies(effects) == [GetState(1, 3)]
-        assert not two.voter
+        assert not two.state.voter
         effects = two.receive(20, NewState(1, 4, 5, 2), b"", 0.2)
         assert only(effects, Persist)[-1].state.voter
-        assert two.status is Status.NORMAL
+        assert two.state.status is Status.NORMAL
 
     @pytest.mark.parametrize("last", [3, 5, 9])
     def test_a_log_that_the_cluster_has_not_written_is_not_vouched_for(self, last: int) -> None:
@@ -321,7 +321,7 @@ class TestRecovery:
         assert bodies(effects) == []
         [halt] = only(effects, Halt)
         assert "headrace cluster replace" in halt.reason
-        assert not other.voter
+        assert not other.state.voter
 
     def test_one_that_was_away_for_too_long_and_committed_more_than_the_primary_gives_up(self) -> None:
         two = replica(10, 9, commit=9, intact=False)
@@ -346,7 +346,7 @@ class TestRecovery:
         for node in (30, 40, 50):
             answer = told(nodes=(10, 20, 30, 40, 50), incarnations={10: asked.incarnation})
             assert two.receive(node, RecoveryResponse(1, asked.nonce, 3, 0), answer, 0.1) == []
-        assert two.status is Status.RECOVERING
+        assert two.state.status is Status.RECOVERING
 
     def test_it_votes_for_nothing_meanwhile(self) -> None:
         two, asked = self.recovering()
@@ -380,7 +380,7 @@ class TestRecovery:
         assert new.receive(30, RecoveryResponse(0, asked.nonce, 0, 0), blank, 0.1) == []
         effects = new.receive(20, RecoveryResponse(0, asked.nonce, 0, 0), blank, 0.1)
         assert only(effects, Persist)[0].state.nodes == NODES
-        assert (new.status, new.primary) == (Status.NORMAL, None)
+        assert (new.state.status, new.state.primary) == (Status.NORMAL, None)
 
     def test_a_new_node_beside_one_that_remembers_founds_nothing(self) -> None:
         new = Replica(10, 3, stored=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))
@@ -389,13 +389,13 @@ class TestRecovery:
         new.receive(30, RecoveryResponse(0, asked.nonce, 0, 0), blank, 0.1)
         old = serialize_testimony(DurableState(nodes=NODES, incarnations={10: 1}), BEGUN)
         assert new.receive(20, RecoveryResponse(3, asked.nonce, 7, 0), old, 0.1) == []
-        assert new.status is Status.RECOVERING
+        assert new.state.status is Status.RECOVERING
 
     def test_an_operators_word(self) -> None:
         two, _ = self.recovering()
         effects = two.vouch(1.0)
         assert only(effects, Persist)[-1].state.voter
-        assert two.status is Status.VIEW_CHANGE
+        assert two.state.status is Status.VIEW_CHANGE
         with pytest.raises(UsageError):
             two.vouch(1.0)
         new = Replica(10, 3, stored=None, commit=0, tail=0, intact=False, synced_only=True, random=Random(1))

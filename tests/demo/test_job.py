@@ -39,7 +39,7 @@ def messages() -> pa.Table:
     return rows(1, len(payloads), origin=origins, payload=payloads)
 
 
-def plainly() -> dict[str, dict[str, Any]]:
+def naming_job() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for told in said()[0]:
         one = found.setdefault(
@@ -60,7 +60,7 @@ def test_it_comes_to_the_same_as_a_plain_loop(spark: SparkSession, cut: int) -> 
     for begin in range(0, table.num_rows, cut):
         for leg in legs(frame(spark, table.slice(begin, cut))).toArrow().to_pylist():
             book.add(leg)
-    expected = plainly()
+    expected = naming_job()
     assert set(book.vehicles) == set(expected)
     for name, vehicle in book.vehicles.items():
         assert vehicle.messages == expected[name]["messages"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def links(text: str) -> list[str]:
     return [inline or reference for inline, reference in LINK.findall(CODE.sub("", text))]
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The fragments a page has, as the site makes them, or as GitHub does for files beside it."""
     if page.is_relative_to(DOCS):

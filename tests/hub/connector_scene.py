@@ -14,7 +14,7 @@ from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.session_feed import Found, Then
 from headrace.hub.routing.subscriptions import Subscriptions
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.matching import Matches
 from headrace.message import Batch, Run
@@ -59,7 +59,7 @@ class Scene:
     def __init__(self, directory: Path, **options: int) -> None:
         self.log = Log.open(directory, fsync="never")
         self.subscriptions = Subscriptions()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=HubState(self.subscriptions))
         self.reads: list[tuple[bytes, int, int, Then]] = []
         limits = {"max_subscriptions": 10, "max_predicates": 4, "replay": 1000, **options}
         self.connector = Connector(

@@ -10,17 +10,17 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.hub.lost_ranges import MAX_NAME, MAX_RANGES, MAX_READERS, Losses, lose
+from headrace.hub.lost_ranges import MAX_NAME, MAX_RANGES, MAX_READERS, LostRanges, lose
 from headrace.hub.state import entry
-from headrace.hub.state_parts import Parts
+from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 from headrace.log.snapshot import Snapshot, parse, serialize
 from headrace.message import Batch
 
 
-def followed(*batches: Batch) -> Parts:
+def followed(*batches: Batch) -> StateParts:
     """What a hub knows that has followed these entries."""
-    parts = Parts()
+    parts = StateParts()
     state = parts.state()
     for seq, batch in enumerate(batches, 1):
         state.apply(batch.numbered(seq, 0, 0))
@@ -28,7 +28,7 @@ def followed(*batches: Batch) -> Parts:
 
 
 def test_each_message_is_lost_once() -> None:
-    losses = Losses()
+    losses = LostRanges()
     assert losses.add("a", 1, 36) == [(1, 36)]
     assert losses.add("a", 1, 36) == []
     assert losses.add("a", 1, 50) == [(37, 50)]
@@ -44,7 +44,7 @@ def test_each_message_is_lost_once() -> None:
 
 
 def test_the_newest_are_kept_and_all_are_counted() -> None:
-    losses = Losses()
+    losses = LostRanges()
     for first in range(10, 10 + 10 * (MAX_RANGES + 3), 10):
         losses.add("a", first, first + 4)
     (lost,) = losses.facts("a").values()
@@ -63,7 +63,7 @@ def test_the_newest_are_kept_and_all_are_counted() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 8)), max_size=MAX_RANGES))
 def test_ranges_are_a_set_of_numbers(told: list[tuple[int, int]]) -> None:
-    losses, known = Losses(), set[int]()
+    losses, known = LostRanges(), set[int]()
     for first, more in told:
         numbers = set(range(first, first + more + 1))
         fresh = {n for begin, end in losses.add("a", first, first + more) for n in range(begin, end + 1)}
@@ -81,12 +81,12 @@ def test_they_are_a_function_of_the_log_and_its_snapshot(tmp_path: Path) -> None
         log.append([lose("a", 1, 9).numbered(1, 0, 0), lose("a", 20, 24).numbered(2, 0, 0)])
         log.commit(2)
     with closing(Log.open(tmp_path)) as log:
-        parts = Parts()
+        parts = StateParts()
         state = parts.state()
         state.restore(log)
         assert parts.losses.facts() == known
         snapshot = parse(serialize(Snapshot(log.uuid, state.seq, state.sections())))
-    other = Parts()
+    other = StateParts()
     other.state().load(snapshot.seq, snapshot.sections)
     assert other.losses.facts() == known
     other.losses.add("a", 9, 10)
@@ -95,8 +95,8 @@ def test_they_are_a_function_of_the_log_and_its_snapshot(tmp_path: Path) -> None
 
 def test_a_snapshot_from_before_they_were_kept_opens() -> None:
     state = followed(lose("a", 1, 9)).state()
-    sections = {name: section for name, section in state.sections().items() if name != Losses.name}
-    parts = Parts()
+    sections = {name: section for name, section in state.sections().items() if name != LostRanges.name}
+    parts = StateParts()
     parts.state().load(7, parse(serialize(Snapshot(uuid4(), 7, sections))).sections)
     assert parts.losses.facts() == {}
 
@@ -118,7 +118,7 @@ def test_an_entry_that_no_reader_would_write_changes_nothing() -> None:
 
 
 def test_who_looks_on_is_told_what_is_new() -> None:
-    parts, told = Parts(), []
+    parts, told = StateParts(), []
     parts.losses.observer = lambda seq, fresh: told.append((seq, fresh))
     state = parts.state()
     for seq, batch in enumerate([lose("a", 1, 9), lose("a", 1, 9), lose("a", 5, 12)], 1):

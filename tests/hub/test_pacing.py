@@ -3,40 +3,40 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.hub.pacing import Bucket, Pace
+from headrace.hub.pacing import Pace, TokenBucket
 
 PACE = Pace(datagrams_per_second=100, bytes_per_second=10_000, burst_datagrams=8, burst_bytes=1_000)
 
 
 def test_a_burst_goes_at_once_and_no_more() -> None:
-    bucket = Bucket(PACE, now=0)
+    bucket = TokenBucket(PACE, now=0)
     assert bucket.allowance(0) == (8, 1_000)
     bucket.spend(8, 80)
     assert bucket.allowance(0) == (0, 0)
 
 
 def test_time_refills_up_to_one_burst() -> None:
-    bucket = Bucket(PACE, now=0)
+    bucket = TokenBucket(PACE, now=0)
     bucket.spend(8, 1_000)
     assert bucket.allowance(0.02) == (2, 200)
     assert bucket.allowance(60) == (8, 1_000)
 
 
 def test_bytes_run_out_before_datagrams_do() -> None:
-    bucket = Bucket(PACE, now=0)
+    bucket = TokenBucket(PACE, now=0)
     bucket.spend(1, 1_000)
     assert bucket.allowance(0) == (0, 0)
 
 
 def test_a_debt_is_paid_by_time() -> None:
-    bucket = Bucket(PACE, now=0)
+    bucket = TokenBucket(PACE, now=0)
     bucket.spend(1, 65_507)
     assert bucket.allowance(6) == (0, 0)
     assert bucket.allowance(6.5) == (8, 493)
 
 
 def test_time_that_goes_backwards_takes_nothing_away() -> None:
-    bucket = Bucket(PACE, now=10)
+    bucket = TokenBucket(PACE, now=10)
     assert bucket.allowance(9) == (8, 1_000)
 
 
@@ -51,7 +51,7 @@ def test_time_that_goes_backwards_takes_nothing_away() -> None:
 def test_something_may_go_when_it_says_it_is_ready(
     rate: float, bytes_rate: float, burst: int, burst_bytes: int, now: float, spent: int
 ) -> None:
-    bucket = Bucket(Pace(rate, bytes_rate, burst, burst_bytes), now)
+    bucket = TokenBucket(Pace(rate, bytes_rate, burst, burst_bytes), now)
     bucket.spend(burst, spent)
     ready = max(now, bucket.ready())
     assert bucket.allowance(ready) != (0, 0)
@@ -59,7 +59,7 @@ def test_something_may_go_when_it_says_it_is_ready(
 
 @given(st.lists(st.floats(0, 0.1), min_size=1))
 def test_the_long_run_rate_is_kept(waits: list[float]) -> None:
-    bucket = Bucket(PACE, now=0)
+    bucket = TokenBucket(PACE, now=0)
     now, sent = 0.0, 0
     for wait in waits:
         now += wait

@@ -13,7 +13,7 @@ from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Submission, Told, ToldNewest
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run
 
@@ -65,7 +65,7 @@ def door() -> Door:
 
 
 def make(log: Log, door: Door, *parts: PublisherNumbers | Queries) -> Hub:
-    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(*parts), commit=lambda _: None)
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=HubState(*parts), commit=lambda _: None)
     hub.doors.append(door)
     return hub
 

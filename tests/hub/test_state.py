@@ -9,7 +9,7 @@ import pytest
 
 from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State, entry
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
@@ -52,7 +52,7 @@ class TestEntries:
 
     def test_they_reach_the_part_they_name(self) -> None:
         one, other = Notes("one"), Notes("other")
-        state = State(one, other)
+        state = HubState(one, other)
         state.apply(numbered(entry("one", "x", b"1"), 1))
         state.apply(numbered(entry("other", "y/z", b"2"), 2))
         state.apply(numbered(entry("one", "", b""), 3))
@@ -60,20 +60,20 @@ class TestEntries:
         assert other.entries == [("y/z", b"2", 2)]
 
     def test_of_a_part_that_is_not_here_they_are_passed_over(self) -> None:
-        state = State()
+        state = HubState()
         state.apply(numbered(entry("future", "x", b"1"), 1))
         assert state.seq == 1
 
     def test_a_message_is_no_entry_whatever_its_topic(self) -> None:
         notes = Notes()
-        state = State(notes)
+        state = HubState(notes)
         state.apply(Batch(Run.of([b'{"seq": 1}']), first=1, origin="spp", topic="hold/job"))
         state.apply(Batch(Run.of([b"x"]), first=2, origin="spp", topic="note/x"))
         assert (state.holds, notes.entries, state.seq) == ({}, [], 2)
 
     def test_messages_reach_the_parts_that_follow_them(self) -> None:
         deaf, listening = Notes("deaf"), Notes("listening", follows_messages=True)
-        state = State(deaf, listening)
+        state = HubState(deaf, listening)
         state.apply(messages(1, b"a", b"b"))
         state.apply(messages(3, b"c"))
         assert deaf.batches == []
@@ -82,7 +82,7 @@ class TestEntries:
 
 class TestHolds:
     def test_keep_and_let_go(self) -> None:
-        state = State()
+        state = HubState()
         for seq, (name, at) in enumerate([("a", 5), ("b/c", 7), ("a", 9)], 1):
             state.apply(numbered(entry("hold", name, hold(at)), seq))
         assert state.holds == {"a": 9, "b/c": 7}
@@ -91,7 +91,7 @@ class TestHolds:
         assert state.holds == {"b/c": 7}
 
     def test_there_are_so_many_whoever_wrote_the_entries(self) -> None:
-        state = State()
+        state = HubState()
         for number in range(MAX_HOLDS + 2):
             state.apply(numbered(entry("hold", f"h{number}", hold(1)), number + 1))
         assert (len(state.holds), state.unread) == (MAX_HOLDS, 2)
@@ -99,24 +99,24 @@ class TestHolds:
         assert state.holds["h0"] == 7, "those that are there move as ever"
 
     def test_through_a_snapshot(self) -> None:
-        state = State()
+        state = HubState()
         state.apply(numbered(entry("hold", "a", hold(5)), 1))
-        again = State()
+        again = HubState()
         again.load(1, state.sections())
         assert (again.holds, again.seq) == ({"a": 5}, 1)
 
 
 class TestSnapshot:
     def test_a_section_for_each_part(self) -> None:
-        assert State(Notes()).sections().keys() == {"hold", "note"}
+        assert HubState(Notes()).sections().keys() == {"hold", "note"}
 
     def test_each_part_takes_its_own(self) -> None:
         notes = Notes()
-        State(notes).load(3, {"note": b"kept"})
+        HubState(notes).load(3, {"note": b"kept"})
         assert notes.loaded == b"kept"
 
     def test_sections_of_parts_that_are_not_here_are_passed_over(self) -> None:
-        state = State()
+        state = HubState()
         state.load(3, {"future": b"whatever"})
         assert state.seq == 3
 
@@ -139,7 +139,7 @@ class TestRestore:
         self.fill(first)
         first.close()
         again = log()
-        state = State()
+        state = HubState()
         state.restore(again)
         assert (state.holds, state.seq) == ({"a": 1, "b": 2}, 4)
         again.close()
@@ -153,7 +153,7 @@ class TestRestore:
         first.close()
         again = log()
         notes = Notes(follows_messages=True)
-        state = State(notes)
+        state = HubState(notes)
         state.restore(again)
         assert (state.holds, state.seq) == ({"b": 2}, 5)
         assert notes.batches == [(5, 5)]  # what the snapshot has is not read again
@@ -167,14 +167,14 @@ class TestRestore:
         assert first.seal_next() is not None
         first.close()
         again = log()
-        state = State()
+        state = HubState()
         state.restore(again)
         assert (state.holds, state.seq) == ({"a": 1, "b": 2}, 4)
         again.close()
 
     def test_of_an_empty_log(self, log: Callable[[], Log]) -> None:
         empty = log()
-        state = State()
+        state = HubState()
         state.restore(empty)
         assert (state.holds, state.seq) == ({}, 0)
         empty.close()

@@ -9,7 +9,7 @@ import pytest
 from tests.log.content import SOAK, append, batch, columns, content_of, flat, restore, seal_all
 
 from headrace.errors import StorageError, UsageError
-from headrace.log import Log, cut_back, tail
+from headrace.log import Log, tail, tail_writer
 
 GROUPS = [
     [batch(1, b"a", b"b", b"c", time=1)],
@@ -105,7 +105,7 @@ def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
             patch.setattr(os, "pread", fail(os.pread))
             patch.setattr(Path, "unlink", fail(Path.unlink))
             patch.setattr(Path, "rename", fail(Path.rename))
-            patch.setattr(cut_back, "sync_directory", fail(cut_back.sync_directory))
+            patch.setattr(tail_writer, "sync_directory", fail(tail_writer.sync_directory))
             patch.setattr(tail, "sync_directory", fail(tail.sync_directory))
             try:
                 log.cut_back(last)

@@ -10,9 +10,9 @@ import pytest
 from tests.log.content import append, batch, content_of, flat, restore, seal_all
 
 from headrace.errors import DamagedError, LockedError
-from headrace.log import Log, install_snapshot
-from headrace.log.install_snapshot import install
+from headrace.log import Log, start_after_snapshot
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import install
 
 UUID_OF_THE_CLUSTER = UUID(int=7)
 SNAPSHOT = Snapshot(UUID_OF_THE_CLUSTER, 500, {"services": b"state"})
@@ -76,7 +76,7 @@ def test_a_crash_at_any_step_leaves_the_old_log_or_the_new_one(
             patch.setattr(os, "fsync", fail(os.fsync))
             patch.setattr(Path, "unlink", fail(Path.unlink))
             patch.setattr(Path, "rename", fail(Path.rename))
-            patch.setattr(install_snapshot, "sync_directory", fail(install_snapshot.sync_directory))
+            patch.setattr(start_after_snapshot, "sync_directory", fail(start_after_snapshot.sync_directory))
             try:
                 install(directory, SNAPSHOT, 99)
             except _PowerFailureError:
@@ -103,7 +103,7 @@ def test_a_log_in_use_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_half_done_is_not_read(tmp_path: Path) -> None:
     old_log(tmp_path)
-    (tmp_path / install_snapshot.INSTALLING).write_bytes(b"\0" * 40)
+    (tmp_path / start_after_snapshot.INSTALLING).write_bytes(b"\0" * 40)
     with pytest.raises(DamagedError, match="being installed"):
         Log.open(tmp_path, read_only=True)
     with pytest.raises(DamagedError, match="checksum"):

@@ -11,7 +11,7 @@ from tests.log.content import append
 
 from headrace.errors import LockedError
 from headrace.log import Log
-from headrace.log.lock import WriterLock, holder, is_at_work
+from headrace.log.files import WriterLock, has_writer, holder
 
 HOLD = """
 import sys
@@ -57,18 +57,18 @@ class TestTwoProcesses:
             assert holder(tmp_path / "lock") == {"pid": os.getpid()}
             log.close()
 
-    def test_who_is_at_work_is_seen_without_the_lock(self, tmp_path: Path) -> None:
+    def test_who_has_writer_is_seen_without_the_lock(self, tmp_path: Path) -> None:
         lock = tmp_path / "lock"
-        assert not is_at_work(lock)
+        assert not has_writer(lock)
         with hold(tmp_path) as process:
-            assert is_at_work(lock)
+            assert has_writer(lock)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             assert holder(lock) == {"pid": process.pid}
-            assert not is_at_work(lock)
+            assert not has_writer(lock)
         for told in ('{"pid": -1}', '{"pid": "x"}', '{"pid": 99999999999999999999}', "{"):
             lock.write_text(told)
-            assert not is_at_work(lock)
+            assert not has_writer(lock)
 
     def test_reading_is_allowed_meanwhile(self, tmp_path: Path) -> None:
         log = Log.open(tmp_path)

@@ -17,7 +17,7 @@ from tests.log.content import SOAK, batch, columns, flat
 
 from headrace.errors import DamagedError
 from headrace.log import sealed
-from headrace.log.sealed import Index, SealedSegment, write_segment
+from headrace.log.sealed import SealedSegment, SegmentIndex, write_segment
 from headrace.message import SCHEMA, Batch
 
 UUID_ = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -131,13 +131,13 @@ class TestReading:
     ) -> None:
         segment = write(tmp_path, content(batches=20))
         size = max(segment.rows(n).get_total_buffer_size() for n in range(20))
-        monkeypatch.setattr(sealed, "_recent", sealed._Recent())
-        monkeypatch.setattr(sealed, "RECENT_BYTES", 5 * size)
+        monkeypatch.setattr(sealed, "_rows_cache", sealed._RowsCache())
+        monkeypatch.setattr(sealed, "CACHE_BYTES", 5 * size)
         for number in range(20):
             segment.rows(number)
-            assert sealed._recent._bytes <= 5 * size
+            assert sealed._rows_cache._bytes <= 5 * size
         assert segment.rows(19) is segment.rows(19)
-        assert sealed._recent._bytes == sum(kept for _, kept in sealed._recent._kept.values())
+        assert sealed._rows_cache._bytes == sum(kept for _, kept in sealed._rows_cache._kept.values())
 
     def test_a_read_is_bounded_where_payloads_are_not_what_takes_the_room(self, tmp_path: Path) -> None:
         each = [batch(start, *[b""] * 100, topic="x" * 1000) for start in range(1, 2001, 100)]
@@ -228,7 +228,7 @@ class TestDamage:
 
 class TestIndex:
     def test_it_says_what_is_where(self, segment: SealedSegment) -> None:
-        index = Index.read(segment.path.with_suffix(".index"))
+        index = SegmentIndex.read(segment.path.with_suffix(".index"))
         assert (index.uuid, index.first, index.last) == (UUID_, 11, 30)
         assert index.entries["first"].tolist() == [11, 16, 21, 26]
         assert index.entries["count"].tolist() == [5, 5, 5, 5]
@@ -243,12 +243,12 @@ class TestIndex:
             flipped[bit // 8] ^= 1 << bit % 8
             path.write_bytes(flipped)
             with pytest.raises(DamagedError, match="does not match its checksum") as caught:
-                Index.read(path)
+                SegmentIndex.read(path)
             assert (caught.value.path, caught.value.first) == (str(path), 11)
         for size in range(0, len(data), 1 if SOAK else 3):
             path.write_bytes(data[:size])
             with pytest.raises(DamagedError):
-                Index.read(path)
+                SegmentIndex.read(path)
 
     def test_a_count_that_is_not_there_takes_no_memory(self, segment: SealedSegment) -> None:
         path = segment.path.with_suffix(".index")
@@ -256,10 +256,10 @@ class TestIndex:
         struct.pack_into("<I", data, 52, 1 << 31)
         path.write_bytes(data + sealed.crc32c(bytes(data)).to_bytes(4, "little"))
         with pytest.raises(DamagedError, match="unknown form"):
-            Index.read(path)
+            SegmentIndex.read(path)
 
     def test_it_can_be_rebuilt_from_a_whole_file(self, segment: SealedSegment) -> None:
-        rebuilt = Index.rebuild(segment.path, UUID_)
+        rebuilt = SegmentIndex.rebuild(segment.path, UUID_)
         assert rebuilt.entries.tobytes() == segment.index.entries.tobytes()
         assert (rebuilt.first, rebuilt.last) == (segment.first, segment.last)
         assert (rebuilt.file_size, rebuilt.around_crc) == (segment.size, segment.index.around_crc)
@@ -269,7 +269,7 @@ class TestIndex:
         for size in range(0, len(data), 1 if SOAK else 31):
             segment.path.write_bytes(data[:size])
             with pytest.raises(DamagedError, match="Arrow cannot read it"):
-                Index.rebuild(segment.path, UUID_)
+                SegmentIndex.rebuild(segment.path, UUID_)
 
     @pytest.mark.parametrize("bit", range(8))
     def test_a_flipped_bit_is_refused_or_rebuilt_and_never_worse(
@@ -281,7 +281,7 @@ class TestIndex:
             flipped[offset] ^= 1 << bit
             segment.path.write_bytes(flipped)
             try:
-                index = Index.rebuild(segment.path, UUID_)
+                index = SegmentIndex.rebuild(segment.path, UUID_)
             except DamagedError:
                 continue
             # Nothing vouches for the content, but numbers, order and places are right.
@@ -291,18 +291,18 @@ class TestIndex:
     def test_it_is_not_rebuilt_for_the_wrong_messages(self, segment: SealedSegment, tmp_path: Path) -> None:
         other = segment.path.rename(tmp_path / f"{12:016d}.arrow")
         with pytest.raises(DamagedError, match="sequence numbers do not follow"):
-            Index.rebuild(other, UUID_)
+            SegmentIndex.rebuild(other, UUID_)
         foreign = tmp_path / f"{1:016d}.arrow"
         with pa.OSFile(str(foreign), "wb") as file, pa.ipc.new_file(file, pa.schema({"x": pa.int8()})):
             pass
         with pytest.raises(DamagedError, match="another schema"):
-            Index.rebuild(foreign, UUID_)
+            SegmentIndex.rebuild(foreign, UUID_)
         with pa.OSFile(str(foreign), "wb") as file, pa.ipc.new_file(file, SCHEMA):
             pass
         with pytest.raises(DamagedError, match="no record batch"):
-            Index.rebuild(foreign, UUID_)
+            SegmentIndex.rebuild(foreign, UUID_)
         late = content(first=1)
         late[2] = batch(11, *[b""] * 5, time=0)
         segment = write(tmp_path, late)
         with pytest.raises(DamagedError, match="times decrease"):
-            Index.rebuild(segment.path, UUID_)
+            SegmentIndex.rebuild(segment.path, UUID_)

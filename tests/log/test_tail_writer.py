@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.log import tail_writer
 from headrace.log.tail import HEADER_BYTES, TailFile
-from headrace.log.tail_writer import Writing
+from headrace.log.tail_writer import TailWriter
 
 PIECES = st.lists(st.binary(max_size=40).flatmap(lambda data: st.sampled_from([data, memoryview(data)])))
 
@@ -48,7 +48,7 @@ def test_a_long_write_is_made_of_short_ones(
     monkeypatch.setattr(os, "pwritev", counted)
     file = TailFile.create(tmp_path / "1.tail", UUID(int=1), 1, sync=False)
     pieces = [bytes([number % 251]) * (number * 37) for number in range(500)] + [os.urandom(3 << 20)]
-    Writing().write(file, list(pieces))
+    TailWriter().write(file, list(pieces))
     assert (tmp_path / "1.tail").read_bytes()[HEADER_BYTES:] == b"".join(pieces)
     assert max(written) <= 1 << 19
     assert len(written) >= sum(map(len, pieces)) >> 19

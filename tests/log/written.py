@@ -13,7 +13,7 @@ from headrace.log import Log, sealing
 from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.repair_plan import Keep, Report, Restamp
 from headrace.log.damage.verify import Progress, verify
-from headrace.log.sealed import Index
+from headrace.log.sealed import SegmentIndex
 from headrace.log.tail import TailFile
 from headrace.message import Message
 
@@ -46,7 +46,7 @@ class Written:
 
     def batch(self, number: int, index: int) -> int:
         """Where a record batch of a sealed segment begins."""
-        return int(Index.read(self.path(number, "index")).entries[index]["offset"])
+        return int(SegmentIndex.read(self.path(number, "index")).entries[index]["offset"])
 
     def repaired(self, keep: Keep = "before") -> tuple[Report, Log]:
         """Plan, repair, and check all that holds for any repair."""

@@ -28,7 +28,7 @@ def counted(server: Server, name: str) -> int:
 
 def door(server: Server) -> FyrehoseTcpDoor:
     """Its TCP half."""
-    return backbone_of(server).tcp
+    return backbone_of(server)
 
 
 def logged(server: Server) -> list[bytes]:
@@ -38,7 +38,7 @@ def logged(server: Server) -> list[bytes]:
 
 def narrow(server: Server) -> None:
     """Let the system take little for each connection, so that a peer that does not read is felt soon."""
-    backbone_of(server).tcp._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
+    backbone_of(server)._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
 
 
 def committed(server: Server, seq: int) -> bool:

@@ -19,8 +19,16 @@ from headrace.client.fyrehose.journal import Journal, JournalBounds, SendDeliver
 from headrace.client.fyrehose.journal import JournalEffect as Answer
 from headrace.client.fyrehose.repair import Ask, Delivered, Discarded, LostRange, Repair, RepairEvent
 from headrace.client.fyrehose.timing import RepairTiming
-from headrace.hub.backbone.rules import Access, Acknowledge, Backbone, Door, Effect, Refused, SendForward
-from headrace.hub.backbone.udp_subscribers import Bounds, Endpoint, SendRange
+from headrace.hub.backbone.rules import (
+    Acknowledge,
+    Backbone,
+    BackboneAccess,
+    BackboneEffect,
+    OwnDoor,
+    Refused,
+    SendForward,
+)
+from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, UdpBounds
 from headrace.hub.pacing import Pace
 from headrace.message import Run
 from headrace.wire.fyrehose import stream as fyrehose
@@ -85,7 +93,7 @@ class Scenario:
     departures: int
     forgeries: int
     coalesce: bool
-    bounds: Bounds
+    bounds: UdpBounds
     patience: RepairTiming
     journal: JournalBounds
 
@@ -107,7 +115,7 @@ class Scenario:
             departures=sometimes(0.2, 1, 0),
             forgeries=sometimes(0.2, 5, 0),
             coalesce=random.random() < 0.3,
-            bounds=Bounds(
+            bounds=UdpBounds(
                 request=request,
                 ranges=sometimes(0.3, random.randint(1, 4), 64),
                 lag=sometimes(0.3, random.randint(1, 10), 65_536),
@@ -131,8 +139,8 @@ class Hub:
         self._world = world
         self._network = world.network
         self._log = world.log
-        door = Door(frozenset({HUB[0]}), HUB[1])
-        self.backbone = world.rules.backbone(world.log, door, Access(), world.scenario.bounds)
+        door = OwnDoor(frozenset({HUB[0]}), HUB[1])
+        self.backbone = world.rules.backbone(world.log, door, BackboneAccess(), world.scenario.bounds)
 
     def receive(self, datagram: bytes, source: Endpoint, now: float) -> None:
         packets = fyrehose.parse_datagram(datagram)
@@ -154,7 +162,7 @@ class Hub:
     def next_timer(self) -> float | None:
         return self.backbone.next_timer()
 
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[BackboneEffect]) -> None:
         for effect in effects:
             self._world.note(effect)
             match effect:
@@ -319,7 +327,7 @@ class World:
                         f"{loser.endpoint} reports {seq} lost, and {other.endpoint} has it"
                     )
 
-    def note(self, happening: Effect | RepairEvent | Answer) -> None:
+    def note(self, happening: BackboneEffect | RepairEvent | Answer) -> None:
         match happening:
             case Refused(reason=why) | Discarded(why=why):
                 self.happened[why] += 1

@@ -169,7 +169,7 @@ class Node:
         )
         begin, disk.synced = disk.synced + 1, len(disk.messages)  # opening a log syncs it
         self.world.hold(self, begin)
-        self.commit = self.replica.commit
+        self.commit = self.replica.state.commit
         self.world.check_prefix(self, self.commit)
         self.world.network.attach(self.endpoint, self)
         self._run(lambda replica: replica.start(self._local(self.world.network.now)))
@@ -229,7 +229,7 @@ class Node:
     def voting(self) -> bool:
         """Whether this node has lost nothing that it has not recovered."""
         if self.replica is not None:
-            return self.replica.voter
+            return self.replica.state.voter
         trusted = self.disk.lossless or self.world.scenario.synced_only
         return self.disk.state is not None and self.disk.state.voter and trusted
 
@@ -326,7 +326,7 @@ class Node:
 
     def _serve(self, effect: Serve) -> None:
         replica, disk = self.replica, self.disk
-        if replica is None or replica.view != effect.view:
+        if replica is None or replica.state.view != effect.view:
             return
         if effect.first < disk.first:
             body = NewState(effect.view, disk.first, disk.first - 1, effect.commit)
@@ -450,7 +450,7 @@ class World:
         if len(self._holders[seq, message]) <= self.scenario.size // 2:
             raise BrokenPromiseError(f"{node.id} commits {seq}, which only {self._holders[seq, message]} had")
         self.chosen[seq] = message
-        self._chosen_in[seq] = node.replica.view if node.replica is not None else 0
+        self._chosen_in[seq] = node.replica.state.view if node.replica is not None else 0
 
     def check_start(self, node: Node) -> None:
         """A new primary has everything that was committed in views before its own.
@@ -459,7 +459,7 @@ class World:
         """
         assert node.replica is not None
         for seq, message in self.chosen.items():
-            earlier = self._chosen_in.get(seq, 0) < node.replica.view
+            earlier = self._chosen_in.get(seq, 0) < node.replica.state.view
             if earlier and node.disk.messages[seq - 1 : seq] != [message]:
                 raise BrokenPromiseError(f"{node.id} starts a view without {seq}")
 
@@ -509,8 +509,9 @@ class World:
         return (
             len(replicas) == len(self.nodes)
             and any(message.startswith("last") for message in self.acknowledged)
-            and len({(replica.view, replica.commit, replica.tail) for replica in replicas}) == 1
-            and all(replica.status is Status.NORMAL for replica in replicas)
+            and len({(replica.state.view, replica.state.commit, replica.state.tail) for replica in replicas})
+            == 1
+            and all(replica.state.status is Status.NORMAL for replica in replicas)
         )
 
     def _partition(self) -> None:
@@ -546,8 +547,8 @@ class World:
     def _where(self) -> str:
         return "; ".join(
             f"{node.id} is down"
-            if (replica := node.replica) is None
-            else f"{node.id} {replica.status.value} in {replica.view} at {replica.commit}/{replica.tail}"
+            if node.replica is None
+            else f"{node.id} {(at := node.replica.state).status.value} in {at.view} at {at.commit}/{at.tail}"
             for node in self.nodes
         )
 

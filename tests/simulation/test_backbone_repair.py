@@ -15,8 +15,8 @@ from tests.simulation.backbone import BrokenPromiseError, Rules, simulate
 
 from headrace.client.fyrehose.repair import Ask, Delivered, DiscardReason, Repair, RepairEvent
 from headrace.client.fyrehose.timing import RepairTiming
-from headrace.hub.backbone.rules import Backbone, Effect, Reason, Unserved
-from headrace.hub.backbone.udp_subscribers import Bounds, Endpoint, Subscriber
+from headrace.hub.backbone.rules import Backbone, BackboneEffect, Reason, Unserved
+from headrace.hub.backbone.udp_subscribers import Endpoint, UdpBounds, UdpSubscriber
 from headrace.message import MAX_SEQUENCE
 from headrace.wire.fyrehose.stream import DeliverRun, Request
 
@@ -50,7 +50,7 @@ def test_a_long_history_is_fetched_in_seconds() -> None:
         subscribers=3,
         restarts=0,
         departures=0,
-        bounds=Bounds(),
+        bounds=UdpBounds(),
         patience=RepairTiming(),
     )
     late = [subscriber for subscriber in world.subscribers if subscriber.from_seq == 1]
@@ -113,14 +113,16 @@ class TrustsEveryone(Repair):
 class NeverForwards(Backbone):
     """What the hub has trimmed is not asked of those who still have it."""
 
-    def _forward(self, requester: Subscriber, first: int, last: int, source: Endpoint, now: float) -> Effect:
+    def _forward(
+        self, requester: UdpSubscriber, first: int, last: int, source: Endpoint, now: float
+    ) -> BackboneEffect:
         return Unserved(requester.endpoint, first, last)
 
 
 class NeverAnswers(Backbone):
     """What was lost on the way is not sent again."""
 
-    def request(self, frame: Request, source: Endpoint, now: float) -> list[Effect]:
+    def request(self, frame: Request, source: Endpoint, now: float) -> list[BackboneEffect]:
         return []
 
 

@@ -261,10 +261,10 @@ def test_a_primary_that_nobody_answers_must_give_way() -> None:
 
 def test_a_cut_link_to_one_backup_changes_no_view_and_leaves_it_informed() -> None:
     world = parted("one backup hears the other only")
-    before = {node.replica.view for node in world.nodes if node.replica}
+    before = {node.replica.state.view for node in world.nodes if node.replica}
     assert world.goes_on(within=3.0)
     world.network.run(lambda: False, world.network.now + 5)
-    assert {node.replica.view for node in world.nodes if node.replica} == before
+    assert {node.replica.state.view for node in world.nodes if node.replica} == before
     assert {node.commit for node in world.nodes} == {len(world.chosen)}
 
 
@@ -283,7 +283,9 @@ def test_a_new_cluster_leaves_nobody_behind() -> None:
         world = World(seed, Replica, **{**QUIET, "founded": False, "timing": Timing()})
         world.network.run(lambda: False, 8.0)
         replicas = [node.replica for node in world.nodes if node.replica]
-        assert [(replica.status, replica.view) for replica in replicas] == [(Status.NORMAL, 1)] * 3
+        assert [(replica.state.status, replica.state.view) for replica in replicas] == [
+            (Status.NORMAL, 1)
+        ] * 3
 
 
 def test_if_all_lose_power_without_sync_only_an_operator_lets_them_go_on() -> None:
@@ -296,12 +298,12 @@ def test_if_all_lose_power_without_sync_only_an_operator_lets_them_go_on() -> No
     for node in world.nodes:
         node.start()
     assert not world.goes_on(within=20.0)
-    assert all(node.replica and node.replica.status is Status.RECOVERING for node in world.nodes)
+    assert all(node.replica and node.replica.state.status is Status.RECOVERING for node in world.nodes)
     for node in world.nodes[:2]:
         node.vouch()
     assert world.goes_on(within=5.0)
     world.network.run(lambda: False, world.network.now + 2)
-    assert all(node.replica and node.replica.status is Status.NORMAL for node in world.nodes)
+    assert all(node.replica and node.replica.state.status is Status.NORMAL for node in world.nodes)
 
 
 def test_a_lone_hubs_log_becomes_a_clusters_by_an_operators_word() -> None:
@@ -333,4 +335,4 @@ def test_if_only_one_node_keeps_its_disk_it_takes_an_operators_word_for_another(
     assert world.goes_on(within=10.0)
     world.network.run(lambda: False, world.network.now + 12)
     assert {node.commit for node in world.nodes} == {len(world.chosen)}
-    assert all(node.replica and node.replica.status is Status.NORMAL for node in world.nodes)
+    assert all(node.replica and node.replica.state.status is Status.NORMAL for node in world.nodes)

@@ -46,7 +46,7 @@ def succeeded(world: World, old: Node) -> tuple[Node, Node]:
     (third,) = (node for node in world.nodes if node not in (old, new))
     world.network.run(lambda: False, world.network.now + 0.1)
     assert third.replica is not None
-    assert third.replica.status is Status.NORMAL
+    assert third.replica.state.status is Status.NORMAL
     return new, third
 
 
@@ -125,7 +125,7 @@ class TakesStaleViews(Replica):
     """A primary that has been replaced is still listened to."""
 
     def _from_primary(self, body: Prepare | Commit) -> None:
-        if isinstance(body, Prepare) and self._state.status is Status.NORMAL:
+        if isinstance(body, Prepare) and self.state.status is Status.NORMAL:
             self._normal.prepare(body)
         else:
             super()._from_primary(body)
@@ -170,7 +170,7 @@ def vote_that_outlives_its_voter(seed: int, rules: type[Replica]) -> World:
     world, old = begun(seed, rules)
     network = world.network
     assert old.replica is not None
-    view = old.replica.view + 1
+    view = old.replica.state.view + 1
     following = world.nodes[view % 3]
     (other,) = (node for node in world.nodes if node not in (old, following))
     held = hold_up(
@@ -289,7 +289,7 @@ def report_of_an_earlier_life(seed: int, rules: type[Replica]) -> World | None:
     world, primary = begun(seed, rules)
     network = world.network
     assert primary.replica is not None
-    view = primary.replica.view + 1
+    view = primary.replica.state.view + 1
     following = world.nodes[view % 3]
     (other,) = (node for node in world.nodes if node not in (primary, following))
     held = hold_up(
@@ -297,7 +297,7 @@ def report_of_an_earlier_life(seed: int, rules: type[Replica]) -> World | None:
     )
 
     def goes_well() -> bool:
-        reached = view if following.replica is None else following.replica.view
+        reached = view if following.replica is None else following.replica.state.view
         return bool(held) and primary.accepting and reached < view
 
     # The one that follows hears nothing of the primary, and wishes for its own view.

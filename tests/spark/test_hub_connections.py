@@ -11,7 +11,7 @@ from tests.spark.hubs import Hub
 
 from headrace.errors import UnreachableError
 from headrace.spark.hub_connections import close_links, link
-from headrace.spark.options import Access
+from headrace.spark.options import HubOptions
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def nothing_kept() -> Iterator[None]:
 
 def test_a_hub_that_is_being_restarted_is_waited_for(hub: Hub) -> None:
     """Also by a process that has no connection yet: which of them has one is Spark's affair."""
-    access = Access(hub.servers, patience=60.0)
+    access = HubOptions(hub.servers, patience=60.0)
     hub.kill9()
     tried = threading.Event()
     back = threading.Thread(target=lambda: (tried.wait(), hub.restart()))
@@ -41,14 +41,14 @@ def test_patience_has_an_end(hub: Hub) -> None:
     begin = monotonic()
     with (
         pytest.raises(UnreachableError, match="nobody listens there"),
-        link(Access(hub.servers, patience=0.5)),
+        link(HubOptions(hub.servers, patience=0.5)),
     ):
         pytest.fail("nobody is there")
     assert monotonic() - begin >= 0.5
 
 
 def test_a_connection_is_kept_until_it_disappoints(start: Callable[..., Hub]) -> None:
-    access = Access(start().servers)
+    access = HubOptions(start().servers)
     with link(access) as first, link(access) as second:
         assert first is not second
     with link(access) as again:

@@ -11,20 +11,20 @@ import pytest
 from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
-from headrace.spark.options import Access, check_reading, reading, writing
+from headrace.spark.options import HubOptions, check_source_options, parse_sink_options, parse_source_options
 
 
 def test_nothing_said() -> None:
-    options = reading({}, stream=True)
+    options = parse_source_options({}, stream=True)
     assert options.access.hosts == [Address("127.0.0.1", 8081)]
     assert options.fail_on_data_loss
     assert options.starting is None
     assert not options.entries
-    assert writing({}).topic == ""
+    assert parse_sink_options({}).topic == ""
 
 
 def test_everything_said_as_spark_says_it() -> None:
-    options = reading(
+    options = parse_source_options(
         {
             "servers": "tube://one:1, tube://two",
             "startingoffsets": "Earliest",
@@ -70,7 +70,7 @@ def test_everything_said_as_spark_says_it() -> None:
     ],
 )
 def test_times(text: str, expected: int) -> None:
-    assert reading({"startingTimestamp": text}, stream=True).starting_time == expected
+    assert parse_source_options({"startingTimestamp": text}, stream=True).starting_time == expected
 
 
 @pytest.mark.parametrize(
@@ -138,16 +138,16 @@ def test_times(text: str, expected: int) -> None:
 )
 def test_what_cannot_be_is_told(given: dict[str, str], stream: bool, said: str) -> None:
     with pytest.raises(UsageError) as told:
-        reading(given, stream=stream)
+        parse_source_options(given, stream=stream)
     assert said in str(told.value)
     assert "s3cret" not in str(told.value)
 
 
 def test_what_neither_reader_takes_is_told_before_it_is_known_which_it_is() -> None:
-    check_reading({"endingOffsets": "9"})
-    check_reading({"hold": "mine"})
+    check_source_options({"endingOffsets": "9"})
+    check_source_options({"hold": "mine"})
     with pytest.raises(UsageError, match="did you mean startingOffsets"):
-        check_reading({"startingOffset": "9"})
+        check_source_options({"startingOffset": "9"})
 
 
 @pytest.mark.parametrize(
@@ -165,49 +165,49 @@ def test_what_neither_reader_takes_is_told_before_it_is_known_which_it_is() -> N
 )
 def test_what_only_a_batch_takes_is_told_as_to_a_batch(given: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        check_reading(given)
+        check_source_options(given)
 
 
 def test_one_of_several_is_told_as_it_can_be_said() -> None:
     with pytest.raises(UsageError) as told:
-        reading({"where": '{"region": ["a", "ü"]}'}, stream=True)
+        parse_source_options({"where": '{"region": ["a", "ü"]}'}, stream=True)
     said = str(told.value)
     assert said.startswith('where: region = ["a", "ü"]: expected a text')
     again = said[said.index('{"use"') :]
     assert json.loads(again) == {"use": 3, "extra": '{"in": ["a", "ü"]}'}
-    reading({"where": f'{{"region": {again}}}'}, stream=True)
+    parse_source_options({"where": f'{{"region": {again}}}'}, stream=True)
 
 
 def test_a_range_may_be_empty() -> None:
     """From what follows the last one read to the last there is: nothing, and nobody's mistake."""
-    options = reading({"startingOffsets": "11", "endingOffsets": "10"}, stream=False)
+    options = parse_source_options({"startingOffsets": "11", "endingOffsets": "10"}, stream=False)
     assert (options.starting, options.ending) == (11, 10)
 
 
 def test_the_sink_has_fewer() -> None:
     with pytest.raises(UsageError, match="no option 'where': there are servers"):
-        writing({"where": "{}"})
+        parse_sink_options({"where": "{}"})
     with pytest.raises(UsageError, match="no option 'startingoffsets'"):
-        writing({"startingOffsets": "latest"})
-    assert writing({"topic": "out"}).topic == "out"
+        parse_sink_options({"startingOffsets": "latest"})
+    assert parse_sink_options({"topic": "out"}).topic == "out"
 
 
 def test_a_key_is_read_where_it_is_needed(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("s3cret\n")
-    access = reading({"clientId": "spark-1", "keyFile": str(file)}, stream=True).access
+    access = parse_source_options({"clientId": "spark-1", "keyFile": str(file)}, stream=True).access
     assert access.credentials({}) == ("spark-1", "s3cret")
     assert b"s3cret" not in pickle.dumps(access)
-    assert Access().credentials({}) is None
+    assert HubOptions().credentials({}) is None
     environ = {CLIENT_VARIABLE: "spark-2", KEY_VARIABLE: "other"}
-    assert Access().credentials(environ) == ("spark-2", "other")
+    assert HubOptions().credentials(environ) == ("spark-2", "other")
     assert access.credentials(environ) == ("spark-1", "s3cret")
 
 
 def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no key in HEADRACE_KEY"):
-        Access(client_id="me").credentials({})
+        HubOptions(client_id="me").credentials({})
     with pytest.raises(UsageError, match="Say it with clientId"):
-        Access(key_file=str(tmp_path / "none")).credentials({})
+        HubOptions(key_file=str(tmp_path / "none")).credentials({})
     with pytest.raises(UsageError, match="cannot be read"):
-        Access(client_id="me", key_file=str(tmp_path / "none")).credentials({})
+        HubOptions(client_id="me", key_file=str(tmp_path / "none")).credentials({})

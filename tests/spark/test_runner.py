@@ -13,12 +13,12 @@ from pyspark.errors import PySparkRuntimeError
 
 from headrace.errors import PeerError, RefusedError, StorageError, UnreachableError, UsageError
 from headrace.spark import datasource, runner
-from headrace.spark.failures import failure_of, plainly
-from headrace.spark.jobs.job import JOBS, Run, find, parameters_of
-from headrace.spark.options import Access
-from headrace.spark.progress import progress_of
-from headrace.spark.runner import Asked, Pipeline
+from headrace.spark.failures import failure_of, naming_job
+from headrace.spark.jobs.job import JOBS, JobRun, find, parameters_of
+from headrace.spark.options import HubOptions
+from headrace.spark.runner import Pipeline, PipelineRequest
 from headrace.spark.source.range_rows import GO_ON
+from headrace.spark.supervised_job import progress_of
 
 
 def jobs(*names: str) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def test_a_value_that_cannot_be_is_told_before_anything_runs(
     name: str, key: str, value: str, told: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
-        Pipeline(Asked([name], Access(), params={key: value}))
+        Pipeline(PipelineRequest([name], HubOptions(), params={key: value}))
 
 
 def test_values_that_can_be() -> None:
     params = {"starting": "7", "interval": "0.5", "table_format": "Delta", "hold": "", "size": ""}
-    assert Pipeline(Asked(["archive"], Access(), params=params))._told["archive"] == params
+    assert Pipeline(PipelineRequest(["archive"], HubOptions(), params=params))._told["archive"] == params
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_values_that_can_be() -> None:
 )
 def test_a_spark_that_cannot_be_is_told_before_anything_runs(asked: dict[str, str], told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
-        Pipeline(Asked(["archive"], Access(), **asked))  # type: ignore[arg-type]
+        Pipeline(PipelineRequest(["archive"], HubOptions(), **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "master", ["local", "local[*]", "local[2,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://a:6443"]
 )
 def test_masters(master: str) -> None:
-    Pipeline(Asked(["archive"], Access(), master=master, memory="512M"))
+    Pipeline(PipelineRequest(["archive"], HubOptions(), master=master, memory="512M"))
 
 
 @pytest.mark.parametrize(
@@ -140,23 +140,25 @@ def test_what_a_job_cannot_begin_with_is_told_before_anything_runs(asked: list[s
     name, *params = asked
     given = {key: value for key, _, value in (each.partition("=") for each in params)}
     with pytest.raises(UsageError, match=re.escape(told)):
-        Pipeline(Asked([name], Access(), params=given, available_now=True))
+        Pipeline(PipelineRequest([name], HubOptions(), params=given, available_now=True))
     # It may be there when it is started again.
-    Pipeline(Asked([name], Access(), params=given, available_now=True, restart=True))
+    Pipeline(PipelineRequest([name], HubOptions(), params=given, available_now=True, restart=True))
 
 
 def test_what_a_job_can_begin_with(tmp_path: Path) -> None:
     (tmp_path / "archive" / "day=2026-01-31").mkdir(parents=True)
     asked = {"path": f"{tmp_path}/archive", "from": "10", "until": "10", "rate": "5", "speed": "0"}
-    Pipeline(Asked(["replay"], Access(), params=asked))
-    Pipeline(Asked(["replay"], Access(), root=str(tmp_path)))
+    Pipeline(PipelineRequest(["replay"], HubOptions(), params=asked))
+    Pipeline(PipelineRequest(["replay"], HubOptions(), root=str(tmp_path)))
     Pipeline(
-        Asked(["replay"], Access(), params={"path": "s3://mill/archive", "from": "9", "until": "2026-01-31"})
+        PipelineRequest(
+            ["replay"], HubOptions(), params={"path": "s3://mill/archive", "from": "9", "until": "2026-01-31"}
+        )
     )
-    Pipeline(Asked(["decode"], Access(), params={"captures": "s3://mill/captures"}))
-    Pipeline(Asked(["match"], Access(), params={"dispatchers": "a:1, b"}))
+    Pipeline(PipelineRequest(["decode"], HubOptions(), params={"captures": "s3://mill/captures"}))
+    Pipeline(PipelineRequest(["match"], HubOptions(), params={"dispatchers": "a:1, b"}))
     with pytest.raises(UsageError, match="match: 'a:b' is no address"):
-        Pipeline(Asked(["match"], Access(), params={"dispatchers": "a:b"}))
+        Pipeline(PipelineRequest(["match"], HubOptions(), params={"dispatchers": "a:b"}))
 
 
 @pytest.fixture
@@ -177,7 +179,9 @@ def test_a_spark_that_does_not_start_is_a_sentence(
     with pytest.raises(
         PeerError, match=r"^Spark does not start on local\[1\]: \[JAVA_GATEWAY_EXITED\] [^\n]+$"
     ):
-        Pipeline(Asked(["decode"], Access("127.0.0.1:1"), master="local[1]", params=captures)).run()
+        Pipeline(
+            PipelineRequest(["decode"], HubOptions("127.0.0.1:1"), master="local[1]", params=captures)
+        ).run()
     assert not caplog.records
 
 
@@ -187,7 +191,7 @@ def test_a_spark_that_is_told_to_stop_with_the_pipeline_has_not_failed(
 ) -> None:
     """As systemd does, which tells every process of a unit."""
     told: list[Any] = []
-    pipeline = Pipeline(Asked(["decode"], Access("127.0.0.1:1"), params=captures), told.append)
+    pipeline = Pipeline(PipelineRequest(["decode"], HubOptions("127.0.0.1:1"), params=captures), told.append)
 
     def session(*_: object, **__: object) -> None:
         raise error
@@ -205,7 +209,7 @@ def test_a_session_that_ends_while_the_pipeline_is_stopped_has_not_failed(
 ) -> None:
     monkeypatch.setattr(datasource, "register", lambda _: None)
     monkeypatch.setattr(runner, "_hush_queries", lambda _: None)
-    pipeline = Pipeline(Asked([], Access()))
+    pipeline = Pipeline(PipelineRequest([], HubOptions()))
     ended: Any = _Session()
     ended.stopped = True
     ended.sparkContext.uiWebUrl = None
@@ -217,7 +221,7 @@ def test_a_session_that_ends_while_the_pipeline_is_stopped_has_not_failed(
 
 
 def test_when_it_ended_is_among_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = Pipeline(Asked([], Access()))
+    pipeline = Pipeline(PipelineRequest([], HubOptions()))
     times = iter(["later"])
     monkeypatch.setattr(runner, "_now", lambda: next(times))
     monkeypatch.setattr(runner, "session", lambda *_, **__: _Session())
@@ -231,11 +235,11 @@ def test_when_it_ended_is_among_the_facts(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_job_that_is_none() -> None:
     with pytest.raises(UsageError, match="did you mean measure"):
-        Pipeline(Asked(["mesure"], Access()))
+        Pipeline(PipelineRequest(["mesure"], HubOptions()))
 
 
 def test_numbers_and_truths() -> None:
-    run = Run(None, "archive", Access(), {"interval": "-1"}, find("archive").PARAMETERS)  # type: ignore[arg-type]
+    run = JobRun(None, "archive", HubOptions(), {"interval": "-1"}, find("archive").PARAMETERS)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"interval = -1: expected a number of 0\.01 or more"):
         run.number("interval")
     assert run.truth("fail_on_data_loss") is True
@@ -245,7 +249,7 @@ def test_numbers_and_truths() -> None:
 def test_a_hub_that_is_away_is_told_before_a_jvm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.spark.runner.session", lambda *_, **__: pytest.fail("a JVM was started"))
     with pytest.raises(UnreachableError):
-        Pipeline(Asked(["archive"], Access("127.0.0.1:1", patience=0.1))).run()
+        Pipeline(PipelineRequest(["archive"], HubOptions("127.0.0.1:1", patience=0.1))).run()
 
 
 class _Session:
@@ -260,11 +264,11 @@ class _Session:
 def test_a_look() -> None:
     """What the hub knows to be lost is among a job's facts; a session that is gone ends the pipeline."""
     told: list[Any] = []
-    pipeline = Pipeline(Asked(["measure"], Access()), told.append)
+    pipeline = Pipeline(PipelineRequest(["measure"], HubOptions()), told.append)
     facts = {"job": "measure", "state": "running", "batch": 1}
     news = [{"event": "failed", "job": "measure"}]
     job: Any = SimpleNamespace(news=lambda: iter(news), facts=lambda _newest: dict(facts), failure=None)
-    pipeline._tended = {"measure": job}
+    pipeline._supervised = {"measure": job}
     pipeline._lost = {"measure": {"messages": 2, "ranges": [[1, 2]]}, "another": {}}
     session: Any = _Session()
     pipeline._look(session)
@@ -322,9 +326,9 @@ def test_failures_are_sentences() -> None:
         str(failure_of("own", None, awaited))
         == "own: SparkException: Exception thrown in awaitResult: OptionalDataException"
     )
-    with pytest.raises(PeerError, match=r"^replay: no \(code\)$"), plainly("replay"):
+    with pytest.raises(PeerError, match=r"^replay: no \(code\)$"), naming_job("replay"):
         raise RefusedError("code", "no")
-    with pytest.raises(ZeroDivisionError), plainly("replay"):
+    with pytest.raises(ZeroDivisionError), naming_job("replay"):
         1 / 0  # noqa: B018 - a mistake of ours is never hidden
 
 

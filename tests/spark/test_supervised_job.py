@@ -11,9 +11,9 @@ from tests.spark.hubs import until
 
 from headrace.errors import PeerError, UnreachableError, UsageError
 from headrace.spark import supervised_job
-from headrace.spark.jobs.job import Run, Started, find
-from headrace.spark.options import Access
-from headrace.spark.supervised_job import LONGEST_PAUSE, STEADY_SECONDS, Pauses, Tended
+from headrace.spark.jobs.job import JobRun, RunningJob, find
+from headrace.spark.options import HubOptions
+from headrace.spark.supervised_job import LONGEST_PAUSE, STEADY_SECONDS, Pauses, SupervisedJob
 
 
 class Query:
@@ -49,34 +49,34 @@ class OwnJob:
 
     def __init__(self, *tries: Exception | Query | Mapping[str, object]) -> None:
         self._tries = iter(tries)
-        self.runs: list[Run] = []
+        self.runs: list[JobRun] = []
 
-    def start(self, run: Run) -> Started | Mapping[str, object]:
+    def start(self, run: JobRun) -> RunningJob | Mapping[str, object]:
         self.runs.append(run)
         match next(self._tries):
             case Exception() as error:
                 raise error
             case Query() as query:
                 made: Any = query
-                return Started(made, lambda: {"path": "/a"})
+                return RunningJob(made, lambda: {"path": "/a"})
             case done:
                 return done
 
 
-Tend = Callable[..., Tended]
+Tend = Callable[..., SupervisedJob]
 
 
 @pytest.fixture
 def tend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tend]:
     monkeypatch.setattr(supervised_job, "FIRST_PAUSE", 0.001)
     stopping = threading.Event()
-    begun: list[Tended] = []
+    begun: list[SupervisedJob] = []
 
-    def begin(job: OwnJob, *, again: bool = True, available_now: bool = False) -> Tended:
-        def ready() -> Run:
-            return Run(None, "own", Access(), {}, job.PARAMETERS, available_now)  # type: ignore[arg-type]
+    def begin(job: OwnJob, *, again: bool = True, available_now: bool = False) -> SupervisedJob:
+        def ready() -> JobRun:
+            return JobRun(None, "own", HubOptions(), {}, job.PARAMETERS, available_now)  # type: ignore[arg-type]
 
-        begun.append(Tended("own", job, ready, again=again, stopping=stopping))
+        begun.append(SupervisedJob("own", job, ready, again=again, stopping=stopping))
         begun[-1].start()
         return begun[-1]
 
@@ -90,7 +90,7 @@ def tend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tend]:
         assert each.over
 
 
-def running(job: Tended, restarts: int) -> bool:
+def running(job: SupervisedJob, restarts: int) -> bool:
     facts = job.facts(None)
     return (facts["state"], facts["restarts"]) == ("running", restarts)
 
@@ -256,7 +256,7 @@ def test_a_job_with_an_end_is_running_once_it_is_at_work(tend: Tend, monkeypatch
     goes_on, may_end = threading.Event(), threading.Event()
 
     class WithAnEnd(OwnJob):
-        def start(self, run: Run) -> Mapping[str, object]:
+        def start(self, run: JobRun) -> Mapping[str, object]:
             assert goes_on.wait(60)
             run.at_work = lambda client: {"through": client}
             assert may_end.wait(60)

@@ -15,7 +15,7 @@ from tests.net.raw import running_hub, until
 from headrace import web
 from headrace.hub.routing import subscriptions
 from headrace.hub.services import objects as services
-from headrace.hub.services.objects import Kind
+from headrace.hub.services.objects import ServiceKind
 from headrace.message import Batch, Run
 from headrace.net.server.process import Server
 from headrace.web import api
@@ -63,8 +63,8 @@ async def test_history_and_events(server: Server, http: aiohttp.ClientSession) -
 async def test_sampling_goes_on_whatever_is_published_as_measured(
     server: Server, http: aiohttp.ClientSession
 ) -> None:
-    await submit(server, services.create("measure/second", Kind.JSON))
-    await submit(server, services.create("measure/minute", Kind.JSON))
+    await submit(server, services.create("measure/second", ServiceKind.JSON))
+    await submit(server, services.create("measure/minute", ServiceKind.JSON))
     for messages in ("1", "9" * 400):
         window = b'{"start":"12:00","lag":{},"messages":%s}' % messages.encode()
         for span in ("second", "minute"):
@@ -161,8 +161,8 @@ class TestPublish:
 class TestServices:
     async def test_listed_and_looked_at(self, server: Server, http: aiohttp.ClientSession) -> None:
         assert await get(http, "/api/services") == {"services": [], "total": 0}
-        await submit(server, services.create("fleet/42", Kind.JSON))
-        await submit(server, services.create("blob", Kind.LAST))
+        await submit(server, services.create("fleet/42", ServiceKind.JSON))
+        await submit(server, services.create("blob", ServiceKind.LAST))
         await submit(server, Batch(Run.of([b'{"speed": 61}']), origin="spp", topic="fleet/42"))
         await submit(server, Batch(Run.of([b"\xff"]), origin="spp", topic="blob"))
         listed = await get(http, "/api/services")
@@ -179,14 +179,14 @@ class TestServices:
         self, server: Server, http: aiohttp.ClientSession
     ) -> None:
         text = "x" + "ž" * 400
-        await submit(server, services.create("a", Kind.LAST))
+        await submit(server, services.create("a", ServiceKind.LAST))
         await submit(server, Batch(Run.of([text.encode()]), origin="spp", topic="a"))
         (listed,) = (await get(http, "/api/services"))["services"]
         assert (listed["value"], listed["size"]) == (text[:256], 801)
         assert (await get(http, "/api/service?id=a"))["value"] == text
 
     async def test_live_until_it_is_removed(self, server: Server, http: aiohttp.ClientSession) -> None:
-        await submit(server, services.create("a", Kind.JSON))
+        await submit(server, services.create("a", ServiceKind.JSON))
         async with http.get("/api/service/events?id=a") as answer:
             assert (await event(answer, "service"))["value"] == "{}"
             await submit(server, Batch(Run.of([b'{"x":1}']), origin="spp", topic="a"))

@@ -125,27 +125,43 @@ async def test_what_is_not_there(http: aiohttp.ClientSession) -> None:
         assert answer.status == 404
 
 
-async def test_connections_are_bounded(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "MAX_CONNECTIONS", 2)
-    idle = [await asyncio.open_connection(*server.doors["http"].split(":")) for _ in range(2)]
-    await until(lambda: server.hub.counters.get("refused", door="http", reason="connections") == 0)
-    _, third = await asyncio.open_connection(*server.doors["http"].split(":"))
-    await until(lambda: server.hub.counters.get("refused", door="http", reason="connections") == 1)
-    third.close()
-    for _, writer in idle:
-        writer.close()
-        await writer.wait_closed()
+    async with running_hub(tmp_path, http=web.start) as server:
+        refused = server.hub.counters
+        idle = [await asyncio.open_connection(*server.doors["http"].split(":")) for _ in range(2)]
+        assert refused.get("refused", door="http", reason="connections") == 0
+        _, third = await asyncio.open_connection(*server.doors["http"].split(":"))
+        await until(lambda: refused.get("refused", door="http", reason="connections") == 1)
+        third.close()
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
 
-    async def answered() -> bool:
-        try:
-            async with http.get("/healthz") as answer:
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
+        async def answered() -> bool:
+            try:
+                async with http.get("/healthz") as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
 
-    assert any([await answered() for _ in range(100)])
+        async with aiohttp.ClientSession(f"http://{server.doors['http']}") as http:
+            assert any([await answered() for _ in range(100)])
+
+
+async def test_connections_count_with_those_of_every_other_door(tmp_path: Path) -> None:
+    async with running_hub(tmp_path, "limits.connections_per_address=2", http=web.start) as server:
+        where = server.doors["http"].split(":")
+        with await TcpPeer.connect(server) as peer:
+            await peer.subscribe()
+            _, second = await asyncio.open_connection(*where)
+            await until(lambda: server.connections == 2)
+            reader, third = await asyncio.open_connection(*where)
+            assert await reader.read() == b""
+            assert server.hub.counters.get("refused", door="http", reason="connections") == 1
+            for writer in (second, third):
+                writer.close()
+            await until(lambda: server.connections == 1)
 
 
 @pytest.mark.parametrize(

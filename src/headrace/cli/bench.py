@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from headrace.cli.terminal.options import Json
-from headrace.cli.terminal.output import console, print_json, wants_json
+from headrace.cli.terminal.output import console, plain_table, print_json, wants_json
 from headrace.errors import UnreachableError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Measurement(NamedTuple):
     p99_us: float | None = None
 
 
-Doors = dict[str, tuple[str, int]]
+Doors = dict[str, str]
 Measure = Callable[[Doors, int, float], Coroutine[None, None, Measurement]]
 
 
@@ -132,7 +132,7 @@ async def _publish(doors: Doors, size: int, seconds: float) -> Measurement:
 
     from headrace.client.link.client import LinkClient
 
-    async with LinkClient.at(_url(doors)) as link:
+    async with LinkClient.at(f"tube://{doors['tube_tcp']}") as link:
         publisher = link.publisher()
         batch = [bytes(size)] * max(1, _CHUNK // size)
         loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ async def _read(doors: Doors, size: int, seconds: float) -> Measurement:
 
     from headrace.client.link.client import LinkClient
 
-    async with LinkClient.at(_url(doors)) as link:
+    async with LinkClient.at(f"tube://{doors['tube_tcp']}") as link:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         rows = 0
@@ -208,8 +208,7 @@ def _hub() -> Iterator[Doors]:
     import subprocess
     import tempfile
 
-    import msgspec
-
+    from headrace.cli.terminal.ready_file import read_ready_file
     from headrace.config import DOORS
 
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
@@ -219,25 +218,14 @@ def _hub() -> Iterator[Doors]:
         hub = subprocess.Popen([*command, *free, "--log-level", "error"])  # noqa: S603 -- ourselves
         try:
             deadline = time.monotonic() + _START_SECONDS
-            while not ready.exists():
+            while (hub_ready := read_ready_file(ready)) is None:
                 if hub.poll() is not None or time.monotonic() > deadline:
                     raise UnreachableError("the hub", "it does not start here; try headrace serve")
                 time.sleep(0.05)
-            found = msgspec.json.decode(ready.read_bytes(), type=dict[str, int | str])
-            yield {door: _address(str(where)) for door, where in found.items() if door != "pid"}
+            yield hub_ready.doors
         finally:
             hub.terminate()
             hub.wait()
-
-
-def _address(where: str) -> tuple[str, int]:
-    host, _, port = where.rpartition(":")
-    return host, int(port)
-
-
-def _url(doors: Doors) -> str:
-    host, port = doors["tube_tcp"]
-    return f"tube://{host}:{port}"
 
 
 def _keepalive() -> bytes:
@@ -246,17 +234,17 @@ def _keepalive() -> bytes:
     return serialize(Keepalive("0.0.0.0", 0))
 
 
-def _blocking(address: tuple[str, int]) -> socket.socket:
-    sock = socket.create_connection(address, timeout=30)
+def _blocking(where: str) -> socket.socket:
+    from headrace.config import Address
+
+    address = Address.parse(where)
+    sock = socket.create_connection((address.host, address.port), timeout=30)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
 def _table(found: list[Measurement], size: int) -> Table:
-    from headrace.cli.terminal.output import plain_table
-
-    table = plain_table(f"{size}-byte messages", right=("per second", "MB/s"))
-    table.add_column("", no_wrap=True)
+    table = plain_table(f"{size}-byte messages", ">per second", ">MB/s", "", fold=False)
     most = max(each.rate or 0 for each in found)
     for each in found:
         if each.rate is None:

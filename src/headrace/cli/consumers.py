@@ -44,7 +44,7 @@ def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Jso
     elif not found:
         print("there are no consumers")
     else:
-        table = plain_table("consumer", right=_COUNTS)
+        table = plain_table("consumer", *(f">{name}" for name in _COUNTS))
         for consumer in found:
             table.add_row(_escaped(consumer["consumer"]), *(f"{consumer[each]}" for each in _COUNTS))
         console().print(table)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.options import (
     HUB_PANEL,
     ClientId,
@@ -121,24 +121,19 @@ def pub(
         )
     if used is not DoorScheme.TUBE and client_id is not None:
         raise UsageError(f"--client-id is for the link: the {used.value} door knows no clients")
-    import asyncio
-
-    from headrace.cli.terminal.stderr import log_briefly
-
     envelope = parse_envelope(topic or "", attributes or [])
     batches = _batches(messages, files, count, _longest(used, address, transport, envelope))
-    log_briefly()
     if used is DoorScheme.TUBE:
         hub = HubAccess(address, find_credentials(client_id))
-        first, last = asyncio.run(_publish(hub, batches, envelope))
+        first, last = run_client(_publish(hub, batches, envelope))
         numbers = f"{first}" if first == last else f"{first}-{last}"
         sentence = "there was nothing to publish" if first is None else numbers
         print_result({"first": first, "last": last}, sentence, as_json=as_json)
         return
     if used is DoorScheme.FYREHOSE:
-        sent = asyncio.run(_push(address, transport, batches))
+        sent = run_client(_push(address, transport, batches))
     else:
-        sent = asyncio.run(_publish_attributes(address, batches, envelope))
+        sent = run_client(_publish_attributes(address, batches, envelope))
     print_result(
         {"url": address, "sent": sent.messages, "bytes": sent.bytes},
         f"sent {counted(sent.messages, 'message')} ({counted(sent.bytes, 'byte')}) to {address}",

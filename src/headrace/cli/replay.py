@@ -1,21 +1,21 @@
 """``replay``: publish a range of one log to another hub, once.
 
-A replay's publisher is named after the source's log; :mod:`headrace.client.link.replay` explains why that makes it
-repeatable. Log entries that are no messages (a service created, a cursor moved) are not replayed. They leave gaps in
-the numbers, so rows are sent in runs without a gap.
+This command finds the range and reads it; :mod:`headrace.client.link.replay` decides what is sent and makes it
+repeatable.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.cli.terminal.positions import SequencePosition
     from headrace.client.link.client import LinkClient
     from headrace.client.link.replay import ReplayTarget
+    from headrace.log.store import Log
 
 EXAMPLES: Final = (
     ("All of this hub's log to another:", "headrace replay --to tube://10.0.0.7:8081"),
@@ -99,18 +100,13 @@ def replay(
         raise UsageError("--until earliest: expected a number, a time or now")
     if isinstance(first, int) and isinstance(last, int) and first > last:
         raise UsageError(f"--from {first} is after --until {last}")
-    import asyncio
-
-    from headrace.cli.terminal.stderr import log_briefly
-
     target = hub_access(to, DoorScheme.TUBE, client_id)
     source = (
         existing_log(load_settings(None, data))
         if data is not None
         else hub_access(url, DoorScheme.TUBE, client_id)
     )
-    log_briefly()
-    done = asyncio.run(_replay(source, target, first, last, name))
+    done = run_client(_replay(source, target, first, last, name))
     if done.skipped:
         typer.echo(
             f"headrace: messages up to {done.skipped} were left out: the other hub has this log up to there",
@@ -187,40 +183,25 @@ class _HubSource:
 class _FileSource:
     """A log's files."""
 
-    def __init__(self, directory: Path) -> None:
-        from headrace.log.store import Log
-
+    def __init__(self, directory: Path, opened: Log) -> None:
         self._directory = directory
-        log = Log.open(directory, read_only=True)
-        try:
-            self.log = str(log.uuid)
-            self._bounds = log.first, log.head
-        finally:
-            log.close()
+        self._opened = opened
+        self.log = str(opened.uuid)
 
     async def bounds(self) -> tuple[int, int]:
-        return self._bounds
+        return self._opened.first, self._opened.head
 
     async def seq_at(self, seconds: float) -> int:
-        from headrace.log.store import Log
-
-        log = Log.open(self._directory, read_only=True)
-        try:
-            return log.seq_at(int(seconds * _MICROSECONDS))
-        finally:
-            log.close()
+        return self._opened.seq_at(int(seconds * _MICROSECONDS))
 
     async def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
         import asyncio
 
-        import pyarrow.compute as pc
-
         from headrace.cli.log.dump import gather_batches, scan
-        from headrace.message import NOT_A_MESSAGE, merge
+        from headrace.message import merge
 
         for batches in gather_batches(scan(self._directory, first, last)):
-            rows = merge(batches)
-            yield rows.filter(pc.not_equal(rows.column("origin"), NOT_A_MESSAGE))
+            yield merge(batches)
             # Files are always ready: without this the connection would not get a turn.
             await asyncio.sleep(0)
 
@@ -232,13 +213,16 @@ async def _replay(
     until: SequencePosition,
     name: str | None,
 ) -> Replayed:
+    from headrace.log.store import Log
+
     async with _open_target(target) as there:
         match origin:
             case HubAccess():
                 async with origin.link("headrace replay") as link:  # noqa: ASYNC240 -- no path
                     return await _copy(_HubSource(link), there, begin, until, name)
             case Path():
-                return await _copy(_FileSource(origin), there, begin, until, name)
+                with closing(Log.open(origin, read_only=True)) as log:
+                    return await _copy(_FileSource(origin, log), there, begin, until, name)
 
 
 def _open_target(hub: HubAccess) -> ReplayTarget:
@@ -254,14 +238,13 @@ async def _copy(
     until: SequencePosition,
     name: str | None,
 ) -> Replayed:
-    from headrace.client.link.replay import runs
+    from headrace.client.link.replay import publisher_name
 
     if source.log == there.log:
         raise UsageError(f"both hubs have the log {source.log}: a log is replayed to another one")
     first, last = await _range(source, begin, until)
     done = Replayed(source.log, first, last)
-    publisher = name or f"replay {source.log}"
-    newest = await there.newest(publisher)
+    newest = await there.resume(name or publisher_name(source.log))
     if newest is not None and newest >= first:
         done.skipped = min(newest, last)
         first = newest + 1
@@ -270,13 +253,9 @@ async def _copy(
     with _progress_bar() as bar:
         task = bar.add_task("replaying", total=last - first + 1)
         async for rows in source.rows(first, last):
-            for number, run in runs(rows):
-                at_first, at_last = await there.append(publisher, number, run)
-                done.first = at_first if done.first is None else done.first
-                done.last = at_last
-                done.messages += run.num_rows
-                bar.update(task, completed=number + run.num_rows - first)
-        bar.update(task, completed=last - first + 1)
+            await there.send(rows)
+            bar.update(task, advance=rows.num_rows)
+    done.messages, done.first, done.last = there.messages, there.first_seq, there.last_seq
     return done
 
 

@@ -248,6 +248,8 @@ def _stop_on_signals() -> asyncio.Event:
 @contextlib.contextmanager
 def _ready(server: Server, ready_file: Path | None) -> Iterator[None]:
     """Keep the ready file for as long as every door accepts."""
+    from headrace.cli.terminal.ready_file import read_ready_file
+
     if ready_file is None:
         yield
         return
@@ -256,30 +258,21 @@ def _ready(server: Server, ready_file: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if _writer(ready_file) == os.getpid():
+        written = read_ready_file(ready_file)
+        if written is not None and written.pid == os.getpid():
             with contextlib.suppress(OSError):
                 ready_file.unlink(missing_ok=True)
 
 
-def _writer(ready_file: Path) -> int | None:
-    """Give the process that a ready file names."""
-    import msgspec
-
-    try:
-        found = msgspec.json.decode(ready_file.read_bytes(), type=dict[str, int | str])
-    except (OSError, msgspec.DecodeError):
-        return None
-    pid = found.get("pid")
-    return pid if isinstance(pid, int) else None
-
-
 def _in_use(ready_file: Path) -> bool:
     """Tell whether a ready file belongs to another hub that is running."""
-    pid = _writer(ready_file)
-    if pid is None or pid == os.getpid():
+    from headrace.cli.terminal.ready_file import read_ready_file
+
+    found = read_ready_file(ready_file)
+    if found is None or found.pid is None or found.pid == os.getpid():
         return False
     try:
-        os.kill(pid, 0)
+        os.kill(found.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

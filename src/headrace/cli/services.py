@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess
+from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.help_text import add_command, make_group
 from headrace.cli.terminal.options import (
     ClientId,
@@ -76,7 +76,7 @@ def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json
 
         from headrace.cli.terminal.rendering import visible
 
-        table = plain_table("id", "kind", right=("created", "changed", "size"))
+        table = plain_table("id", "kind", ">created", ">changed", ">size")
         for each in found:
             name = escape(visible(each["id"].encode()))
             table.add_row(name, each["kind"], str(each["created"]), str(each["seq"]), size(each["bytes"]))
@@ -123,13 +123,8 @@ def watch(
     {"value":{"speed":60}} first, then {"change":{"speed":61}} with what is merged into it. A service of kind last has
     new values instead of changes: {"value":"text"}, with "value_base64" instead where that is not UTF-8.
     """
-    import asyncio
-
-    from headrace.cli.terminal.stderr import log_briefly
-
     hub = hub_access(url, DoorScheme.SPP, client_id)
-    log_briefly()
-    asyncio.run(_watch(hub, service, count, as_json=wants_json(asked=as_json)))
+    run_client(_watch(hub, service, count, as_json=wants_json(asked=as_json)))
 
 
 @add_command(
@@ -153,17 +148,13 @@ def put(
     A change of a json service is merged into it (null removes a member). SPP has no acknowledgements, but sends changes
     to subscribers: the command ends when the hub has sent the change back, and exits with 1 after ten seconds without.
     """
-    import asyncio
     import os
-
-    from headrace.cli.terminal.stderr import log_briefly
 
     if (change is None) == (file is None):
         raise UsageError("expected a CHANGE or --file FILE")
     hub = hub_access(url, DoorScheme.SPP, client_id)
-    log_briefly()
     content = os.fsencode(change or "") if file is None else file.read_bytes()
-    asyncio.run(_put(hub, service, content))
+    run_client(_put(hub, service, content))
     if as_json:
         print_json({"id": service, "put": len(content)})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from headrace.cli.terminal.access import run_client
 from headrace.cli.terminal.exits import FAILED, TERMINATED
 from headrace.cli.terminal.options import (
     ClientId,
@@ -100,12 +101,7 @@ def sub(
     if url is not None and door_of(url) is DoorScheme.TUBE:
         raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
     address = hub_url(url, DoorScheme.FYREHOSE)
-    import asyncio
-
-    from headrace.cli.terminal.stderr import log_briefly
-
-    log_briefly()
-    if asyncio.run(_print_all(address, transport, from_seq, count, form)):
+    if run_client(_print_all(address, transport, from_seq, count, form)):
         raise typer.Exit(FAILED)
 
 
@@ -144,15 +140,13 @@ def _print_matching(
 ) -> None:
     import asyncio
 
-    from headrace.cli.terminal.stderr import log_briefly
     from headrace.client.sdk.client import SdkClient
 
     client_id = client_id or os.environ.get(CLIENT_VARIABLE) or None
     key = None if client_id is None else find_key(client_id)
-    log_briefly()
     sdk = SdkClient.at(url, client_id=client_id, key=key, from_seq=from_seq)
     try:
-        asyncio.run(_print_subscription(sdk, predicates, count, form))
+        run_client(_print_subscription(sdk, predicates, count, form))
     except asyncio.CancelledError:
         raise typer.Exit(TERMINATED) from None
 

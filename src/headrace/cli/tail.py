@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace.cli.terminal import completion
+from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.options import (
     ClientId,
     Count,
@@ -20,7 +21,6 @@ from headrace.cli.terminal.options import (
 )
 
 if TYPE_CHECKING:
-    from headrace.cli.terminal.access import HubAccess
     from headrace.cli.terminal.positions import SequencePosition
     from headrace.cli.terminal.rendering import LineFormat
 
@@ -66,17 +66,13 @@ def tail(
     ** for anything. It runs until --count, Ctrl-C or until nobody reads its output. On a terminal it prints text; in a
     pipe, one JSON object a line with the whole envelope, as log dump does.
     """
-    import asyncio
-
     from headrace.cli.terminal.positions import parse_position
     from headrace.cli.terminal.rendering import choose_format
-    from headrace.cli.terminal.stderr import log_briefly
 
     form = choose_format(as_json=as_json, text=text, raw=raw)
     position = parse_position("--from", begin)
     hub = hub_access(url, DoorScheme.TUBE, client_id)
-    log_briefly()
-    asyncio.run(_follow(hub, position, topic, origins or None, count, form))
+    run_client(_follow(hub, position, topic, origins or None, count, form))
 
 
 async def _follow(

@@ -124,8 +124,7 @@ def _heading(status: dict[str, Any]) -> Text:
 def _rates(sample: dict[str, Any], past: Mapping[str, deque[float]]) -> Table:
     from rich.markup import escape
 
-    table = plain_table("", right=("messages/s",))
-    table.add_column("the last minute", no_wrap=True)
+    table = plain_table("", ">messages/s", "the last minute", fold=False)
     table.add_column("by", overflow="fold")
     for name, rates in (("in", sample["received"]), ("out", sample["delivered"])):
         shares = "  ".join(f"{each} {rate:,.0f}" for each, rate in rates.items() if rate and each != "log")
@@ -142,7 +141,7 @@ def _consumers(status: dict[str, Any]) -> Table | None:
         return None
     from rich.markup import escape
 
-    table = plain_table("consumer", right=("behind", "dead", "lost"))
+    table = plain_table("consumer", ">behind", ">dead", ">lost")
     furthest = sorted(consumers.items(), key=lambda item: item[1]["floor"])[:_ROWS]
     for name, consumer in furthest:
         behind = status["head"] - consumer["floor"]
@@ -156,7 +155,7 @@ def _refusals(status: dict[str, Any]) -> Table | None:
         return None
     from rich.markup import escape
 
-    table = plain_table("refused since the start", right=("",))
+    table = plain_table("refused since the start", ">")
     for name, number in sorted(refused.items(), key=lambda item: -item[1])[:_ROWS]:
         table.add_row(escape(name.replace("/", ": ", 1)), f"{number:,}")
     return table

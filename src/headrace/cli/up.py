@@ -148,15 +148,10 @@ class _Watcher:
 
     def _doors(self) -> dict[str, str] | None:
         """Give the addresses of the hub's doors, once its ready file names them."""
-        import msgspec
+        from headrace.cli.terminal.ready_file import read_ready_file
 
-        try:
-            found = msgspec.json.decode(self._ready.read_bytes(), type=dict[str, int | str])
-        except (OSError, msgspec.DecodeError):
-            return None
-        if self._hub.process is None or found.pop("pid", None) != self._hub.process.pid:
-            return None
-        return {door: str(where) for door, where in found.items()}
+        ready, process = read_ready_file(self._ready), self._hub.process
+        return ready.doors if ready is not None and process is not None and ready.pid == process.pid else None
 
     def _end(self) -> None:
         """Stop the pipeline, and then the hub, for which Spark's tasks under way would wait."""

@@ -51,7 +51,27 @@ class KeptConnection(Protocol):
         """Raise unless it is open."""
 
 
-class Client:
+class AsyncContext:
+    """Something that ``async with`` opens and closes."""
+
+    async def open(self) -> Self:
+        """Open; ``async with`` does it."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close; it may be called again."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Client(AsyncContext):
     """What every client has; :func:`headrace.connect` makes one, ``async with`` opens and closes it.
 
     >>> import headrace
@@ -74,14 +94,6 @@ class Client:
     async def close(self) -> None:
         """Disconnect; it may be called again."""
         await self._kept.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def connected(self) -> bool:

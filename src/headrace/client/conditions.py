@@ -1,10 +1,10 @@
-"""What a subscription asks for, in words: ``where(city="Praha", x=between(0, 10), kind=one_of("a", "b"))``.
+"""Conditions on a message's attributes: ``where(city="Praha", x=between(0, 10), kind=one_of("a", "b"))``.
 
-A message satisfies it if it satisfies the condition of **every** attribute named. Strategy: a condition is a
-:data:`~headrace.wire.sdk.predicate.Predicate`, as it goes over the wire; the functions here make them from what a
-person would write, and refuse what the protocol cannot say, here and in words, before anything is sent.
+A message satisfies them if it satisfies the condition of **every** attribute named. Strategy: a condition is a
+:data:`~headrace.wire.sdk.predicate.Predicate`, as it goes over the wire; the functions here make one from what a
+person would write, and refuse what the protocol cannot express before anything is sent.
 
-What the protocol says decides what can be said:
+The protocol limits what can be expressed:
 
 - A range is of finite numbers. ``at_least`` and ``at_most`` have the largest finite number of their sign as the other
   end, and so has ``between`` with an infinity: no finite number is left out by that.
@@ -35,14 +35,14 @@ from headrace.wire.sdk.predicate import (
 _LARGEST: Final = sys.float_info.max
 
 Value: TypeAlias = str | float
-"""What an attribute can be. A whole number is a number like any other."""
+"""The value of an attribute. A whole number is a number like any other."""
 
 Condition: TypeAlias = Value | list[Value] | tuple[Value, ...] | set[Value] | frozenset[Value] | Predicate
-"""What an attribute must be: this text, this number, one of these, or what a function here has made."""
+"""What an attribute must be: this text, this number, one of these, or a condition made by a function here."""
 
 
 def where(conditions: Mapping[str, Condition] | None = None, /, **named: Condition) -> dict[str, Predicate]:
-    """Conditions by the attribute's name; a mapping takes names that are no Python names.
+    """Make conditions by attribute; a mapping takes names that are no Python names.
 
     >>> where(city="Praha", x=between(0, 10))
     {'city': Equals(value='Praha'), 'x': Between(low=0.0, high=10.0)}
@@ -112,7 +112,7 @@ def one_of(*values: Value) -> Predicate:
 
 
 def starts_with(text: str) -> Predicate:
-    """The attribute is text that begins so.
+    """The attribute is text that begins with this.
 
     >>> starts_with("orders/")
     Prefix(text='orders/')
@@ -141,7 +141,7 @@ def missing() -> Predicate:
 
 
 def not_(condition: Condition) -> Predicate:
-    """The condition does not hold. A message without the attribute satisfies this, unless the condition is about that.
+    """The condition does not hold. A message without the attribute satisfies this, unless it is ``missing()``.
 
     >>> not_("a")
     Not(predicate=In(values=('a',)))
@@ -200,7 +200,7 @@ def _predicate(condition: object) -> Predicate:
 
 
 def _inner(condition: Condition, word: str) -> Extra:
-    """A condition as ``extra`` can say it."""
+    """Convert a condition to what ``extra`` can express."""
     match _predicate(condition):
         case Equals(value):
             return In((value,))

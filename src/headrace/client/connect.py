@@ -128,9 +128,8 @@ def connect_sync(url: str = "tube://", hosts: str | None = None, **options: Any)
     """
     from headrace.client import sync
 
-    made = _client_class(url)
-    blocking = getattr(sync, f"Sync{made.__name__}")
-    return cast("SyncClient[Any]", blocking(made.at(url, hosts, **options)))
+    blocking = getattr(sync, f"Sync{_client_class(url).__name__}")
+    return cast("SyncClient[Any]", blocking.at(url, hosts, **options))
 
 
 def _client_class(url: str) -> Any:

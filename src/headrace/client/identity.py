@@ -1,4 +1,4 @@
-"""Who a client is to a hub, and how it says so: each time in other words, for a token is good once."""
+"""Who a client is to a hub, and how it proves that: anew each time, since a token is good once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NANO: Final = 1_000_000_000
 
 
 class Identity:
-    """A client id, of its own making where none is given, and the key that proves it, if any."""
+    """A client id, made up if none is given, and the key that proves it, if any."""
 
     def __init__(self, client_id: str | None, key: str | None) -> None:
         if key is not None and client_id is None:
@@ -31,17 +31,17 @@ class Identity:
         self._said = 0
 
     def claim(self, after: int | None = None) -> Auth:
-        """What is said on a new connection, which may go on behind message ``after``."""
+        """Make the claim for a new connection, which may go on after message ``after``."""
         # Two connections in one tick of the clock are two claims all the same.
         self._said = max(self._said + 1, time.time_ns())
         timestamp = f"{self._said // _NANO}.{self._said % _NANO:09d}"
-        # Where authentication is off, any token will do.
+        # If authentication is off, any token will do.
         token = "" if self._key is None else sign(self._key, self.client_id, timestamp)
         return Auth(self.client_id, timestamp, token, after)
 
 
 def signer(client_id: str, key: str) -> Callable[[], Mapping[str, Any]]:
-    """Makes what each hello of the link says of who this is."""
+    """Return a function that makes the claim of each of the link's hellos."""
     identity = Identity(client_id, key)
 
     def made() -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""Whether a hub serves another sequence than the one a client knows: all it sends was received before.
+"""Whether a hub serves another sequence than the one a client knows: everything it sends was received before.
 
-A repeat is nothing unusual, nor are many of them at once. But a hub that sends old messages for a long time and nothing
-new has lost its log, or is another one; who dropped what it sends as repeats would receive nothing for ever.
+A repeat is nothing unusual, nor are many at once. But a hub that sends old messages for a long time and nothing new has
+lost its log, or is another one; a client that dropped them all as repeats would receive nothing for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 STALE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 60.0
 _MESSAGES: Final = 3
-"""So many over so long, none of them new, and no pause between them that explains it."""
+"""So many old messages over so long, none of them new, without a pause that would explain it."""
 
 
 @dataclass(slots=True)
@@ -25,12 +25,12 @@ class Staleness:
     _count: int = 0
 
     def progress(self) -> None:
-        """A new message came."""
+        """Note a new message."""
         self.suspected = False
         self._last = float("-inf")
 
     def old(self, now: float) -> bool:
-        """An old message came; tell whether that is no longer a coincidence."""
+        """Note an old message; return whether that is no longer a coincidence."""
         if now - self._last > _PAUSE_SECONDS:
             self._since, self._count = now, 0
         self._last = now

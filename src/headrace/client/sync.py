@@ -5,23 +5,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 import pyarrow as pa
 
-from headrace.client.base import Client
-from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
-from headrace.client.link.client import LinkClient, LinkOptions
+from headrace.client.fyrehose.client import FyrehoseClient
+from headrace.client.link.client import LinkClient
 from headrace.client.link.consumer import Consumer
 from headrace.client.link.publisher import LinkPublisher
 from headrace.client.link.streams import BatchStream, MessageStream
-from headrace.client.publisher.client import PublisherClient, PublisherOptions
-from headrace.client.sdk.client import SdkClient, SdkOptions
-from headrace.client.spp.client import Json, LiveService, SppClient, SppOptions
+from headrace.client.publisher.client import PublisherClient
+from headrace.client.sdk.client import SdkClient
+from headrace.client.spp.client import Json, LiveService, SppClient
 from headrace.client.spp.object_copy import Kind
 from headrace.client.stats import FyrehoseStats, PublisherStats, SdkStats
 from headrace.client.sync_base import (
     Ahead,
+    AtUrl,
     Begun,
     Blocking,
     Making,
@@ -64,15 +64,7 @@ class SyncFyrehoseClient(SyncReceiver[FyrehoseClient, Message]):
     b'hello'
     """
 
-    @classmethod
-    def at(
-        cls, url: str = "fyrehose://", hosts: str | None = None, **options: Unpack[FyrehoseOptions]
-    ) -> Self:
-        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
-        return cls(FyrehoseClient.at(url, hosts, **options))
-
-    connected = Property[bool](Client.connected)
-    connects = Property[int](Client.connects)
+    at = AtUrl(FyrehoseClient.at)
     stats = Property[FyrehoseStats](FyrehoseStats)
     publish = Blocking(FyrehoseClient.publish)
     batches = Making(FyrehoseClient.batches, SyncIterator[Batch])
@@ -89,13 +81,7 @@ class SyncSdkClient(SyncReceiver[SdkClient, Message]):
     b'hello'
     """
 
-    @classmethod
-    def at(cls, url: str = "sdk://", hosts: str | None = None, **options: Unpack[SdkOptions]) -> Self:
-        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
-        return cls(SdkClient.at(url, hosts, **options))
-
-    connected = Property[bool](Client.connected)
-    connects = Property[int](Client.connects)
+    at = AtUrl(SdkClient.at)
     stats = Property[SdkStats](SdkStats)
     client_id = Property[str](SdkClient.client_id)
     cursor = Property["int | None"](SdkClient.cursor)
@@ -113,15 +99,7 @@ class SyncPublisherClient(SyncClient[PublisherClient]):
     [{'x': 5.0}]
     """
 
-    @classmethod
-    def at(
-        cls, url: str = "publisher://", hosts: str | None = None, **options: Unpack[PublisherOptions]
-    ) -> Self:
-        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
-        return cls(PublisherClient.at(url, hosts, **options))
-
-    connected = Property[bool](Client.connected)
-    connects = Property[int](Client.connects)
+    at = AtUrl(PublisherClient.at)
     stats = Property[PublisherStats](PublisherStats)
     publish = Blocking(PublisherClient.publish)
     flush = Blocking(PublisherClient.flush)
@@ -164,13 +142,7 @@ class SyncSppClient(SyncClient[SppClient]):
     'fleet/42'
     """
 
-    @classmethod
-    def at(cls, url: str = "spp://", hosts: str | None = None, **options: Unpack[SppOptions]) -> Self:
-        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
-        return cls(SppClient.at(url, hosts, **options))
-
-    connected = Property[bool](Client.connected)
-    connects = Property[int](Client.connects)
+    at = AtUrl(SppClient.at)
     offered = Property["tuple[str, ...]"](SppClient.offered, opens=True)
     publish = Blocking(SppClient.publish)
     offers = Making(SppClient.offers, SyncIterator[Offer])
@@ -273,13 +245,7 @@ class SyncLinkClient(SyncClient[LinkClient]):
     (1, 1)
     """
 
-    @classmethod
-    def at(cls, url: str = "tube://", hosts: str | None = None, **options: Unpack[LinkOptions]) -> Self:
-        """Make the client of a hub by its URL; see :func:`headrace.connect_sync`."""
-        return cls(LinkClient.at(url, hosts, **options))
-
-    connected = Property[bool](Client.connected)
-    connects = Property[int](Client.connects)
+    at = AtUrl(LinkClient.at)
     log = Property[str](LinkClient.log, opens=True)
     publish = Blocking(LinkClient.publish)
     publisher = Making(LinkClient.publisher, SyncLinkPublisher)

@@ -27,6 +27,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, 
 
 import uvloop
 
+from headrace.client.base import Client
 from headrace.errors import ClosedError, UsageError
 
 P = ParamSpec("P")
@@ -131,6 +132,39 @@ class LoopThread:
         return self.wait(_looked(look))
 
 
+class AtUrl(Generic[P]):
+    """The ``at`` of a client's class, named in its synchronous one."""
+
+    def __init__(self, at: Callable[P, object]) -> None:
+        self._at = at
+
+    def __get__(self, owner: object, kind: Callable[[Any], S]) -> Callable[P, S]:
+        @wraps(self._at)
+        def at(*args: P.args, **options: P.kwargs) -> S:
+            return kind(self._at(*args, **options))
+
+        return at
+
+
+class Property(Generic[T]):
+    """A property or attribute of an asynchronous class, named in a synchronous one."""
+
+    def __init__(self, described: object = None, *, opens: bool = False) -> None:
+        """``opens`` tells that it is known only once the client is open."""
+        self.__doc__ = described.__doc__
+        self._opens = opens
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: type | None = None) -> T:
+        if owner is None:
+            return cast("T", self)
+        if self._opens:
+            owner._prepare()
+        return cast("T", owner._thread.look(partial(getattr, owner._async, self._name)))
+
+
 class SyncObject:
     """Something asynchronous whose methods block."""
 
@@ -196,6 +230,9 @@ class SyncClient(SyncObject, Generic[C_co]):
     ...     link.close()
     (1, True)
     """
+
+    connected = Property[bool](Client.connected)
+    connects = Property[int](Client.connects)
 
     def __init__(self, client: C_co) -> None:
         self._async = client
@@ -340,25 +377,6 @@ class Making(SyncMethod[P, S]):
     def finish(self, this: Any, call: Callable[[], Any]) -> S:
         """Wrap what the method makes."""
         return self._part(this, this._thread.look(call))
-
-
-class Property(Generic[T]):
-    """A property or attribute of an asynchronous class, named in a synchronous one."""
-
-    def __init__(self, described: object = None, *, opens: bool = False) -> None:
-        """``opens`` tells that it is known only once the client is open."""
-        self.__doc__ = described.__doc__
-        self._opens = opens
-
-    def __set_name__(self, _owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, owner: Any, kind: type | None = None) -> T:
-        if owner is None:
-            return cast("T", self)
-        if self._opens:
-            owner._prepare()
-        return cast("T", owner._thread.look(partial(getattr, owner._async, self._name)))
 
 
 def _step(thread: LoopThread, iterator: AsyncIterator[T], taking: threading.RLock) -> T:

@@ -1,7 +1,7 @@
-"""What the system can do for those who send and receive many datagrams.
+"""Sending and receiving many datagrams in one system call, where the kernel can.
 
-Linux takes and gives many datagrams of one size in one call (``UDP_SEGMENT``, ``UDP_GRO``), and buffers little unless
-told otherwise. Where it does neither, everything works as well, one datagram at a time.
+Linux takes and gives many datagrams of one size in one call (``UDP_SEGMENT``, ``UDP_GRO``), and its socket buffers can
+be enlarged. Where it does neither, everything works as well, one datagram at a time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_SEGMENTS: Final = 64
 """What the kernel takes in one call (UDP_MAX_SEGMENTS)."""
 
 ETHERNET: Final = 1472
-"""UDP data that fits an Ethernet frame: the most that is worth joining toward another machine."""
+"""UDP data that fits an Ethernet frame: the most that is worth joining on the way to another machine."""
 
 _FORCE: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}
 """SO_RCVBUFFORCE and SO_SNDBUFFORCE, which only the privileged may use."""
 
 
 def enable_segments(sock: socket.socket) -> bool:
-    """Ask for many datagrams per call; tell whether the kernel can."""
+    """Ask for many datagrams per call; return whether the kernel can."""
     try:
         sock.setsockopt(socket.SOL_UDP, UDP_GRO, 1)
         sock.getsockopt(socket.SOL_UDP, UDP_SEGMENT)
@@ -42,7 +42,7 @@ def enlarge(sock: socket.socket, option: int, size: int) -> None:
 
 
 def segment_size(size: int, ancillary: Sequence[tuple[int, int, bytes]]) -> int:
-    """How large each datagram is that one read brought; the last may be smaller."""
+    """Return the size of the datagrams that one read brought; the last may be smaller."""
     for level, kind, data in ancillary:
         if level == socket.SOL_UDP and kind == UDP_GRO:
             (step,) = struct.unpack_from("=i", data)

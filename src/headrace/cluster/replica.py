@@ -59,7 +59,7 @@ class Replica:
         random: Random,
         timing: Timing | None = None,
     ) -> None:
-        self._state = self.state_class(
+        self.state = self.state_class(
             me,
             size,
             stored or DurableState(),
@@ -69,56 +69,22 @@ class Replica:
             timing=timing or Timing(),
             random=random,
         )
+        """Read by the driver, changed by the rules alone."""
         # A log that ends before what it had on the disk has lost something, whatever the caller believes.
         self._intact = intact and tail >= (stored or DurableState()).commit
-        self._catchup = self.catchup_class(self._state)
-        self._normal = self.normal_class(self._state, self._catchup)
-        self._views = self.views_class(self._state, self._catchup, self._normal)
-        self._recovering = self.recovering_class(self._state, self._catchup, self._normal, self._views)
-
-    @property
-    def status(self) -> Status:
-        """Its status."""
-        return self._state.status
-
-    @property
-    def view(self) -> int:
-        """The view that it is in, or on its way to."""
-        return self._state.view
-
-    @property
-    def primary(self) -> int | None:
-        """The node that numbers messages; publishes go there while the status is normal."""
-        return self._state.primary
-
-    @property
-    def tail(self) -> int:
-        """Last message appended."""
-        return self._state.tail
-
-    @property
-    def commit(self) -> int:
-        """Last message known to be committed."""
-        return self._state.commit
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """Ids of the configured cluster; empty while not known."""
-        return self._state.nodes
-
-    @property
-    def voter(self) -> bool:
-        """Whether it counts towards a majority."""
-        return self._state.voter
+        self._catchup = self.catchup_class(self.state)
+        self._normal = self.normal_class(self.state, self._catchup)
+        self._views = self.views_class(self.state, self._catchup, self._normal)
+        self._recovering = self.recovering_class(self.state, self._catchup, self._normal, self._views)
 
     def accepting(self, now: float) -> bool:
         """Whether this node may number messages now: it is primary, and a majority has answered it lately."""
-        self._state.now = now
-        return self._state.is_primary and self._normal.content()
+        self.state.now = now
+        return self.state.is_primary and self._normal.content()
 
     def start(self, now: float) -> list[Effect]:
         """Begin: the first input."""
-        state = self._state
+        state = self.state
         state.now = now
         if state.size == 1:
             state.nodes = (state.me,)
@@ -132,7 +98,7 @@ class Replica:
 
     def receive(self, sender: int, body: Replication, bulk: bytes, now: float) -> list[Effect]:
         """Take a parcel from a node of the configured cluster."""
-        state = self._state
+        state = self.state
         state.now = now
         if getattr(body, "view", 0) > MAX_VIEW:
             raise MalformedError("parcel", "view", getattr(body, "view", 0), f"is at most {MAX_VIEW}")
@@ -143,7 +109,7 @@ class Replica:
 
     def appended(self, first: int, last: int, now: float) -> list[Effect]:
         """Send out messages ``first`` to ``last``, which this node, the primary, has numbered and appended."""
-        state = self._state
+        state = self.state
         state.now = now
         if not state.is_primary or first != state.tail + 1:
             raise UsageError(f"messages {first} to {last} are not this node's to number")
@@ -152,7 +118,7 @@ class Replica:
 
     def synced(self, token: int, last: int, now: float) -> list[Effect]:
         """Go on after the sync of this ``token``, which covers the log up to ``last``."""
-        state = self._state
+        state = self.state
         state.now = now
         if state.synced_upto(token, last):
             if state.status is Status.NORMAL:
@@ -163,7 +129,7 @@ class Replica:
 
     def fetched(self, token: int, seq: int | None, now: float) -> list[Effect]:
         """Go on after fetching the snapshot of this ``token``, which is at ``seq``; None if there was none."""
-        state = self._state
+        state = self.state
         state.now = now
         if state.status is not Status.FAULTY:
             self._catchup.fetched(token, seq)
@@ -171,14 +137,14 @@ class Replica:
 
     def vouch(self, now: float) -> list[Effect]:
         """Go on with what this node has, whatever it has lost, on an operator's word."""
-        state = self._state
+        state = self.state
         state.now = now
         self._recovering.vouch()
         return state.take_effects()
 
     def tick(self, now: float) -> list[Effect]:
         """Do what depends on time."""
-        state = self._state
+        state = self.state
         state.now = now
         if state.status is Status.FAULTY:
             return []
@@ -193,7 +159,7 @@ class Replica:
 
     def next_timer(self) -> float | None:
         """When :meth:`tick` wants to be called."""
-        state = self._state
+        state = self.state
         if state.status is Status.FAULTY:
             return None
         timers = [self._catchup.next_timer()]
@@ -206,7 +172,7 @@ class Replica:
         return min(timer for timer in timers if timer is not None)
 
     def _dispatch(self, sender: int, body: Replication, bulk: bytes) -> None:
-        state = self._state
+        state = self.state
         recovering = state.status is Status.RECOVERING
         match body:
             case Recovery():
@@ -233,14 +199,14 @@ class Replica:
                 pass
 
     def _new_state(self, sender: int, body: NewState) -> None:
-        state = self._state
+        state = self.state
         before = state.durable
         self._catchup.new_state(sender, body)
         if state.status is Status.NORMAL and state.durable > before and not state.is_primary:
             self._normal.confirm()
 
     def _from_primary(self, body: Prepare | Commit) -> None:
-        state = self._state
+        state = self.state
         if body.view > state.view:
             # The view has started without this node: its report makes the primary send what the view started from.
             self._views.move_to(body.view)

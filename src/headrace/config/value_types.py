@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 from headrace.errors import UsageError
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _ADDRESS = re.compile(
@@ -117,33 +118,20 @@ class MemberError(ValueError):
 
 def count(least: int) -> ValueType[int]:
     """Make a type of whole numbers."""
-
-    def read(value: object) -> int:
-        number = _of(int, value)
-        _within(number, least, sys.maxsize)
-        return number
-
-    return ValueType(f"a whole number, at least {least}", read)
+    return ValueType(f"a whole number, at least {least}", lambda value: _within(_of(int, value), least))
 
 
 def seconds(least: float) -> ValueType[float]:
     """Make a type of durations."""
-
-    def read(value: object) -> float:
-        number = _of((int, float), value)
-        _within(number, least, sys.maxsize)
-        return float(number)
-
-    return ValueType(f"a number of seconds, at least {least:g}", read)
+    expected = f"a number of seconds, at least {least:g}"
+    return ValueType(expected, lambda value: float(_within(_of((int, float), value), least)))
 
 
 def size(least: int, most: int = sys.maxsize) -> ValueType[int]:
     """Make a type of byte counts, as a number or with a unit."""
 
     def read(value: object) -> int:
-        number = _parse_size(value) if isinstance(value, str) else _of(int, value)
-        _within(number, least, most)
-        return number
+        return _within(_parse_size(value) if isinstance(value, str) else _of(int, value), least, most)
 
     limits = f"at least {least}" if most == sys.maxsize else f"from {least} to {most}"
     return ValueType(f"bytes, such as 67108864 or 64MiB, {limits}", read, show_size)
@@ -165,7 +153,7 @@ def secret(expected: str, least: int) -> ValueType[Secret]:
 
     def read(value: object) -> Secret:
         words = _of(str, value)
-        _within(len(words.encode()), least, sys.maxsize)
+        _within(len(words.encode()), least)
         return Secret(words)
 
     return ValueType(expected, read, literals=str, secret=True)
@@ -186,7 +174,7 @@ def path() -> ValueType[Path]:
 
     def read(value: object) -> Path:
         words = _of(str, value)
-        _within(0 if "\0" in words else len(words), 1, sys.maxsize)
+        _within(0 if "\0" in words else len(words), 1)
         return Path(words)
 
     return ValueType("a path", read, literals=str)
@@ -197,8 +185,7 @@ def address(expected: str, default_port: int | None = None, least_port: int = 0)
 
     def read(value: object) -> Address:
         host, port = _host_and_port(_of(str, value), default_port)
-        _within(port, least_port, 0xFFFF)
-        return Address(host, port)
+        return Address(host, _within(port, least_port, 0xFFFF))
 
     return ValueType(expected, read, literals=str)
 
@@ -240,10 +227,8 @@ def list_of(each: ValueType[T]) -> ValueType[tuple[T, ...]]:
     """Make a type of lists: a TOML array, or members separated by commas; repeated members count once."""
 
     def read(value: object) -> tuple[T, ...]:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
         members: dict[T, None] = {}
-        for index, member in enumerate(_of(list, value)):
+        for index, member in enumerate(_members(value)):
             try:
                 members[each.read(member)] = None
             except ValueError as error:
@@ -257,10 +242,8 @@ def hub_urls(default_ports: Mapping[str, int]) -> ValueType[tuple[str, ...]]:
     """Make a type of lists of hub URLs with one scheme, which only the first need name."""
 
     def read(value: object) -> tuple[str, ...]:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
         scheme, urls = "", []
-        for member in _of(list, value):
+        for member in _members(value):
             named, separator, rest = _of(str, member).rpartition("://")
             if (separator or not scheme) and named.lower() not in default_ports:
                 raise ValueError(member)
@@ -268,8 +251,7 @@ def hub_urls(default_ports: Mapping[str, int]) -> ValueType[tuple[str, ...]]:
                 raise ValueError(member)
             scheme = scheme or named.lower()
             host, port = _host_and_port(rest.removesuffix("/"), default_ports[scheme])
-            _within(port, 1, 0xFFFF)
-            urls.append(f"{scheme}://{Address(host, port)}")
+            urls.append(f"{scheme}://{Address(host, _within(port, 1, 0xFFFF))}")
         return tuple(dict.fromkeys(urls))
 
     schemes = " or ".join(f"{scheme}://host:port" for scheme in default_ports)
@@ -356,10 +338,18 @@ def _of(types: type[T] | tuple[type[T], ...], value: object) -> T:
     return value
 
 
-def _within(number: float, least: float, most: float) -> None:
+def _within(number: N, least: float, most: float = sys.maxsize) -> N:
     # NaN and infinity are never within.
     if not least <= number <= most:
         raise ValueError(number)
+    return number
+
+
+def _members(value: object) -> list[object]:
+    """Give the members of a list, which may be text with commas."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return _of(list, value)
 
 
 def _host_and_port(words: str, default_port: int | None) -> tuple[str, int]:

@@ -15,8 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from headrace.message import NOT_A_MESSAGE
-from headrace.spark.jobs.job import COMMON, Run, Started
-from headrace.spark.jobs.publishing import publish_services
+from headrace.spark.jobs.job import COMMON, JobRun, RunningJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,10 +31,10 @@ REPORT_SCHEMA: Final = "vehicle string, x double, y double, speed double, batter
 """The payload of a vehicle's message."""
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Follow the fleet."""
     journal = _Journal(run)
-    return Started(run.query(run.stream(), journal.add), journal.facts)
+    return RunningJob(run.query(run.stream(), journal.add), journal.facts)
 
 
 def legs(rows: DataFrame) -> DataFrame:
@@ -137,9 +136,9 @@ class Logbook(msgspec.Struct):
 class _Journal:
     """A run of the job."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._run = run
-        self._kept = run.kept()
+        self._memory = run.memory()
         self._id = f"demo-{uuid4().hex}"
         self._seq = 0
 
@@ -149,7 +148,7 @@ class _Journal:
 
     def add(self, rows: DataFrame, batch: int) -> None:
         """Add one micro-batch, and publish the totals."""
-        content = self._kept.before(batch)
+        content = self._memory.before(batch)
         book = Logbook() if content is None else msgspec.json.decode(content, type=Logbook)
         found = legs(rows).toArrow().to_pylist()
         for leg in found:
@@ -157,6 +156,6 @@ class _Journal:
         if found:
             # Publishing without news would itself be the next message, and so on for ever.
             changes = {f"spark/vehicle/{leg['vehicle']}": book.vehicle(leg["vehicle"]) for leg in found}
-            publish_services(self._run.access, self._id, batch, {**changes, "spark/fleet": book.fleet()})
+            self._run.publish_services(self._id, batch, {**changes, "spark/fleet": book.fleet()})
         self._seq = book.seq
-        self._kept.after(batch, msgspec.json.encode(book))
+        self._memory.after(batch, msgspec.json.encode(book))

@@ -120,7 +120,6 @@ class SequenceChecker:
         self.last = 0
         self.wrong = 0
         """Messages that were missing, or whose number was not the next."""
-        self.repaired = 0
 
     async def listen(self, where: str) -> None:
         """Receive until cancelled."""
@@ -129,7 +128,6 @@ class SequenceChecker:
                 if batch.first != self.last + 1:
                     self.wrong += 1
                 self.last = batch.first + len(batch.run) - 1
-                self.repaired = backbone.stats.repaired
 
     def _lost(self, error: LostRangeError) -> None:
         self.wrong += error.last - error.first + 1
@@ -144,7 +142,6 @@ class SparkResults:
         """``spark/fleet``: the whole fleet."""
         self.vehicles: dict[str, dict[str, Any]] = {}
         """``spark/vehicle/…``: each vehicle."""
-        self.changes = 0
         self._names = vehicles
 
     async def listen(self, where: str) -> None:
@@ -158,10 +155,8 @@ class SparkResults:
     async def _keep(self, spp: SppClient, service: str, kept: dict[str, Any]) -> None:
         async with spp.subscribe(service, "json") as live:
             kept.update(live.value or {})
-            self.changes += 1
             async for _ in live:
                 kept.update(live.value or {})
-                self.changes += 1
 
 
 class Neighbour:

@@ -1,7 +1,7 @@
-"""Rows that came as one record batch, as the compact batches they were before they were merged.
+"""Splitting merged rows into the compact batches they were before.
 
-A hub that follows another one gets what many publishers sent as one body of rows. Kept as it is, every row would carry
-its own origin, publisher, topic and time into the log. So rows are cut where these change, as long as that is worth it.
+A hub that follows another gets what many publishers sent as one body of rows. Kept as it is, every row would carry its
+own origin, publisher, topic and time into the log. So rows are cut where these change, if that is worth it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.message import Batch
 
 _SHARED: Final = ("origin", "publisher", "topic", "time", "node")
 _WORTH: Final = 8
-"""Rows that a piece should have on average; below that, one batch with columns is smaller and quicker."""
+"""Average rows of a piece below which one batch with columns is smaller and quicker."""
 _FEW: Final = 8
-"""So many pieces are always worth it."""
+"""Pieces that are always worth it."""
 
 
 def compact(rows: pa.RecordBatch) -> list[Batch]:
-    """Numbered rows in the envelope's schema as batches, in order."""
+    """Split numbered rows in the envelope's schema into batches, in order."""
     count = rows.num_rows
     if count == 1:
         return [Batch.from_arrow(rows)]

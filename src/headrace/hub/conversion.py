@@ -1,16 +1,15 @@
-"""What each door makes of the envelope: the conversion table.
+"""The conversion table: what each door makes of the envelope.
 
-A message comes in by one door and is seen through all of them. :data:`WAYS_IN` says for each way in who fills each
-field of the envelope, :data:`WAYS_OUT` for each way out which fields a client there sees and in what form. Both are
-data: ``docs/bridging.md`` shows them (:func:`tables`), and a test sends messages through every door of a running hub
-and compares what comes out of every other with :func:`enters` and :func:`sees`, field by field. What holds everywhere:
+A message comes in by one door and is seen through all of them. :data:`WAYS_IN` lists for each way in who fills each
+field of the envelope, :data:`WAYS_OUT` for each way out which fields a client sees and in what form.
+``docs/bridging.md`` shows both (:func:`tables`), and a test sends messages through every door of a running hub and
+compares what comes out of every other with :func:`enters` and :func:`sees`, field by field. Everywhere:
 
 - The payload's bytes are never rewritten. Where a protocol has no room for them they are left out, and where it has
   only text they are encoded; the log has them as they came.
 - ``seq``, ``time`` and ``node`` are the hub's, whatever a publisher says.
 
-Log entries that are no messages take a sequence number, so a door that shows the whole sequence shows them too,
-empty; doors that show messages pass them over.
+A door that shows the whole sequence shows log entries that are no messages too, empty; other doors skip them.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ class By(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A field on a way in. ``what`` is the door's own value, or where the publisher says it."""
+    """A field on a way in. ``what`` is the door's own value, or the publisher's name for the field."""
 
     by: By
     what: str = ""
     otherwise: By = By.NOBODY
-    """Who fills it where the publisher says nothing."""
+    """Who fills it if the publisher does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,10 @@ class WayIn:
     door: str
     """Its name in the settings and in the ready file."""
     most: int
-    """Bytes of payload at most, at best: what stands beside it may need room too."""
+    """The largest payload in bytes, if nothing else in the message needs room."""
     fields: Mapping[str, Filled]
     origin: str
-    """The envelope's origin where the publisher says none."""
+    """The envelope's origin if the publisher gives none."""
 
 
 class Form(Enum):
@@ -84,7 +83,7 @@ class Shown:
     where: str = ""
     form: Form = Form.AS_IT_IS
     most: int | None = None
-    """A payload of more bytes is shown empty."""
+    """Bytes past which a payload is shown empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class WayOut:
     name: str
     door: str
     which: str
-    """Which messages are seen there."""
+    """Which messages are seen."""
     entries: bool
     """Whether log entries that are no messages are seen, empty or whole."""
     fields: Mapping[str, Shown]
@@ -197,7 +196,7 @@ WAYS_OUT: Final = (
 
 
 def enters(way: WayIn, said: Mapping[str, Any], peer: str) -> dict[str, Any]:
-    """The envelope of a message that ``peer`` publishes, but for what the hub fills in.
+    """Return the envelope of a message that ``peer`` publishes, without what the hub fills in.
 
     >>> enters(WAYS_IN[2], {"topic": "fleet/42", "payload": b"{}"}, "10.1.2.3:4000")["topic"]
     'fleet/42'
@@ -216,7 +215,7 @@ def enters(way: WayIn, said: Mapping[str, Any], peer: str) -> dict[str, Any]:
 
 
 def sees(way: WayOut, message: Message) -> dict[str, Any] | None:
-    """What a client sees of a message that is shown to it; ``None`` if it does not see such a one at all.
+    """Return what a client sees of a message; ``None`` if it does not see it at all.
 
     >>> sees(WAYS_OUT[4], Message(seq=7, payload=b"\\xff"))
     {'seq': 7, 'payload': '/w=='}
@@ -241,7 +240,7 @@ def sees(way: WayOut, message: Message) -> dict[str, Any] | None:
 
 
 def text_of(payload: bytes) -> tuple[str, int]:
-    """A payload for a protocol that has only text, and the SDK's type of it: 1 as it is, 2 in base64."""
+    """Return a payload as text, and the SDK's type of it: 1 as it is, 2 in base64."""
     try:
         return payload.decode(), 1
     except UnicodeDecodeError:
@@ -249,7 +248,7 @@ def text_of(payload: bytes) -> tuple[str, int]:
 
 
 def tables() -> str:
-    """Both tables as Markdown, a row for each way and a column for each field that differs between them."""
+    """Return both tables as Markdown, a row for each way and a column for each field that differs."""
     names = [name for name in FIELDS if name not in ("seq", "time", "node")]
     rows = [["in by", "door", *(f"`{name}`" for name in names), "payload at most"]]
     for each in WAYS_IN:
@@ -296,7 +295,7 @@ _EMPTY: Final[Mapping[str, Any]] = {
 
 
 def entries(batch: Batch) -> Iterator[Message]:
-    """The log entries of a batch that are no messages."""
+    """Return the log entries of a batch that are no messages."""
     if batch.columns is None:
         return iter(batch) if batch.origin == NOT_A_MESSAGE else iter(())
     mask = _not_messages(batch)
@@ -307,7 +306,7 @@ def entries(batch: Batch) -> Iterator[Message]:
 
 
 def backbone_run(batch: Batch) -> Run:
-    """What the backbone delivers: every payload, in order; log entries that are no messages hollow."""
+    """Return what the backbone delivers: every payload in order, empty for log entries that are no messages."""
     mask = _not_messages(batch)
     if mask is None:
         return batch.run
@@ -319,7 +318,7 @@ def backbone_run(batch: Batch) -> Run:
 
 
 def _not_messages(batch: Batch) -> npt.NDArray[np.bool_] | None:
-    """Which entries of a batch are no messages; ``None`` when all are, which is nearly always."""
+    """Tell which entries of a batch are no messages; ``None`` when all are messages, which is nearly always."""
     if batch.columns is None or "origin" not in batch.columns.schema.names:
         return None if batch.origin != NOT_A_MESSAGE else np.ones(len(batch), np.bool_)
     found = pc.equal(batch.columns.column("origin"), NOT_A_MESSAGE)

@@ -1,7 +1,6 @@
 """Every number the hub reports, in one place; every refusal goes through :meth:`Counters.refuse`.
 
-A counter is a name and labels. ``/api/status`` shows them as nested JSON, ``/metrics`` as Prometheus series; both
-are made from here, so neither can know something the other does not.
+A counter has a name and labels. ``/api/status`` shows them as nested JSON, ``/metrics`` as Prometheus series.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ logger = logging.getLogger("headrace")
 Labels = tuple[tuple[str, str], ...]
 
 _SHOWN_SINGLY = 20
-"""Refusals of one kind that are logged each; past it every thousandth, so that a flood cannot fill a disk."""
+"""Refusals of one kind that are each logged; after that every thousandth, so that a flood cannot fill a disk."""
 
 
 class Counter:
-    """One count; hot paths keep it at hand and add to ``value``."""
+    """One count; hot paths keep it and add to ``value``."""
 
     __slots__ = ("value",)
 
@@ -37,20 +36,20 @@ class Counters:
         self._at_will: defaultdict[str, int] = defaultdict(int)
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """The count of ``name``, to be kept by whoever counts often."""
+        """Return the counter of ``name``, for a caller that counts often to keep."""
         return self._counters.setdefault((name, _key(labels)), Counter())
 
     def add(self, name: str, amount: int = 1, **labels: str) -> None:
-        """Count ``amount`` more of ``name``."""
+        """Add ``amount`` to the count of ``name``."""
         self.counter(name, **labels).value += amount
 
     def get(self, name: str, **labels: str) -> int:
-        """How many were counted so far."""
+        """Return the count of ``name``."""
         counter = self._counters.get((name, _key(labels)))
         return 0 if counter is None else counter.value
 
     def refuse(self, door: str, reason: str, peer: str, detail: object) -> None:
-        """Count and log that something a peer sent or wanted was refused."""
+        """Count and log that something of a peer was refused."""
         counter = self.counter("refused", door=door, reason=reason)
         counter.value += 1
         if _is_shown(counter.value):
@@ -61,7 +60,7 @@ class Counters:
     ) -> None:
         """Count and log something that happened to the messages ``first`` to ``last``.
 
-        What a peer can cause ``at_will`` is logged as sparingly as refusals are.
+        Events that a peer can cause ``at_will`` are logged as sparingly as refusals.
         """
         self.add(name, last - first + 1, **labels)
         if at_will:
@@ -75,7 +74,7 @@ class Counters:
             yield name, dict(labels), counter.value
 
     def as_dict(self) -> dict[str, object]:
-        """The counters for JSON: a number where a name has no labels, else numbers by ``value/value``."""
+        """Return the counters for JSON: a number where a name has no labels, else numbers by ``value/value``."""
         groups: defaultdict[str, dict[str, int]] = defaultdict(dict)
         for name, labels, value in self:
             groups[name]["/".join(labels.values())] = value
@@ -83,7 +82,7 @@ class Counters:
 
 
 def _key(labels: Mapping[str, str]) -> Labels:
-    """Labels are the same in whatever order they are given."""
+    """Order labels: the order in which they are given does not matter."""
     return tuple(sorted(labels.items()))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -32,6 +31,18 @@ NOWHERE: Final = MAX_SEQUENCE + 2
 
 _CHUNK_OVERHEAD: Final = 256
 """What a small chunk takes besides its bytes: the objects around them."""
+
+
+class LogBounds(Protocol):
+    """What a reader must know of the log: it holds messages ``first`` to ``head``."""
+
+    @property
+    def first(self) -> int:
+        """The oldest sequence number kept; ``head + 1`` if none is."""
+
+    @property
+    def head(self) -> int:
+        """The newest committed sequence number; 0 before the first."""
 
 
 class Chunk(Protocol):
@@ -175,6 +186,11 @@ class Lost(NamedTuple):
     ended: bool
 
 
+def cut_off_reason(error: HeadraceError) -> str:
+    """Return the word under which a reader is counted that the log can feed no further."""
+    return "lagging" if isinstance(error, TrimmedError) else "damaged"
+
+
 class _Reading(NamedTuple):
     first: int
     last: int
@@ -208,7 +224,7 @@ class Cursor(Generic[C]):
         self.next = first
         """The next message; :data:`NOWHERE` while the sequence is not wanted."""
         self.last = last
-        self.ranges: deque[RequestedRange] = deque()
+        self.ranges: list[RequestedRange] = []
         """Ranges to serve before the sequence goes on, in the order they were requested."""
         self.closed = False
         self._find = find
@@ -248,7 +264,7 @@ class Cursor(Generic[C]):
             wanted = self.ranges[0]
             if wanted.first <= wanted.last:
                 return Step(None, self._read(wanted.first, wanted.last, wanted))
-            self.ranges.popleft()
+            del self.ranges[0]
         following = self.next
         end = head if self.last is None else min(self.last, head)
         if following > end:

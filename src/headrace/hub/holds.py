@@ -1,7 +1,7 @@
 """Holds: names that keep messages from being trimmed, each from a sequence number on.
 
-Entry ``hold/NAME``: payload ``{"seq": n}`` keeps what follows from ``n``; an empty payload lets go. Doors write no
-entry past the limits. One that was passed on may be anything: past the limits it changes nothing.
+Entry ``hold/NAME``: payload ``{"seq": n}`` keeps messages from ``n`` on; an empty payload releases them. Doors write no
+entry past the limits; an entry from elsewhere that is past them changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.message import MAX_SEQUENCE, Batch
 
 MAX_HOLDS: Final = 256
 MAX_NAME: Final = 255
-"""Characters of a hold's name. Neither limit is a setting: the state would then depend on more than the log."""
+"""Characters of a hold's name. The limits are no settings: the state must depend on the log alone."""
 
 
 class _Hold(msgspec.Struct, frozen=True):
@@ -23,13 +23,13 @@ class _Hold(msgspec.Struct, frozen=True):
 
 
 class Holds(dict[str, int]):
-    """The holds there are: name to the first sequence number kept for it."""
+    """All holds: the first sequence number kept, by name."""
 
     name = "hold"
     follows_messages = False
 
     def apply(self, name: str, payload: bytes, _seq: int) -> None:
-        """Follow a ``hold`` entry."""
+        """Apply a ``hold`` entry."""
         if not payload:
             self.pop(name, None)
             return
@@ -39,10 +39,10 @@ class Holds(dict[str, int]):
         self[name] = seq
 
     def follow(self, _batch: Batch) -> None:
-        """Messages change nothing here."""
+        """Do nothing: messages change no holds."""
 
     def dump(self) -> bytes:
-        """The holds as a snapshot's section."""
+        """Return the holds as a snapshot's section."""
         return msgspec.msgpack.encode(dict(self))
 
     def load(self, section: bytes) -> None:
@@ -52,5 +52,5 @@ class Holds(dict[str, int]):
 
 
 def hold(seq: int | None) -> bytes:
-    """The payload of an entry that keeps messages from ``seq`` on, or lets go of them (``None``)."""
+    """Return the payload of an entry that keeps messages from ``seq`` on, or releases them (``None``)."""
     return b"" if seq is None else msgspec.json.encode(_Hold(seq))

@@ -1,8 +1,8 @@
-"""What readers found gone and passed over: ranges of the sequence, by the reader's name, as a part of the hub's state.
+"""Ranges that readers found gone and passed over, by the reader's name: a part of the hub's state.
 
-A reader that is to go on where messages are missing (Spark's ``failOnDataLoss=false``) says which they were, in a log
-that may be seen by nobody. So it tells the hub too. What is told twice, in a task's second try or because a micro-batch
-was planned again, counts once. It is kept as little as it may be asked for: the newest ranges of the newest readers.
+A reader that goes on where messages are missing (Spark's ``failOnDataLoss=false``) logs which they were where nobody
+may look, so it reports them to the hub too. A range reported twice, by a task's second try or a micro-batch planned
+again, counts once. Only the newest ranges of the newest readers are kept.
 
 Entry ``reader/NAME``: payload ``{"first": n, "last": n}``, messages that were gone.
 """
@@ -22,39 +22,39 @@ from headrace.message import MAX_SEQUENCE, Batch
 
 MAX_READERS: Final = 64
 MAX_RANGES: Final = 8
-"""Of one reader: more are counted, and no longer named. Neither limit is a setting: the state would then depend on
-more than the log."""
+"""Ranges kept of one reader; more are only counted. The limits are no settings: the state must depend on the log
+alone."""
 MAX_NAME: Final = 255
-"""Characters of a reader's name. The link asks for no more; an entry that was passed on may have any."""
+"""Characters of a reader's name."""
 
 
 @dataclass(slots=True)
 class _Lost:
     messages: int = 0
     ranges: list[Range] = field(default_factory=list)
-    """None touches another; that which was told last is the last."""
+    """Disjoint ranges, the one reported last at the end."""
 
 
-class Losses:
-    """The newest losses of each reader."""
+class LostRanges:
+    """The newest lost ranges of each reader."""
 
     name = "reader"
     follows_messages = False
 
     def __init__(self) -> None:
         self.observer: Callable[[int, list[Range]], None] | None = None
-        """Told of each entry its place, and which of the messages were not known to be gone."""
+        """Called per entry with its sequence number and the newly lost ranges."""
         self._readers: dict[str, _Lost] = {}
 
     def add(self, reader: str, first: int, last: int) -> list[Range]:
-        """Messages ``first`` to ``last`` were gone; returns those of them that were not known to be."""
+        """Add messages that were gone; return the ranges of them that were not known to be."""
         lost = self._readers.pop(reader, None) or _Lost()
         while len(self._readers) >= MAX_READERS:
-            # The one that has been silent for the longest.
+            # The one whose last report is the oldest.
             self._readers.pop(next(iter(self._readers)))
         self._readers[reader] = lost
         fresh = _without((first, last), lost.ranges)
-        # At most as many as there are numbers: who tells again what was forgotten must not outgrow a snapshot.
+        # Bounded, since ranges that were forgotten may be reported and counted again.
         lost.messages = min(lost.messages + sum(end - begin + 1 for begin, end in fresh), MAX_SEQUENCE)
         near = [each for each in lost.ranges if each[0] <= last + 1 and each[1] >= first - 1]
         whole = min([first, *(each[0] for each in near)]), max([last, *(each[1] for each in near)])
@@ -62,12 +62,12 @@ class Losses:
         return fresh
 
     def unknown(self, reader: str, first: int, last: int) -> list[Range]:
-        """Those of messages ``first`` to ``last`` that are not known to be lost to a reader."""
+        """Return the ranges from ``first`` to ``last`` that are not known to be lost to a reader."""
         lost = self._readers.get(reader)
         return _without((first, last), lost.ranges if lost is not None else [])
 
     def facts(self, reader: str | None = None) -> dict[str, object]:
-        """For each reader, or for one: how many messages, and the newest ranges, the newest last."""
+        """Return, for each reader or for one, the number of messages lost and the newest ranges, newest last."""
         return {
             name: {"messages": lost.messages, "ranges": [list(each) for each in lost.ranges]}
             for name, lost in self._readers.items()
@@ -75,7 +75,7 @@ class Losses:
         }
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Follow a ``reader`` entry."""
+        """Apply a ``reader`` entry."""
         gone = msgspec.json.decode(payload, type=_Gone)
         if not 0 < len(name) <= MAX_NAME or gone.first > gone.last:
             raise msgspec.ValidationError(f"{name[:MAX_NAME]!r} cannot have lost {gone.first} to {gone.last}")
@@ -84,23 +84,23 @@ class Losses:
             self.observer(seq, fresh)
 
     def follow(self, _batch: Batch) -> None:
-        """Messages change nothing here."""
+        """Do nothing: messages change nothing here."""
 
     def dump(self) -> bytes:
-        """The losses as a snapshot's section."""
+        """Return the lost ranges as a snapshot's section."""
         return msgspec.msgpack.encode(
             [(name, lost.messages, lost.ranges) for name, lost in self._readers.items()]
         )
 
     def load(self, section: bytes) -> None:
-        """Take the losses over from a snapshot."""
+        """Take the lost ranges over from a snapshot."""
         loaded = msgspec.msgpack.decode(section, type=list[tuple[str, int, list[Range]]])
         self._readers = {name: _Lost(messages, ranges) for name, messages, ranges in loaded}
 
 
 def lose(reader: str, first: int, last: int) -> Batch:
-    """The log entry that says what a reader found gone."""
-    return entry(Losses.name, reader, msgspec.json.encode(_Gone(first, last)))
+    """Make the log entry of messages that a reader found gone."""
+    return entry(LostRanges.name, reader, msgspec.json.encode(_Gone(first, last)))
 
 
 _Seq = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
@@ -112,7 +112,7 @@ class _Gone(msgspec.Struct, frozen=True):
 
 
 def _without(wanted: Range, known: list[Range]) -> list[Range]:
-    """The parts of a range that are in none of others.
+    """Return the parts of a range that are in none of the others.
 
     >>> _without((1, 10), [(3, 4), (9, 20)])
     [(1, 2), (5, 8)]

@@ -1,11 +1,9 @@
-"""How fast one destination is sent to: a token bucket, in datagrams and in bytes at once.
+"""Pacing one UDP destination: a token bucket, in datagrams and in bytes at once.
 
-UDP has no backpressure: what the receiver's socket buffer cannot hold is lost without a word, so a sender
-that empties a log into it only makes work for repair. A :class:`Bucket` fills at its :class:`Pace` up to one
-burst. Whoever sends asks for the :meth:`~Bucket.allowance`, sends up to that much, and spends what went out.
-
-A bucket may be overdrawn by the last datagram (the largest is 65,507 bytes, and it must go out some time); the
-debt is paid by time before anything else is allowed.
+UDP has no backpressure: what the receiver's socket buffer cannot hold is silently lost, so a sender that empties a log
+into it only makes work for repair. A :class:`TokenBucket` fills at its :class:`Pace` up to one burst. A sender asks for
+the :meth:`~TokenBucket.allowance`, sends up to that much, and spends what went out. The last datagram may overdraw the
+bucket; time pays the debt before anything else is allowed.
 """
 
 from __future__ import annotations
@@ -13,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _WORTHWHILE = 0.25
-"""The part of a burst that is worth waking for: waking per token would cost more than the sending."""
+"""The part of a burst that is worth waking for: waking for each token would cost more than sending."""
 
 _ROUNDING = 1e-3
-"""A token is whole when this little is missing: sums of floats never land exactly."""
+"""Rounding tolerance of a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The long-run rates, and how much may go at once after a rest.
+    """The long-run rates, and the burst allowed after a rest.
 
-    A Linux socket buffers about 200 kB unless told otherwise and charges some 800 bytes for a small datagram:
-    the default burst is what such a receiver survives while it is busy elsewhere.
+    A Linux socket buffers about 200 kB by default and charges some 800 bytes for a small datagram: the default burst is
+    what such a receiver survives while it is busy.
     """
 
     datagrams_per_second: float = 100_000.0
@@ -33,8 +31,8 @@ class Pace:
     burst_bytes: int = 192 * 1024
 
 
-class Bucket:
-    """What may be sent to one destination; full at first."""
+class TokenBucket:
+    """The allowance of one destination; full at first."""
 
     __slots__ = ("_datagrams", "_filled", "_pace", "_size")
 
@@ -45,7 +43,7 @@ class Bucket:
         self._filled = now
 
     def allowance(self, now: float) -> tuple[int, int]:
-        """How many datagrams and bytes may go now; ``(0, 0)`` means wait."""
+        """Return how many datagrams and bytes may go now; ``(0, 0)`` means wait."""
         passed = now - self._filled
         if passed > 0:
             pace = self._pace
@@ -61,7 +59,7 @@ class Bucket:
         self._size -= size
 
     def ready(self) -> float:
-        """When enough is there to be worth sending: a time in the past if it is there already."""
+        """Return when the allowance is worth sending; a time in the past if it is already."""
         pace = self._pace
         datagrams = max(1.0, pace.burst_datagrams * _WORTHWHILE) - self._datagrams
         size = max(1.0, pace.burst_bytes * _WORTHWHILE) - self._size

@@ -1,12 +1,12 @@
-"""The middle of Headrace: whatever comes in, by any door, becomes one numbered, logged, committed sequence.
+"""The middle of Headrace: everything that comes in, by any door, becomes one numbered, logged, committed sequence.
 
 One turn of the event loop is one batch of work:
 
 1. doors :meth:`~Hub.submit` what they received;
 2. :meth:`~Hub.turn` numbers it all, stamps it with one time and appends it to the log in one write. Where another hub
-   numbers (:attr:`Hub.sequencer`), the turn's work goes there, and :meth:`~Hub.follow` appends what comes from there;
-3. the commit rule decides when it is committed: at once on a lone hub, after the sync under ``fsync=always``,
-   after a majority has it in a cluster; whoever decides calls :meth:`~Hub.committed`;
+   numbers (:attr:`Hub.sequencer`), the turn's work goes there, and :meth:`~Hub.follow` appends what comes back;
+3. the commit rule decides when it is committed, and calls :meth:`~Hub.committed`: at once on a lone hub, after the sync
+   under ``fsync=always``, after a majority has it in a cluster;
 4. every door is handed the newly committed batches, in order.
 
 The hub owns no socket, thread or clock: ``now`` is an argument, and :attr:`Hub.wake` is how it asks for a turn.
@@ -21,28 +21,27 @@ from typing import Final, Protocol, runtime_checkable
 from headrace.errors import StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters
 from headrace.hub.sequencer import Done, Sequencer, Submission, tied_groups
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
 
 CommitRule = Callable[[int], None]
-"""Called after each append with the new tail; sees to it that :meth:`Hub.committed` is called in time."""
-
+"""Called after each append with the new tail; must call :meth:`Hub.committed` in time."""
 
 TURN_BYTES: Final = 256 << 10
-"""Payload bytes that make a turn long enough to be worth its overhead, and short enough to keep everyone busy."""
+"""Payload bytes of a full turn: worth its overhead, and short enough to keep everyone busy."""
 
 
 @runtime_checkable
-class Door(Protocol):
-    """What the hub wants of a door: take what was committed, quickly, and keep no more than it must."""
+class CommitReceiver(Protocol):
+    """A door that is handed what is committed: it must be quick, and keep no more than it must."""
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Take newly committed batches; called in sequence order, each once."""
 
 
 class _Received(dict[str, Counter]):
-    """Messages received, by origin; an origin's counter is made when it is first needed."""
+    """Counters of received messages by origin, each made when it is first needed."""
 
     def __init__(self, counters: Counters) -> None:
         super().__init__()
@@ -62,49 +61,49 @@ class Hub:
         node: int,
         *,
         max_uncommitted: int,
-        state: State | None = None,
+        state: HubState | None = None,
         commit: CommitRule | None = None,
     ) -> None:
         self.log = log
         self.node = node
         self.counters = Counters()
-        self.state = state or State()
+        self.state = state or HubState()
         self.state.restore(log)
-        self.doors: list[Door] = []
+        self.doors: list[CommitReceiver] = []
         self.sequencer: Sequencer | None = None
-        """Who numbers what is submitted here; ``None``: this hub does."""
+        """The hub that numbers what is submitted here; ``None``: this one."""
         self._commit: CommitRule = self.committed
         self._immediate = True
         if commit is not None:
             self.commit_by(commit)
         self.wake: Callable[[], None] = lambda: None
         self.take_turn: Callable[[], None] = lambda: None
-        """Takes the turn at once, by whoever has the clock."""
+        """Takes the turn at once; set by the owner, who has the clock."""
         self.relieved: Callable[[], None] = lambda: None
-        """Called when :attr:`congested` becomes false: doors may read from their publishers again."""
+        """Called when :attr:`congested` becomes false: doors may read from publishers again."""
         self.newest = log.head
-        """The newest entry that is a message; after a start, before one came, the newest entry of any kind."""
+        """The newest entry that is a message; until one has come since the start, the newest of any kind."""
         self._max_uncommitted = max_uncommitted
         self._received = _Received(self.counters)
         self._submitted: list[Submission] = []
         self._waiting = 0
         self._appended: deque[Submission] = deque()
         self.append_bytes: int | None = None
-        """The most payload bytes that can be appended in one go; what is longer and belongs together is refused."""
+        """The most payload bytes that can be appended in one go; longer groups that belong together are refused."""
         self.failed: StorageError | None = None
         """Why nothing can be committed any more, if so."""
         self._uncommitted = 0
 
     def commit_by(self, rule: CommitRule) -> None:
-        """Leave it to ``rule`` when what is appended is committed; without one, it is at once."""
+        """Let ``rule`` decide when appended messages are committed; the default is at once."""
         self._commit = rule
         self._immediate = False
 
     def give_way(self, sequencer: Sequencer) -> None:
-        """Have another hub number what comes from now on.
+        """Let another hub number what comes from now on.
 
-        What was submitted in this turn goes there as well, but for what was judged here to be new: whoever sends it
-        again is judged there.
+        What was submitted in this turn goes there as well, except what was judged new here: its publisher must send it
+        again, to be judged there.
         """
         self.sequencer = sequencer
         submitted, self._submitted = self._submitted, []
@@ -118,18 +117,18 @@ class Hub:
 
     @property
     def congested(self) -> bool:
-        """Whether publishers must wait, here or at whoever numbers what they send."""
+        """Whether publishers must wait, here or at the hub that numbers what they send."""
         return self.crowded or (self.sequencer is not None and self.sequencer.congested)
 
     @property
     def crowded(self) -> bool:
-        """Whether more is appended and not yet committed than the hub wants to hold."""
+        """Whether too much is appended and not yet committed."""
         return self._uncommitted > self._max_uncommitted
 
     def submit(self, batch: Batch, done: Done | None = None, *, tied: bool = False) -> None:
         """Take messages for this turn; the first of a turn asks for one.
 
-        ``tied`` to the next: both are appended, in one go, or neither is.
+        With ``tied``, this batch and the next are appended together, or neither is.
         """
         if not self._submitted:
             self.wake()
@@ -140,14 +139,13 @@ class Hub:
     def full(self) -> bool:
         """Whether a turn has enough to do: a door that reads on should :attr:`take_turn` first.
 
-        An event loop may read one busy socket many times before it calls anyone else. Without a bound, a turn
-        would then be megabytes long, and publisher, hub and subscribers would wait for one another instead of
-        working side by side.
+        An event loop may read one busy socket many times in a row. Without a bound, a turn would be megabytes long, and
+        publisher, hub and subscribers would wait for one another instead of working side by side.
         """
         return self._waiting >= TURN_BYTES
 
     def turn(self, now: int) -> None:
-        """Number and append everything submitted since the last turn, or have it numbered; ``now`` in µs."""
+        """Number and append what was submitted since the last turn, or pass it to the sequencer; ``now`` in µs."""
         submitted, self._submitted = self._submitted, []
         self._waiting = 0
         if not submitted:
@@ -158,18 +156,18 @@ class Hub:
             self.sequencer.order(submitted)
 
     def follow(self, batches: Sequence[Batch]) -> None:
-        """Append what another hub has numbered, as it is; the commit rule decides as ever.
+        """Append what another hub has numbered, as it is; the commit rule applies as usual.
 
-        An error of the disk is the caller's, who comes again with the same batches.
+        An error of the disk is raised: the caller comes again with the same batches.
         """
         self.log.append(batches)
         self.counters.add("followed", sum(len(batch) for batch in batches))
         self._appended_now(batches, [None] * len(batches))
 
     def fail(self, error: StorageError) -> None:
-        """Refuse whatever is not committed, and everything from now on: it can no longer be promised.
+        """Refuse everything that is not committed, now and later: nothing can be promised any more.
 
-        What was appended stays in the log; whether it is found there after a restart, nobody knows now.
+        What was appended stays in the log; whether it is found there after a restart is unknown.
         """
         self.failed = error
         refused, self._appended = self._appended, deque()
@@ -178,7 +176,7 @@ class Hub:
         self.relieved()
 
     def appended_from(self, first: int) -> list[Batch]:
-        """What is appended and not committed, from ``first`` on."""
+        """Return the batches from ``first`` on that are appended and not committed."""
         found: list[Batch] = []
         for submission in reversed(self._appended):
             if submission.batch.first < first:
@@ -187,7 +185,7 @@ class Hub:
         return found[::-1]
 
     def cut_back(self, last: int) -> None:
-        """Remove what is not committed after ``last`` from the log, and tell whoever submitted it."""
+        """Remove uncommitted messages after ``last`` from the log, and tell their submitters."""
         self.log.cut_back(last)
         was_congested = self.congested
         cut: list[Submission] = []
@@ -206,7 +204,7 @@ class Hub:
             self.relieved()
 
     def abandon(self, error: StorageError) -> None:
-        """Let nobody wait any longer for what is appended and not committed: whether it will be, nobody knows."""
+        """Tell the submitters of what is appended and not committed that its fate is unknown."""
         waiting = [each for each in self._appended if each.done is not None]
         self._appended = deque(Submission(each.batch) for each in self._appended)
         self.refuse(waiting, error, "cluster")
@@ -259,7 +257,7 @@ class Hub:
         self._appended_now(numbered, [submission.done for submission in submitted])
 
     def _appended_now(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
-        """Commit what was just appended, or leave that to the rule."""
+        """Commit what was just appended, or leave that to the commit rule."""
         if self._immediate and not self._appended:
             self.log.commit(self.log.tail)
             self._hand_out(batches, dones)
@@ -270,7 +268,7 @@ class Hub:
         self._commit(self.log.tail)
 
     def committed(self, upto: int) -> None:
-        """Move the head to ``upto`` and hand everything newly committed to the doors."""
+        """Move the head to ``upto`` and hand what is newly committed to the doors."""
         was_congested = self.congested
         self._hand_out_unread(upto)
         self.log.commit(upto)
@@ -287,7 +285,7 @@ class Hub:
             self.relieved()
 
     def _hand_out_unread(self, upto: int) -> None:
-        """Commit what the log had before this hub was started: it is read from there, a piece at a time."""
+        """Commit what the log held before this hub was started, read from there a piece at a time."""
         log = self.log
         unread = self._appended[0].batch.first - 1 if self._appended else log.tail
         while log.head < min(upto, unread):
@@ -311,11 +309,11 @@ class Hub:
             self.sequencer.committed(self.log.head)
 
     def received(self, batch: Batch) -> None:
-        """Count messages that came by one of this hub's doors and are committed."""
+        """Count committed messages that came by one of this hub's doors."""
         self._received[batch.origin].value += len(batch)
 
     def refuse(self, submitted: Iterable[Submission], error: StorageError, reason: str) -> None:
-        """Tell whoever submitted it that something is not taken, and count it."""
+        """Tell submitters that their batches are not taken, and count them."""
         for submission in submitted:
             batch = submission.batch
             self.counters.add("refused_messages", len(batch), origin=batch.origin, reason=reason)
@@ -325,7 +323,7 @@ class Hub:
 
 
 def _tell(submitted: Iterable[Submission], error: StorageError) -> None:
-    """Tell whoever waits that something is not taken here; it may be, elsewhere."""
+    """Tell submitters that their batches are not taken here; elsewhere they may be."""
     for submission in submitted:
         if submission.done is not None:
             submission.done(error)

@@ -1,8 +1,4 @@
-"""A bounded queue of sequence ranges: disjoint, in order, overlapping and adjoining ones merged.
-
-What several REQUESTs ask of one destination's share of the log is kept as ranges, never as messages, so that it
-costs the same whatever the messages weigh.
-"""
+"""A bounded queue of sequence ranges: disjoint, in order, overlapping and adjoining ones merged."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ class Ranges:
         return iter(self._ranges)
 
     def add(self, first: int, last: int) -> bool:
-        """Queue a range; ``False`` if it meets none of those queued and there is no room for another.
+        """Queue a range; return ``False`` if it meets none of those queued and there is no room for another.
 
         >>> ranges = Ranges(2)
         >>> ranges.add(1, 3), ranges.add(9, 9), ranges.add(4, 6), ranges.add(20, 30)

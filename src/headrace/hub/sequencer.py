@@ -1,18 +1,17 @@
-"""Who numbers messages: this hub, or another one.
+"""The interface to the hub that numbers messages, where that is another one.
 
-A lone hub is its own sequencer. A frontend's is its upstream hub, and a node that follows a cluster's primary has that
-primary: what their doors take in goes there, and comes back numbered, as part of the one sequence that they follow.
-That is the only difference between them. So there is one seam: :attr:`headrace.hub.sequence.Hub.sequencer`, which is
-``None`` or a :class:`Sequencer`.
+A lone hub numbers messages itself. A frontend's sequencer is its upstream hub, a cluster node's is the primary: what
+their doors take in goes there, and comes back numbered, as part of the one sequence that they follow. So
+:attr:`headrace.hub.sequence.Hub.sequencer` is ``None`` or a :class:`Sequencer`.
 
-There are three ways into a sequence, and each can be tried again without harm, wherever that ends up:
+There are three ways into a sequence, and each can be retried without harm:
 
 - what doors submit (messages, and entries of the hub's state): under a mark, a number of the hub that passes it on,
   which is appended with it (:meth:`Sequencer.order`);
 - what publishers number themselves: under those numbers (:meth:`Sequencer.publish`);
 - what is staged and committed: under the query's batch (:meth:`Sequencer.commit`).
 
-The judgement whether something is there already is the sequencer's alone. Others know only how far they have followed.
+Only the sequencer judges whether something is there already. Others know only how far they have followed.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from headrace.errors import HeadraceError, StorageError
 from headrace.message import Batch
 
 Done: TypeAlias = Callable[[Batch | StorageError], None]
-"""Told how a submitted batch ended: the batch as it was numbered once it is committed, or why it was not taken.
+"""Called with the outcome of a submitted batch: the batch as numbered, once it is committed, or why it was not taken.
 
-Where another hub numbers, ``first`` is the place that it gave; ``time`` is not known to whoever submitted.
+Where another hub numbers, ``first`` is the number that it gave, and ``time`` is unknown.
 """
 
 
@@ -36,11 +35,11 @@ class Submission(NamedTuple):
     batch: Batch
     done: Done | None = None
     tied: bool = False
-    """Whether it is appended together with the next one, or not at all."""
+    """Whether it is appended together with the next one or not at all."""
 
 
 def tied_groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
-    """What must be appended together, in order."""
+    """Group submissions that must be appended together, in order."""
     groups: list[list[Submission]] = [[]]
     for submission in submitted:
         groups[-1].append(submission)
@@ -50,7 +49,7 @@ def tied_groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
 
 
 class Published(NamedTuple):
-    """Where the first and the last row of a publish are, if that is still known; how many were there before."""
+    """The sequence numbers of a publish's first and last row, if still known, and how many rows were there before."""
 
     first: int | None
     last: int | None
@@ -58,30 +57,30 @@ class Published(NamedTuple):
 
 
 Told: TypeAlias = Callable[[Published | HeadraceError], None]
-"""Told how a publish ended, once it is committed or cannot be."""
+"""Called with the outcome of a publish, once it is committed or cannot be."""
 
 ToldNewest: TypeAlias = Callable[[int | HeadraceError | None], None]
-"""Told a publisher's highest number, if it has any, or why that cannot be said."""
+"""Called with a publisher's highest number, if it has any, or why it is unknown."""
 
 
 class Sequencer(Protocol):
-    """Another hub that numbers what this one takes in. Whatever is answered here is committed here, too."""
+    """Another hub that numbers what this one takes in. What it answers is committed here, too."""
 
     @property
     def congested(self) -> bool:
-        """Whether publishers must wait: more is under way than this hub wants to hold."""
+        """Whether publishers must wait: too much is under way."""
 
     def order(self, submitted: Sequence[Submission]) -> None:
-        """Have what doors submitted numbered, in this order."""
+        """Number what doors submitted, in this order."""
 
     def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:
-        """Have a publisher's numbered batch appended, once; ``behind`` a batch that is appended right before it."""
+        """Append a publisher's numbered batch once, right after the batch ``behind`` if there is one."""
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
-        """Have a query's batch appended, all or none, once."""
+        """Append a query's batch once, all of it or none."""
 
     def newest(self, publisher: str, told: ToldNewest) -> None:
-        """Find out a publisher's highest number: what is followed so far may not have it yet."""
+        """Ask for a publisher's highest number: what is followed so far may not have it yet."""
 
     def committed(self, head: int) -> None:
-        """Everything up to ``head`` is committed here, and every door has it."""
+        """Note that everything up to ``head`` is committed here and handed to every door."""

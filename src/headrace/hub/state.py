@@ -1,14 +1,14 @@
 """The hub's state as a function of the log: a snapshot, and every entry since, applied in order.
 
-The state has **parts** (holds, services, publishers' numbers, …), each of which follows the log on its own and keeps
-itself in one section of the snapshot. Two things reach a part:
+The state has **parts** (holds, services, publishers' numbers, …). Each follows the log on its own and has one section
+of the snapshot. Two things reach a part:
 
-- *entries*: log entries that are no messages (origin ``log``). Their topic is ``<part>/<name>``; what their payload
-  means is the part's own business;
+- *entries*: log entries that are no messages (origin ``log``). Their topic is ``<part>/<name>``; the part alone knows
+  their payload;
 - *batches* of messages, for parts whose state depends on messages (``follows_messages``).
 
-Nothing else may change the state: whoever wants a change appends an entry. So a restarted hub, a frontend and a
-cluster node that have the same log have the same state.
+Nothing else changes the state: a change is an appended entry. So a restarted hub, a frontend and a cluster node that
+have the same log have the same state.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from headrace.log import Log
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 
-class Part(Protocol):
+class StatePart(Protocol):
     """One part of the state."""
 
     name: str
-    """Its section in the snapshot, and what its entries' topics begin with."""
+    """The name of its section in the snapshot, and the beginning of its entries' topics."""
 
     follows_messages: bool
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Follow one of the part's own entries."""
+        """Apply one of the part's own entries."""
 
     def follow(self, batch: Batch) -> None:
-        """Follow a batch of messages; called only if the part says so."""
+        """Apply a batch of messages; called only with ``follows_messages``."""
 
     def dump(self) -> bytes:
-        """The part as its section of a snapshot."""
+        """Return the part as its section of a snapshot."""
 
     def load(self, section: bytes) -> None:
         """Take the part over from a snapshot."""
 
 
-class State:
-    """What the hub knows besides the messages; ``seq`` is the last log entry it includes."""
+class HubState:
+    """The hub's state; ``seq`` is the last log entry it includes."""
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: StatePart) -> None:
         self.seq = 0
         self.unread = 0
-        """Entries that were none: their payload could not be read."""
+        """Number of entries whose payload could not be read."""
         self.holds = Holds()
-        self._parts: dict[str, Part] = {part.name: part for part in (self.holds, *parts)}
+        self._parts: dict[str, StatePart] = {part.name: part for part in (self.holds, *parts)}
         self._followers = [part for part in self._parts.values() if part.follows_messages]
 
     def restore(self, log: Log) -> None:
@@ -64,7 +64,7 @@ class State:
             self.apply(batch)
 
     def apply(self, batch: Batch) -> None:
-        """Follow the log by one committed batch."""
+        """Apply one committed batch."""
         self.seq = batch.last
         if batch.columns is not None or batch.origin == NOT_A_MESSAGE:
             for message in entries(batch):
@@ -74,17 +74,17 @@ class State:
                     try:
                         part.apply(name, message.payload, message.seq)
                     except msgspec.DecodeError:
-                        # Whoever passed it on is to blame. It changes nothing, here and wherever this log is read.
+                        # A malformed entry that was passed on. It changes nothing, here and wherever this log is read.
                         self.unread += 1
         for part in self._followers:
             part.follow(batch)
 
     def sections(self) -> dict[str, bytes]:
-        """The state as a snapshot's sections."""
+        """Return the state as a snapshot's sections."""
         return {name: part.dump() for name, part in self._parts.items()}
 
     def load(self, seq: int, sections: Mapping[str, bytes]) -> None:
-        """Take the state over from a snapshot; sections of parts that are not here are passed over."""
+        """Take the state over from a snapshot; sections of unknown parts are ignored."""
         self.seq = seq
         for name, section in sections.items():
             if name in self._parts:
@@ -92,5 +92,5 @@ class State:
 
 
 def entry(part: str, name: str, payload: bytes) -> Batch:
-    """A log entry that is no message: a change of ``part``'s state."""
+    """Make a log entry that is no message: a change of ``part``'s state."""
     return Batch(Run.of([payload]), origin=NOT_A_MESSAGE, topic=f"{part}/{name}")

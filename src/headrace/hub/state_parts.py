@@ -1,22 +1,22 @@
-"""The parts of a hub's state, by their names."""
+"""The parts of a hub's state, by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from headrace.hub.consumers.cursors import Consumers
-from headrace.hub.lost_ranges import Losses
+from headrace.hub.lost_ranges import LostRanges
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.routing.matcher_ring import MatcherRing
 from headrace.hub.routing.subscriptions import Subscriptions
 from headrace.hub.services.objects import Services
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """All that a hub keeps of its log beside messages and holds. A new hub knows nothing yet."""
+class StateParts:
+    """All parts of a hub's state besides holds, empty at first."""
 
     publishers: PublisherNumbers = field(default_factory=PublisherNumbers)
     queries: Queries = field(default_factory=Queries)
@@ -24,11 +24,11 @@ class Parts:
     consumers: Consumers = field(default_factory=Consumers)
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
     matchers: MatcherRing = field(default_factory=MatcherRing)
-    losses: Losses = field(default_factory=Losses)
+    losses: LostRanges = field(default_factory=LostRanges)
 
-    def state(self) -> State:
-        """The state that they are parts of."""
-        return State(
+    def state(self) -> HubState:
+        """Make the state that they are parts of."""
+        return HubState(
             self.publishers,
             self.queries,
             self.services,

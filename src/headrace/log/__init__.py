@@ -1,17 +1,15 @@
 """The log: every message that entered, in one order, on disk.
 
-``frame``      the open tail's framing: one compact, checksummed frame per batch
-``tail``       the files of frames, appended by ``write()``
-``sealed``     sealed segments: plain Arrow IPC files and the index that vouches for their bytes
-``sealing``    from one to the other
-``snapshot``   the hub's state at a sequence number
-``recovery``   what a directory holds after a crash, and what to do about it
-``retention``  what may be removed, as a pure function
-``store``      :class:`Log`, which holds them together
-``survey``     what every file holds, good and bad
-``verify``     whether all of it is as it was written
-``remedy``     what would make a damaged log whole again
-``repair``     doing that
+``store``                 :class:`Log`, which holds the others together
+``tail``, ``frame``       the open tail: files of compact, checksummed frames, one per batch
+``tail_writer``           writing to the tail, and cutting it back
+``sealed``, ``sealing``   sealed segments: plain Arrow IPC files, each with an index of checksums
+``snapshot``              the hub's state at a sequence number
+``start_after_snapshot``  logs that begin after a snapshot: copies, and nodes that fell behind
+``recovery``              what a directory holds after a crash, and what to do about it
+``retention``             what may be removed, as a pure function
+``replication_frames``    batches as bytes from node to node
+``damage``                inspect, verify and repair a log
 
 ``docs/log.md`` is the reference of the files.
 """

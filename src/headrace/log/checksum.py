@@ -1,8 +1,8 @@
-"""CRC32C over whatever has bytes: the one checksum of everything the log writes.
+"""CRC32C: the one checksum of everything the log writes.
 
-A CRC is what remains of the bytes, taken as a polynomial, when it is divided by :data:`_POLYNOMIAL`. So the checksum of
-two pieces side by side follows from those of each (:func:`joined`): the first is multiplied by x once for every bit of
-the second, and the second is added. Long rows are summed up when they come in, and not again when they are appended.
+A CRC is the remainder of the bytes, taken as a polynomial, after division by :data:`_POLYNOMIAL`. So the checksum of
+two pieces side by side follows from those of each (:func:`joined`): multiply the first by x once for every bit of the
+second, and add the second. Long rows are summed when they come in, and not again when they are appended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 
 def crc32c(data: bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
-    """CRC32C of ``data``, going on from ``seed``.
+    """CRC32C of ``data``, continued from ``seed``.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -25,8 +25,8 @@ def crc32c(data: bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
     return result
 
 
-def joined(front: int, behind: int, length: int) -> int:
-    """CRC32C of two pieces side by side, of each of which it is known; the one behind is ``length`` bytes long.
+def joined(front: int, back: int, length: int) -> int:
+    """CRC32C of two pieces side by side from those of each; the second is ``length`` bytes long.
 
     >>> hex(joined(crc32c(b"12345"), crc32c(b"6789"), 4))
     '0xe3069283'
@@ -37,19 +37,19 @@ def joined(front: int, behind: int, length: int) -> int:
         if times:
             front = _product(front, _shifts(digit)[times])
         digit += 1
-    return front ^ behind
+    return front ^ back
 
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""As all polynomials here the highest power in the lowest bit, without x to the 32nd."""
+"""As in all polynomials here, the highest power is in the lowest bit; x to the 32nd is left out."""
 
 _ONE: Final = 1 << 31
 _DIGIT: Final = 16
-"""Lengths are looked at in digits of this base: a product costs as much as the checksum of some fifty kilobytes."""
+"""Base of the digits in which lengths are taken: a product costs as much as the checksum of some fifty kilobytes."""
 
 
 def _product(one: int, other: int) -> int:
-    """Two polynomials multiplied, and what remains of that."""
+    """The remainder of the product of two polynomials."""
     product = 0
     while one:
         if one & _ONE:
@@ -61,7 +61,7 @@ def _product(one: int, other: int) -> int:
 
 @cache
 def _shifts(digit: int) -> tuple[int, ...]:
-    """For each value of a digit of a length: the power of x by which so many bytes move what stands before them."""
+    """For each value of a length's digit, the power of x by which so many bytes shift what comes before them."""
     if digit:
         once = _product(_shifts(digit - 1)[-1], _shifts(digit - 1)[1])
     else:

@@ -1,27 +1,30 @@
-"""Files as the log needs them: descriptors that live as long as their last reader, and renames that last."""
+"""Files as the log needs them: descriptors that live as long as their readers, whole files, and one writer per log."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import FullError, StorageError
+import msgspec
+
+from headrace.errors import FullError, LockedError, StorageError
 
 MAKING: Final = ".making"
-"""What the name of a file ends with while it is being written."""
+"""The suffix of a file's name while it is being written."""
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Descriptor:
-    """An open file, closed when nobody refers to it any more.
+    """An open file, closed with the last reference to it.
 
     A segment may be sealed or trimmed away while a reader in another thread is half-way through it. The reader's
-    reference keeps the descriptor, and so the removed file's content, until it is done.
+    reference keeps the descriptor, and so the removed file's content.
     """
 
     __slots__ = ("fd",)
@@ -35,7 +38,7 @@ class Descriptor:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames and removals in a directory last through a power failure."""
+    """Make renames and removals in a directory survive a power failure."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -44,7 +47,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool) -> None:
-    """Write a small file so that it is there whole or not at all."""
+    """Write a small file, whole or not at all."""
     with making(path) as unfinished:
         with unfinished.open("wb") as file:
             file.write(data)
@@ -56,7 +59,7 @@ def write_whole(path: Path, data: bytes, *, sync: bool) -> None:
 
 @contextlib.contextmanager
 def making(path: Path) -> Iterator[Path]:
-    """The name a file has until it is whole; whatever still has it at the end is removed."""
+    """Give the name for a file until it is whole; a file that still has it at the end is removed."""
     unfinished = path.with_name(path.name + MAKING)
     try:
         yield unfinished
@@ -74,6 +77,60 @@ def translating(path: Path) -> Iterator[None]:
 
 
 def translated(error: OSError, path: Path) -> StorageError:
-    """One of the system's errors as one of ours."""
+    """Translate one of the system's errors."""
     reason = os.strerror(error.errno or 0).lower()
     return FullError(str(path), reason) if error.errno in _NO_ROOM else StorageError(f"{path}: {reason}")
+
+
+class WriterLock:
+    """The lock of a log's one writer, from construction to :meth:`release`; a second gets a ``LockedError``.
+
+    The operating system drops the lock when its holder dies. The file says who holds it, so that tools can name the
+    process, or talk to it, instead of waiting.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            pid = holder(path).get("pid", "?")
+            raise LockedError(str(path.parent), f"process {pid}") from None
+        self.tell()
+
+    def tell(self, **facts: object) -> None:
+        """Write facts about the holder into the file, beside its process id."""
+        # On a full disk there is no room for them; the lock is held all the same.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, msgspec.json.encode({"pid": os.getpid(), **facts}) + b"\n", 0)
+
+    def release(self) -> None:
+        """Let another process write."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def holder(path: Path) -> dict[str, object]:
+    """Read the facts that a lock's holder wrote; empty if there are none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def has_writer(path: Path) -> bool:
+    """Whether the process named in a lock file is running, and so may be writing. Takes no lock itself."""
+    pid = holder(path).get("pid")
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

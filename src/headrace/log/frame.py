@@ -22,9 +22,9 @@ A frame is::
         zeros to a multiple of 8
         columns            an Arrow IPC stream of one record batch, if any
 
-All little-endian, so that numpy reads offsets, and Arrow reads columns, in place. Whatever a frame's CRC vouches
-for is trusted; nothing else is. The salt is random and never leaves the file, so no payload can be made to look like
-a frame of it: a search for frames meets none inside payloads, and costs one pass over the bytes.
+All little-endian, so that numpy reads offsets, and Arrow reads columns, in place. Only bytes with a good CRC are
+trusted. The salt is random and never leaves the file, so no payload can be made to look like a frame of it: a search
+for frames finds none inside payloads, and costs one pass over the bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from headrace.log.checksum import crc32c, joined
 from headrace.message import SCHEMA, Batch, Run
 
 MAX_FRAME: Final = 256 << 20
-"""No frame is longer: a batch that would be is its maker's mistake, a length that says so is damage."""
+"""The longest frame: a longer batch is the caller's mistake, a longer length in a file is damage."""
 
 HEADER: Final = struct.Struct("<IIIIQqqIIHBBHH")
 NUMBERED: Final = 1
@@ -60,8 +60,8 @@ _DIFFERING: Final = frozenset(SCHEMA.names) - {"seq", "payload"}
 Piece = bytes | memoryview
 
 
-class Place(NamedTuple):
-    """Where a good frame lies in a window of bytes, and what its header says first."""
+class FrameInfo(NamedTuple):
+    """A good frame's position in a window of bytes, and the first fields of its header."""
 
     at: int
     length: int
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 class BadFrame(Exception):  # noqa: N818 - never leaves the log's own modules
-    """There is no good frame at a place, and why."""
+    """The reason why there is no good frame at a position."""
 
 
 def time_span(batch: Batch) -> tuple[int, int]:
@@ -95,9 +95,9 @@ def times(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
 def encode(
     batch: Batch, salt: int, *, time: int | None = None, continued: bool = False
 ) -> tuple[list[Piece], int]:
-    """A batch's frame as the pieces to write side by side, and their length together.
+    """Encode a batch as pieces to write side by side; return them and their total length.
 
-    ``time`` is that of the first message, where a column makes it another than the batch's own.
+    ``time`` is that of the first message if a column makes it differ from the batch's own.
     """
     run = batch.run
     if run.lone is not None and len(run.lone) <= _JOINED:
@@ -116,42 +116,28 @@ def encode(
         raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
     if len(payload) != end - begin:
         raise UsageError(f"payload offsets {begin} to {end} in a buffer of {len(run.data)} bytes")
-    number = batch.number
-    flags = (0 if number is None else NUMBERED) | (CONTINUED if continued else 0)
-    try:
-        head = _FOLLOWING.pack(
-            length,
-            len(edges) - 1,
-            batch.first,
-            batch.time if time is None else time,
-            number or 0,
-            len(payload),
-            len(columns),
-            batch.node,
-            flags,
-            len(origin),
-            len(publisher),
-            len(topic),
-        )
-    except struct.error:
-        raise UsageError(_misfit(batch)) from None
-    behind = _PADDING[: -bare & 7] + columns
+    widths = (len(origin), len(publisher), len(topic))
+    first_time = batch.time if time is None else time
+    head = _packed_head(
+        batch, length, len(edges) - 1, first_time, len(payload), len(columns), widths, continued
+    )
+    rest = _PADDING[: -bare & 7] + columns
     if length <= _JOINED:
-        body = b"".join((head, edges.tobytes(), text, payload.tobytes(), behind))
+        body = b"".join((head, edges.tobytes(), text, payload.tobytes(), rest))
         return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
     crc = crc32c(head, salt)
     crc = crc32c(edges.view(np.uint8), crc)
     crc = crc32c(text, crc)
     crc = crc32c(payload, crc) if run.summed is None else joined(crc, run.summed, len(payload))
-    crc = crc32c(behind, crc)
+    crc = crc32c(rest, crc)
     leading = _LEADING.pack(salt, crc) + head
-    return [leading, edges.data.cast("B"), text, payload.data, behind], length
+    return [leading, edges.data.cast("B"), text, payload.data, rest], length
 
 
 def _encode_lone(
     batch: Batch, payload: bytes, salt: int, time: int, continued: bool
 ) -> tuple[list[Piece], int]:
-    """The frame of a batch of one: the same bytes, made without arrays."""
+    """Encode a batch of one message: the same bytes, made without arrays."""
     origin, publisher, topic = batch.origin.encode(), batch.publisher.encode(), batch.topic.encode()
     size = len(payload)
     columns = b"" if batch.columns is None else _pack_columns(batch)
@@ -159,22 +145,35 @@ def _encode_lone(
     length = ((bare + 7) & ~7) + len(columns)
     if length > MAX_FRAME:
         raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
-    number = batch.number
-    flags = (0 if number is None else NUMBERED) | (CONTINUED if continued else 0)
     widths = (len(origin), len(publisher), len(topic))
-    try:
-        head = _FOLLOWING.pack(
-            length, 1, batch.first, time, number or 0, size, len(columns), batch.node, flags, *widths
-        )
-    except struct.error:
-        raise UsageError(_misfit(batch)) from None
+    head = _packed_head(batch, length, 1, time, size, len(columns), widths, continued)
     edges = _LONE_EDGES.pack(0, size)
     body = b"".join((head, edges, origin, publisher, topic, payload, _PADDING[: -bare & 7], columns))
     return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
 
 
-def scan(window: bytes, at: int, salt: int) -> Iterator[Place]:
-    """The good frames that stand side by side from ``at`` on, up to the first that is not whole or not good."""
+def _packed_head(
+    batch: Batch,
+    length: int,
+    count: int,
+    time: int,
+    payload: int,
+    columns: int,
+    widths: tuple[int, int, int],
+    continued: bool,
+) -> bytes:
+    number = batch.number
+    flags = (0 if number is None else NUMBERED) | (CONTINUED if continued else 0)
+    try:
+        return _FOLLOWING.pack(
+            length, count, batch.first, time, number or 0, payload, columns, batch.node, flags, *widths
+        )
+    except struct.error:
+        raise UsageError(_misfit(batch)) from None
+
+
+def scan(window: bytes, at: int, salt: int) -> Iterator[FrameInfo]:
+    """The good frames side by side from ``at`` on, up to the first that is not whole or not good."""
     unpack, size, end = HEADER.unpack_from, HEADER.size, len(window)
     while at + size <= end:
         mark, crc, length, count, first, time, _, _, columns, _, flags, *_ = unpack(window, at)
@@ -186,7 +185,7 @@ def scan(window: bytes, at: int, salt: int) -> Iterator[Place]:
             found = crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt)
         if found != crc:
             return
-        yield Place(at, length, count, first, time, columns, flags)
+        yield FrameInfo(at, length, count, first, time, columns, flags)
         at += length
 
 
@@ -211,7 +210,7 @@ def check(window: bytes, at: int, salt: int) -> int:
 
 
 def missing(window: bytes, at: int, salt: int) -> int:
-    """How many more bytes it takes to see all of the frame at ``at``; 0 when it is here or cannot be one."""
+    """The number of bytes that the frame at ``at`` lacks; 0 if it is whole or cannot be one."""
     here = len(window) - at
     if here < HEADER.size:
         return HEADER.size - here
@@ -220,7 +219,7 @@ def missing(window: bytes, at: int, salt: int) -> int:
 
 
 def decode(window: bytes, at: int) -> Batch:
-    """The batch of a frame whose CRC has been checked; payloads, offsets and columns stay where they are."""
+    """Decode a frame whose CRC was checked; payloads, offsets and columns are not copied."""
     head = HEADER.unpack_from(window, at)
     _, _, length, count, first, time, number, payload, columns, node, flags, origin, publisher, topic = head
     place = at + HEADER.size
@@ -246,13 +245,13 @@ def decode(window: bytes, at: int) -> Batch:
 
 
 def extents(window: bytes, at: int) -> tuple[int, int, int, tuple[int, int, int]]:
-    """What a frame's header says of its parts: messages, bytes of payloads, of columns, and of the three texts."""
+    """The sizes in a frame's header: messages, bytes of payloads, of columns, and of the three texts."""
     head = HEADER.unpack_from(window, at)
     return head[3], head[7], head[8], head[11:]
 
 
 def _misfit(batch: Batch) -> str:
-    """Which field a frame has no room for."""
+    """Name the field that a frame has no room for."""
     for name, bits in (("origin", 8), ("publisher", 16), ("topic", 16)):
         size = len(getattr(batch, name).encode())
         if size >> bits:
@@ -274,7 +273,7 @@ def _pack_columns(batch: Batch) -> bytes:
     if columns is None or columns.num_rows != len(batch):
         raise UsageError(f"columns for {columns and columns.num_rows} messages beside {len(batch)} payloads")
     for field, column in zip(columns.schema, columns.columns, strict=True):
-        # What does not fit the schema would only be noticed when the segment is sealed, and would stop that.
+        # Found later, a column that does not fit the schema would stop the sealing of the segment.
         if field.name not in _DIFFERING or field.type != SCHEMA.field(field.name).type:
             raise UsageError(f"column {field.name} of {field.type} is not one that differs in the envelope")
         if column.null_count and field.name != "number":
@@ -287,7 +286,6 @@ def _pack_columns(batch: Batch) -> bytes:
 
 
 def _unpack_columns(window: bytes, place: int, size: int) -> pa.RecordBatch:
-    """Only bytes that a CRC vouches for come here."""
     with pa.ipc.open_stream(pa.py_buffer(window).slice(place, size)) as reader:
         batch = reader.read_next_batch()
     return batch.select([name for name in SCHEMA.names if name in batch.schema.names])

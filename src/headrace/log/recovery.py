@@ -1,16 +1,16 @@
-"""What a log directory holds after whatever happened to it.
+"""Open a log directory: recover from a crash, refuse damage.
 
 Files are named by the first sequence number they hold: ``N.open`` (a tail), ``N.arrow`` with ``N.index`` (a sealed
-segment), ``N.snapshot``, and ``lock``. ``*.making`` is what a crash interrupted. Anything else is somebody else's
-and is left alone.
+segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not the log's, and is left
+alone.
 
 A crash leaves one of these, each with one answer:
 
 =====================================  ==========================================================
-the last tail ends in a torn append    cut it off; what is cut is kept aside as ``N.torn``
+the last tail ends in a torn append    cut it off, and keep what was cut as ``N.torn``
 the last tail has no header yet        its rotation was interrupted, remove it
 the last tail is empty, and the one    power failed before either was synced: remove it, and go on
-before it has lost its end             with what the other has
+before it has lost its end             with the other
 ``N.open`` beside a good ``N.arrow``   sealing was done, remove the tail
 ``N.open`` beside a bad ``N.arrow``    sealing was not done, remove the segment and seal again
 ``N.index`` alone                      sealing or trimming was interrupted, remove it
@@ -19,8 +19,8 @@ before it has lost its end             with what the other has
 =====================================  ==========================================================
 
 Everything else that does not add up (a frame, an index or a header that is not what was written, a hole between
-segments, files of another log) is damage: refused, naming file, offset and sequence range. Nothing is mended before
-everything has been looked at, so a directory that is refused is left as it is for ``headrace log repair``.
+segments, files of another log) is damage: refused, naming file, offset and sequence range. Nothing is changed before
+everything was checked, so a refused directory is left as it is for ``headrace log repair``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from uuid import UUID, uuid4
 from headrace.errors import DamagedError, UsageError
 from headrace.log import snapshot as snapshots
 from headrace.log.files import MAKING, sync_directory
-from headrace.log.install_snapshot import INSTALLING, finish
 from headrace.log.sealed import SealedSegment
+from headrace.log.start_after_snapshot import INSTALLING, finish_installing
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
 
 _NAME: Final = re.compile(r"(\d{16})\.(open|arrow|index)")
@@ -45,10 +45,10 @@ _UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|snapshot)" + re.esca
 Segment = SealedSegment | TailFile
 
 REPAIRING: Final = "repairing"
-"""A file that is there while a repair is under way, and stays if it was interrupted."""
+"""A file that exists during a repair, and stays if that is interrupted."""
 
 _LOOKS: Final = 5
-"""How often a read-only look starts again when the hub seals or trims a file under it."""
+"""How often reading starts again when the hub seals or trims a file meanwhile."""
 
 
 @dataclass(slots=True)
@@ -63,11 +63,11 @@ class Recovered:
 
 
 def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recovered:
-    """Read a directory for writing: mend what a crash left, refuse damage, begin a log where there is none.
+    """Open a directory for writing: repair what a crash left, refuse damage, begin a log where there is none.
 
-    ``uuid`` is that of a log that is begun.
+    ``uuid`` is for a log that is begun.
     """
-    finish(directory)
+    finish_installing(directory)
     segments, torn, litter = _read_segments(directory, writable=True)
     if segments:
         recovered = _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))
@@ -78,7 +78,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
     else:
         recovered = Recovered(uuid or uuid4(), segments)
     litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
-    # Before anything is cut off: a tail that was never used must not be found behind a shorter one.
+    # Before anything is cut off: an unused tail must not be found after a shorter one.
     for path in litter:
         path.unlink(missing_ok=True)
     if torn is not None and torn.offset:
@@ -88,7 +88,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
         path = directory / f"{following:016d}.open"
         segments.append(TailFile.create(path, recovered.uuid, following, time, sync=sync))
     if sync:
-        # A killed hub leaves writes that no sync has covered: whoever relies on them now must find them later.
+        # A killed hub leaves unsynced writes. They are served from now on, so they must survive.
         for segment in segments:
             if isinstance(segment, TailFile):
                 os.fdatasync(segment.fd)
@@ -104,7 +104,7 @@ def look(directory: Path) -> Recovered:
             if segments:
                 return _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))
         except (FileNotFoundError, DamagedError):
-            # A list of names is not of one moment: it may have the file before and miss the one after.
+            # A directory is not listed in one moment: the list may have a file and miss its successor.
             if attempt == _LOOKS - 1 and directory.exists():
                 raise
         else:
@@ -113,7 +113,7 @@ def look(directory: Path) -> Recovered:
 
 
 def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], TornEnd | None, list[Path]]:
-    """The segments in order, the torn end of the last, and what is to be removed."""
+    """The segments in order, the torn end of the last, and the files to be removed."""
     if (directory / REPAIRING).exists():
         raise DamagedError(str(directory), 0, 1, None, "a repair was interrupted: run it again")
     if (directory / INSTALLING).exists():
@@ -142,8 +142,8 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         unused = isinstance(segment, TailFile) and segment.empty and cut is None and first == max(found)
         short = isinstance(before, TailFile) and before.uuid == segment.uuid and before.last + 1 < first
         if unused and (torn is not None or short):
-            # Power failed just after a rotation: the new tail was never used, and the old one has lost its end, torn or
-            # not. Neither was synced.
+            # Power failed just after a rotation: the new tail is unused, and the old one has lost its end. Neither was
+            # synced.
             torn = torn or TornEnd(0, 0, f"messages up to {first - 1} had not come to the disk")
             litter.append(path)
             break
@@ -162,7 +162,7 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
 
 
 def never_begun(path: Path) -> TornEnd | None:
-    """A tail of which not even the header came to the disk: short, or zeros, as power failures leave files."""
+    """Recognize a tail whose header never reached the disk: short, or zeros, as power failures leave files."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if any(file.read(HEADER_BYTES)) and size >= HEADER_BYTES:
@@ -174,7 +174,7 @@ def never_begun(path: Path) -> TornEnd | None:
 def _read_segment(
     path: Path, kinds: set[str], litter: list[Path], *, writable: bool
 ) -> tuple[Segment | None, TornEnd | None]:
-    """One segment from the files that share its number (``path`` is what its tail is or would be called)."""
+    """Read one segment from the files with its number; ``path`` is the name of its tail, which may be missing."""
     sealed, index = path.with_suffix(".arrow"), path.with_suffix(".index")
     if "arrow" in kinds:
         try:
@@ -182,7 +182,7 @@ def _read_segment(
                 raise DamagedError(str(sealed), 0, int(path.stem), None, "its index is missing")
             segment = SealedSegment.open(sealed)
             if writable and "open" in kinds:
-                # The tail can still make up for whatever is wrong with what was sealed.
+                # If the sealed file is bad, the tail still has everything.
                 for _, damage in segment.faults():
                     raise damage
         except DamagedError:
@@ -214,7 +214,7 @@ def _check_follows(before: Segment | None, segment: Segment) -> None:
 
 
 def gap_between(last: int, first: int) -> tuple[int, int, str] | None:
-    """What is wrong when a segment that ends with ``last`` is followed by one that begins with ``first``."""
+    """What is wrong, if anything, when a segment that begins with ``first`` follows one that ends with ``last``."""
     if last + 1 < first:
         return last + 1, first - 1, f"messages {last + 1} to {first - 1} are missing before it"
     if last >= first:
@@ -223,7 +223,7 @@ def gap_between(last: int, first: int) -> tuple[int, int, str] | None:
 
 
 def _cut(segment: Segment, torn: TornEnd) -> None:
-    """Cut a torn end off, keeping its bytes aside: nobody was told of them, but somebody may want to look."""
+    """Cut off a torn end, which was never acknowledged; keep its bytes in a file for inspection."""
     if not isinstance(segment, TailFile):
         raise UsageError("only a tail has a torn end")
     with contextlib.suppress(OSError):  # a full disk must not keep the log from opening
@@ -239,7 +239,7 @@ def _with_snapshot(directory: Path, recovered: Recovered) -> Recovered:
     oldest, last = recovered.segments[0].first, recovered.segments[-1].last
     needed = 0 if recovered.snapshot is None else recovered.snapshot.seq
     if needed + 1 < oldest:
-        # Trimming always has a snapshot behind it; without one the state before ``oldest`` cannot be rebuilt.
+        # A snapshot precedes any trimming; without one the state before ``oldest`` cannot be rebuilt.
         if recovered.damaged_snapshots:
             raise recovered.damaged_snapshots[0]
         raise DamagedError(

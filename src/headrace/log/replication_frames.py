@@ -1,9 +1,8 @@
-"""Batches as bytes from node to node: a log's uuid, and the frames of its open tail side by side.
+"""Batches as bytes from node to node: a log's uuid, then frames as in its open tail.
 
-What a node sends is what it has appended, in the same framing (:mod:`~headrace.log.frame`), under a salt that
-everyone knows. A frame that comes from the disk is trusted by its checksum; one that comes from a peer is not:
-whatever could lead out of its bytes is checked before anything is made of it, and whatever would not fit the log is
-refused.
+A node sends what it has appended, in the same framing (:mod:`~headrace.log.frame`), under a salt that everyone knows.
+A frame from the disk is trusted by its checksum; one from a peer is not: every length and offset is checked before
+use, and what would not fit the log is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _UUID_BYTES: Final = 16
 
 
 def pack(uuid: UUID, batches: Sequence[Batch]) -> bytes:
-    """Numbered batches that follow one another, as bytes."""
+    """Pack numbered batches that follow one another."""
     pieces: list[frame.Piece] = [uuid.bytes]
     for batch in batches:
         first_time, _ = frame.time_span(batch)
@@ -33,7 +32,7 @@ def pack(uuid: UUID, batches: Sequence[Batch]) -> bytes:
 
 
 def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
-    """The log's uuid and its messages ``first`` to ``last``; whatever is not just those raises."""
+    """Unpack the log's uuid and messages ``first`` to ``last``; anything else raises."""
     if len(data) < _UUID_BYTES:
         raise _malformed(data, "must begin with a log's uuid")
     # Frames lie at multiples of 8 in the window, as numpy and Arrow like them.
@@ -60,7 +59,7 @@ def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
 
 
 def _checked(window: bytes, at: int, length: int) -> Batch:
-    """The batch of a frame whose bytes are as they were sent, whoever sent them."""
+    """Decode a frame with a good checksum from an untrusted sender."""
     count, payload, columns, widths = frame.extents(window, at)
     text = sum(widths)
     bare = frame.HEADER.size + 4 * (count + 1) + text + payload

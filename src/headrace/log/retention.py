@@ -1,9 +1,8 @@
-"""What may be removed, as a pure function of sizes, ages, holds and limits.
+"""Decide what may be removed: a pure function of sizes, ages, holds and limits.
 
-Two limits work in different ways. ``retain_bytes`` is hard: past it the oldest segments go, whatever holds them,
-because a full disk would stop everyone; a hold that is passed is *broken*, and said so once. ``retain_seconds`` is
-soft: a hold keeps what is too old until it moves on. Nothing after the newest snapshot is ever removed, since
-the state before it could not be rebuilt.
+``retain_bytes`` is a hard limit: past it the oldest segments go even if a hold names them, because a full disk would
+stop everyone. Such a hold is *broken*, which is reported once. ``retain_seconds`` is soft: a hold keeps what is too old
+until it moves on. Nothing after the newest snapshot is ever removed, since the state before it could not be rebuilt.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """A sealed segment as retention sees it."""
+class SegmentExtent:
+    """The facts about a sealed segment that retention needs."""
 
     first: int
     last: int
@@ -23,8 +22,8 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Remove every segment that ends before ``keep_from``; ``broken`` are the holds that this passes.
+class RetentionDecision:
+    """Remove every segment that ends before ``keep_from``; ``broken`` names the holds that this breaks.
 
     A hold names the oldest sequence number that its owner still needs.
     """
@@ -34,7 +33,7 @@ class Verdict:
 
 
 def decide(
-    extents: Sequence[Extent],
+    extents: Sequence[SegmentExtent],
     *,
     open_bytes: int,
     now: int,
@@ -42,8 +41,8 @@ def decide(
     retain_us: int | None,
     holds: Mapping[str, int],
     snapshot_seq: int,
-) -> Verdict:
-    """Judge sealed segments, oldest first; ``now`` and times in µs, ``open_bytes`` is what is not sealed yet."""
+) -> RetentionDecision:
+    """Decide about sealed segments, oldest first; times in µs, ``open_bytes`` counts what is not sealed yet."""
     total = open_bytes + sum(extent.size for extent in extents)
     held_from = min(holds.values(), default=None)
     keep_from = extents[0].first if extents else 0
@@ -58,4 +57,4 @@ def decide(
         keep_from = extent.last + 1
         total -= extent.size
     broken = sorted(name for name, seq in holds.items() if extents and extents[0].first <= seq < keep_from)
-    return Verdict(keep_from, tuple(broken))
+    return RetentionDecision(keep_from, tuple(broken))

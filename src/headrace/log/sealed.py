@@ -1,14 +1,14 @@
-"""Sealed segments: plain Arrow IPC files that any Arrow reader opens, and the index that vouches for them.
+"""Sealed segments: plain Arrow IPC files that any Arrow reader opens, each with an index of checksums.
 
-``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in
-sequence order without a hole. ``N.index`` says of each record batch where its IPC message lies, which sequence
-numbers and times it covers, and the CRC32C of the whole message. We read by the index alone: the CRC is checked
-**before** pyarrow sees a byte, because a flipped bit in Arrow's metadata can give wrong data, or worse, without
-an error. The bytes around the record batches (magic, schema, footer) matter to other readers only; the index has
-their CRC too, for ``headrace log verify``.
+``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in sequence
+order without a hole. ``N.index`` has for each record batch the position of its IPC message, the sequence numbers and
+times it covers, and the CRC32C of the whole message. We read by the index alone: the CRC is checked **before** pyarrow
+sees a byte, because a flipped bit in Arrow's metadata can give wrong data, or worse, without an error. The bytes around
+the record batches (magic, schema, footer) matter to other readers only; the index has their CRC too, for ``headrace log
+verify``.
 
-The files are mapped while they are read, never written again, and removed only by name. What is unpacked last is
-kept, for readers that go on in small steps.
+The files are mapped while they are read, never written again, and removed only by name. The record batches unpacked
+last are kept, for readers that go on in small steps.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _ENTRY: Final = np.dtype(
     ]
 )
 
-RECENT_BYTES: Final = 32 << 20
+CACHE_BYTES: Final = 32 << 20
 """Unpacked record batches kept in memory, all segments together."""
 
 MAX_ENTRIES: Final = 1 << 24
-"""More record batches than any segment has: a count past it is damage, not a reason to take memory."""
+"""More record batches than any segment has: a larger count is damage, not a reason to take memory."""
 
 _BESIDE: Final = 4
-"""How much more than their payloads messages may take before that is what a read is measured by."""
+"""Messages that take more than this times their payloads are measured by all they take."""
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """What is known of a sealed segment without opening it."""
+class SegmentIndex:
+    """What is known about a sealed segment without opening it."""
 
     uuid: UUID
     first: int
@@ -71,7 +71,7 @@ class Index:
     entries: npt.NDArray[Any]
 
     def write(self, path: Path, *, sync: bool) -> None:
-        """Write the index so that it is there whole or not at all."""
+        """Write the index, whole or not at all."""
         head = _HEAD.pack(
             _MAGIC, self.uuid.bytes, self.first, self.last, self.file_size, self.around_crc, len(self.entries)
         )
@@ -79,7 +79,7 @@ class Index:
         write_whole(path, body + crc32c(body).to_bytes(4, "little"), sync=sync)
 
     @classmethod
-    def read(cls, path: Path) -> Index:
+    def read(cls, path: Path) -> SegmentIndex:
         """Read an index; anything but what was written raises."""
         expected = int(path.stem)
         data = path.read_bytes()
@@ -92,10 +92,10 @@ class Index:
         return cls(UUID(bytes=uuid), first, last, size, around, entries)
 
     @classmethod
-    def rebuild(cls, path: Path, uuid: UUID) -> Index:
-        """An index for an Arrow file that has lost its own, if the file reads whole and its numbers follow.
+    def rebuild(cls, path: Path, uuid: UUID) -> SegmentIndex:
+        """Make an index for an Arrow file that has lost its own, if the file reads whole and its numbers follow.
 
-        Nothing can vouch for the bytes any more, so all that Arrow knows how to check is checked.
+        There are no checksums any more, so everything that Arrow can check is checked.
         """
         named = int(path.stem)
         data = _mapped(Descriptor(path, os.O_RDONLY))
@@ -125,7 +125,7 @@ class Index:
 class SealedSegment:
     """One sealed segment, read by any thread."""
 
-    def __init__(self, path: Path, index: Index) -> None:
+    def __init__(self, path: Path, index: SegmentIndex) -> None:
         self.path = path
         self.index = index
         self.first = index.first
@@ -136,8 +136,8 @@ class SealedSegment:
 
     @classmethod
     def open(cls, path: Path) -> SealedSegment:
-        """Open by the index; the file itself is only measured."""
-        index = Index.read(path.with_suffix(".index"))
+        """Open by the index; of the file itself only the size is checked."""
+        index = SegmentIndex.read(path.with_suffix(".index"))
         size = path.stat().st_size
         segment = cls(path, index)
         if size != segment.size:
@@ -154,15 +154,15 @@ class SealedSegment:
         return int(self.index.entries["first_time"][0])
 
     def rows(self, number: int) -> pa.RecordBatch:
-        """Record batch ``number``, after its checksum."""
-        rows = _recent.get(self, number)
+        """Record batch ``number``, checked."""
+        rows = _rows_cache.get(self, number)
         if rows is None:
             rows = _unpack(self.message(number))
-            _recent.put(self, number, rows)
+            _rows_cache.put(self, number, rows)
         return rows
 
     def message(self, number: int) -> Bytes:
-        """The bytes of record batch ``number``'s IPC message as they lie on disk, after their checksum."""
+        """The IPC message of record batch ``number`` as it is on disk, checked."""
         return self._checked(self._map(), number)
 
     def read(self, first: int, last: int, max_bytes: int = 1 << 20) -> list[Batch]:
@@ -179,7 +179,7 @@ class SealedSegment:
             end = min(last - start + 1, rows.num_rows)
             batch = Batch.over(rows).slice(begin, end)
             room = max_bytes - taken
-            # Where payloads are not what takes the room, a part of all that rows have counts.
+            # Where the rest of the envelope takes most of the room, its share counts.
             size = max(batch.run.size, rows.nbytes * len(batch) // rows.num_rows // _BESIDE)
             if size > room:
                 edges = batch.run.offsets
@@ -201,7 +201,7 @@ class SealedSegment:
         return int(self._firsts[number]) + int(np.searchsorted(times(self.rows(number)), time))
 
     def reach(self, first: int, size: int) -> tuple[int, int]:
-        """How far record batches from ``first`` on reach within ``size`` bytes, one at least, and what they take."""
+        """The last message of the record batches from ``first`` on that fit ``size``, one at least, and their size."""
         number = int(np.searchsorted(self._firsts, first, side="right")) - 1
         taken = np.cumsum(self.index.entries["length"][number:])
         fit = max(int(np.searchsorted(taken, size, side="right")), 1)
@@ -209,9 +209,9 @@ class SealedSegment:
         return int(entry["first"]) + int(entry["count"]) - 1, int(taken[fit - 1])
 
     def faults(self) -> Iterator[tuple[int | None, DamagedError]]:
-        """Check every byte of the file and every number and time in it; tell all that is wrong.
+        """Check every byte of the file and every number and time in it; yield all that is wrong.
 
-        Each fault comes with the number of the record batch it is in, or ``None`` when it is in none.
+        Each fault comes with the number of its record batch, or ``None``.
         """
         data = self._map(whole=False)
         if len(data) != self.size:
@@ -241,7 +241,7 @@ class SealedSegment:
             yield None, self._damage(0, self.first, self.last, reason)
 
     def salvage(self, number: int) -> pa.RecordBatch:
-        """Record batch ``number``, after its checksum, of a file that is not all it was."""
+        """Record batch ``number``, checked, of a damaged file."""
         return _unpack(self._checked(self._map(whole=False), number))
 
     def _checked(self, data: Bytes, number: int) -> Bytes:
@@ -270,8 +270,8 @@ class SealedSegment:
         return DamagedError(str(self.path), offset, first, last, reason)
 
 
-class _Recent:
-    """The record batches unpacked last, up to :data:`RECENT_BYTES` of them."""
+class _RowsCache:
+    """The record batches unpacked last, up to :data:`CACHE_BYTES`."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[SealedSegment, int], tuple[pa.RecordBatch, int]] = OrderedDict()
@@ -293,19 +293,19 @@ class _Recent:
                 return
             self._kept[segment, number] = (rows, size)
             self._bytes += size
-            while self._bytes > RECENT_BYTES:
+            while self._bytes > CACHE_BYTES:
                 _, (_, dropped) = self._kept.popitem(last=False)
                 self._bytes -= dropped
 
 
-_recent: Final = _Recent()
+_rows_cache: Final = _RowsCache()
 
 
 def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, sync: bool) -> SealedSegment:
     """Write record batches (in order, not empty) as ``path`` and its index; both appear whole or not at all.
 
-    Each record batch is read back and compared before either appears. The index is renamed into place first: where
-    ``N.arrow`` is, its index is.
+    Each record batch is read back and compared before that. The index is renamed into place first, so that no
+    ``N.arrow`` is ever without its index.
     """
     schema = SCHEMA.with_metadata({b"headrace.log": str(uuid).encode()})
     options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -321,7 +321,7 @@ def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, 
                 writer.write_batch(rows)
                 end = file.tell()
                 if not entries:
-                    # The writer puts magic and schema before the first batch, in the same breath.
+                    # Together with the first batch, the writer puts magic and schema before it.
                     begin = _schema_end(descriptor.fd)
                     around = crc32c(os.pread(descriptor.fd, begin, 0))
                 message = os.pread(descriptor.fd, end - begin, begin)
@@ -337,14 +337,14 @@ def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, 
         size = os.fstat(descriptor.fd).st_size
         around = crc32c(os.pread(descriptor.fd, size - begin, begin), around)
         first, last = entries[0][0], entries[-1][0] + entries[-1][1] - 1
-        index = Index(uuid, first, last, size, around, np.array(entries, _ENTRY))
+        index = SegmentIndex(uuid, first, last, size, around, np.array(entries, _ENTRY))
         index.write(path.with_suffix(".index"), sync=sync)
         unfinished.rename(path)
     return SealedSegment(path, index)
 
 
 def _unpack(message: Bytes | bytes) -> pa.RecordBatch:
-    """Only bytes that a CRC vouches for come here."""
+    """Unpack bytes whose CRC was checked."""
     return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), SCHEMA)
 
 
@@ -354,9 +354,9 @@ def _same(rows: pa.RecordBatch, others: pa.RecordBatch) -> bool:
 
 
 def _record_batches(data: Bytes) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Where each record batch of an Arrow file lies, and the batch, found without an index.
+    """Find the position of each record batch of an Arrow file, and the batch, without an index.
 
-    Behind the magic, a file is a stream of messages; its footer must tell of as many record batches.
+    After the magic, a file is a stream of messages; its footer must count as many record batches.
     """
     whole = pa.ipc.open_file(pa.py_buffer(data))
     if not whole.schema.equals(SCHEMA):
@@ -377,6 +377,6 @@ def _mapped(descriptor: Descriptor) -> Bytes:
 
 
 def _schema_end(fd: int) -> int:
-    """Where the first record batch begins: behind ``ARROW1`` (padded to 8) and the encapsulated schema message."""
+    """Where the first record batch begins: after ``ARROW1`` (padded to 8) and the encapsulated schema message."""
     _, metadata = struct.unpack("<II", os.pread(fd, 8, 8))
     return 16 + int(metadata)

@@ -1,8 +1,8 @@
-"""From an open tail to a sealed segment: the same messages, in record batches of a good size.
+"""Seal an open tail: write its messages as a segment with record batches of a good size.
 
-Runs in a background thread. Tail frames are as small as traffic was; sealed record batches are large enough that
-Arrow readers and Spark work on many rows at a time. Frames are put together column by column, straight from the
-file's bytes: where frames have one message each, a batch made of every frame would cost many times the work itself.
+Runs in a background thread. Tail frames are as small as the traffic was; sealed record batches are large enough that
+Arrow readers and Spark work on many rows at a time. Frames are joined column by column, straight from the file's
+bytes: with one message per frame, making a batch of every frame would cost many times as much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BYTES: Final = 4 << 20
 """A record batch is closed at this many messages or payload bytes, whichever comes first."""
 
 TEXT_BYTES: Final = 16 << 20
-"""The same of what messages of a frame share, which a record batch has for each: a topic may have 65,535 bytes."""
+"""Limit for the texts a frame's messages share, which a record batch repeats: a topic may have 65,535 bytes."""
 
 
 def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
@@ -34,29 +34,27 @@ def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
 
 
 def record_batches(tail: TailFile) -> Iterator[pa.RecordBatch]:
-    """A tail's messages in record batches of :data:`ROWS` rows at most, bounded by :data:`BYTES` and more."""
-    gathered = _Gathered()
+    """A tail's messages in record batches within :data:`ROWS`, :data:`BYTES` and :data:`TEXT_BYTES`."""
+    joined = _JoinedFrames()
     for window, places in tail.windows():
         for at in places:
             rows, size, _, widths = frame.extents(window, at)
             text = rows * sum(widths)
-            if gathered.rows and (
-                gathered.rows + rows > ROWS
-                or gathered.size + size > BYTES
-                or gathered.text + text > TEXT_BYTES
+            if joined.rows and (
+                joined.rows + rows > ROWS or joined.size + size > BYTES or joined.text + text > TEXT_BYTES
             ):
-                yield gathered.finish()
-                gathered = _Gathered()
+                yield joined.finish()
+                joined = _JoinedFrames()
             if rows > ROWS or size > BYTES or text > TEXT_BYTES:
                 yield from _pieces(frame.decode(window, at), max(TEXT_BYTES * rows // max(text, 1), 1))
             else:
-                gathered.add(window, at, rows, size)
-                gathered.text += text
-    if gathered.rows:
-        yield gathered.finish()
+                joined.add(window, at, rows, size)
+                joined.text += text
+    if joined.rows:
+        yield joined.finish()
 
 
-class _Gathered:
+class _JoinedFrames:
     """Frames that become one record batch."""
 
     def __init__(self) -> None:
@@ -65,12 +63,12 @@ class _Gathered:
         self.text = 0
         self._counts: list[int] = []
         self._shared: list[tuple[int, int, int, int, int]] = []
-        """Of each frame: time, node, number and whether it has one, and the place of its text in ``_texts``."""
+        """For each frame: time, node, number and whether it has one, and the number of its text in ``_texts``."""
         self._texts: dict[tuple[bytes, int, int], int] = {}
         self._edges: list[bytes] = []
         self._payloads: list[memoryview] = []
         self._differing: list[tuple[int, pa.RecordBatch]] = []
-        """The columns that frames have of their own, and the row each begins at."""
+        """The columns of single frames, and the row at which each begins."""
         self._first = 0
 
     def add(self, window: bytes, at: int, rows: int, size: int) -> None:
@@ -118,14 +116,14 @@ class _Gathered:
         return rows
 
     def _offsets(self, counts: npt.NDArray[np.int64]) -> Offsets:
-        """One run of offsets from those of each frame, which begin at 0."""
+        """Join the offsets of the frames, which begin at 0 each."""
         steps = np.diff(np.frombuffer(b"".join(self._edges), np.int32))
         offsets = np.zeros(self.rows + 1, np.int32)
         np.cumsum(np.delete(steps, np.cumsum(counts[:-1] + 1) - 1), out=offsets[1:])
         return offsets
 
     def _overlaid(self, shared: pa.Array, name: str) -> pa.Array:
-        """A column with what single frames have of their own in place."""
+        """A column with the values of single frames in their places."""
         parts, place = [], 0
         for begin, columns in self._differing:
             if name in columns.schema.names:
@@ -135,7 +133,6 @@ class _Gathered:
 
 
 def _split(text: tuple[bytes, int, int]) -> tuple[str, str, str]:
-    """Origin, publisher and topic from the bytes of all three and the lengths of the first two."""
     whole, origin, publisher = text
     topic = origin + publisher
     return whole[:origin].decode(), whole[origin:topic].decode(), whole[topic:].decode()

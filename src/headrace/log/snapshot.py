@@ -1,9 +1,8 @@
 """Snapshots: the hub's state at a sequence number, so that a restart need not read the whole log.
 
-A snapshot file holds named sections (services, holds, …), each opaque bytes to the log, behind a header with the
-log's uuid and the sequence number, all under one CRC32C. The two newest are kept: a damaged one is passed over,
-counted, and the one before it used, as long as the log still has what follows that one. A snapshot of another log
-is passed over and counted in the same way.
+A snapshot file holds named sections (services, holds, …), each opaque bytes to the log, after a header with the log's
+uuid and the sequence number, all under one CRC32C. The two newest are kept: a damaged one is skipped and counted, and
+the one before it used, as long as the log still has what follows that one. So is a snapshot of another log.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Snapshot:
 
 
 def serialize(snapshot: Snapshot) -> bytes:
-    """A snapshot as a file's (or a message's) bytes."""
+    """Serialize a snapshot for a file or a message."""
     body = msgspec.msgpack.encode(dict(snapshot.sections))
     head = _HEAD.pack(_MAGIC, snapshot.uuid.bytes, snapshot.seq, 0)[:-4]
     crc = crc32c(body, crc32c(head))
@@ -45,9 +44,9 @@ def serialize(snapshot: Snapshot) -> bytes:
 
 
 def parse(data: bytes, name: str = "snapshot", seq: int = 0) -> Snapshot:
-    """A snapshot from its bytes; anything but what was written raises.
+    """Parse a snapshot; anything but what was written raises.
 
-    ``name`` and ``seq`` are where it came from and what it should be, for the error to tell.
+    ``name`` and ``seq`` are its source and expected number, for the error.
     """
     if len(data) < _HEAD.size:
         raise DamagedError(name, 0, seq, seq, "the snapshot is cut short")
@@ -80,7 +79,7 @@ def paths(directory: Path) -> list[Path]:
 
 
 def read(path: Path) -> Snapshot:
-    """The snapshot in a file, which must be the one that the file's name says."""
+    """Read the snapshot in a file, whose name must have its number."""
     named = int(path.stem)
     snapshot = parse(path.read_bytes(), str(path), named)
     if snapshot.seq != named:
@@ -90,16 +89,16 @@ def read(path: Path) -> Snapshot:
 
 
 def newest(directory: Path, uuid: UUID) -> tuple[Snapshot | None, list[DamagedError]]:
-    """The newest good snapshot of this log, and those passed over on the way to it."""
-    passed: list[DamagedError] = []
+    """The newest good snapshot of this log, and the newer ones that were skipped."""
+    skipped: list[DamagedError] = []
     for path in paths(directory):
         try:
             snapshot = read(path)
         except DamagedError as error:
-            passed.append(error)
+            skipped.append(error)
             continue
         if snapshot.uuid == uuid:
-            return snapshot, passed
+            return snapshot, skipped
         reason = f"it is of log {snapshot.uuid}, not of log {uuid}"
-        passed.append(DamagedError(str(path), 0, snapshot.seq, snapshot.seq, reason))
-    return None, passed
+        skipped.append(DamagedError(str(path), 0, snapshot.seq, snapshot.seq, reason))
+    return None, skipped

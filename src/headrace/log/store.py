@@ -1,10 +1,10 @@
 """The log of one hub: append at the tail, commit up to the head, read any range, seal, trim.
 
-Two ends: ``tail`` is the last message appended, ``head`` the last committed. Nobody reads past the head; who
-moves it (a lone hub after the write or the sync, a cluster after a majority) is not the log's business.
+Two ends: ``tail`` is the last message appended, ``head`` the last committed. Nobody reads past the head. What moves
+it (on a lone hub the write or the sync, in a cluster a majority) is not the log's business.
 
-Threads: one thread appends and rotates; any thread reads, syncs, seals or trims. The segments are one tuple that
-is replaced, never changed, so a reader works on what it saw, and descriptors live as long as their readers.
+Threads: one thread appends and rotates; any thread reads, syncs, seals or trims. The segments are one tuple that is
+replaced, never changed, so a reader works on what it saw, and descriptors live as long as their readers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import Literal
 from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
-from headrace.log import cut_back, recovery, retention, snapshot
-from headrace.log.files import sync_directory, translated, translating
+from headrace.log import recovery, retention, snapshot
+from headrace.log.files import WriterLock, sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
-from headrace.log.lock import WriterLock
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.tail import READ_BYTES, TailFile, TornEnd
-from headrace.log.tail_writer import Writing
+from headrace.log.tail_writer import TailWriter, cut_back
 from headrace.message import MAX_SEQUENCE, Batch
 
 Fsync = Literal["always", "interval", "never"]
@@ -58,7 +57,7 @@ class Log:
         self.uuid: UUID = recovered.uuid
         self.fsync: Fsync = fsync
         self.torn: TornEnd | None = recovered.torn
-        """What recovery cut off the end, if anything."""
+        """The torn end that recovery cut off, if any."""
         self.damaged_snapshots = recovered.damaged_snapshots
         self.snapshot: snapshot.Snapshot | None = recovered.snapshot
         self.lock = lock
@@ -67,7 +66,7 @@ class Log:
         self._changing = threading.Lock()
         self._syncing = threading.Lock()
         self._sealing = threading.Lock()
-        self._writing = Writing()
+        self._writer = TailWriter()
         self._sync_failure: str | None = None
         last = self._segments[-1]
         self.head = last.last if committed is None else min(max(committed, self._safe), last.last)
@@ -88,11 +87,10 @@ class Log:
     ) -> Log:
         """Open the log in ``directory``, making it if there is none; recover from a crash if there was one.
 
-        ``committed`` is how much a node of a cluster knows to be committed; without it, everything there is. What was
-        sealed, or is in a snapshot, was committed in any case. ``uuid`` is for a log that is begun here: that of its
-        cluster.
+        ``committed`` is the last message that a node of a cluster knows to be committed; without it, all are. What was
+        sealed, or is in a snapshot, is committed in any case. ``uuid`` is its cluster's, for a log that is begun here.
 
-        ``read_only`` takes no lock and changes nothing, so that a running hub's log can be looked at.
+        ``read_only`` takes no lock and changes nothing, so that a running hub's log can be read.
         """
         with translating(directory):
             if read_only:
@@ -164,7 +162,7 @@ class Log:
             following, time = following + count, last_time
         if following - 1 > MAX_SEQUENCE:
             raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
-        self._writing.write(file, pieces)
+        self._writer.write(file, pieces)
         for note in notes:
             file.appended(*note)
         self._last_time = time
@@ -176,7 +174,7 @@ class Log:
         self.head = max(self.head, seq)
 
     def adopt(self, uuid: UUID) -> None:
-        """Be the log ``uuid`` from now on; only a log that has never had a message can."""
+        """Take the uuid of another log; only a log that never had a message can."""
         file = self._tail_file
         if self.tail or len(self._segments) > 1:
             raise UsageError(f"the log {self.uuid} has messages: it cannot become the log {uuid}")
@@ -189,29 +187,29 @@ class Log:
         self.uuid = uuid
 
     def cut_back(self, last: int) -> None:
-        """Remove every message after ``last``, for good; none of them may be committed.
+        """Remove every message after ``last`` for good; none of them may be committed.
 
-        Called by the thread that appends. It takes as long as the disk does.
+        Called by the thread that appends, and waits for the disk.
         """
         self._check_writable()
         if last < self.head:
             raise UsageError(f"cannot cut back to {last}: {self.head} is committed")
         if last >= self.tail:
             return
-        # A sync under way could say of what is appended next that it is on the disk.
+        # A sync under way could report what is appended next as synced.
         with self._syncing, self._changing, translating(self.directory):
-            self._segments = cut_back.cut_back(self.directory, self._segments, last)
+            self._segments = cut_back(self.directory, self._segments, last)
             self._synced = min(self._synced, last)
-            self._writing.cut_back()
+            self._writer.note_cut_back()
         self._last_time = self._tail_file.last_time
 
     def sync(self) -> int:
-        """Bring everything appended before the call to the disk; return the last sequence number this covers.
+        """Write everything appended before the call to the disk; return the last sequence number this covers.
 
-        Called from a thread of its own: it takes as long as the disk does. Once it has failed it fails for good: the
-        system forgets what it could not write, so a later success would say nothing.
+        Called from a thread of its own, since it waits for the disk. Once it has failed it fails for good: the system
+        forgets what it could not write, so a later success would say nothing.
         """
-        # One at a time: the system reports a failed write once, to whoever asks first.
+        # One at a time: the system reports a failed write once, to the first that asks.
         with self._syncing:
             if self._sync_failure is not None:
                 raise StorageError(self._sync_failure)
@@ -234,18 +232,18 @@ class Log:
 
     @property
     def failure(self) -> str | None:
-        """Why the log can no longer promise anything, if so: a sync has failed."""
+        """Why the log can no longer promise anything: the sync that failed, if one did."""
         return self._sync_failure
 
     def read(
         self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
     ) -> list[Batch]:
-        """Some committed batches from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
+        """Read committed batches from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
 
-        At least one message comes back unless ``first`` is past the head. Call again behind the last one. Only
-        nodes of a cluster read on to the tail, for each other (``uncommitted``).
+        At least one message comes back unless ``first`` is past the head. Call again for what follows. Only nodes of a
+        cluster read on to the tail, for each other (``uncommitted``).
         """
-        # The head first: whatever it covers is in the segments that are looked at after it.
+        # The head first: all that it covers is in the segments read after it.
         end = self.tail if uncommitted else self.head
         last = end if last is None else min(last, end)
         segments = self._kept
@@ -282,9 +280,9 @@ class Log:
         return self.head + 1
 
     def reach(self, first: int, size: int) -> int:
-        """The last committed number so that ``first`` to it takes about ``size`` bytes in the log's files.
+        """The last committed number such that ``first`` to it takes about ``size`` bytes in the log's files.
 
-        It is a count of whole frames or record batches, and of one at least.
+        Whole frames or record batches are counted, one at least.
         """
         last = first - 1
         for segment in self._kept:
@@ -309,7 +307,7 @@ class Log:
             return
         path = self.directory / f"{old.next:016d}.open"
         with translating(path):
-            self._writing.tidy(old)
+            self._writer.tidy(old)
             sync = self.fsync == "always"
             fresh = TailFile.create(path, self.uuid, old.next, self._last_time, sync=sync)
         self._dirty_directory = True
@@ -317,7 +315,7 @@ class Log:
             self._segments = (*self._segments, fresh)
 
     def seal_next(self) -> SealedSegment | None:
-        """Seal the oldest rotated tail that is committed whole, if there is one; for a background thread."""
+        """Seal the oldest rotated tail that is wholly committed, if any; for a background thread."""
         self._check_writable()
         with self._sealing:
             for segment in self._segments[:-1]:
@@ -326,7 +324,7 @@ class Log:
         return None
 
     def write_snapshot(self, seq: int, sections: Mapping[str, bytes]) -> None:
-        """Keep the hub's state as it is after entry ``seq``, which must be committed."""
+        """Write the hub's state after entry ``seq``, which must be committed."""
         self._check_writable()
         if seq > self.head:
             raise UsageError(f"cannot keep the state at {seq}: the head is {self.head}")
@@ -334,7 +332,7 @@ class Log:
             raise UsageError(f"cannot keep the state at {seq}: a snapshot at {self.snapshot.seq} is there")
         sync = self.fsync != "never"
         if sync and self._synced < seq:
-            # A snapshot of messages that a power failure took would say that the log has lost its end.
+            # After a power failure a snapshot ahead of the log would look like a log that lost its end.
             self.sync()
         taken = snapshot.Snapshot(self.uuid, seq, sections)
         with translating(self.directory):
@@ -343,21 +341,21 @@ class Log:
 
     def retain(
         self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
-    ) -> retention.Verdict:
-        """Decide what retention allows to remove, and remove it."""
-        verdict, gone = self.let_go(now, retain_bytes=retain_bytes, retain_us=retain_us, holds=holds)
+    ) -> retention.RetentionDecision:
+        """Remove what retention allows."""
+        decision, gone = self.let_go(now, retain_bytes=retain_bytes, retain_us=retain_us, holds=holds)
         remove_files(gone)
-        return verdict
+        return decision
 
     def let_go(
         self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
-    ) -> tuple[retention.Verdict, list[SealedSegment]]:
-        """Decide what retention allows to remove, and have it no longer; :func:`remove_files` is for a thread."""
+    ) -> tuple[retention.RetentionDecision, list[SealedSegment]]:
+        """Drop the segments that retention allows to remove; :func:`remove_files`, in a thread, removes their files."""
         self._check_writable()
         segments = self._segments
         sealed = [s for s in segments if isinstance(s, SealedSegment)]
-        verdict = retention.decide(
-            [retention.Extent(s.first, s.last, s.size, s.last_time) for s in sealed],
+        decision = retention.decide(
+            [retention.SegmentExtent(s.first, s.last, s.size, s.last_time) for s in sealed],
             open_bytes=sum(s.size for s in segments if isinstance(s, TailFile)),
             now=now,
             retain_bytes=retain_bytes,
@@ -366,15 +364,14 @@ class Log:
             snapshot_seq=0 if self.snapshot is None else self.snapshot.seq,
         )
         with self._changing:
-            gone = [s for s in sealed if s.last < verdict.keep_from]
+            gone = [s for s in sealed if s.last < decision.keep_from]
             self._segments = self._segments[len(gone) :]
-        return verdict, gone
+        return decision, gone
 
     def close(self) -> None:
-        """Sync (unless ``fsync`` is ``never``), and let go of the files and the lock."""
-        with (
-            self._sealing
-        ):  # a segment half sealed is finished first: the next writer would remove it as litter
+        """Sync (unless ``fsync`` is ``never``), then release the files and the lock."""
+        # A segment half sealed is finished first: the next writer would remove it as litter.
+        with self._sealing:
             if not self._segments:
                 return
             try:
@@ -388,7 +385,7 @@ class Log:
 
     @property
     def _safe(self) -> int:
-        """What is committed beyond doubt: nothing else is sealed, or in a snapshot."""
+        """The last message committed beyond doubt: only committed ones are sealed, or in a snapshot."""
         sealed = [segment.last for segment in self._segments if isinstance(segment, SealedSegment)]
         return max([0 if self.snapshot is None else self.snapshot.seq, *sealed])
 
@@ -412,18 +409,18 @@ class Log:
             raise UsageError(f"{self.directory}: the log is open for reading only")
 
     def _unreadable(self, error: OSError, segment: Segment, first: int, last: int) -> StorageError:
-        """What it means that a segment's file could not be read."""
+        """Explain why a segment's file could not be read."""
         if not isinstance(error, FileNotFoundError):
             return translated(error, segment.path)
         if self.lock is not None and segment in self._segments:
             return DamagedError(str(segment.path), 0, segment.first, segment.last, "the file is gone")
-        # Retention removed it, here or in the process that writes, after we had looked which segment it is.
+        # Retention removed it, here or in the writing process, after we had chosen the segment.
         return TrimmedError(first, last, segment.last + 1)
 
     def _seal(self, tail: TailFile) -> SealedSegment:
         path = tail.path.with_suffix(".arrow")
         sync = self.fsync != "never"
-        # Where it fails nothing is lost: the tail stays, and sealing is tried again later.
+        # A failure loses nothing: the tail stays, and sealing is tried again later.
         with translating(path):
             segment = seal(tail, path, sync=sync)
             if sync:
@@ -437,9 +434,9 @@ class Log:
 def remove_files(gone: Sequence[SealedSegment]) -> None:
     """Remove the files of segments that the log has let go of."""
     for segment in gone:
-        # The index goes last: a file without an index would be taken for damage, an index alone is litter.
+        # The index goes last: a file without an index would be damage, an index alone is litter.
         for suffix in (".torn", ".arrow", ".index"):
-            # It is found, and tried again, when the log is next opened.
+            # What is left is removed when the log is next opened.
             with contextlib.suppress(OSError):
                 segment.path.with_suffix(suffix).unlink(missing_ok=True)
 

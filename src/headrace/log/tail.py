@@ -9,7 +9,7 @@ A tail file is a header and frames (:mod:`~headrace.log.frame`) side by side, on
     40  salt   u32       random, not 0
     44  crc    u32       CRC32C of the above
 
-What one append brought is whole or not there: all its frames but the last say that another follows.
+An append is whole or not there: all its frames but the last say that another follows.
 
 Frames that do not add up, with no good frame after them, are a **torn end**: the append that a crash interrupted,
 never acknowledged. The same with a good frame after it is **damage**.
@@ -37,7 +37,7 @@ from headrace.log.files import Descriptor, making, sync_directory, write_whole
 from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
-"""How much of a tail is read at a time: enough to make a system call cheap, little enough to be polite."""
+"""Bytes of a tail that are read at a time."""
 
 HEADER_BYTES: Final = 48
 
@@ -56,7 +56,7 @@ class TornEnd:
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What a tail file says of itself before its first frame."""
+    """The header of a tail file."""
 
     uuid: UUID
     first: int
@@ -64,13 +64,13 @@ class FileHeader:
     salt: int
 
     def serialize(self) -> bytes:
-        """The header as a file begins with it."""
+        """Serialize the header."""
         head = _FILE.pack(_FILE_MAGIC, self.uuid.bytes, self.first, self.time, self.salt, 0)[:-4]
         return head + crc32c(head).to_bytes(4, "little")
 
     @classmethod
     def parse(cls, data: bytes, path: Path) -> FileHeader:
-        """The header a file begins with; anything but what was written raises."""
+        """Parse the header of a file; anything but what was written raises."""
         expected = int(path.stem) if path.stem.isdigit() else 0
         if len(data) < _FILE.size:
             raise DamagedError(str(path), 0, expected, None, "the file header is cut short")
@@ -83,8 +83,8 @@ class FileHeader:
 class TailFile:
     """One tail file: appended to while it is the last, then read until it is sealed.
 
-    One thread appends; any thread reads. Positions are published only after their bytes are in the file, so a
-    reader never meets a frame that is not there yet.
+    One thread appends; any thread reads. Positions are published only after their bytes are in the file, so a reader
+    never meets an unwritten frame.
     """
 
     def __init__(self, path: Path, descriptor: Descriptor, header: FileHeader) -> None:
@@ -114,7 +114,7 @@ class TailFile:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> tuple[TailFile, TornEnd | None]:
-        """Read a tail and check every frame; what a crash cut off is described, and left where it is."""
+        """Read a tail and check every frame; describe a torn end, and leave it where it is."""
         descriptor = Descriptor(path, os.O_RDWR if writable else os.O_RDONLY)
         header = FileHeader.parse(os.pread(descriptor.fd, HEADER_BYTES, 0), path)
         tail = cls(path, descriptor, header)
@@ -132,15 +132,15 @@ class TailFile:
 
     @property
     def fd(self) -> int:
-        """The open file, for those who sync or measure it."""
+        """The open file's descriptor."""
         return self._descriptor.fd
 
     def encode(self, batch: Batch, time: int, *, continued: bool) -> tuple[list[frame.Piece], int]:
-        """A batch's frame for this file: the pieces to write side by side, and their length together."""
+        """Encode a batch for this file: the pieces to write side by side, and their total length."""
         return frame.encode(batch, self._salt, time=time, continued=continued)
 
     def appended(self, first: int, count: int, time: int, last_time: int, length: int) -> None:
-        """Take note of a frame that is now in the file."""
+        """Note a frame that is now in the file."""
         self._last_times.append(last_time)
         self._times.append(time)
         self._firsts.append(first)
@@ -167,7 +167,7 @@ class TailFile:
         return _trim(batches, first, last)
 
     def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int]]]:
-        """Every frame, checked: windows of the file's bytes, and where the frames in each begin."""
+        """Check every frame; yield windows of the file's bytes, and where the frames in each begin."""
         index, known = 0, len(self._offsets)
         while index < known:
             start = self._offsets[index]
@@ -194,7 +194,7 @@ class TailFile:
         return first + int(np.searchsorted(frame.times(batch.columns), time))
 
     def reach(self, first: int, size: int) -> tuple[int, int]:
-        """How far whole frames from ``first`` on reach within ``size`` bytes, one at least, and what they take."""
+        """The last message of the whole frames from ``first`` on that fit ``size``, one at least, and their size."""
         known = len(self._offsets)
         begin = bisect_right(self._firsts, first, 0, known) - 1
         start = self._offsets[begin]
@@ -211,11 +211,10 @@ class TailFile:
         return self._times[0] if self._times else None
 
     def cut_back(self, last: int) -> TailFile:
-        """This tail without what follows ``last``, for good: itself made shorter, or another file in its place.
+        """Remove everything after ``last`` for good; return this tail, made shorter, or the file that replaces it.
 
-        Where ``last`` ends an append the file is cut there. Elsewhere what is kept of that append is written
-        anew, and the new file takes the old one's place in one step: at no moment is less there than what is to
-        be kept.
+        Where ``last`` ends an append, the file is cut there. Elsewhere the rest of that append is written anew, and the
+        new file replaces the old one in one step: at no moment is less there than what is to stay.
         """
         whole = bisect_right(self._firsts, last)
         if whole and self._last_of(whole - 1) > last:
@@ -229,7 +228,7 @@ class TailFile:
         return self
 
     def _rewritten(self, index: int, last: int) -> TailFile:
-        """A new file that ends within the append that the frame at ``index`` belongs to."""
+        """Write a new file that ends within the append of the frame at ``index``."""
         while index and self._is_continued(index - 1):
             index -= 1
         kept = self.read(self._firsts[index], last, self.size)
@@ -286,7 +285,7 @@ class TailFile:
         return TornEnd(self.size, end - self.size, reason) if self.size < end else None
 
     def _forget_from(self, index: int) -> None:
-        """Take back the note of the frames from ``index`` on."""
+        """Forget the frames from ``index`` on."""
         if index == len(self._offsets):
             return
         self.size, self.next = self._offsets[index], self._firsts[index]
@@ -295,10 +294,10 @@ class TailFile:
             del notes[index:]
 
 
-def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.Place]]:
-    """The good frames of a file side by side from ``offset`` on, each in a window that has all of it.
+def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.FrameInfo]]:
+    """The good frames of a file side by side from ``offset`` on, each with a window of bytes that has all of it.
 
-    It ends at the end of the file, or where :func:`fault` says what is wrong.
+    It ends at the end of the file, or where :func:`fault` names what is wrong.
     """
     window = b""
     at = 0
@@ -318,7 +317,7 @@ def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.Place]]
 
 
 def fault(fd: int, salt: int, offset: int) -> str:
-    """Why there is no good frame at ``offset``."""
+    """The reason why there is no good frame at ``offset``."""
     try:
         _frame_at(fd, salt, offset)
     except frame.BadFrame as bad:
@@ -326,8 +325,8 @@ def fault(fd: int, salt: int, offset: int) -> str:
     return "a good frame stands out of place"
 
 
-def find_frame(fd: int, salt: int, offset: int) -> frame.Place | None:
-    """The first good frame at or after ``offset``, ``at`` counted from the file's beginning."""
+def find_frame(fd: int, salt: int, offset: int) -> frame.FrameInfo | None:
+    """Find the first good frame at or after ``offset``; its ``at`` is counted from the file's beginning."""
     mark = salt.to_bytes(4, "little")
     while window := os.pread(fd, READ_BYTES + len(mark), offset):
         at = window.find(mark)
@@ -342,7 +341,7 @@ def find_frame(fd: int, salt: int, offset: int) -> frame.Place | None:
     return None
 
 
-def _frame_at(fd: int, salt: int, offset: int) -> frame.Place:
+def _frame_at(fd: int, salt: int, offset: int) -> frame.FrameInfo:
     window = os.pread(fd, frame.HEADER.size, offset)
     window = os.pread(fd, len(window) + frame.missing(window, 0, salt), offset)
     frame.check(window, 0, salt)
@@ -350,7 +349,7 @@ def _frame_at(fd: int, salt: int, offset: int) -> frame.Place:
 
 
 def _trim(batches: list[Batch], first: int, last: int) -> list[Batch]:
-    """Cut what lies before ``first`` and after ``last`` off the edges."""
+    """Cut off what is before ``first`` and after ``last``."""
     if batches[0].first < first:
         batches[0] = batches[0].slice(first - batches[0].first, len(batches[0]))
     if batches[-1].last > last:

@@ -1,37 +1,45 @@
-"""Writing to the end of a tail, all or nothing.
+"""Changes at the end of the log: writing to the open tail, all or nothing, and cutting back.
 
-A write that failed may have left bytes behind. They are cut off at once or, where the disk refuses even that, before
-anything else is written or a new tail begun: no frame may ever follow what is none.
+A write that failed may have left bytes after the last whole frame. They are cut off at once or, if the disk refuses
+even that, before anything else is written or a new tail begun: no frame may follow bytes that are none.
+
+Only a node of a cluster cuts its log back, and only by messages that were never committed: a primary numbered them, no
+majority had them, and another took over. A crash at any moment leaves a log that ends where it ended, where it is to
+end, or at the end of a file between the two; never one with a hole, and never a shorter one. After a crash the node
+cuts back again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
-from headrace.log.files import translated
+from headrace.errors import UsageError
+from headrace.log.files import sync_directory, translated
 from headrace.log.frame import Piece
+from headrace.log.recovery import Segment
 from headrace.log.tail import TailFile
 
 _MAX_PIECES: Final = 1000
 """Buffers one system call takes (IOV_MAX is 1024 on Linux)."""
 
 _MAX_BYTES: Final = 1 << 19
-"""Bytes one system call is given. For more at once Linux takes memory in blocks so large that a virtual machine has
-often given them back to its host, and writing to them takes ten times as long as writing to memory that is in use."""
+"""Bytes for one system call. For more at once Linux takes memory in blocks so large that a virtual machine has often
+given them back to its host, and writing to them takes ten times as long as to memory in use."""
 
 
-class Writing:
-    """The one who writes to a log's open tail."""
+class TailWriter:
+    """Writes to a log's open tail."""
 
     def __init__(self) -> None:
         self._leftover = False
-        """A failed write left bytes behind that could not be cut off yet."""
+        """Whether a failed write left bytes that could not be cut off yet."""
 
     def write(self, file: TailFile, pieces: list[Piece]) -> None:
-        """Write pieces side by side behind the file's whole frames."""
+        """Write pieces side by side after the file's whole frames."""
         offset = file.size
         try:
             self.tidy(file)
@@ -39,7 +47,7 @@ class Writing:
                 while some:
                     written = os.pwritev(file.fd, some, offset)
                     offset += written
-                    some = _behind(some, written)
+                    some = _unwritten(some, written)
         except OSError as error:
             self._leftover = True
             with contextlib.suppress(OSError):
@@ -47,18 +55,31 @@ class Writing:
             raise translated(error, file.path) from error
 
     def tidy(self, file: TailFile) -> None:
-        """Cut off what a failed write left behind, if anything."""
+        """Cut off what a failed write left, if anything."""
         if self._leftover:
             os.ftruncate(file.fd, file.size)
             self._leftover = False
 
-    def cut_back(self) -> None:
-        """The tail was cut back, and whatever was left behind with it."""
+    def note_cut_back(self) -> None:
+        """Note that the tail was cut back, with anything that a failed write left."""
         self._leftover = False
 
 
+def cut_back(directory: Path, segments: Sequence[Segment], last: int) -> tuple[Segment, ...]:
+    """Remove every message after ``last`` from the disk; return the segments that remain."""
+    at = next(at for at, segment in enumerate(segments) if segment.last > last)
+    ending, *gone = segments[at:]
+    if not isinstance(ending, TailFile):
+        raise UsageError(f"message {last + 1} is sealed and cannot be cut off")
+    for segment in reversed(gone):
+        # One at a time, the newest first: a power failure may keep a later removal and forget an earlier one.
+        segment.path.unlink(missing_ok=True)
+        sync_directory(directory)
+    return (*segments[:at], ending.cut_back(last))
+
+
 def _portions(pieces: list[Piece]) -> Iterator[list[Piece]]:
-    """The same bytes, in as much as one system call is given."""
+    """Cut pieces into portions for one system call each."""
     portion: list[Piece] = []
     room = _MAX_BYTES
     for piece in pieces:
@@ -76,8 +97,7 @@ def _portions(pieces: list[Piece]) -> Iterator[list[Piece]]:
         yield portion
 
 
-def _behind(pieces: list[Piece], written: int) -> list[Piece]:
-    """What is still to be written."""
+def _unwritten(pieces: list[Piece], written: int) -> list[Piece]:
     for place, piece in enumerate(pieces):
         if written < len(piece):
             return [memoryview(piece)[written:], *pieces[place + 1 :]]

@@ -1,7 +1,7 @@
-"""``format("headrace")``: what Spark asks for by that name, and how it comes to know it.
+"""``format("headrace")``: the data source of that name, and its registration.
 
-Spark finds data sources by itself in packages whose names begin with ``pyspark_``: ours is ``pyspark_headrace``. Where
-it does not look, or to tell the source how many cores there are, :func:`register` is one call.
+Spark finds data sources by itself in packages whose names begin with ``pyspark_``: ours is ``pyspark_headrace``.
+:func:`register` is for sessions that do not look there, and tells the source how many cores there are.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
-from headrace.spark.options import Reading, check_reading, reading, writing
-from headrace.spark.runtime.python_workers import settle
+from headrace.spark.options import (
+    SourceOptions,
+    check_source_options,
+    parse_sink_options,
+    parse_source_options,
+)
+from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.spark.sink.writer import BatchWriter, StreamWriter
 from headrace.spark.source.planner_strategies import SOURCE, for_threads, read_in_columns
 from headrace.spark.source.reader import SequenceReader, SequenceStreamReader, cores, schema_of
@@ -28,26 +33,26 @@ class HeadraceDataSource(DataSource):
     """The source and the sink, as a stream or as a batch."""
 
     parallelism: int | None = None
-    """How many tasks run at a time; ``None``: as many as the driver's machine has cores."""
+    """Tasks that run at a time; ``None``: as many as the driver's machine has cores."""
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """The name for ``format``."""
         return SOURCE
 
     def schema(self) -> StructType:
-        """The envelope, or some of it; asked for by ``load()``, which is when mistakes are best told."""
-        return schema_of(check_reading(self.options))
+        """The envelope's columns, or some; called by ``load()``, where mistakes are best reported."""
+        return schema_of(check_source_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """``spark.read``."""
-        options = reading(self.options, stream=False)
+        options = parse_source_options(self.options, stream=False)
         _check_schema(schema, options)
         return SequenceReader(options, self.parallelism or cores())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """``spark.readStream``."""
-        options = reading(self.options, stream=True)
+        options = parse_source_options(self.options, stream=True)
         _check_schema(schema, options)
         return SequenceStreamReader(options, self.parallelism or cores())
 
@@ -55,7 +60,7 @@ class HeadraceDataSource(DataSource):
         """``df.write``."""
         if overwrite:
             raise UsageError('a log is only ever appended to: write with mode("append")')
-        return BatchWriter(writing(self.options), schema)
+        return BatchWriter(parse_sink_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """``df.writeStream``."""
@@ -64,13 +69,13 @@ class HeadraceDataSource(DataSource):
                 'a log is only ever appended to: write with outputMode("append"); what "update" or "complete" brings '
                 'is written from foreachBatch: batch.write.format("headrace").mode("append")'
             )
-        writer = StreamWriter(writing(self.options), schema)
-        settle("plan")  # Spark asks for each micro-batch anew.
+        writer = StreamWriter(parse_sink_options(self.options), schema)
+        hide_from_collector("plan")  # Spark calls this for each micro-batch.
         return writer
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("headrace")`` known to a session, the session's size to it, and have its rows made once.
+    """Register ``format("headrace")`` in a session, with the session's size and planner strategies.
 
     >>> from headrace.testing import Hub
     >>> spark = SparkSession.builder.getOrCreate()  # any session, however it was made
@@ -87,16 +92,16 @@ def register(spark: SparkSession) -> None:
 
 
 def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:
-    """The same for a source that is made like ours."""
+    """Register a source of this kind."""
     parallelism = spark.sparkContext.defaultParallelism
-    # A class of its own, which Spark pickles by value: what it knows of the session travels with it.
+    # A new class, which Spark pickles by value: what it knows of the session travels with it.
     spark.dataSource.register(
         type(kind.__name__, (kind,), {"parallelism": parallelism, "__module__": "__main__"})
     )
     for_threads(spark, kind.name())
 
 
-def _check_schema(schema: StructType, options: Reading) -> None:
+def _check_schema(schema: StructType, options: SourceOptions) -> None:
     if schema != schema_of(options):
         raise UsageError(
             "the source has the envelope's columns: leave schema() out, and name those you want with columns"

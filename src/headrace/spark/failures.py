@@ -1,4 +1,4 @@
-"""What a job failed with, as a sentence of ours: Spark's own account of it is a page long."""
+"""Errors of jobs in one sentence: Spark's own account of a failure is a page long."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ logger = logging.getLogger("headrace")
 _OURS: Final = re.compile(r"^headrace\.errors\.(\w+): (.+)$", re.MULTILINE)
 _TRACE: Final = "Traceback (most recent call last):"
 _RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt): .+)$", re.MULTILINE)
-"""The line that a trace of Python ends with."""
+"""The last line of a Python traceback."""
 _CALLED: Final = "An error occurred while calling "
-"""What py4j puts before what Java raised."""
+"""The beginning of py4j's errors."""
 _THROWN: Final = re.compile(r"^: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
 _CAUSE: Final = re.compile(r"^\s*Caused by: (?:[\w$]+\.)*([\w$]+(?:: .+)?)$", re.MULTILINE)
 
 
 def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceError:
-    """What a query failed with: an error of ours if one is in there; else Python's, or Spark's first line."""
+    """Find the cause of a query's failure: an error of ours, else Python's, else Spark's first line."""
     if isinstance(failure, HeadraceError):
         return _named(name, failure)
     found = _OURS.findall(told)
     if found:
         kind, sentence = found[-1]
         if kind == LostRangeError.__name__:
-            # The option is the job's own to set.
+            # The job sets the option, by its own parameter.
             sentence = sentence.removesuffix(GO_ON) + (
                 f". To go on behind them, once: headrace pipeline run {name} --param fail_on_data_loss=false "
                 f"(headrace up --param {name}.fail_on_data_loss=false)"
@@ -47,43 +47,43 @@ def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceE
     else:
         first = next((line for line in told.splitlines() if line.strip()), "the query failed")
     if first.rstrip().endswith(":") and (causes := _CAUSE.findall(told)):
-        # Whoever waited for something else says no more than that it failed.
+        # The outer error says no more than that something failed.
         first = f"{first.rstrip()} {causes[-1]}"
     return PeerError(f"{name}: {first}")
 
 
 def is_ours(failure: BaseException | None, told: str) -> bool:
-    """Whether the sentence says all that there is to know: it is an error that was raised on purpose."""
+    """Whether the failure is an error of ours, which one sentence explains."""
     return isinstance(failure, HeadraceError) or _OURS.search(told) is not None
 
 
-def told(failure: BaseException) -> str:
-    """A failure as text; of Python's own kinds the kind says more than the words do (``KeyError: 'x'``)."""
+def failure_text(failure: BaseException) -> str:
+    """A failure as text, with the type of a built-in error (``KeyError: 'x'``)."""
     kind = type(failure)
     words = str(failure)
     return f"{kind.__name__}: {words}" if kind.__module__ == "builtins" else words
 
 
 @contextlib.contextmanager
-def plainly(name: str) -> Iterator[None]:
-    """Have errors of a job's start say which job."""
+def naming_job(name: str) -> Iterator[None]:
+    """Put a job's name before the errors of its start."""
     try:
-        with as_sentences(name):
+        with translating_spark(name):
             yield
     except HeadraceError as error:
         if str(error).startswith(f"{name}: "):
             raise
         raise _named(name, error) from error
     except (OSError, pa.ArrowException) as error:
-        # A file or a folder that is not as it should be: no mistake of ours.
+        # A problem of a file or a folder, not of the code.
         raise StorageError(f"{name}: {error}") from error
 
 
 @contextlib.contextmanager
-def as_sentences(name: str, *, in_full: bool = True) -> Iterator[None]:
-    """Have what Spark raises, or its JVM's end, be told as a sentence of ours.
+def translating_spark(name: str, *, in_full: bool = True) -> Iterator[None]:
+    """Translate what Spark raises, or the end of its JVM, into an error of one sentence.
 
-    What nobody foresaw is told ``in_full`` besides; not where the JVM has done so itself.
+    An unforeseen failure is logged ``in_full`` too, unless the JVM has done so itself.
     """
     try:
         yield

@@ -1,12 +1,10 @@
 """Connections to hubs from Spark's Python processes.
 
 A Python worker serves many tasks, one after the other, and a connection costs several milliseconds: so a process
-keeps its connections, by what they were made from, until one of them disappoints. Keys are read when one is made and
-are in no pickle.
+keeps its connections, by their options, until one fails. Keys are read when a connection is made and are in no pickle.
 
-Which process has one when a hub is restarted is Spark's affair, and so a connection that is to be made is waited for as
-one that was lost: for the ``patience`` that the options say. Only where a user's first question goes, a hub that is not
-there is told at once.
+Spark decides which process has a connection when a hub is restarted, so making one may take as long as replacing a lost
+one: the ``patience`` of the options. Only a user's first request fails at once if the hub is not there.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ from typing import Final
 from headrace.client.link.client import Extent, LinkClient
 from headrace.client.sync import SyncLinkClient
 from headrace.errors import UnreachableError
-from headrace.spark.options import Access
+from headrace.spark.options import HubOptions
 
 CREDIT: Final = 16 << 20
-"""Bytes of rows that may be under way to a reader."""
+"""Most bytes of rows on their way to a reader."""
 
 _POLL_SECONDS: Final = 0.05
 _AGAIN_SECONDS: Final = 0.2
 
-_kept: dict[Access, list[SyncLinkClient]] = {}
-_keeping = threading.Lock()
+_idle: dict[HubOptions, list[SyncLinkClient]] = {}
+_idle_lock = threading.Lock()
 
 
-def new_client(access: Access) -> LinkClient:
-    """A client that is not open yet."""
+def new_client(access: HubOptions) -> LinkClient:
+    """Make a client that is not open yet."""
     client_id, key = access.credentials() or (None, None)
     return LinkClient(
         access.hosts,
@@ -48,25 +46,25 @@ def new_client(access: Access) -> LinkClient:
 
 
 @contextmanager
-def link(access: Access, *, at_once: bool = False) -> Iterator[SyncLinkClient]:
-    """A connected client whose methods block; whoever takes one has it alone. ``at_once``: none is waited for."""
-    with _keeping:
-        kept = _kept.get(access)
+def link(access: HubOptions, *, at_once: bool = False) -> Iterator[SyncLinkClient]:
+    """Lend a connected client whose methods block, to one user at a time. ``at_once``: do not wait for a hub."""
+    with _idle_lock:
+        kept = _idle.get(access)
         client = kept.pop() if kept else None
     if client is None:
-        client = opened(partial(new_client, access), 0.0 if at_once else access.patience)
+        client = open_client(partial(new_client, access), 0.0 if at_once else access.patience)
     try:
         yield client
     except BaseException:
-        # Streams may be half read, or the hub is not the one it was.
+        # A stream may be half read, or the hub may have changed.
         client.close()
         raise
-    with _keeping:
-        _kept.setdefault(access, []).append(client)
+    with _idle_lock:
+        _idle.setdefault(access, []).append(client)
 
 
-def opened(make: Callable[[], LinkClient], seconds: float) -> SyncLinkClient:
-    """What ``make`` makes, opened; a hub that is not there is waited for."""
+def open_client(make: Callable[[], LinkClient], seconds: float) -> SyncLinkClient:
+    """Open the client that ``make`` makes, waiting for its hub."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -77,11 +75,11 @@ def opened(make: Callable[[], LinkClient], seconds: float) -> SyncLinkClient:
         time.sleep(_AGAIN_SECONDS)
 
 
-def reach(client: SyncLinkClient, seq: int, access: Access) -> Extent:
-    """How far the log reaches, once that is ``seq``; as it is, if it does not come that far.
+def wait_for_head(client: SyncLinkClient, seq: int, access: HubOptions) -> Extent:
+    """Wait until the log reaches ``seq``; return its extent, whether or not it came that far.
 
-    What one node of a cluster has told to be committed comes to the others as well, if a moment later: of several
-    servers one is given as much time as a lost connection is. A single one has nothing to wait for.
+    What one node of a cluster reports as committed reaches the others a moment later, so of several servers one is
+    given as much time as a lost connection. A single one has nothing to wait for.
     """
     deadline = time.monotonic() + (access.patience if len(access.hosts) > 1 else 0.0)
     while True:
@@ -93,8 +91,8 @@ def reach(client: SyncLinkClient, seq: int, access: Access) -> Extent:
 
 def close_links() -> None:
     """Close the connections that this process keeps."""
-    with _keeping:
-        clients = [client for kept in _kept.values() for client in kept]
-        _kept.clear()
+    with _idle_lock:
+        clients = [client for kept in _idle.values() for client in kept]
+        _idle.clear()
     for client in clients:
         client.close()

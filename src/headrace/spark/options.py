@@ -1,7 +1,7 @@
-"""What users may say to the source and the sink: names, values, and what they mean.
+"""The options of the source and the sink: names, values, and what they mean.
 
-Spark gives options as texts whose names have lost their capitals. Here they become a value that is checked, can be
-pickled, and holds no secret: a key is read from its file, or from the environment, where a connection is made.
+Spark gives options as texts whose names have lost their capitals. Here they become a checked value that can be pickled
+and holds no secret: a key is read from its file, or from the environment, where a connection is made.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = PORTS["tube_tcp"]
 
 READER: Final = "spark"
-"""Who reads, where nobody says."""
+"""The default name of a reader."""
 
 MAX_DELAY: Final = 15 * 60.0
-"""Seconds that ``minBytesPerTrigger`` may keep a message waiting where nobody says."""
+"""Seconds that ``minBytesPerTrigger`` may delay a message by default."""
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-Place = Literal["earliest", "latest"] | int
+OffsetOption = Literal["earliest", "latest"] | int
 """Where to begin or end: a word, or the number of a message."""
 
 _BOTH: Final = ("servers", "clientId", "keyFile", "patience")
@@ -65,12 +65,12 @@ _STREAM_ONLY: Final = (
 )
 _WRITE: Final = (*_BOTH, "topic")
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""What Spark hands on although it is not for us."""
+"""Options that Spark passes on although they are its own."""
 
 _SECRET: Final = re.compile(
     r"^key$|secret|password|passwd|token|credential|(api|access|client|private)[-_.]?key|jaas"
 )
-"""Names that people give to options with something in them that is not for everybody's eyes."""
+"""Option names that suggest a secret."""
 
 _ELSEWHERE: Final = {
     "kafka.bootstrap.servers": "servers",
@@ -84,19 +84,19 @@ _ELSEWHERE: Final = {
     "endingtimestamp": "endingOffsets",
     "minoffsetspertrigger": "minBytesPerTrigger",
 }
-"""What others call it, Kafka's source above all, whose name here is not close to theirs."""
+"""Names of other sources, Kafka's above all, that are not close to ours."""
 
 _MOST_DIGITS: Final = 20
-"""A number with more of them is no number of ours."""
+"""Most digits of a sequence number."""
 _MOST_SHOWN: Final = 64
 """Characters of a predicate that an error repeats."""
 _MOST_TIME: Final = 253_402_300_800_000_000
-"""µs: the year 10000. Whoever says more means another unit."""
+"""µs: the year 10000. A larger value is in another unit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """Where the hubs are, and who asks."""
+class HubOptions:
+    """The hubs' addresses, and the client's identity."""
 
     servers: str = DEFAULT_SERVERS
     client_id: str | None = None
@@ -104,11 +104,11 @@ class Access:
     patience: float = 30.0
 
     @classmethod
-    def to(cls, servers: str) -> Access:
+    def to(cls, servers: str) -> HubOptions:
         """Access to hubs as people name them: ``host:port``, or as a URL, with commas between."""
         hosts = ",".join(host.strip().removeprefix("tube://") for host in servers.split(","))
         if "@" in hosts:
-            # What is before it may be a key.
+            # There may be a key before it, so the value is not repeated.
             raise UsageError(
                 "servers has an @: expected host:port[,host:port …]; who asks is said with clientId"
             )
@@ -121,11 +121,11 @@ class Access:
 
     @property
     def hosts(self) -> list[Address]:
-        """The hubs' addresses, the first to be tried first."""
+        """The hubs' addresses, in the order in which they are tried."""
         return [Address.parse(host.strip(), DEFAULT_PORT) for host in self.servers.split(",")]
 
     def credentials(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-        """Client id and key, as the options and the environment say; ``None`` if neither does."""
+        """Client id and key from the options or the environment; ``None`` if neither has them."""
         client_id = self.client_id or environ.get(CLIENT_VARIABLE)
         if client_id is None:
             if self.key_file is not None:
@@ -145,31 +145,31 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceOptions:
     """The options of the source."""
 
-    access: Access
-    starting: Place | None = None
+    access: HubOptions
+    starting: OffsetOption | None = None
     starting_time: int | None = None
     """µs since 1970."""
-    ending: Place = "latest"
+    ending: OffsetOption = "latest"
     max_offsets: int | None = None
     max_bytes: int | None = None
     min_bytes: int | None = None
     max_delay: float = MAX_DELAY
-    """Seconds: with ``min_bytes``, how long less may wait."""
+    """Seconds that less than ``min_bytes`` may wait."""
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     topic: str | None = None
     origins: tuple[str, ...] | None = None
     where: str | None = None
-    """JSON: an attribute's name to its predicate as the link has it."""
+    """JSON: an attribute's name to its predicate in the link's form."""
     columns: tuple[str, ...] | None = None
-    """Which of the envelope's, in this order; ``None``: all."""
+    """Columns of the envelope, in this order; ``None``: all."""
     entries: bool = False
     hold: str | None = None
     reader: str = READER
-    """The name by which the hub is told what was lost."""
+    """The name under which losses are reported to the hub."""
     files: bool = True
 
     @property
@@ -179,14 +179,14 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class SinkOptions:
     """The options of the sink."""
 
-    access: Access
+    access: HubOptions
     topic: str = ""
 
 
-def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
+def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceOptions:
     """The options of ``readStream`` (``stream``) or of ``read``."""
     given = _Given(options, _READ)
     starting = given.place("startingOffsets", ("earliest", "latest") if stream else ("earliest",))
@@ -210,7 +210,7 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
         )
     where = given.text("where")
     origin = given.text("origin")
-    return Reading(
+    return SourceOptions(
         given.access(),
         starting=starting,
         starting_time=time,
@@ -232,24 +232,24 @@ def reading(options: Mapping[str, str], *, stream: bool) -> Reading:
     )
 
 
-def check_reading(options: Mapping[str, str]) -> Reading:
-    """The options of ``readStream`` or of ``read``, where it is not known yet which of them it is."""
+def check_source_options(options: Mapping[str, str]) -> SourceOptions:
+    """Parse the options of ``readStream`` or ``read`` when it is not known yet which it is."""
     given = {name.lower() for name in options}
-    # What only one of them takes tells which is meant, and whose words are of use.
+    # An option that only one of them takes shows which is meant, and whose errors are of use.
     batch = "endingoffsets" in given and not any(name.lower() in given for name in _STREAM_ONLY)
     try:
-        return reading(options, stream=not batch)
+        return parse_source_options(options, stream=not batch)
     except UsageError as error:
         try:
-            return reading(options, stream=batch)
+            return parse_source_options(options, stream=batch)
         except UsageError:
             raise error from None
 
 
-def writing(options: Mapping[str, str]) -> Writing:
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """The options of ``writeStream`` or of ``write``."""
     given = _Given(options, _WRITE)
-    return Writing(given.access(), topic=given.text("topic") or "")
+    return SinkOptions(given.access(), topic=given.text("topic") or "")
 
 
 def as_text(value: object) -> str:
@@ -262,7 +262,7 @@ def as_text(value: object) -> str:
 
 
 class _Given:
-    """Options as Spark gives them, each looked at once."""
+    """Options as Spark gives them."""
 
     def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
@@ -320,7 +320,7 @@ class _Given:
             raise UsageError(f"{name} = {value!r}: expected true or false")
         return value.strip().lower() == "true"
 
-    def place(self, name: str, words: Sequence[str]) -> Place | None:
+    def place(self, name: str, words: Sequence[str]) -> OffsetOption | None:
         value = self.text(name)
         if value is None:
             return None
@@ -361,7 +361,7 @@ class _Given:
                 raise UsageError(f"{name} has {column} twice")
         return columns
 
-    def access(self) -> Access:
+    def access(self) -> HubOptions:
         patience = self.text("patience")
         try:
             seconds = 30.0 if patience is None else float(patience)
@@ -369,14 +369,14 @@ class _Given:
             seconds = -1.0
         if not 0 <= seconds <= 3600:
             raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
-        access = Access.to(self.text("servers") or DEFAULT_SERVERS)
+        access = HubOptions.to(self.text("servers") or DEFAULT_SERVERS)
         return replace(
             access, client_id=self.text("clientId"), key_file=self.text("keyFile"), patience=seconds
         )
 
 
 def micros(moment: datetime) -> int:
-    """A time as µs since 1970; one that does not say where it is meant is UTC's.
+    """A time as µs since 1970; without a zone it is UTC.
 
     >>> micros(datetime.fromisoformat("1970-01-01T00:00:01.000001"))
     1000001
@@ -394,9 +394,9 @@ def _unknown(name: str, names: Mapping[str, str], *, what: str = "option") -> st
 
 
 def parse_predicates(text: str) -> str:
-    """The option ``where``, checked, in the form that the link takes.
+    """Parse the option ``where`` into the link's form.
 
-    A text stands for an attribute that is just that, two numbers for one that lies between them.
+    A text stands for equality, two numbers for a range.
 
     >>> parse_predicates('{"region": "eu", "speed": [80, 120]}')
     '{"region": {"use": 1, "strval": "eu"}, "speed": {"use": 2, "low": 80, "high": 120}}'
@@ -425,7 +425,7 @@ def _field(name: str, predicate: object) -> object:
             return {"use": 2, "low": low, "high": high}
         case {"use": 1 | 2 | 3}:
             return predicate
-    # What was meant, said as it can be said.
+    # Suggest how to write what was meant.
     text = json.dumps(predicate, ensure_ascii=False)
     shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
     number = f" (for just that number [{shown}, {shown}])" if _is_number(predicate) else ""

@@ -1,9 +1,9 @@
-"""Run jobs: start them in one Spark session, watch them, tell how far they are, stop in good order.
+"""Run jobs: start them in one Spark session, watch them, report their progress, stop in good order.
 
-A pipeline ends when it is told to (:meth:`Pipeline.stop`), when all its jobs are done (``available_now``, and those
-that have an end), or when its Spark session does. If one job fails, then either that job is started again by itself
-(``restart``; see :mod:`~headrace.spark.supervised_job`), or the others are stopped, and the failure is the
-pipeline's. Whatever ends it, its jobs go on from their checkpoints when they are started again.
+A pipeline ends by :meth:`Pipeline.stop`, when all its jobs are done (``available_now``, and jobs that have an end), or
+with its Spark session. If one job fails, either that job is restarted (``restart``; see
+:mod:`~headrace.spark.supervised_job`), or the others are stopped and the failure is the pipeline's. In any case, its
+jobs go on from their checkpoints when they are started again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError, PeerError, UsageError
-from headrace.spark.failures import as_sentences, plainly
+from headrace.spark.failures import naming_job, translating_spark
 from headrace.spark.hub_connections import close_links, link
-from headrace.spark.jobs.job import Job, Run, find, parameters_of
-from headrace.spark.options import Access
+from headrace.spark.jobs.job import Job, JobRun, find, parameters_of
+from headrace.spark.options import HubOptions
 from headrace.spark.runtime.session import session
-from headrace.spark.supervised_job import Tended
+from headrace.spark.supervised_job import SupervisedJob
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,73 +35,73 @@ logger = logging.getLogger("headrace")
 
 _MASTER: Final = re.compile(r"local($|\[)|(spark|k8s)://|yarn$")
 _SIZE: Final = re.compile(r"\d+[kmgt]$", re.IGNORECASE)
-"""What Java takes for a heap's size."""
+"""A heap size as Java takes it."""
 
 _STEPS: Final = ("tasks_done", "through")
-"""By which of its facts a job that has an end is seen to have gone on; others have micro-batches."""
+"""Facts that show the progress of a job that has an end; others have micro-batches."""
 
 REPORT: Final = "pipeline"
 """The name of the report that the hub shows in its status."""
 
 WITHOUT_HUB: Final = frozenset({"decode"})
-"""Jobs that need none."""
+"""Jobs that need no hub."""
 
 LOOK_SECONDS: Final = 0.5
 FIRST_SECONDS: Final = 12.0
-"""How long a job may have the machine to itself for its first micro-batch."""
+"""Seconds that a job may have the machine to itself for its first micro-batch."""
 STOP_SECONDS: Final = 6.0
-"""How long a micro-batch under way may take to end when the pipeline is stopped; it is run again otherwise."""
+"""Seconds that a running micro-batch may take to end when the pipeline stops; else it is repeated next time."""
 JOIN_SECONDS: Final = 0.5
-"""How long a job without its Spark may take to notice; one that waits for a hub takes longer, and is not waited for."""
+"""Seconds that a job may take to notice the end of Spark; one that waits for a hub may take longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to run."""
+class PipelineRequest:
+    """The jobs to run, and how."""
 
     jobs: Sequence[str]
-    access: Access
+    access: HubOptions
     master: str = "local[*]"
     params: Mapping[str, str] = field(default_factory=dict)
     available_now: bool = False
     restart: bool = False
-    """Whether a job that fails is started again, and the others are left alone; else its failure ends all."""
+    """Restart a job that fails and leave the others alone; else its failure ends the pipeline."""
     root: str = "headrace-data/pipeline"
-    """Where jobs write that are not told: each in the folder of its name."""
+    """The folder for jobs without a path, each in a folder of its name."""
     memory: str = "1g"
     ui: bool = True
     conf: Mapping[str, str] = field(default_factory=dict)
     own: Mapping[str, Job] = field(default_factory=dict)
-    """Jobs by their names that do not come with Headrace."""
+    """Jobs by name that do not come with Headrace."""
 
 
 Tell = Callable[[Mapping[str, object]], None]
 
 
 class Pipeline:
-    """Jobs that run together; ``tell`` is told what happens, a fact at a time."""
+    """Jobs that run together; ``tell`` is called with each event."""
 
-    def __init__(self, asked: Asked, tell: Tell = lambda _: None) -> None:
+    def __init__(self, asked: PipelineRequest, tell: Tell = lambda _: None) -> None:
         self._asked = asked
         self._tell = tell
         self._stopping = threading.Event()
         self._over = threading.Event()
-        """Set when no job is to be started any more, whatever the reason."""
-        self._tended: dict[str, Tended] = {}
+        """Set when no job is to be started any more."""
+        self._supervised: dict[str, SupervisedJob] = {}
         self._progress: dict[str, dict[str, object]] = {}
-        """How far each job was when it was last looked at; what is reported comes from here, not from Spark."""
+        """The last known progress of each job; reports come from here, not from Spark."""
         self._newest: int | None = None
         self._lost: Mapping[str, object] = {}
-        """What the hub knows each job to have passed over."""
+        """The messages each job has lost, as the hub counts them."""
         self._state = "starting"
         self._since = _now()
         self._until: str | None = None
         self._ui: str | None = None
-        # What is asked for wrongly is known before a JVM is started.
+        # Mistakes are reported before a JVM is started.
         self._jobs: dict[str, Job] = {name: asked.own.get(name) or find(name) for name in asked.jobs}
         self._told = parameters_of(self._jobs, asked.params)
         if not asked.restart:
-            # One that is started again may find later what is not there yet.
+            # With restarts, what is missing now may appear later.
             for name in self._jobs:
                 self._check(name)
         if not _MASTER.match(asked.master):
@@ -112,28 +112,28 @@ class Pipeline:
             raise UsageError(f"memory = {asked.memory}: expected a size such as 800m or 2g")
 
     def _check(self, name: str) -> None:
-        """Have a job say what it could not begin with."""
+        """Let a job check its parameters."""
         check: Callable[[Mapping[str, str], bool], None] | None = getattr(self._jobs[name], "check", None)
         if check is not None:
-            with plainly(name):
+            with naming_job(name):
                 check(self._params(name), self._asked.available_now)
 
     def _params(self, name: str) -> dict[str, str]:
-        """What a job is told."""
+        """A job's parameters."""
         folder = self._jobs[name].PARAMETERS["path"].default or name
         return {"path": f"{self._asked.root}/{folder}", **self._told[name]}
 
     def stop(self) -> None:
-        """Have :meth:`run` come to its end; may be called from a signal handler."""
+        """End :meth:`run`; may be called from a signal handler."""
         self._stopping.set()
 
     @property
     def starting(self) -> bool:
-        """Whether Spark is still being started, so that nothing is under way."""
+        """Whether Spark is still being started, and no job is running."""
         return self._state == "starting"
 
     def run(self) -> None:
-        """Run until it is over; a ``KeyboardInterrupt`` is an end too, if it was told to stop."""
+        """Run to the end; after :meth:`stop`, a ``KeyboardInterrupt`` is a normal end too."""
         try:
             self._start_and_run()
         except KeyboardInterrupt:
@@ -144,7 +144,7 @@ class Pipeline:
     def _start_and_run(self) -> None:
         asked = self._asked
         if any(name not in WITHOUT_HUB for name in asked.jobs):
-            # A hub that is not there is told at once, not after a JVM has started.
+            # Report a missing hub at once, not after a JVM has started.
             with link(asked.access, at_once=True):
                 pass
         self._tell({"event": "starting", "jobs": list(asked.jobs), "master": asked.master})
@@ -152,7 +152,7 @@ class Pipeline:
             spark = self._session()
             last = "failed"
             try:
-                with as_sentences("the pipeline"):
+                with translating_spark("the pipeline"):
                     self._run(spark)
                 last = "stopped"
             finally:
@@ -162,7 +162,7 @@ class Pipeline:
                     self._tell({"event": "stopping", "jobs": list(asked.jobs)})
                 self._stop_queries()
                 self._stop_spark(spark)
-                for each in self._tended.values():
+                for each in self._supervised.values():
                     each.join(JOIN_SECONDS)
                 close_links()
                 self._state, self._until = last, _now()
@@ -172,26 +172,26 @@ class Pipeline:
         asked = self._asked
         wrong = f"Spark does not start on {asked.master}"
         try:
-            with _own_interrupts(), as_sentences(wrong, in_full=False):
+            with _own_interrupts(), translating_spark(wrong, in_full=False):
                 return session(
                     asked.master,
                     app=f"headrace {' '.join(asked.jobs)}",
                     memory=asked.memory,
                     ui=asked.ui,
-                    # Our jobs keep no state in Spark: what they keep, they keep themselves.
+                    # Our jobs keep their state themselves, none in Spark.
                     stateless=True,
                     **{"spark.scheduler.mode": "FAIR", **asked.conf},
                 )
         except (HeadraceError, OSError) as error:
             if self._stopping.is_set():
-                # Whoever stops us may have told the JVM as well, as systemd does.
+                # The signal that stops us may have reached the JVM too, as with systemd.
                 raise KeyboardInterrupt from error
             if isinstance(error, OSError):
                 raise PeerError(f"{wrong}: {error}") from error
             raise
 
     def facts(self) -> dict[str, object]:
-        """What the pipeline is doing."""
+        """The pipeline's status."""
         return {
             "state": self._state,
             "pid": os.getpid(),
@@ -216,44 +216,46 @@ class Pipeline:
             self._start(spark, name)
             self._let_begin(spark, name)
         while not self._stopping.wait(LOOK_SECONDS):
-            if all(each.over for each in self._tended.values()):
+            if all(each.over for each in self._supervised.values()):
                 break
             self._look(spark)
         if not (self._stopping.is_set() and _has_ended(spark)):
-            # A Spark that was told to stop with us has not failed.
+            # A Spark that was stopped with us has not failed.
             self._look(spark)
 
     def _start(self, spark: SparkSession, name: str) -> None:
         job, params = self._jobs[name], self._params(name)
 
-        def ready() -> Run:
-            # A pool each: a long micro-batch of one job does not keep the others waiting.
+        def ready() -> JobRun:
+            # A pool for each job: a long micro-batch of one does not delay the others.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-            # By which what it does outside of queries is found.
+            # To find what it does outside of queries.
             spark.sparkContext.setJobGroup(name, job.ABOUT)
-            return Run(spark, name, self._asked.access, params, job.PARAMETERS, self._asked.available_now)
+            return JobRun(spark, name, self._asked.access, params, job.PARAMETERS, self._asked.available_now)
 
-        self._tended[name] = Tended(name, job, ready, again=self._asked.restart, stopping=self._over)
-        self._tended[name].start()
+        self._supervised[name] = SupervisedJob(
+            name, job, ready, again=self._asked.restart, stopping=self._over
+        )
+        self._supervised[name].start()
 
     def _let_begin(self, spark: SparkSession, name: str) -> None:
         """Let a job's first micro-batch end before the next job begins, so that there is soon something to see.
 
-        Where there are no messages there is nothing to wait for.
+        Without messages there is nothing to wait for.
         """
         deadline = monotonic() + FIRST_SECONDS
         goes_on = not self._asked.available_now and bool(self._newest)
-        while goes_on and monotonic() < deadline and not self._tended[name].begun:
+        while goes_on and monotonic() < deadline and not self._supervised[name].begun:
             if self._stopping.wait(0.1):
                 break
             self._look(spark)
         self._look(spark)
 
     def _look(self, spark: SparkSession) -> None:
-        """See how the jobs are; tell of each new micro-batch and mishap; raise what ends the pipeline."""
+        """Check the jobs; report each new micro-batch and failure; raise what ends the pipeline."""
         if _has_ended(spark):
             raise PeerError("the Spark session has ended")
-        for name, each in self._tended.items():
+        for name, each in self._supervised.items():
             failure = each.failure
             happened = list(each.news())
             for news in happened:
@@ -267,16 +269,16 @@ class Pipeline:
             if any(facts.get(each) not in (None, before.get(each)) for each in steps):
                 self._tell({"event": "progress", **facts})
             for news in happened:
-                # The last that is said of a job, behind its last micro-batch.
+                # The last event of a job comes after its last micro-batch.
                 if news["event"] == "done":
                     self._tell(news)
             if failure is not None:
                 raise failure
 
     def _stop_queries(self) -> None:
-        """Let what is under way end, for a while; then stop."""
+        """Let running micro-batches end, for a while; then stop."""
         deadline = monotonic() + STOP_SECONDS
-        for each in self._tended.values():
+        for each in self._supervised.values():
             if each.started is None:
                 continue
             query = each.started.query
@@ -291,11 +293,11 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Tell the hub, each second, what is going on, in a thread of its own: a hub that is away holds up nothing."""
+        """Report the status to the hub each second, in a thread of its own: a missing hub delays nothing."""
         ended = threading.Event()
 
         def report() -> None:
-            # Its own connection, which gives up soon.
+            # A connection of its own that gives up soon.
             access = replace(self._asked.access, patience=2.0)
             while True:
                 over = ended.wait(1.0)
@@ -303,7 +305,7 @@ class Pipeline:
                     self._newest = client.head().message
                     client.report(REPORT, self.facts())
                     self._lost = client.lost()
-                    for each in list(self._tended.values()):
+                    for each in list(self._supervised.values()):
                         if (ask := each.at_work) is not None:
                             each.noted = ask(client)
                 if over:
@@ -320,7 +322,7 @@ class Pipeline:
 
 @contextlib.contextmanager
 def _hushed(name: str) -> Iterator[None]:
-    """Keep a library from printing a page for each micro-batch that fails or is cut off: we say what it was."""
+    """Keep a library from printing a page for each failed micro-batch, which we report ourselves."""
     library = logging.getLogger(name)
     before = library.level
     library.setLevel(logging.CRITICAL)
@@ -331,7 +333,7 @@ def _hushed(name: str) -> Iterator[None]:
 
 
 def _hush_queries(spark: SparkSession) -> None:
-    """The same in the JVM, of a query that fails."""
+    """Keep the JVM from printing the failures of queries."""
     jvm = spark.sparkContext._jvm
     if jvm is not None:
         name = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
@@ -341,7 +343,7 @@ def _hush_queries(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Keep what Ctrl-C does: a Spark context has its own idea, which is to cut off whatever is under way."""
+    """Keep our handler of Ctrl-C: a Spark context's own aborts all running tasks."""
     before = signal.getsignal(signal.SIGINT)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -349,7 +351,7 @@ def _own_interrupts() -> Iterator[None]:
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Whether a session is of no use any more: stopped, or without its JVM."""
+    """Whether a session was stopped, or has lost its JVM."""
     try:
         context = spark.sparkContext._jsc
         return context is None or bool(context.sc().isStopped())
@@ -362,5 +364,5 @@ def _now() -> str:
 
 
 def _at_last(facts: Mapping[str, object]) -> dict[str, object]:
-    """What is said of a job when all is over."""
+    """A job's final status."""
     return {**facts, "state": facts["state"] if facts["state"] in ("done", "failed") else "stopped"}

@@ -1,45 +1,47 @@
-"""One job of a pipeline: started, watched and, where that is wanted, started again by itself when it fails.
+"""One job of a pipeline: started, watched and, if wanted, restarted when it fails.
 
-Jobs are independent of one another. Each has a thread of its own: whatever one waits for, a hub that is away or the
-pause before its next try, keeps no other waiting. All share one Spark session; a session that has ended is not for a
-job to notice, but for who started it.
+Jobs are independent of one another. Each has a thread of its own, so that what one waits for (a hub that is away, the
+pause before its next try) delays no other. All share one Spark session; its end is noticed by the pipeline, not here.
 
-A job that fails is started again after a pause, which doubles from try to try. That holds for what does not get better
-by itself too (a path that cannot be written, another log's checkpoint, messages that are gone): somebody may mend it,
-and until then it costs a look a minute. A job that has run for a good while begins with the first pause again.
+A job that fails is restarted after a pause, which doubles from try to try, even for what does not get better by itself
+(a path that cannot be written, another log's checkpoint, lost messages): somebody may fix it, and until then it costs a
+try a minute. A job that has run for a good while begins with the first pause again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError
-from headrace.spark.failures import failure_of, is_ours, plainly, told
-from headrace.spark.jobs.job import Job, Run, Started
-from headrace.spark.progress import progress_of, tasks_of
+from headrace.spark.failures import failure_of, failure_text, is_ours, naming_job
+from headrace.spark.jobs.job import Job, JobRun, RunningJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("headrace")
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
 STEADY_SECONDS: Final = 120.0
-"""A job that has run for so long begins with the first pause again."""
+"""Run time after which pauses begin with the first again."""
 
 _OF_A_BATCH: Final = ("rows", "rows_per_second")
-"""Facts of a job's last micro-batch, which say nothing of all that it has done."""
+"""Facts of a job's last micro-batch, not of all that it has done."""
 _SHOWN: Final = 500
 """Characters of an error that a status repeats."""
 
 
 class Pauses:
-    """How long to wait before the next try.
+    """Pauses before the next try.
 
     >>> pauses = Pauses()
     >>> [pauses.after(ran) for ran in (0, 5, 5, 300, 5)]
@@ -56,42 +58,42 @@ class Pauses:
         return pause
 
 
-class Tended:
-    """A job, its newest query, and how it came to that. What is public may be asked for from any thread."""
+class SupervisedJob:
+    """A job, its newest query and its failures. Public methods may be called from any thread."""
 
     def __init__(
-        self, name: str, job: Job, ready: Callable[[], Run], *, again: bool, stopping: threading.Event
+        self, name: str, job: Job, ready: Callable[[], JobRun], *, again: bool, stopping: threading.Event
     ) -> None:
         self._name = name
         self._job = job
         self._ready = ready
-        """Prepares the session for the job, and says what a run of it is told."""
+        """Prepares the session for the job, and makes a run of it."""
         self._again = again
         self._stopping = stopping
         self._pauses = Pauses()
         self._thread = threading.Thread(target=self._live, name=f"headrace-{name}", daemon=True)
         self._news: SimpleQueue[dict[str, object]] = SimpleQueue()
         self._page = ""
-        """What a query was last found to have failed with, in full."""
+        """The full text of the last failure that was logged."""
         self._restarts = 0
         self._mishap: dict[str, object] = {}
         """The newest failure, for the status."""
         self._state: str | None = "starting"
-        """``None`` where Spark knows: the query runs, or has ended as it should."""
+        """``None`` if Spark knows: the query runs, or has ended normally."""
         self._done: Mapping[str, object] = {}
-        self._run: Run | None = None
+        self._run: JobRun | None = None
         self.noted: Mapping[str, object] = {}
-        """What the hub was found to know of a job that has an end; for who asks it (:attr:`at_work`)."""
-        self.started: Started | None = None
+        """What :attr:`at_work` found at the hub."""
+        self.started: RunningJob | None = None
         self.failure: Exception | None = None
-        """What ended a job that is not started again."""
+        """The failure that ended a job which is not restarted."""
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait for its end, which comes soon after that of its query."""
+        """Wait for the thread, which ends soon after its query."""
         self._thread.join(seconds)
 
     @property
@@ -101,25 +103,25 @@ class Tended:
 
     @property
     def begun(self) -> bool:
-        """Whether its first micro-batch, or the first try, has come to an end."""
+        """Whether its first micro-batch, or its first try, has ended."""
         return self.over or bool(self._mishap) or (
             self.started is not None and self.started.query.lastProgress is not None
         )  # fmt: skip
 
     @property
     def at_work(self) -> Callable[[Any], Mapping[str, object]] | None:
-        """What to ask the hub about a job that has an end, while it is at work."""
+        """The question to the hub about the progress of a job that has an end, while it runs."""
         return None if self._run is None or self._state != "starting" else self._run.at_work
 
     def news(self) -> Iterator[dict[str, object]]:
-        """What has happened since the last time: that it is done, or failed."""
+        """Events since the last call: done, or failed."""
         with contextlib.suppress(Empty):
             while True:
                 yield self._news.get_nowait()
 
     def facts(self, newest: int | None) -> dict[str, object]:
-        """What there is to say of it; ``newest`` is the last message there is, if that is known."""
-        # In this order: a state that is left to Spark comes after the query that has it.
+        """The facts for the status; ``newest`` is the last message of the log, if known."""
+        # In this order: the query is set before its state is left to Spark.
         state, started = self._state, self.started
         facts: dict[str, object] = {"job": self._name, "state": state, **self._done}
         if started is not None:
@@ -130,7 +132,7 @@ class Tended:
         if state is not None:
             facts["state"] = state
             if "rows" in facts and state != "done":
-                # Those were of the query before.
+                # They are of the previous query.
                 facts |= {"rows": 0, "rows_per_second": 0.0}
         return {**facts, "restarts": self._restarts, **self._mishap}
 
@@ -153,15 +155,15 @@ class Tended:
             self._state = "starting"
 
     def _run_once(self) -> Exception | None:
-        """Run the job to its end; returns what it failed with."""
+        """Run the job to its end; return its failure, if any."""
         try:
-            with plainly(self._name):
+            with naming_job(self._name):
                 run = self._run = self._ready()
                 result = self._job.start(run)
-            if isinstance(result, Started):
+            if isinstance(result, RunningJob):
                 self.started, self._state = result, None
                 return self._watch(run, result)
-        except Exception as error:  # noqa: BLE001 - whoever looks raises it, or says that it is tried again
+        except Exception as error:  # noqa: BLE001 - raised or reported by the pipeline
             return error
         self._end(result)
         return None
@@ -170,31 +172,79 @@ class Tended:
         self._done, self._state = result, "done"
         self._news.put({"event": "done", "job": self._name, "state": "done", **result})
 
-    def _watch(self, run: Run, started: Started) -> Exception | None:
+    def _watch(self, run: JobRun, started: RunningJob) -> Exception | None:
         with contextlib.suppress(Exception):
-            # What this raises is a page long.
+            # Its error is a page long.
             started.query.awaitTermination()
-        with plainly(self._name):
+        with naming_job(self._name):
             ended_by = started.query.exception()
         if ended_by is None:
             if run.available_now and not self._stopping.is_set():
                 self._end({name: fact for name, fact in started.facts().items() if name not in _OF_A_BATCH})
             return None
-        words = str(ended_by) if run.failure is None else told(run.failure)
+        words = str(ended_by) if run.failure is None else failure_text(run.failure)
         failure = failure_of(self._name, run.failure, words)
         failure.__cause__ = run.failure
         if not (self._stopping.is_set() or is_ours(run.failure, words) or words == self._page):
-            # What nobody foresaw is told in full; the same again, and again, is not, nor what is cut off by a stop.
+            # An unforeseen failure is logged in full, once; one that a stop caused is not.
             logger.error("%s failed: %s", self._name, words)
             self._page = words
         return failure
 
     def _keep(self, failure: Exception) -> None:
         if self._again and not isinstance(failure, HeadraceError):
-            # A mistake of ours is never hidden.
+            # A bug is never hidden.
             logger.error("%s failed", self._name, exc_info=failure)
-        words = told(failure).removeprefix(f"{self._name}: ")[:_SHOWN]
+        words = failure_text(failure).removeprefix(f"{self._name}: ")[:_SHOWN]
         self._mishap = {"error": words, "failed": datetime.now(UTC).isoformat(timespec="seconds")}
 
     def _about(self) -> dict[str, object]:
         return {"job": self._name, "state": self._state, "restarts": self._restarts, **self._mishap}
+
+
+def progress_of(name: str, started: RunningJob, newest: int | None) -> dict[str, object]:
+    """The facts of a running job, from Spark's own report; ``newest`` is the last message of the log, if known."""
+    query = started.query
+    facts: dict[str, object] = {"job": name, "state": "running" if query.isActive else "stopped"}
+    last = query.lastProgress
+    if last is not None:
+        facts |= _figures(json.loads(last.json), newest)
+    own = dict(started.facts())
+    if not facts.get("rows"):
+        # Spark has had nothing to do since: the job's own counts are of an earlier micro-batch.
+        own.pop("rows", None)
+        own.pop("rows_per_second", None)
+    return facts | own
+
+
+def tasks_of(spark: SparkSession, group: str) -> dict[str, object]:
+    """Count the tasks of a group of Spark's jobs, and those done; nothing if there are none."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    known = [stage for stage in stages if stage is not None]
+    tasks = sum(stage.numTasks for stage in known)
+    return {"tasks": tasks, "tasks_done": sum(stage.numCompletedTasks for stage in known)} if tasks else {}
+
+
+def _figures(last: Mapping[str, Any], newest: int | None) -> dict[str, object]:
+    source = last["sources"][0]
+    seq = _seq(source.get("endOffset"))
+    milliseconds = last.get("durationMs", {}).get("triggerExecution", 0)
+    return {
+        "batch": last["batchId"],
+        "time": last["timestamp"],
+        "rows": last.get("numInputRows", 0),
+        "rows_per_second": round(last.get("processedRowsPerSecond") or 0.0, 1),
+        "batch_seconds": milliseconds / 1000,
+        "seq": seq,
+        "behind": None if newest is None or seq is None else max(newest - seq, 0),
+    }
+
+
+def _seq(offset: object) -> int | None:
+    """The sequence number of an offset, which Spark gives as JSON or as a text of JSON."""
+    if isinstance(offset, str):
+        offset = json.loads(offset)
+    seq = offset.get("seq") if isinstance(offset, dict) else None
+    return seq if isinstance(seq, int) else None

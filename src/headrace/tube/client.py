@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.exceptions import InvalidURI
@@ -20,6 +23,8 @@ from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport
 from headrace.tube.websocket import WebSocketTransport
 from headrace.wire.tube.connection import Side, Transport
 
+T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
+
 TCP_PORT = PORTS["tube_tcp"]
 WEBSOCKET_PORT = PORTS["tube_ws"]
 
@@ -31,7 +36,7 @@ _SCHEMES = {
 }
 
 
-def connect(url: str, *, options: TubeOptions = DEFAULT_OPTIONS) -> Connecting:
+def connect(url: str, *, options: TubeOptions = DEFAULT_OPTIONS) -> Opening[Tube]:
     """Connect to a tube server.
 
     ``tube://host:port`` is TCP (port 8081 unless it says otherwise), ``ws://host:port/path`` WebSocket (8080);
@@ -55,54 +60,51 @@ def connect(url: str, *, options: TubeOptions = DEFAULT_OPTIONS) -> Connecting:
     >>> asyncio.run(ask())
     b'GOOD DAY'
     """
-    return Connecting(url, options)
+    return Opening(partial(_connect, _Target.parse(url), options))
 
 
-class Connecting:
-    """A tube being opened: await it, or enter it to have it closed in the end."""
+class Opening(Generic[T]):
+    """A tube or a server being opened: await it, or enter it to have it closed in the end."""
 
-    def __init__(self, url: str, options: TubeOptions) -> None:
-        self._target = _Target.parse(url)
-        self._options = options
-        self._tube: Tube
+    def __init__(self, start: Callable[[], Coroutine[object, None, T]]) -> None:
+        self._start = start
+        self._opened: T
 
-    def __await__(self) -> Generator[object, None, Tube]:
-        return self._connect().__await__()
+    def __await__(self) -> Generator[object, None, T]:
+        return self._start().__await__()
 
-    async def __aenter__(self) -> Tube:
-        self._tube = await self._connect()
-        return self._tube
+    async def __aenter__(self) -> T:
+        self._opened = await self._start()
+        return self._opened
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._tube.close()
+        await self._opened.__aexit__(kind, error, trace)
 
-    async def _connect(self) -> Tube:
-        session = TubeSession(Side.CLIENT, self._target.transport, self._options)
-        tube = Tube(session)
-        try:
-            async with asyncio.timeout(self._options.handshake_seconds):
-                await self._open(session)
-        except TimeoutError:
-            seconds = self._options.handshake_seconds
-            raise UnreachableError(self._target.url, f"no answer within {seconds:g} s") from None
-        except (OSError, UnicodeError) as error:
-            # A host name that cannot be one is a UnicodeError.
-            raise UnreachableError(self._target.url, str(error)) from error
-        return tube
 
-    async def _open(self, session: TubeSession) -> None:
-        loop = asyncio.get_running_loop()
-        target = self._target
-        transport, _ = await loop.create_connection(
-            lambda: target.protocol(session), target.host, target.port
-        )
-        try:
-            await session.wait_open()
-        except BaseException:
-            transport.abort()
-            raise
+async def _connect(target: _Target, options: TubeOptions) -> Tube:
+    session = TubeSession(Side.CLIENT, target.transport, options)
+    tube = Tube(session)
+    try:
+        async with asyncio.timeout(options.handshake_seconds):
+            await _open(target, session)
+    except TimeoutError:
+        raise UnreachableError(target.url, f"no answer within {options.handshake_seconds:g} s") from None
+    except (OSError, UnicodeError) as error:
+        # A host name that cannot be one is a UnicodeError.
+        raise UnreachableError(target.url, str(error)) from error
+    return tube
+
+
+async def _open(target: _Target, session: TubeSession) -> None:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(lambda: target.protocol(session), target.host, target.port)
+    try:
+        await session.wait_open()
+    except BaseException:
+        transport.abort()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
 from headrace.config import Address
 from headrace.errors import UsageError
-from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT
+from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT, Opening
 from headrace.tube.endpoint import Tube
 from headrace.tube.options import DEFAULT_OPTIONS, TubeOptions
 from headrace.tube.session import TubeSession
@@ -40,7 +40,7 @@ def serve(
     options: TubeOptions = DEFAULT_OPTIONS,
     admit: Admit | None = None,
     origins: Origins | None = None,
-) -> Serving:
+) -> Opening[TubeServer]:
     """Listen for tubes, on ``host`` and ``port`` (0 takes a free one) or on a socket that is bound already.
 
     ``admit`` is called for each connection before anything is read; ``False`` ends it there. On WebSocket, ``origins``
@@ -66,7 +66,7 @@ def serve(
     server = TubeServer(handler, kind, options, admit, origins)
     if port is None:
         port = TCP_PORT if server.transport is Transport.TCP else WEBSOCKET_PORT
-    return Serving(server, host, port, sock)
+    return Opening(partial(server.listen, host, port, sock))
 
 
 class TubeServer:
@@ -153,7 +153,7 @@ class TubeServer:
         self.close()
         await self.wait_closed()
 
-    async def listen(self, host: str | Sequence[str] | None, port: int, sock: socket.socket | None) -> None:
+    async def listen(self, host: str | Sequence[str] | None, port: int, sock: socket.socket | None) -> Self:
         """Begin to accept."""
         loop = asyncio.get_running_loop()
         try:
@@ -165,6 +165,7 @@ class TubeServer:
             raise UsageError(
                 f"cannot listen on {sock or f'{host}:{port}'}: {error.strerror or error}"
             ) from error
+        return self
 
     def _protocol(self) -> TubeTransport:
         session = TubeSession(Side.SERVER, self.transport, self.options)
@@ -217,32 +218,3 @@ class TubeServer:
             if self._deadline is not None:
                 self._deadline.cancel()
             self._closed.set()
-
-
-class Serving:
-    """A server being started: await it, or enter it to have it closed in the end."""
-
-    def __init__(
-        self,
-        server: TubeServer,
-        host: str | Sequence[str] | None,
-        port: int,
-        sock: socket.socket | None,
-    ) -> None:
-        self._server = server
-        self._where = host, port, sock
-
-    def __await__(self) -> Generator[object, None, TubeServer]:
-        return self._listen().__await__()
-
-    async def __aenter__(self) -> TubeServer:
-        return await self._listen()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._server.__aexit__(kind, error, trace)
-
-    async def _listen(self) -> TubeServer:
-        await self._server.listen(*self._where)
-        return self._server

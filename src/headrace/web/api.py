@@ -277,7 +277,7 @@ class Api:
 
     async def _seal(self, _: web.Request) -> web.Response:
         try:
-            return as_json({"sealed": await self._server.upkeep.seal()})
+            return as_json({"sealed": await self._server.maintenance.seal()})
         except StorageError as error:
             return _failed(error)
 

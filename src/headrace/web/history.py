@@ -32,10 +32,9 @@ _STALE_SECONDS: Final = 15.0
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """One second: levels as they are, rates per second since the sample before."""
+class HubLevels(msgspec.Struct, frozen=True):
+    """The hub's levels at one moment."""
 
-    time: float
     head: int
     tail: int
     first: int
@@ -43,6 +42,12 @@ class Sample(msgspec.Struct, frozen=True):
     connections: int
     behind: int
     """How many messages the last durable consumer or hold is behind the head."""
+
+
+class Sample(HubLevels, frozen=True):
+    """One second: levels as they are, rates per second since the sample before."""
+
+    time: float
     received: dict[str, float]
     """Messages in, by protocol."""
     delivered: dict[str, float]
@@ -70,15 +75,9 @@ class Measured(msgspec.Struct, frozen=True):
     """The lag of the newest second, in seconds, by percentile."""
 
 
-class Levels(msgspec.Struct, frozen=True):
-    """The levels at one moment."""
+class Levels(HubLevels, frozen=True):
+    """The levels at one moment, with those of Spark's jobs."""
 
-    head: int
-    tail: int
-    first: int
-    bytes: int
-    connections: int
-    behind: int
     measured: Measured | None = None
     jobs: dict[str, dict[str, float]] = {}
 
@@ -108,13 +107,13 @@ class History:
             }
 
         sample = Sample(
-            round(now, 3),
             levels.head,
             levels.tail,
             levels.first,
             levels.bytes,
             levels.connections,
             levels.behind,
+            round(now, 3),
             rates(_IN),
             rates(_OUT),
             matched=rates(_MATCHED),

@@ -14,7 +14,7 @@ from tests.hubprocess import HubProcess
 
 from headrace.cli.log import info
 from headrace.log import Log
-from headrace.log.lock import WriterLock
+from headrace.log.files import WriterLock
 
 
 def test_json(run: Run, tmp_path: Path) -> None:

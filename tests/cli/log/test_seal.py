@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 from tests.cli.logs import write_log
 from tests.hubprocess import HubProcess
 
-from headrace.log.lock import WriterLock
+from headrace.log.files import WriterLock
 from headrace.wire.fyrehose.stream import Push, serialize
 
 

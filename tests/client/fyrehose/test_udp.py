@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.client.hubs import UdpHub
 from tests.net.raw import ack, deliver, forward, push, until
 
-from headrace.client.fyrehose.transport import FyrehoseTransport
+from headrace.client.fyrehose.connection import FyrehoseTransport
 from headrace.client.fyrehose.udp import FyrehoseUdp, _joined
 from headrace.client.udp_offload import enlarge, segment_size
 from headrace.config import Address

@@ -24,7 +24,7 @@ def test_what_its_methods_take_and_return_is_public() -> None:
 
 async def test_read_and_head(server: Server, link: LinkClient) -> None:
     await link.publish([b"%d" % n for n in range(1000)], topic="a")
-    await server.upkeep.seal()
+    await server.maintenance.seal()
     await link.publish([b"x"], topic="b", attributes={"c": "d"})
     await link.hold("job", 5)
     extent = await link.head()
@@ -50,9 +50,9 @@ async def test_refusals_can_be_branched_on(server: Server, link: LinkClient) -> 
         await link.release("nothing")
     assert refused.value.code == "missing"
     await link.publish([b"x"] * 10)
-    await server.upkeep.seal()
+    await server.maintenance.seal()
     await link.publish(b"y")
-    await server.upkeep.snapshot()
+    await server.maintenance.snapshot()
     server.hub.log.retain(0, retain_bytes=0, retain_us=None, holds={})
     with pytest.raises(TrimmedError) as trimmed:
         await read_all(link, 3, 5)

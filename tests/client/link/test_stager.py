@@ -12,7 +12,7 @@ from tests.net.raw import until
 import headrace
 from headrace.client.link.client import LinkClient
 from headrace.client.link.rows import published_rows
-from headrace.client.link.stager import GATHERED, Gathered, Stager, pieces
+from headrace.client.link.stager import GATHERED, PayloadGatherer, Stager, pieces
 from headrace.errors import RefusedError
 from headrace.message import Run
 from headrace.net.server.process import Server
@@ -45,7 +45,7 @@ def test_pieces_are_the_rows_in_order(sizes: list[int]) -> None:
     ids=["none", "small ones", "half a stage", "uneven", "empty payloads"],
 )
 def test_what_is_gathered_are_the_payloads_in_order(runs: list[list[int]]) -> None:
-    gathered = Gathered("topic", 10_000)
+    gathered = PayloadGatherer("topic", 10_000)
     given = [[bytes([n % 256]) * size for n, size in enumerate(sizes)] for sizes in runs]
     bodies = [b"".join(body) for run in given for body in gathered.add(Run.of(run))]
     bodies += [b"".join(body) for body in gathered.rest()]
@@ -58,7 +58,7 @@ def test_what_is_gathered_are_the_payloads_in_order(runs: list[list[int]]) -> No
 
 
 def test_small_runs_share_a_stage() -> None:
-    gathered = Gathered("", 10_000)
+    gathered = PayloadGatherer("", 10_000)
     assert [list(gathered.add(Run.of([bytes(100)] * 10))) for _ in range(5)] == [[]] * 5
     [body] = gathered.rest()
     found = parse_published(b"".join(body))
@@ -72,7 +72,7 @@ def test_what_is_gathered_fits_a_message() -> None:
 
 async def test_what_is_gathered_is_staged(server: Server, link: LinkClient) -> None:
     stager = Stager(link, "q", 0, 0)
-    gathered = Gathered("t", 10_000)
+    gathered = PayloadGatherer("t", 10_000)
     expected = [b"%d" % n + bytes(n) for n in range(300)]
     for begin in range(0, 300, 100):
         for body in gathered.add(Run.of(expected[begin : begin + 100])):

@@ -17,7 +17,7 @@ from tests.net.spp_peer import packet, string
 import headrace
 from headrace.client.spp.client import LiveService, Offers, SppClient
 from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageError, WireError
-from headrace.hub.services.objects import Kind, create, remove
+from headrace.hub.services.objects import ServiceKind, create, remove
 from headrace.message import Batch
 from headrace.net.server.process import Server
 
@@ -129,7 +129,7 @@ class TestServices:
             assert spp.offered == ()
             await spp.publish({"y": 2}, topic="a")
             assert await soon(anext(service)) == {"y": 2}
-            await commit(hub, create("a", Kind.LAST))
+            await commit(hub, create("a", ServiceKind.LAST))
             await spp.publish(b"new", topic="a")
             assert await soon(anext(service)) == b""
             assert await soon(anext(service)) == b"new"
@@ -137,7 +137,7 @@ class TestServices:
         assert await some(offers, 2) == ["a", "a"]
 
     async def test_a_kind_that_the_caller_knows(self, hub: Server, spp: SppClient) -> None:
-        await commit(hub, create("a", Kind.LAST))
+        await commit(hub, create("a", ServiceKind.LAST))
         async with spp.subscribe("a", kind="last") as service:
             await spp.publish(b'{"x": 1}', topic="a")
             await soon(anext(service))

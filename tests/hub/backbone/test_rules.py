@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.hub.backbone.rules import (
-    Access,
     Acknowledge,
     Backbone,
-    Door,
-    Effect,
+    BackboneAccess,
+    BackboneEffect,
     Lapsed,
+    OwnDoor,
     Reason,
     Refused,
     SendForward,
@@ -22,13 +22,13 @@ from headrace.hub.backbone.rules import (
     Subscribed,
     Unserved,
 )
-from headrace.hub.backbone.udp_subscribers import LEASE, Bounds, Endpoint, Lease, SendRange, Skipped
+from headrace.hub.backbone.udp_subscribers import LEASE, Endpoint, Lease, SendRange, Skipped, UdpBounds
 from headrace.hub.pacing import Pace
 from headrace.message import MAX_SEQUENCE
 from headrace.wire.fyrehose.stream import Forward, Keepalive, KeepaliveAck, Request
 
 HUB = ("10.0.0.1", 2323)
-DOOR = Door(frozenset({HUB[0]}), HUB[1])
+DOOR = OwnDoor(frozenset({HUB[0]}), HUB[1])
 ALICE = ("10.0.1.1", 5000)
 BOB = ("10.0.1.2", 5000)
 CAROL = ("10.0.1.3", 5000)
@@ -41,8 +41,8 @@ class Log:
     head: int = 0
 
 
-def make(log: Log | None = None, access: Access | None = None, **bounds: object) -> Backbone:
-    return Backbone(log or Log(), DOOR, access or Access(), Bounds(**bounds))  # type: ignore[arg-type]
+def make(log: Log | None = None, access: BackboneAccess | None = None, **bounds: object) -> Backbone:
+    return Backbone(log or Log(), DOOR, access or BackboneAccess(), UdpBounds(**bounds))  # type: ignore[arg-type]
 
 
 def subscribe(backbone: Backbone, *endpoints: Endpoint, now: float = 0.0) -> None:
@@ -54,11 +54,11 @@ def ask(first: int, last: int, address: str = "0.0.0.0", port: int = 0) -> Reque
     return Request(address, port, first, last)
 
 
-def ranges(effects: list[Effect]) -> list[tuple[Endpoint, int, int]]:
+def ranges(effects: list[BackboneEffect]) -> list[tuple[Endpoint, int, int]]:
     return [(effect.to, effect.first, effect.last) for effect in effects if isinstance(effect, SendRange)]
 
 
-def settle(backbone: Backbone, effects: list[Effect]) -> list[tuple[Endpoint, int, int]]:
+def settle(backbone: Backbone, effects: list[BackboneEffect]) -> list[tuple[Endpoint, int, int]]:
     """Send everything granted, ten bytes a message."""
     for effect in effects:
         if isinstance(effect, SendRange):
@@ -101,11 +101,11 @@ class TestKeepalive:
         assert len(backbone) == 0
 
     def test_a_foreign_address_that_is_allowed_is_subscribed(self) -> None:
-        backbone = make(access=Access(allow={BOB[0]}))
+        backbone = make(access=BackboneAccess(allow={BOB[0]}))
         assert Subscribed(BOB, 1) in backbone.keepalive(Keepalive(*BOB), ALICE, 0)
 
     def test_an_allowed_source_does_not_vouch_for_others(self) -> None:
-        backbone = make(access=Access(allow={ALICE[0]}))
+        backbone = make(access=BackboneAccess(allow={ALICE[0]}))
         assert Refused(Reason.FOREIGN_ADDRESS, ALICE) in backbone.keepalive(Keepalive(*BOB), ALICE, 0)
 
     def test_the_hubs_own_door_is_never_subscribed(self) -> None:
@@ -124,10 +124,10 @@ class TestKeepalive:
         ],
     )
     def test_a_door_is_its_addresses_at_its_port(self, endpoint: object, own: bool) -> None:
-        assert (endpoint in Door(frozenset({"10.0.0.1", "10.0.0.2"}), 2323)) is own
+        assert (endpoint in OwnDoor(frozenset({"10.0.0.1", "10.0.0.2"}), 2323)) is own
 
     def test_with_auth_required_only_the_allowed_are_served(self) -> None:
-        backbone = make(access=Access(allow={ALICE[0]}, required=True))
+        backbone = make(access=BackboneAccess(allow={ALICE[0]}, required=True))
         assert backbone.keepalive(OWN, BOB, 0) == [Refused(Reason.NOT_ALLOWED, BOB)]
         assert backbone.request(ask(1, 1), BOB, 0) == [Refused(Reason.NOT_ALLOWED, BOB)]
         assert Subscribed(ALICE, 1) in backbone.keepalive(OWN, ALICE, 0)
@@ -332,7 +332,7 @@ class TestCoalescing:
         assert self.grant(backbone, log).coalesce
 
     def test_toward_an_address_that_is_configured(self, log: Log) -> None:
-        backbone = make(log, Access(coalesce={ALICE[0]}))
+        backbone = make(log, BackboneAccess(coalesce={ALICE[0]}))
         subscribe(backbone, ALICE)
         assert self.grant(backbone, log).coalesce
 
@@ -392,7 +392,7 @@ class TestRequest:
         assert effects == [Refused(Reason.FOREIGN_ADDRESS, BOB)]
 
     def test_even_an_allowed_address_is_not_asked_for_by_another(self, log: Log) -> None:
-        backbone = make(log, Access(allow={BOB[0]}))
+        backbone = make(log, BackboneAccess(allow={BOB[0]}))
         backbone.keepalive(Keepalive(*BOB), ALICE, 0)
         assert backbone.request(ask(1, 2, *BOB), ALICE, 0) == [Refused(Reason.FOREIGN_ADDRESS, ALICE)]
 
@@ -530,7 +530,7 @@ class TestStreamRequest:
         ],
     )
     def test_the_whole_range_is_served_and_nothing_is_forwarded(
-        self, asked: tuple[int, int], effects: list[Effect]
+        self, asked: tuple[int, int], effects: list[BackboneEffect]
     ) -> None:
         backbone = make(Log(first=101, head=5_000))
         subscribe(backbone, BOB, CAROL)
@@ -552,14 +552,16 @@ def test_whatever_happens_grants_stay_within_the_log_the_table_and_the_pace(
     happenings: list[tuple[str, int, int]],
 ) -> None:
     log = Log()
-    bounds = Bounds(subscribers=4, per_address=2, request=8, ranges=2, lag=10, pace=Pace(100, 1e4, 3, 1_000))
-    backbone = Backbone(log, DOOR, Access(), bounds)
+    bounds = UdpBounds(
+        subscribers=4, per_address=2, request=8, ranges=2, lag=10, pace=Pace(100, 1e4, 3, 1_000)
+    )
+    backbone = Backbone(log, DOOR, BackboneAccess(), bounds)
     now = 0.0
     subscribed: dict[Endpoint, float] = {}
     out: dict[Endpoint, SendRange] = {}
     for what, one, two in happenings:
         source = (f"10.0.1.{one % 3}", 5000 + two % 3)
-        effects: list[Effect] = []
+        effects: list[BackboneEffect] = []
         match what:
             case "keepalive":
                 effects = backbone.keepalive(OWN, source, now)

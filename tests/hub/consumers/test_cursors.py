@@ -30,7 +30,7 @@ from headrace.hub.consumers.cursors import (
     reset,
     settle,
 )
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.message import SCHEMA, Batch, Message, Run
 
 
@@ -39,7 +39,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.consumers = Consumers()
-        self.state = State(self.consumers)
+        self.state = HubState(self.consumers)
         self.batches: list[Batch] = []
 
     def submit(self, batch: Batch) -> Batch:
@@ -50,7 +50,7 @@ class Hub:
 
     def replayed(self) -> bytes:
         consumers = Consumers()
-        state = State(consumers)
+        state = HubState(consumers)
         for batch in self.batches:
             state.apply(batch)
         return consumers.dump()

@@ -19,7 +19,7 @@ from headrace.hub.consumers import delivery
 from headrace.hub.consumers.cursors import DEAD, Consumer, Consumers, Settled, Terms
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, DeliveryLimits, Expired
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.message import Batch, Run, merge
 
 ACK = 10.0
@@ -383,7 +383,7 @@ class Sharing(RuleBasedStateMachine):
         self.batches: list[Batch] = []
         self.snapshot: tuple[int, dict[str, bytes]] | None = None
         self.consumers = Consumers()
-        self.state = State(self.consumers)
+        self.state = HubState(self.consumers)
         self.matching: set[int] = set()
         self.acknowledged: set[int] = set()  # by anyone, at any time
         self.buried: set[int] = set()
@@ -633,9 +633,9 @@ class Sharing(RuleBasedStateMachine):
             assert item.tries == self.max_tries
         self.doomed += work
 
-    def restored(self) -> tuple[Consumers, State]:
+    def restored(self) -> tuple[Consumers, HubState]:
         restored = Consumers()
-        state = State(restored)
+        state = HubState(restored)
         if self.snapshot is not None:
             state.load(*self.snapshot)
         for batch in self.batches:
@@ -646,7 +646,7 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def the_state_is_what_the_log_says(self) -> None:
         replayed = Consumers()
-        state = State(replayed)
+        state = HubState(replayed)
         for batch in self.batches:
             state.apply(batch)
         assert replayed.dump() == self.consumers.dump() == self.restored()[0].dump()

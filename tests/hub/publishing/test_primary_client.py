@@ -24,7 +24,7 @@ from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED, body_of
@@ -71,7 +71,7 @@ class There:
     def __init__(self, directory: Path) -> None:
         self.log = Log.open(directory, fsync="never")
         publishers, queries = PublisherNumbers(), Queries()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers, queries))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(publishers, queries))
         self.primary = PublishIntake(self.hub, publishers, queries, directory / "stages")
         self.requests: PrimaryClient
         self.refused: set[int] = set()
@@ -115,7 +115,7 @@ def there(tmp_path: Path) -> Iterator[There]:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     log = Log.open(tmp_path, fsync="never")
-    yield Hub(log, 1, max_uncommitted=1 << 20, state=State(PublisherNumbers()))
+    yield Hub(log, 1, max_uncommitted=1 << 20, state=HubState(PublisherNumbers()))
     log.close()
 
 
@@ -237,7 +237,7 @@ async def test_rows_that_are_not_those_of_the_commit_are_not_taken(
 
 
 async def test_an_answer_that_says_nothing_loses_no_question(hub: Hub, there: There) -> None:
-    """Whoever sent it is cut off; what it was asked is asked of the next."""
+    """The node that sent it is cut off, and its requests go to the next."""
     broken = Silent()
     requests = asking(hub, broken, patience=10.0)
     told = asyncio.ensure_future(commit(requests, "one", staged("one", 2)))
@@ -298,3 +298,61 @@ async def test_a_node_that_becomes_primary_asks_itself_once(
     assert [batch.first for batch in told if isinstance(batch, Batch)] == list(range(1, 41, 2))
     assert asked == list(range(20))
     requests.close()
+
+
+class Recorder:
+    """A stream that keeps what is posted; the test answers."""
+
+    admitted = True
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[int, PrimaryRequest]] = []
+
+    def post(self, body: Publish, bulk: bytes = b"", *, certain: bool = False) -> bool:
+        assert certain
+        self.posted.append((body.request, parse_bulk(bulk)[0]))
+        return True
+
+    def kinds(self) -> list[str]:
+        return [request.kind for _, request in self.posted]
+
+
+def test_calls_wait_while_the_rows_of_a_commit_are_brought(hub: Hub, there: There) -> None:
+    client = PrimaryClient(hub, there.primary, patience=5.0, name=lambda: "name", now=0.0)
+    stream = Recorder()
+    client.aim(stream, 1, 0.0)
+    newest: list[object] = []
+    client.commit("one", 1, staged("one", 2), lambda _: None)
+    client.newest("publisher", newest.append)
+    assert stream.kinds() == ["stage"]
+    client.acknowledged(stream, Ack(1, 1, 0, 0), serialize_answer(PrimaryAnswer()), 0.1)
+    assert stream.kinds() == ["stage", "stage"]
+    client.acknowledged(stream, Ack(1, 2, 0, 0), serialize_answer(PrimaryAnswer()), 0.2)
+    # The primary has the rows when it gets the commit: the next call need not wait for its answer.
+    assert stream.kinds() == ["stage", "stage", "commit", "newest"]
+    client.acknowledged(stream, Ack(1, 4, 0, 0), serialize_answer(PrimaryAnswer(newest=7)), 0.3)
+    assert newest == [7]
+    assert client.busy
+
+
+def test_a_call_is_refused_when_no_primary_has_answered_for_long(hub: Hub, there: There) -> None:
+    client = PrimaryClient(hub, there.primary, patience=5.0, name=lambda: "name", now=0.0)
+    wakes: list[float] = []
+    client.schedule = wakes.append
+    told: list[object] = []
+    client.newest("publisher", told.append)
+    stream = Recorder()
+    client.aim(stream, 1, 1.0)
+    not_primary = serialize_answer(NOT_THE_PRIMARY)
+    client.acknowledged(stream, Ack(1, 1, 0, 0), not_primary, 2.0)
+    assert wakes[-1] == pytest.approx(2.05)
+    client.tick(2.04)
+    assert len(stream.posted) == 1
+    client.tick(2.06)
+    assert len(stream.posted) == 2
+    client.acknowledged(stream, Ack(1, 2, 0, 0), not_primary, 4.99)
+    client.tick(4.999)
+    assert told == []
+    client.tick(5.0)
+    assert isinstance(told[0], UnavailableError)
+    assert not client.busy

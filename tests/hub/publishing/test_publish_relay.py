@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UnavailableError
 from headrace.hub.compact_batches import compact
 from headrace.hub.holds import hold
-from headrace.hub.publishing.idempotent import IdempotentPublishing, mark
+from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.publish_relay import MAX_REQUESTS, PublishRelay, RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import State, entry
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
-from headrace.log.copy_start import begin
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import begin
 from headrace.message import Batch, Run, merge
 from headrace.wire.link.message import PASSED
 
@@ -38,7 +38,7 @@ class Root:
     def open(self) -> None:
         self.log = Log.open(self.directory, fsync="never")
         publishers = PublisherNumbers()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(publishers))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(publishers))
         self.publishing = IdempotentPublishing(self.hub, publishers)
         self.failing = False
 
@@ -54,14 +54,7 @@ class Root:
             return answers
         rows = Batch.from_arrow(merge(request.rows).select(PASSED.names))
 
-        def told(result: Published | HeadraceError) -> None:
-            if isinstance(result, Published) and result.last is not None:
-                last = result.last - 1
-                result = Published(last - len(rows) + 1, last, result.repeated)
-            answers.append(result)
-
-        made = mark(request.publisher, request.number)
-        self.publishing.publish(made, told, follows=request.number > 0, behind=rows)
+        self.publishing.pass_on(request.publisher, request.number, rows, answers.append)
         return answers
 
     def turn(self, now: int) -> None:
@@ -86,7 +79,7 @@ class Front:
         self.root = root
         self.log = Log.open(directory, fsync="never")
         publishers = PublisherNumbers()
-        self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=State(publishers))
+        self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=HubState(publishers))
         names = count()
         self.passing = PublishRelay(
             self.hub, name=lambda: f"front{next(names)}", patience=10.0, most=most, now=0.0
@@ -224,10 +217,10 @@ def test_a_frontend_of_a_frontend_keeps_its_mark(tmp_path: Path, root: Root, fro
     rows = Batch(Run.of([b"x"]), origin="spp")
     told: list[Published | HeadraceError] = []
     for hub in (front, middle):
-        hub.publishing.publish(mark("below", 0), told.append, follows=False, behind=rows)
+        hub.publishing.pass_on("below", 0, rows, told.append)
         hub.round()
     assert payloads(root.log) == [b"x"]
-    assert told == [Published(2, 2, 0), Published(2, 2, 1)]
+    assert told == [Published(1, 1, 0), Published(1, 1, 1)]
 
 
 def test_a_refused_request_takes_what_is_under_way_with_it_and_nothing_later(

@@ -24,7 +24,7 @@ from headrace.hub.publishing.staging import (
 )
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.log.checksum import crc32c
 from headrace.wire.link.message import PUBLISHED
@@ -139,7 +139,7 @@ def test_files_of_an_earlier_run_are_swept(tmp_path: Path) -> None:
 def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> None:
     log = Log.open(tmp_path / "log")
     queries, staging = Queries(), Staging(tmp_path / "stages")
-    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(queries))
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=HubState(queries))
     commits = StagedCommits(hub, queries, staging)
     for name, payload in (("a", b"1"), ("b", b"2")):
         staging.add(name, stage(payload, payload))
@@ -158,7 +158,7 @@ def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> Non
     assert commits.begin("q", 0, [], lambda: None) == Published(None, None)
     assert len(staging) == 0
     restored = Queries()
-    State(restored).restore(log)
+    HubState(restored).restore(log)
     assert restored == queries == {"q": Marked(1, 4, 4)}
     reloaded = Queries()
     reloaded.load(queries.dump())
@@ -169,7 +169,7 @@ def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> Non
 def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log.open(tmp_path / "log")
     queries, staging = Queries(), Staging(tmp_path / "stages")
-    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(queries))
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=HubState(queries))
     commits = StagedCommits(hub, queries, staging)
     staging.add("a", stage(b"1"))
     told: list[object] = []

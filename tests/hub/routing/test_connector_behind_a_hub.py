@@ -16,7 +16,7 @@ from headrace.hub.routing.client_session import MatcherPaths, PushSource
 from headrace.hub.routing.subscriptions import Subscriptions, expire, move, serialize_fields, subscribe
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Submission
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run
 from headrace.wire.attribute.messages import msg_id
@@ -31,7 +31,7 @@ class Upstream:
     def __init__(self, directory: Path) -> None:
         self.log = Log.open(directory, fsync="never")
         self.subscriptions = Subscriptions()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=HubState(self.subscriptions))
 
     def write(self, batch: Batch) -> Batch:
         """Have something numbered at once."""

@@ -11,7 +11,7 @@ import pytest
 from headrace.hub.routing.retired_connectors import RetiredConnectors
 from headrace.hub.routing.subscriptions import Subscriptions, alive, move, serialize_fields, subscribe
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.wire.sdk.predicate import Equals
 
@@ -23,7 +23,7 @@ class Scene:
     def __init__(self, directory: Path, own: bytes | None) -> None:
         self.log = Log.open(directory, fsync="never")
         self.subscriptions = Subscriptions()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=HubState(self.subscriptions))
         self.retiring = RetiredConnectors(self.hub, self.subscriptions, own, keep_seconds=300.0)
 
     def enter(self, *entries: Any) -> None:

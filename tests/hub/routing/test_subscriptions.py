@@ -20,7 +20,7 @@ from headrace.hub.routing.subscriptions import (
     tables,
 )
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State, entry
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.message import Batch
 from headrace.wire.link.message import SUBSCRIPTIONS
@@ -128,13 +128,13 @@ def test_a_snapshot_brings_all_back(clients: dict[bytes, bytes]) -> None:
 
 def test_the_log_brings_all_back(tmp_path: Path) -> None:
     log = Log.open(tmp_path, fsync="never")
-    hub = Hub(log, 1, max_uncommitted=1 << 20, state=State(Subscriptions()))
+    hub = Hub(log, 1, max_uncommitted=1 << 20, state=HubState(Subscriptions()))
     hub.submit(subscribe(ALICE, EAST, FIELDS))
     hub.submit(subscribe(BOB, WEST, FIELDS))
     hub.submit(entry("subscription", ALICE.hex(), b'{"connector": "west0001"}'))
     hub.turn(1)
     again = Subscriptions()
-    Hub(log, 1, max_uncommitted=1 << 20, state=State(again))
+    Hub(log, 1, max_uncommitted=1 << 20, state=HubState(again))
     assert {client: kept.connector for client, kept in again} == {ALICE: WEST, BOB: WEST}
     log.close()
 

@@ -17,20 +17,20 @@ from tests.hub.service_model import Model
 from headrace.errors import LimitError, UsageError
 from headrace.hub.services import objects as module
 from headrace.hub.services.objects import (
-    Changed,
-    Created,
-    Event,
-    Kind,
-    Policy,
-    Refused,
-    Removed,
+    ChangeRefused,
     Service,
+    ServiceChanged,
+    ServiceCreated,
+    ServiceEvent,
+    ServiceKind,
+    ServicePolicy,
+    ServiceRemoved,
     Services,
     create,
     obey,
     remove,
 )
-from headrace.hub.state import State, entry
+from headrace.hub.state import HubState, entry
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run, merge
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
 
@@ -43,7 +43,7 @@ PAYLOADS = [
 MAXES = [0, 1, 3, 100_000]
 
 topics = st.sampled_from([*IDS, "", "unknown"])
-kinds = st.sampled_from(Kind)
+kinds = st.sampled_from(ServiceKind)
 messages = st.tuples(topics, st.sampled_from(PAYLOADS))
 
 
@@ -66,7 +66,8 @@ class Log:
 def shown(services: Services) -> tuple[Any, ...]:
     """Everything a state says, as plain values."""
     there = [
-        (s.id, str(s.kind), json.loads(s.snapshot) if s.kind is Kind.JSON else s.snapshot) for s in services
+        (s.id, str(s.kind), json.loads(s.snapshot) if s.kind is ServiceKind.JSON else s.snapshot)
+        for s in services
     ]
     return (services.policy.auto, services.policy.max), there
 
@@ -77,11 +78,11 @@ class ServicesFollowTheLog(RuleBasedStateMachine):
         self.model = Model()
         self.log = Log()
         self.services = Services()
-        self.state = State(self.services)
+        self.state = HubState(self.services)
         self.held: list[Service] = []
 
     @rule(name=st.sampled_from(IDS), kind=kinds)
-    def create(self, name: str, kind: Kind) -> None:
+    def create(self, name: str, kind: ServiceKind) -> None:
         self.model.create(name, kind)
         self.apply(create(name, kind))
 
@@ -96,7 +97,7 @@ class ServicesFollowTheLog(RuleBasedStateMachine):
     @rule(auto=st.booleans(), most=st.sampled_from(MAXES))
     def policy(self, auto: bool, most: int) -> None:
         self.model.policy = (auto, most)
-        self.apply(obey(Policy(auto, most)))
+        self.apply(obey(ServicePolicy(auto, most)))
 
     @rule(topic=topics, payloads=st.lists(st.sampled_from(PAYLOADS), min_size=1, max_size=3))
     def one_topic(self, topic: str, payloads: list[bytes]) -> None:
@@ -125,7 +126,7 @@ class ServicesFollowTheLog(RuleBasedStateMachine):
         """From a snapshot at this very point."""
         seq, sections = self.state.seq, self.state.sections()
         self.services = Services()
-        self.state = State(self.services)
+        self.state = HubState(self.services)
         self.state.load(seq, sections)
 
     @invariant()
@@ -138,7 +139,7 @@ class ServicesFollowTheLog(RuleBasedStateMachine):
         """However the log is cut into batches and snapshots, it gives the same state."""
         kept = self.state.sections()[Services.name]
         for batches in (self.log.batches, self.log.sealed()):
-            state = State(services := Services())
+            state = HubState(services := Services())
             for batch in batches:
                 state.apply(batch)
             assert services.dump() == kept
@@ -166,50 +167,50 @@ class Watched:
     def __init__(self) -> None:
         self.log = Log()
         self.services = Services()
-        self.state = State(self.services)
-        self.events: list[Event] = []
+        self.state = HubState(self.services)
+        self.events: list[ServiceEvent] = []
         self.services.observer = self.events.append
 
-    def apply(self, *batches: Batch) -> list[Event]:
+    def apply(self, *batches: Batch) -> list[ServiceEvent]:
         for batch in batches:
             self.state.apply(self.log.append(batch))
         told, self.events[:] = list(self.events), []
         return told
 
-    def message(self, topic: str, payload: bytes) -> list[Event]:
+    def message(self, topic: str, payload: bytes) -> list[ServiceEvent]:
         return self.apply(Batch(Run.one(payload), origin="spp", topic=topic))
 
 
 def test_each_step_is_told(watched: Watched) -> None:
-    (created,) = watched.apply(create("a", Kind.JSON))
+    (created,) = watched.apply(create("a", ServiceKind.JSON))
     service = watched.services.get("a")
     assert service is not None
-    assert created == Created(service, None)
-    assert watched.message("a", b'{"x": 1}') == [Changed(service, b'{"x": 1}', {})]
-    assert watched.message("a", b'{"x": 1}') == [Changed(service, b'{"x": 1}', {"x": 1})], (
+    assert created == ServiceCreated(service, None)
+    assert watched.message("a", b'{"x": 1}') == [ServiceChanged(service, b'{"x": 1}', {})]
+    assert watched.message("a", b'{"x": 1}') == [ServiceChanged(service, b'{"x": 1}', {"x": 1})], (
         "nothing changes, it is told"
     )
     assert (service.created, service.seq, service.snapshot) == (1, 3, b'{"x":1}')
-    assert watched.apply(remove("a")) == [Removed(service)]
+    assert watched.apply(remove("a")) == [ServiceRemoved(service)]
     assert watched.apply(remove("a")) == []
     assert watched.services.get("a") is None
 
 
 def test_creating_what_is_there_changes_nothing(watched: Watched) -> None:
-    watched.apply(create("a", Kind.JSON))
+    watched.apply(create("a", ServiceKind.JSON))
     watched.message("a", b'{"x":1}')
-    assert watched.apply(create("a", Kind.LAST)) == []
-    assert watched.services.kind("a") is Kind.JSON
+    assert watched.apply(create("a", ServiceKind.LAST)) == []
+    assert watched.services.kind("a") is ServiceKind.JSON
 
 
 @pytest.mark.parametrize(
     "bad", [b"", b"1", b"[]", b"null", b"{", b"\xff", b'{"a":' * 100 + b"1" + b"}" * 100]
 )
 def test_what_a_json_service_cannot_take_is_refused(watched: Watched, bad: bytes) -> None:
-    watched.apply(create("a", Kind.JSON))
+    watched.apply(create("a", ServiceKind.JSON))
     watched.message("a", b'{"x":1}')
     (refused,) = watched.message("a", bad)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ChangeRefused)
     assert (refused.service_id, refused.seq) == ("a", 3)
     service = watched.services.get("a")
     assert service is not None
@@ -217,15 +218,15 @@ def test_what_a_json_service_cannot_take_is_refused(watched: Watched, bad: bytes
 
 
 def test_a_removed_object_goes_on_for_those_who_hold_it(watched: Watched) -> None:
-    watched.apply(create("a", Kind.JSON))
+    watched.apply(create("a", ServiceKind.JSON))
     watched.message("a", b'{"x":1}')
     old = watched.services.get("a")
     assert old is not None
     watched.apply(remove("a"))
-    assert watched.message("a", b'{"y":2}') == [Changed(old, b'{"y":2}', {"x": 1})]
-    assert isinstance(watched.message("a", b"no")[0], Refused)
-    (created,) = watched.apply(create("a", Kind.LAST))
-    assert isinstance(created, Created)
+    assert watched.message("a", b'{"y":2}') == [ServiceChanged(old, b'{"y":2}', {"x": 1})]
+    assert isinstance(watched.message("a", b"no")[0], ChangeRefused)
+    (created,) = watched.apply(create("a", ServiceKind.LAST))
+    assert isinstance(created, ServiceCreated)
     assert created.instead is old
     assert created.service is watched.services.get("a")
     watched.message("a", b"new")
@@ -234,30 +235,30 @@ def test_a_removed_object_goes_on_for_those_who_hold_it(watched: Watched) -> Non
 
 
 def test_a_removed_object_that_nobody_holds_is_gone(watched: Watched) -> None:
-    watched.apply(create("a", Kind.JSON), remove("a"))
+    watched.apply(create("a", ServiceKind.JSON), remove("a"))
     assert watched.message("a", b'{"y":2}') == []
-    assert watched.services.kind("a") is Kind.JSON
-    (created,) = watched.apply(create("a", Kind.LAST))
-    assert isinstance(created, Created)
+    assert watched.services.kind("a") is ServiceKind.JSON
+    (created,) = watched.apply(create("a", ServiceKind.LAST))
+    assert isinstance(created, ServiceCreated)
     assert created.instead is None
 
 
 def test_only_an_explicit_create_offers_a_removed_id_again(watched: Watched) -> None:
-    watched.apply(obey(Policy(auto=True)))
+    watched.apply(obey(ServicePolicy(auto=True)))
     watched.message("a", b"1")
-    assert watched.services.kind("a") is Kind.LAST
+    assert watched.services.kind("a") is ServiceKind.LAST
     watched.apply(remove("a"))
     assert watched.message("a", b"2") == []
     assert watched.services.get("a") is None
-    watched.apply(create("a", Kind.LAST))
+    watched.apply(create("a", ServiceKind.LAST))
     assert watched.services.get("a") is not None
 
 
 def test_removed_ids_are_remembered_up_to_a_bound(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REMOVED", 2)
-    watched.apply(obey(Policy(auto=True)))
+    watched.apply(obey(ServicePolicy(auto=True)))
     for name in "abc":
-        watched.apply(create(name, Kind.LAST), remove(name))
+        watched.apply(create(name, ServiceKind.LAST), remove(name))
     watched.message("a", b"1")
     watched.message("b", b"1")
     assert [service.id for service in watched.services] == ["a"]
@@ -267,9 +268,9 @@ def test_a_forgotten_id_comes_back_though_somebody_holds_the_old_object(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_REMOVED", 1)
-    watched.apply(obey(Policy(auto=True)), create("a", Kind.LAST))
+    watched.apply(obey(ServicePolicy(auto=True)), create("a", ServiceKind.LAST))
     held = watched.services.get("a")
-    watched.apply(remove("a"), create("b", Kind.LAST), remove("b"))
+    watched.apply(remove("a"), create("b", ServiceKind.LAST), remove("b"))
     watched.message("a", b"1")
     assert watched.services.get("a") is not None
     assert watched.services.get("a") is not held
@@ -277,57 +278,57 @@ def test_a_forgotten_id_comes_back_though_somebody_holds_the_old_object(
 
 def test_a_policy_is_obeyed_at_its_place(watched: Watched) -> None:
     watched.message("early", b"1")
-    watched.apply(obey(Policy(auto=True, max=2)))
+    watched.apply(obey(ServicePolicy(auto=True, max=2)))
     watched.message("a", b"1")
     watched.message("b", b"1")
     (refused,) = watched.message("c", b"1")
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ChangeRefused)
     assert refused.reason == "services_max"
-    watched.apply(obey(Policy(auto=False, max=1)))
+    watched.apply(obey(ServicePolicy(auto=False, max=1)))
     assert [service.id for service in watched.services] == ["a", "b"], "those that are there stay"
-    watched.apply(remove("a"), remove("b"), create("d", Kind.LAST))
+    watched.apply(remove("a"), remove("b"), create("d", ServiceKind.LAST))
     assert [service.id for service in watched.services] == ["d"]
 
 
 def test_a_topic_that_spp_could_not_name_creates_nothing(watched: Watched) -> None:
-    watched.apply(obey(Policy(auto=True)))
-    assert isinstance(watched.message("x" * (MAX_SERVICE + 1), b"1")[0], Refused)
+    watched.apply(obey(ServicePolicy(auto=True)))
+    assert isinstance(watched.message("x" * (MAX_SERVICE + 1), b"1")[0], ChangeRefused)
     assert watched.message("", b"1") == []
-    assert isinstance(watched.message("x" * MAX_SERVICE, b"1")[0], Created)
+    assert isinstance(watched.message("x" * MAX_SERVICE, b"1")[0], ServiceCreated)
 
 
 def test_an_entry_is_no_message(watched: Watched) -> None:
     """Not even where its topic is a service's id."""
-    watched.apply(create("hold/a", Kind.LAST))
+    watched.apply(create("hold/a", ServiceKind.LAST))
     assert watched.apply(entry("hold", "a", b'{"seq": 1}')) == []
     rows = Batch(
         Run.of([b'{"seq":1}', b"yes"]), topic="hold/a", columns=column("origin", [NOT_A_MESSAGE, "spp"])
     )
     (changed,) = watched.apply(rows)
-    assert isinstance(changed, Changed)
+    assert isinstance(changed, ServiceChanged)
     assert changed.change == b"yes"
 
 
 def test_an_object_always_fits_the_packet_that_carries_it_whole(watched: Watched) -> None:
-    watched.apply(create("a", Kind.JSON), create("b", Kind.LAST))
+    watched.apply(create("a", ServiceKind.JSON), create("b", ServiceKind.LAST))
     room = MAX_PACKET - 8 - 1
     half = b'{"%s":"' + b"x" * (room // 2) + b'"}'
-    assert isinstance(watched.message("a", half % b"one")[0], Changed)
-    assert isinstance(watched.message("a", half % b"two")[0], Refused)
+    assert isinstance(watched.message("a", half % b"one")[0], ServiceChanged)
+    assert isinstance(watched.message("a", half % b"two")[0], ChangeRefused)
     service = watched.services.get("a")
     assert service is not None
     assert list(service.value) == ["one"]
-    assert isinstance(watched.message("a", half % b"one")[0], Changed), (
+    assert isinstance(watched.message("a", half % b"one")[0], ServiceChanged), (
         "in the place of what is there, there is room"
     )
-    assert isinstance(watched.message("b", b"x" * room)[0], Changed)
-    assert isinstance(watched.message("b", b"x" * (room + 1))[0], Refused)
+    assert isinstance(watched.message("b", b"x" * room)[0], ServiceChanged)
+    assert isinstance(watched.message("b", b"x" * (room + 1))[0], ChangeRefused)
 
 
 def test_services_come_in_the_order_of_their_creation(watched: Watched) -> None:
     for name in "abcd":
-        watched.apply(create(name, Kind.LAST))
-    watched.apply(remove("b"), create("b", Kind.JSON))
+        watched.apply(create(name, ServiceKind.LAST))
+    watched.apply(remove("b"), create("b", ServiceKind.JSON))
     assert [service.id for service in watched.services] == ["a", "c", "d", "b"]
     assert [service.id for service in watched.services.after(0, 2)] == ["a", "c"]
     assert [service.id for service in watched.services.after(3, 9)] == ["d", "b"]
@@ -335,7 +336,7 @@ def test_services_come_in_the_order_of_their_creation(watched: Watched) -> None:
 
 
 def test_values_that_were_taken_stay_as_they_were(watched: Watched) -> None:
-    watched.apply(create("a", Kind.JSON))
+    watched.apply(create("a", ServiceKind.JSON))
     watched.message("a", b'{"x":{"y":1}}')
     service = watched.services.get("a")
     assert service is not None
@@ -346,18 +347,18 @@ def test_values_that_were_taken_stay_as_they_were(watched: Watched) -> None:
 
 @pytest.mark.parametrize("bad", ["", "x" * (MAX_SERVICE + 1), "\ud800"])
 def test_an_id_that_cannot_be_is_our_callers_mistake(bad: str) -> None:
-    for make in (lambda: create(bad, Kind.LAST), lambda: remove(bad)):
+    for make in (lambda: create(bad, ServiceKind.LAST), lambda: remove(bad)):
         with pytest.raises((UsageError, LimitError)):
             make()
 
 
 def test_entries_read_as_the_page_has_them() -> None:
-    assert (create("a/b", Kind.JSON).topic, create("a/b", Kind.JSON).run[0]) == (
+    assert (create("a/b", ServiceKind.JSON).topic, create("a/b", ServiceKind.JSON).run[0]) == (
         "service/a/b",
         b'{"create":"json"}',
     )
     assert (remove("a").topic, remove("a").run[0]) == ("service/a", b'{"remove":true}')
-    assert (obey(Policy(True, 5)).topic, msgspec.json.decode(obey(Policy(True, 5)).run[0])) == (
+    assert (obey(ServicePolicy(True, 5)).topic, msgspec.json.decode(obey(ServicePolicy(True, 5)).run[0])) == (
         "service/",
         {"auto": True, "max": 5},
     )

@@ -10,9 +10,9 @@ import pytest
 
 from headrace.errors import FullError, LimitError, RefusedError, StorageError, UsageError
 from headrace.hub.sequence import Hub
-from headrace.hub.services.objects import Kind, Policy, Services, create, obey, remove
-from headrace.hub.services.publish import Change, Changes, Use, uses
-from headrace.hub.state import State
+from headrace.hub.services.objects import ServiceKind, ServicePolicy, Services, create, obey, remove
+from headrace.hub.services.publish import ServiceChange, ServicePublishing, ServiceUse, uses
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Message
 
@@ -23,20 +23,20 @@ class House:
     def __init__(self, directory: Path) -> None:
         self.log = Log.open(directory)
         self.services = Services()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(self.services))
-        self.changes = Changes(self.hub, self.services)
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(self.services))
+        self.changes = ServicePublishing(self.hub, self.services)
 
     def publish(self, *changes: tuple[str, bytes]) -> list[str]:
         """Publish, and give the reasons for what is refused."""
         rejected = self.changes.publish(
-            [Change(*change) for change in changes], origin="spp", publisher="somebody"
+            [ServiceChange(*change) for change in changes], origin="spp", publisher="somebody"
         )
         return [each.reason for each in rejected]
 
     def entries(self) -> list[Message]:
         return [one for batch in self.log.scan(1) for one in batch]
 
-    def shown(self) -> dict[str, tuple[Kind, bytes]]:
+    def shown(self) -> dict[str, tuple[ServiceKind, bytes]]:
         return {service.id: (service.kind, service.snapshot) for service in self.services}
 
 
@@ -55,7 +55,7 @@ def test_a_creation_precedes_the_change_that_needs_it(house: House) -> None:
         ("spp", "a", b'{"x":1}'),
     ]
     assert house.entries()[1].publisher == "somebody"
-    assert house.shown() == {"a": (Kind.JSON, b'{"x":1}')}
+    assert house.shown() == {"a": (ServiceKind.JSON, b'{"x":1}')}
 
 
 def test_what_is_under_way_counts(house: House) -> None:
@@ -63,23 +63,25 @@ def test_what_is_under_way_counts(house: House) -> None:
     assert house.publish(("a", b'{"x":1}')) == []
     assert house.publish(("a", b"no object"), ("a", b'{"y":2}')) == ["malformed"]
     house.hub.turn(1)
-    assert house.shown() == {"a": (Kind.JSON, b'{"x":1,"y":2}')}
+    assert house.shown() == {"a": (ServiceKind.JSON, b'{"x":1,"y":2}')}
     assert len(house.entries()) == 3
 
 
 def test_changes_of_several_services_are_one_batch(house: House) -> None:
     assert house.publish(("a", b"1"), ("b", b'{"x":1}'), ("a", b"2")) == []
     ends: list[Batch | StorageError] = []
-    assert house.changes.publish([Change("a", b"3")], origin="spp", publisher="", done=ends.append) == []
+    assert (
+        house.changes.publish([ServiceChange("a", b"3")], origin="spp", publisher="", done=ends.append) == []
+    )
     house.hub.turn(1)
-    assert house.shown() == {"a": (Kind.LAST, b"3"), "b": (Kind.JSON, b'{"x":1}')}
+    assert house.shown() == {"a": (ServiceKind.LAST, b"3"), "b": (ServiceKind.JSON, b'{"x":1}')}
     (end,) = ends
     assert isinstance(end, Batch)
     assert end.first == 6
 
 
 def test_a_removed_id_is_not_created_again(house: House) -> None:
-    house.hub.submit(create("a", Kind.JSON))
+    house.hub.submit(create("a", ServiceKind.JSON))
     house.hub.submit(remove("a"))
     house.hub.turn(1)
     assert house.publish(("a", b"no object")) == ["malformed"]
@@ -104,7 +106,7 @@ def test_what_can_be_no_service(house: House, change: tuple[str, bytes], reason:
 
 
 def test_no_more_than_the_policy_allows(house: House) -> None:
-    house.hub.submit(obey(Policy(max=2)))
+    house.hub.submit(obey(ServicePolicy(max=2)))
     house.hub.turn(1)
     assert house.publish(("a", b"1"), ("b", b"1"), ("c", b"1"), ("a", b"2")) == ["services_max"]
     house.hub.turn(2)
@@ -128,10 +130,10 @@ def test_who_waits_for_a_creation_is_told_when_it_is_done(house: House) -> None:
 
 
 def test_an_earlier_creation_by_somebody_else_holds(house: House) -> None:
-    house.hub.submit(create("a", Kind.JSON))
+    house.hub.submit(create("a", ServiceKind.JSON))
     assert house.publish(("a", b"last, as far as anybody knew")) == []
     house.hub.turn(1)
-    assert house.shown() == {"a": (Kind.JSON, b"{}")}
+    assert house.shown() == {"a": (ServiceKind.JSON, b"{}")}
 
 
 def test_nothing_is_remembered_of_a_creation_that_failed(
@@ -146,10 +148,10 @@ def test_nothing_is_remembered_of_a_creation_that_failed(
         house.hub.turn(1)
     assert house.publish(("a", b"1")) == []
     house.hub.turn(2)
-    assert house.shown() == {"a": (Kind.LAST, b"1")}
+    assert house.shown() == {"a": (ServiceKind.LAST, b"1")}
 
 
-def used(*changes: tuple[str, bytes]) -> dict[str, Use]:
+def used(*changes: tuple[str, bytes]) -> dict[str, ServiceUse]:
     topics, payloads = zip(*changes, strict=True)
     columns = [pa.array(topics, pa.string()), pa.array(payloads, pa.binary())]
     return uses([pa.record_batch(columns, names=["topic", "payload"])])
@@ -157,7 +159,11 @@ def used(*changes: tuple[str, bytes]) -> dict[str, Use]:
 
 def test_how_changes_use_services() -> None:
     got = used(("a", b"{}"), ("b", b"x"), ("a", b"odd"), ("a", b"odder"), ("c", b'{"y":1}'), ("c", b"{}"))
-    assert got == {"a": Use(Kind.JSON, b"odd"), "b": Use(Kind.LAST, b"x"), "c": Use(Kind.JSON, None)}
+    assert got == {
+        "a": ServiceUse(ServiceKind.JSON, b"odd"),
+        "b": ServiceUse(ServiceKind.LAST, b"x"),
+        "c": ServiceUse(ServiceKind.JSON, None),
+    }
     assert list(got) == ["a", "b", "c"]
 
 
@@ -176,7 +182,7 @@ def test_what_is_too_deep_for_an_object_is_a_value_like_any_other(house: House) 
 def test_room_is_made_for_all_or_for_none(house: House) -> None:
     house.changes.make_room(used(("a", b"{}"), ("b", b"x")))
     house.hub.turn(1)
-    assert house.shown() == {"a": (Kind.JSON, b"{}"), "b": (Kind.LAST, b"")}
+    assert house.shown() == {"a": (ServiceKind.JSON, b"{}"), "b": (ServiceKind.LAST, b"")}
     for bad, code in (
         ([("c", b"{}"), ("a", b"no object")], "malformed"),
         ([("c", b"{}"), ("c", b"no object")], "malformed"),
@@ -189,7 +195,7 @@ def test_room_is_made_for_all_or_for_none(house: House) -> None:
         house.changes.make_room(used(("a", b"\xff\x00")))
     with pytest.raises(UsageError):
         house.changes.make_room(used(("c", b"{}"), ("", b"x")))
-    house.hub.submit(obey(Policy(max=3)))
+    house.hub.submit(obey(ServicePolicy(max=3)))
     house.hub.turn(2)
     with pytest.raises(RefusedError, match=r"services\.max"):
         house.changes.make_room(used(("c", b"{}"), ("d", b"{}")))

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.hub.counters import Counters
 from headrace.hub.services import subscribers as module
 from headrace.hub.services.merge_patch import apply
-from headrace.hub.services.objects import Kind, Services, create, remove
-from headrace.hub.services.subscribers import Audience, Session
-from headrace.hub.state import State
+from headrace.hub.services.objects import ServiceKind, Services, create, remove
+from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
+from headrace.hub.state import HubState
 from headrace.message import Batch, Run
 from headrace.wire.spp import ClientDecoder, Info, Offer, Removed, ServerFrame
 
@@ -35,9 +35,9 @@ class Hub:
 
     def __init__(self) -> None:
         self.services = Services()
-        self.state = State(self.services)
+        self.state = HubState(self.services)
         self.counters = Counters()
-        self.audience = Audience(self.services, self.counters)
+        self.audience = ServiceSubscribers(self.services, self.counters)
 
     def commit(self, *batches: Batch) -> None:
         for batch in batches:
@@ -62,7 +62,7 @@ class Client:
         self.cut_off = ""
         self._decoder = ClientDecoder()
         self._due = False
-        self.session: Session = hub.audience.join(self)
+        self.session: ServiceSession = hub.audience.join(self)
         self.session.pay()
         self.turn()
 
@@ -129,7 +129,7 @@ class Client:
 
     def _inform(self, name: str, message: bytes) -> None:
         # SPP does not tell a service's kind: this client has been told otherwise.
-        is_json = self.session.subscriptions[name].kind is Kind.JSON
+        is_json = self.session.subscriptions[name].kind is ServiceKind.JSON
         value = json.loads(message) if is_json else message
         if name in self.whole:
             there = self.hub.services.get(name) is not None
@@ -150,16 +150,16 @@ class EverySessionCatchesUp(RuleBasedStateMachine):
     def join(self, room: int | None) -> None:
         self.clients.append(Client(self.hub, room))
 
-    @rule(name=st.sampled_from(IDS), kind=st.sampled_from(Kind))
-    def create(self, name: str, kind: Kind) -> None:
+    @rule(name=st.sampled_from(IDS), kind=st.sampled_from(ServiceKind))
+    def create(self, name: str, kind: ServiceKind) -> None:
         self.commit(create(name, kind))
 
     @rule(name=st.sampled_from(IDS))
     def remove(self, name: str) -> None:
         self.commit(remove(name))
 
-    @rule(name=st.sampled_from(IDS), kind=st.sampled_from(Kind), change=st.sampled_from(CHANGES))
-    def replace_in_one_commit(self, name: str, kind: Kind, change: bytes) -> None:
+    @rule(name=st.sampled_from(IDS), kind=st.sampled_from(ServiceKind), change=st.sampled_from(CHANGES))
+    def replace_in_one_commit(self, name: str, kind: ServiceKind, change: bytes) -> None:
         message = Batch(Run.one(change), origin="spp", topic=name)
         self.commit(message, remove(name), message, create(name, kind), message)
 
@@ -232,7 +232,7 @@ def hub() -> Hub:
 
 
 def test_a_change_is_encoded_once_for_all(hub: Hub) -> None:
-    hub.commit(create("a", Kind.LAST))
+    hub.commit(create("a", ServiceKind.LAST))
     clients = [Client(hub) for _ in range(3)]
     for client in clients:
         client.subscribe("a")
@@ -244,7 +244,7 @@ def test_a_change_is_encoded_once_for_all(hub: Hub) -> None:
 
 
 def test_changes_of_several_services_come_in_the_order_of_the_log(hub: Hub) -> None:
-    hub.commit(create("a", Kind.LAST), create("b", Kind.LAST), create("c", Kind.LAST))
+    hub.commit(create("a", ServiceKind.LAST), create("b", ServiceKind.LAST), create("c", ServiceKind.LAST))
     both, alike, one = Client(hub), Client(hub), Client(hub)
     for client in (both, alike):
         client.subscribe("b")
@@ -259,7 +259,7 @@ def test_changes_of_several_services_come_in_the_order_of_the_log(hub: Hub) -> N
 
 
 def test_who_lags_gets_one_change_from_what_it_had_to_now(hub: Hub) -> None:
-    hub.commit(create("j", Kind.JSON), create("l", Kind.LAST))
+    hub.commit(create("j", ServiceKind.JSON), create("l", ServiceKind.LAST))
     hub.publish(("j", b'{"keep":1,"drop":2,"deep":{"a":1,"b":2}}'), ("l", b"zero"))
     clients = [Client(hub), Client(hub)]
     for client in clients:
@@ -282,7 +282,7 @@ def test_who_lags_gets_one_change_from_what_it_had_to_now(hub: Hub) -> None:
 
 
 def test_who_lags_and_comes_back_to_the_same_gets_an_empty_change(hub: Hub) -> None:
-    hub.commit(create("j", Kind.JSON))
+    hub.commit(create("j", ServiceKind.JSON))
     client = Client(hub)
     client.subscribe("j")
     client.session.pause()
@@ -293,7 +293,7 @@ def test_who_lags_and_comes_back_to_the_same_gets_an_empty_change(hub: Hub) -> N
 
 
 def test_subscribing_again_gives_a_fresh_snapshot_and_no_second_subscription(hub: Hub) -> None:
-    hub.commit(create("a", Kind.LAST))
+    hub.commit(create("a", ServiceKind.LAST))
     client = Client(hub)
     client.subscribe("a")
     client.subscribe("a")
@@ -302,7 +302,7 @@ def test_subscribing_again_gives_a_fresh_snapshot_and_no_second_subscription(hub
 
 
 def test_however_often_a_full_session_subscribes_it_is_owed_one_snapshot(hub: Hub) -> None:
-    hub.commit(create("a", Kind.LAST))
+    hub.commit(create("a", ServiceKind.LAST))
     client = Client(hub)
     client.session.pause()
     for _ in range(100):
@@ -315,7 +315,7 @@ def test_however_often_a_full_session_subscribes_it_is_owed_one_snapshot(hub: Hu
 
 def test_a_new_session_is_offered_everything_in_slices(hub: Hub) -> None:
     names = [f"s{number}" for number in range(3 * module.SLICE)]
-    hub.commit(*(create(name, Kind.LAST) for name in names))
+    hub.commit(*(create(name, ServiceKind.LAST) for name in names))
     client = Client(hub, room=1)
     assert client.session.paused
     assert client.offered == names[: module.SLICE]
@@ -328,7 +328,7 @@ def test_a_new_session_is_offered_everything_in_slices(hub: Hub) -> None:
 
 def test_a_snapshot_waits_for_its_offer(hub: Hub) -> None:
     names = [f"s{number}" for number in range(2 * module.SLICE)]
-    hub.commit(*(create(name, Kind.LAST) for name in names))
+    hub.commit(*(create(name, ServiceKind.LAST) for name in names))
     client = Client(hub, room=1)
     client.room = None
     client.session.paused = False
@@ -339,10 +339,10 @@ def test_a_snapshot_waits_for_its_offer(hub: Hub) -> None:
 
 
 def test_news_of_a_removal_only_for_who_was_offered(hub: Hub) -> None:
-    hub.commit(create("a", Kind.LAST))
+    hub.commit(create("a", ServiceKind.LAST))
     old = Client(hub)
     old.session.pause()
-    hub.commit(create("b", Kind.LAST))
+    hub.commit(create("b", ServiceKind.LAST))
     hub.commit(remove("b"), remove("a"))
     old.resume()
     assert old.taken() == [Offer("a"), Removed("a")]
@@ -350,30 +350,30 @@ def test_news_of_a_removal_only_for_who_was_offered(hub: Hub) -> None:
 
 
 def test_the_old_objects_subscribers_move_to_the_new_one(hub: Hub) -> None:
-    hub.commit(create("a", Kind.JSON))
+    hub.commit(create("a", ServiceKind.JSON))
     client = Client(hub)
     client.subscribe("a")
     hub.publish(("a", b'{"x":1}'))
     hub.commit(remove("a"))
     hub.publish(("a", b'{"y":1}'))
     client.taken()
-    hub.commit(create("a", Kind.LAST))
+    hub.commit(create("a", ServiceKind.LAST))
     hub.publish(("a", b"new"))
     assert client.taken() == [Offer("a"), Info("a", b""), Info("a", b"new")]
 
 
 def test_what_happened_to_the_old_object_is_sent_before_the_new_one(hub: Hub) -> None:
-    hub.commit(create("a", Kind.LAST))
+    hub.commit(create("a", ServiceKind.LAST))
     client = Client(hub)
     client.subscribe("a")
     client.taken()
     old, new = (Batch(Run.one(value), origin="spp", topic="a") for value in (b"old", b"new"))
-    hub.commit(old, remove("a"), create("a", Kind.LAST), new)
+    hub.commit(old, remove("a"), create("a", ServiceKind.LAST), new)
     assert client.taken() == [Info("a", b"old"), Removed("a"), Offer("a"), Info("a", b"new")]
 
 
 def test_what_cannot_change_a_service_is_counted(hub: Hub) -> None:
-    hub.commit(create("a", Kind.JSON))
+    hub.commit(create("a", ServiceKind.JSON))
     client = Client(hub)
     client.subscribe("a")
     client.taken()
@@ -384,7 +384,7 @@ def test_what_cannot_change_a_service_is_counted(hub: Hub) -> None:
 
 def test_who_lags_in_more_than_can_be_kept_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_BYTES", 100)
-    hub.commit(create("a", Kind.JSON), create("b", Kind.JSON), create("l", Kind.LAST))
+    hub.commit(create("a", ServiceKind.JSON), create("b", ServiceKind.JSON), create("l", ServiceKind.LAST))
     for name in "ab":
         hub.publish((name, b'{"x":"' + b"x" * 60 + b'"}'))
     client, other = Client(hub), Client(hub)
@@ -402,7 +402,7 @@ def test_who_lags_in_more_than_can_be_kept_is_cut_off(hub: Hub, monkeypatch: pyt
 
 def test_a_way_too_long_for_a_packet_cuts_off(hub: Hub) -> None:
     """The old object fits a packet and so does the new one, but not the nulls for all that is gone."""
-    hub.commit(create("a", Kind.JSON))
+    hub.commit(create("a", ServiceKind.JSON))
     for part in range(8):
         hub.publish(("a", json.dumps({f"{part}{n}" + "k" * 90: 1 for n in range(10_000)}).encode()))
     client = Client(hub)
@@ -421,12 +421,14 @@ def test_the_last_subscriber_may_be_cut_off_while_it_moves_to_a_new_object(
 ) -> None:
     monkeypatch.setattr(module, "HELD_BYTES", 50)
     hub = Hub()
-    hub.commit(create("a", Kind.JSON))
+    hub.commit(create("a", ServiceKind.JSON))
     hub.publish(("a", b'{"x":"' + b"x" * 60 + b'"}'))
     client = Client(hub)
     client.subscribe("a")
     client.session.pause()
-    hub.commit(Batch(Run.one(b'{"y":1}'), origin="spp", topic="a"), remove("a"), create("a", Kind.JSON))
+    hub.commit(
+        Batch(Run.one(b'{"y":1}'), origin="spp", topic="a"), remove("a"), create("a", ServiceKind.JSON)
+    )
     assert client.cut_off
     other = Client(hub)
     assert other.subscribe("a")

@@ -11,7 +11,7 @@ from tests.log.written import NAME, Written
 
 from headrace.log import Log
 from headrace.log.damage import inspection, verify
-from headrace.log.damage.inspection import Problem, survey_tail
+from headrace.log.damage.inspection import Problem, inspect_tail
 from headrace.log.damage.verify import Progress
 from headrace.log.tail import HEADER_BYTES
 
@@ -132,8 +132,8 @@ class TestFindings:
             25,
             None,
         )
-        surveyed = survey_tail(written.path(25, "open"))
-        assert [(stretch.first, stretch.last) for stretch in surveyed.stretches] == [(25, 30)]
+        inspected = inspect_tail(written.path(25, "open"))
+        assert [(good.first, good.last) for good in inspected.good] == [(25, 30)]
 
 
 class TestRunningHubs:
@@ -143,13 +143,13 @@ class TestRunningHubs:
         path = written.path(25, "open")
         whole = path.read_bytes()
         path.write_bytes(whole[:-10])
-        original = verify.survey_tail
+        original = verify.inspect_tail
 
-        def meanwhile(which: Path) -> inspection.Surveyed:
+        def meanwhile(which: Path) -> inspection.InspectedSegment:
             path.write_bytes(whole)
             return original(which)
 
-        monkeypatch.setattr(verify, "survey_tail", meanwhile)
+        monkeypatch.setattr(verify, "inspect_tail", meanwhile)
         assert problems(written.directory) == []
 
     def test_an_append_that_a_busy_machine_does_not_come_to(self, written: Written) -> None:
@@ -163,10 +163,10 @@ class TestRunningHubs:
 
     def test_sealing_and_trimming_under_way(self, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
         log = Log.open(written.directory)
-        original = inspection.survey_segment
+        original = inspection.inspect_segment
         done = []
 
-        def meanwhile(directory: Path, number: int) -> inspection.Surveyed | None:
+        def meanwhile(directory: Path, number: int) -> inspection.InspectedSegment | None:
             if not done:
                 seal_all(log)
                 append(log, b"next")
@@ -175,7 +175,7 @@ class TestRunningHubs:
                 done.append(log.first)
             return original(directory, number)
 
-        monkeypatch.setattr(inspection, "survey_segment", meanwhile)
+        monkeypatch.setattr(inspection, "inspect_segment", meanwhile)
         assert problems(written.directory) == []
         assert done
         log.close()
@@ -195,13 +195,13 @@ class TestRunningHubs:
             return found
 
         monkeypatch.setattr(verify.snapshot, "paths", vanishing)
-        surveyed = verify.survey_tail
+        inspected = verify.inspect_tail
 
-        def gone(path: Path) -> inspection.Surveyed:
+        def gone(path: Path) -> inspection.InspectedSegment:
             path.unlink(missing_ok=True)
-            return surveyed(path)
+            return inspected(path)
 
-        monkeypatch.setattr(verify, "survey_tail", gone)
+        monkeypatch.setattr(verify, "inspect_tail", gone)
         assert problems(written.directory) == []
 
     def test_for_real(self, tmp_path: Path) -> None:

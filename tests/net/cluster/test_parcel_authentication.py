@@ -1,4 +1,4 @@
-"""Tags behind parcels: what passes between two ends that share a key, and everything that does not."""
+"""Tags after parcels: what passes between two ends that share a key, and everything that does not."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State as HubState
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.log.replication_frames import pack
 from headrace.message import Batch, Run

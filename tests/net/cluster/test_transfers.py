@@ -11,7 +11,7 @@ import pytest
 from headrace.cluster.effects import Serve
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State, entry
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.replication_frames import unpack
 from headrace.log.snapshot import Snapshot, parse
@@ -21,7 +21,7 @@ from headrace.net.cluster.transfers import MAKE_SECONDS, Snapshots, between, ser
 from headrace.wire.parcel.body import GetSnapshot, Mode, NewState, NodeInfo, SnapshotPart
 
 
-class Counting(State):
+class Counting(HubState):
     """A state that knows how often a snapshot was made of it."""
 
     made = 0
@@ -86,7 +86,7 @@ def test_it_comes_whole_in_pieces(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     (snapshot,) = scene.fetched
     assert snapshot is not None
     assert (snapshot.uuid, snapshot.seq) == (scene.log.uuid, 2)
-    assert snapshot.sections == State.sections(scene.state)
+    assert snapshot.sections == HubState.sections(scene.state)
     assert scene.state.made == 1
 
 

@@ -174,7 +174,7 @@ class TestSlow:
         reading = asyncio.ensure_future(quick.delivers(1, self.MESSAGES))
         await self.publish(server, dial, 1, self.MESSAGES)
         if sealed:
-            await server.upkeep.seal()
+            await server.maintenance.seal()
         assert len(await reading) == self.MESSAGES
         # Nothing was queued for it but what its transport may hold.
         stream = next(stream for stream in door(server).connections if stream.name == slow.name)

@@ -287,7 +287,7 @@ class TestRequest:
         for at in range(0, 1200, 100):
             await publisher.send(b"".join(map(push, payloads[at : at + 100])))
             await peer.delivers(at + 1, at + 100)
-        assert await server.upkeep.seal() > 2
+        assert await server.maintenance.seal() > 2
         await publisher.send(push(b"open"))
         await peer.delivers(1201, 1201)
         await peer.send(request(1, 1201))
@@ -299,7 +299,7 @@ class TestRequest:
         monkeypatch.setattr(log_maintenance, "_PAUSE", 0.01)
         server = await start("log.retain_bytes=1", "log.segment_seconds=600")
         await filled(server, dial, 5)
-        await server.upkeep.seal()
+        await server.maintenance.seal()
         await until(lambda: server.hub.log.first == 6)
         peer = await dial(server)
         await peer.send(push(b"six") + push(b"seven"))

@@ -636,7 +636,7 @@ class TestRequest:
         for _ in range(30):
             server.hub.submit(Batch(Run.of([b"a", b"b"]), origin="fyrehose"))
             server.hub.turn(0)
-        await server.upkeep.seal()
+        await server.maintenance.seal()
         await filled(server, 10)
         peer = bind(server)
         await peer.subscribe()
@@ -668,7 +668,7 @@ class TestForward:
         monkeypatch.setattr(log_maintenance, "_PAUSE", 0.01)
         server = await start("log.retain_bytes=1", "log.segment_seconds=600")
         await filled(server, 5)
-        await server.upkeep.seal()
+        await server.maintenance.seal()
         await until(lambda: server.hub.log.first == 6)
         server.hub.submit(Batch(Run.of([b"6", b"7", b"8"]), origin="fyrehose"))
         await until(lambda: server.hub.log.head == 8)

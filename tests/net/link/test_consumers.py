@@ -336,10 +336,10 @@ async def test_what_retention_took_is_lost_and_counted(server: Server, peer: Lin
     assert (await peer.ask(op="follow", id=1, consumer="c", credit=1, **{"from": 1}))["event"] == "at"
     head, body = await peer.hear()
     assert (head["first"], head["last"]) == (1, 1)
-    await server.upkeep.seal()
+    await server.maintenance.seal()
     await publish(server, b"kept")
     kept = server.hub.log.head
-    await server.upkeep.snapshot()
+    await server.maintenance.snapshot()
     server.hub.log.retain(0, retain_bytes=0, retain_us=None, holds={})
     await peer.say(op="more", id=1, bytes=len(body))
     assert await take(peer, 1) == [kept]
@@ -398,16 +398,16 @@ async def test_holds_keep_messages_from_going_by_age(start: Start) -> None:
         await publish(server, b"a", b"b")
         await join(peer, **{"from": 2})
         assert await take(peer, 1) == [2]
-        await server.upkeep.seal()
+        await server.maintenance.seal()
         await publish(server, b"c")
         assert await take(peer, 1) == [4]
-        await server.upkeep.snapshot()
-        await server.upkeep._trim()
+        await server.maintenance.snapshot()
+        await server.maintenance._trim()
         assert server.hub.log.first == 1
         await ack(peer, (2, 4))
-        await server.upkeep.seal()
+        await server.maintenance.seal()
         await publish(server, b"d")
-        await server.upkeep.snapshot()
+        await server.maintenance.snapshot()
         await until(lambda: server.hub.log.first > 2)
 
 

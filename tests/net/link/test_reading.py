@@ -27,7 +27,7 @@ from headrace.wire.link.plain_rows import published_body
 async def test_read_brings_the_range(server: Server, peer: LinkPeer, sealed: bool) -> None:
     await fill(peer, 1000)
     if sealed:
-        assert await server.upkeep.seal() == 1
+        assert await server.maintenance.seal() == 1
     for first, last in ((1, None), (1, 1000), (17, 18), (500, 999), (1000, 5000), (1001, None), (7, 6)):
         before = delivered(server)
         got, heads = await peer.stream(op="read", id=3, first=first, last=last)
@@ -40,7 +40,7 @@ async def test_read_brings_the_range(server: Server, peer: LinkPeer, sealed: boo
 
 async def test_sealed_rows_travel_as_they_lie_on_disk(server: Server, peer: LinkPeer) -> None:
     await fill(peer, 1000)
-    await server.upkeep.seal()
+    await server.maintenance.seal()
     await peer.say(op="read", id=1, first=400)
     head, body = await peer.hear()
     assert (head["first"], head["last"]) == (400, 1000)
@@ -49,7 +49,7 @@ async def test_sealed_rows_travel_as_they_lie_on_disk(server: Server, peer: Link
 
 async def test_of_a_sealed_batch_a_few_rows_travel_alone(server: Server, peer: LinkPeer) -> None:
     await fill(peer, 1000)
-    await server.upkeep.seal()
+    await server.maintenance.seal()
     await peer.say(op="read", id=1, first=400, last=402)
     _, body = await peer.hear()
     assert [m.seq for m in opened(body)] == [400, 401, 402]
@@ -57,7 +57,7 @@ async def test_of_a_sealed_batch_a_few_rows_travel_alone(server: Server, peer: L
 
 async def test_read_crosses_from_sealed_to_open(server: Server, peer: LinkPeer) -> None:
     await fill(peer, 300)
-    await server.upkeep.seal()
+    await server.maintenance.seal()
     await fill(peer, 300)
     got, _ = await peer.stream(op="read", id=1, first=1)
     assert [m.seq for m in got] == list(range(1, 601))
@@ -65,9 +65,9 @@ async def test_read_crosses_from_sealed_to_open(server: Server, peer: LinkPeer) 
 
 async def test_trimmed_ranges_are_named(server: Server, peer: LinkPeer) -> None:
     await fill(peer, 10)
-    await server.upkeep.seal()
+    await server.maintenance.seal()
     await fill(peer, 10)
-    await server.upkeep.snapshot()
+    await server.maintenance.snapshot()
     server.hub.log.retain(0, retain_bytes=0, retain_us=None, holds={})
     assert server.hub.log.first == 11
     for head in ({"op": "read", "first": 3, "last": 12}, {"op": "follow", "from": 3}):
@@ -113,7 +113,7 @@ async def test_filters(server: Server, peer: LinkPeer) -> None:
     red = {"colour": {"use": 1, "strval": "red"}}
     for sealed in (False, True):
         if sealed:
-            await server.upkeep.seal()
+            await server.maintenance.seal()
         for head, expected in (
             ({"topic": "a/*"}, [1, 2, 3, 4]),
             ({"topic": "a/*", "where": red}, [1, 3]),

@@ -14,7 +14,7 @@ from headrace.errors import TrimmedError
 from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.routing.subscriptions import Subscriptions, serialize_fields, subscribe
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.matching import Matches
 from headrace.message import Batch, Run
@@ -30,7 +30,7 @@ class Scene:
     def __init__(self, directory: Path) -> None:
         self.log = Log.open(directory, fsync="never")
         self.subscriptions = Subscriptions()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=State(self.subscriptions))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=HubState(self.subscriptions))
         self.matching = LocalMatcher(self.subscriptions, lambda _client, _kept: True)
         self.readers, self.thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.matched: list[tuple[int, int]] = []

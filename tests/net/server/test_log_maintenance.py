@@ -25,7 +25,7 @@ from headrace.log.store import remove_files
 from headrace.message import Batch, Run
 from headrace.net.server import log_maintenance as upkeeps
 from headrace.net.server import process as servers
-from headrace.net.server.log_maintenance import GroupCommit, Upkeep
+from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.process import Server
 
 SECOND = 1_000_000
@@ -54,14 +54,14 @@ def publish(hub: Hub, *payloads: bytes, now: int = 0) -> None:
     hub.turn(now)
 
 
-def make(hub: Hub, disk: ThreadPoolExecutor, *sets: str) -> Upkeep:
-    return Upkeep(hub, load(environ={}, sets=sets), disk)
+def make(hub: Hub, disk: ThreadPoolExecutor, *sets: str) -> LogMaintenance:
+    return LogMaintenance(hub, load(environ={}, sets=sets), disk)
 
 
 class Running:
-    """Upkeep's loops, running."""
+    """The loops of log maintenance, running."""
 
-    def __init__(self, upkeep: Upkeep) -> None:
+    def __init__(self, upkeep: LogMaintenance) -> None:
         self._upkeep = upkeep
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -194,7 +194,7 @@ class TestFsyncAlways:
         everything = b"".join(push(b"%07d" % number * 100) for number in range(count))
         with SlowDisk(server.hub.log):
             sending = asyncio.ensure_future(publisher.send(everything))
-            await until(lambda: any(stream.reading_paused for stream in backbone_of(server).tcp.connections))
+            await until(lambda: any(stream.reading_paused for stream in backbone_of(server).connections))
             assert server.hub.congested
             # Its socket is not read: what the hub holds grows no further, whatever the publisher has to say.
             await asyncio.sleep(0)
@@ -400,7 +400,7 @@ class TestSnapshots:
 
 
 class TestRetention:
-    async def segments(self, hub: Hub, upkeep: Upkeep, count: int, now: int = 0) -> None:
+    async def segments(self, hub: Hub, upkeep: LogMaintenance, count: int, now: int = 0) -> None:
         """So many sealed segments of two messages each."""
         for _ in range(count):
             publish(hub, b"a", b"b", now=now)

@@ -9,12 +9,18 @@ from tests.net.linkpeer import link_peer
 
 from headrace.errors import LimitError, MalformedError
 from headrace.net.server.process import Server
-from headrace.net.server.program_reports import BESIDE_SECONDS, MAX_BYTES, MAX_REPORTS, STALE_SECONDS, Reports
+from headrace.net.server.program_reports import (
+    BESIDE_SECONDS,
+    MAX_BYTES,
+    MAX_REPORTS,
+    STALE_SECONDS,
+    ProgramReports,
+)
 from headrace.wire.link.message import parse
 
 
 def test_the_newest_of_each_name() -> None:
-    reports = Reports()
+    reports = ProgramReports()
     reports.take("pipeline", {"state": "starting"}, 10.0)
     reports.take("pipeline", {"state": "running"}, 11.0)
     assert reports.facts(12.5) == {"pipeline": {"state": "running", "age": 1.5}}
@@ -24,14 +30,14 @@ def pipeline(pid: int, *jobs: str, state: str = "running") -> dict[str, Any]:
     return {"pid": pid, "state": state, "jobs": {job: {"of": pid} for job in jobs}}
 
 
-def shown(reports: Reports, now: float) -> tuple[int, dict[str, int], float]:
+def shown(reports: ProgramReports, now: float) -> tuple[int, dict[str, int], float]:
     facts: Any = reports.facts(now)["pipeline"]
     return facts["pid"], {name: job["of"] for name, job in facts["jobs"].items()}, facts["age"]
 
 
 def test_pipelines_beside_one_another_are_shown_together() -> None:
     """Else a status would be now of the one, now of the other."""
-    reports = Reports()
+    reports = ProgramReports()
     reports.take("pipeline", pipeline(1, "archive", "measure"), 10.0)
     reports.take("pipeline", pipeline(2, "match"), 10.5)
     assert shown(reports, 10.5) == (2, {"archive": 1, "measure": 1, "match": 2}, 0.0)
@@ -44,7 +50,7 @@ def test_pipelines_beside_one_another_are_shown_together() -> None:
 
 
 def test_a_pipeline_in_the_place_of_another_takes_its_jobs() -> None:
-    reports = Reports()
+    reports = ProgramReports()
     reports.take("pipeline", pipeline(1, "archive", "measure"), 10.0)
     reports.take("pipeline", pipeline(2, "archive"), 11.0)
     assert shown(reports, 11.0) == (2, {"archive": 2, "measure": 1}, 0.0)
@@ -55,7 +61,7 @@ def test_a_pipeline_in_the_place_of_another_takes_its_jobs() -> None:
 
 
 def test_processes_count_too() -> None:
-    reports = Reports()
+    reports = ProgramReports()
     for number in range(MAX_REPORTS):
         reports.take("pipeline", pipeline(number), 0.0)
     reports.take("pipeline", pipeline(0), 0.0)
@@ -64,7 +70,7 @@ def test_processes_count_too() -> None:
 
 
 def test_bounds() -> None:
-    reports = Reports()
+    reports = ProgramReports()
     for number in range(MAX_REPORTS):
         reports.take(str(number), {}, 0.0)
     reports.take("0", {"again": True}, 0.0)
@@ -77,7 +83,7 @@ def test_bounds() -> None:
 
 
 def test_all_together_are_bounded() -> None:
-    reports = Reports()
+    reports = ProgramReports()
     half = {"text": "x" * (MAX_BYTES // 2 - 100)}
     for name in ("a", "b", "a"):
         reports.take(name, half, 0.0)
@@ -90,7 +96,7 @@ def test_all_together_are_bounded() -> None:
 
 
 def test_too_many_give_way_too() -> None:
-    reports = Reports()
+    reports = ProgramReports()
     for number in range(MAX_REPORTS):
         reports.take(str(number), {}, 0.0)
     reports.take("0", {}, STALE_SECONDS)
@@ -128,14 +134,14 @@ async def test_over_the_link(server: Server) -> None:
 
 
 async def test_what_is_measured_is_in_the_status(server: Server) -> None:
-    from headrace.hub.services.publish import Change, Changes
+    from headrace.hub.services.publish import ServiceChange, ServicePublishing
 
-    changes = Changes(server.hub, server.services)
-    changes.publish([Change("measure/hour", b'{"messages":3}')], origin="spark", publisher="spark")
+    changes = ServicePublishing(server.hub, server.services)
+    changes.publish([ServiceChange("measure/hour", b'{"messages":3}')], origin="spark", publisher="spark")
     server._turn()
     assert server.status()["measure"] == {"hour": {"messages": 3}}
     for odd in (b'{"messages":%s}' % (b"9" * 400), b'{"messages":"%s"}' % (b"x" * 200_000)):
-        changes.publish([Change("measure/minute", odd)], origin="spp", publisher="somebody")
+        changes.publish([ServiceChange("measure/minute", odd)], origin="spp", publisher="somebody")
         server._turn()
         assert server.services.get("measure/minute") is not None
         assert server.status()["measure"] == {"hour": {"messages": 3}}

@@ -31,7 +31,7 @@ from tests.net.spp_peer import (
 )
 
 from headrace.errors import FullError
-from headrace.hub.services.objects import Kind, create, remove
+from headrace.hub.services.objects import ServiceKind, create, remove
 from headrace.message import Batch, Run
 from headrace.net.server.process import Server
 from headrace.net.spp.door import SppDoor
@@ -100,7 +100,7 @@ class TestAStrangersSession:
         await peer.send(documented("Subscribe load"))
         await until(lambda: count(server, "not_offered", door="spp") == 1)
         assert count(server, "ignored", door="spp") == 6
-        await commit(server, create("größe", Kind.LAST))
+        await commit(server, create("größe", ServiceKind.LAST))
         assert await peer.read(len(documented("Offer größe"))) == documented("Offer größe")
 
     async def test_byte_by_byte(self, server: Server, dial: Dial) -> None:
@@ -118,19 +118,19 @@ class TestOffers:
     async def test_every_service_in_the_order_of_creation_then_each_new_one(
         self, server: Server, dial: Dial
     ) -> None:
-        await commit(server, *(create(name, Kind.LAST) for name in ("c", "a", "b")))
+        await commit(server, *(create(name, ServiceKind.LAST) for name in ("c", "a", "b")))
         peer = await dial(server)
         assert [await peer.packet() for _ in range(3)] == [offer("c"), offer("a"), offer("b")]
-        await commit(server, create("d", Kind.JSON))
+        await commit(server, create("d", ServiceKind.JSON))
         assert await peer.packet() == offer("d")
-        await commit(server, remove("a"), create("a", Kind.LAST))
+        await commit(server, remove("a"), create("a", ServiceKind.LAST))
         assert [await peer.packet() for _ in range(2)] == [removed("a"), offer("a")]
         late = await dial(server)
         assert [await late.packet() for _ in range(4)] == [offer("c"), offer("b"), offer("d"), offer("a")]
 
     async def test_very_many(self, server: Server, dial: Dial) -> None:
         names = [f"service/{number}" for number in range(5_000)]
-        await commit(server, *(create(name, Kind.LAST) for name in names))
+        await commit(server, *(create(name, ServiceKind.LAST) for name in names))
         peer = await dial(server, receive_buffer=4096)
         assert [await peer.packet() for _ in names] == [offer(name) for name in names]
 
@@ -158,7 +158,7 @@ class TestSubscriptions:
         await peer.send(publish("a", b"1") + subscribe("a") * 2 + publish("a", b"2"))
         await other.send(publish("b", b"1") + subscribe("b") + unsubscribe("b") + publish("c", b"1"))
         assert await peer.until_info("a") == b"2"
-        await commit(server, message("a", b"3"), message("b", b"2"), create("end", Kind.LAST))
+        await commit(server, message("a", b"3"), message("b", b"2"), create("end", ServiceKind.LAST))
         assert await peer.until_info("a") == b"3"
         packets = [await other.packet()]
         while packets[-1] != offer("end"):
@@ -186,7 +186,7 @@ class TestSubscriptions:
         assert await peer.packet() == info("a", b'{"y":2}'), "a publish does not create it again"
         await late.send(publish("a", b"no object"))
         await until(lambda: refused(server, "malformed") == 1)
-        await commit(server, create("a", Kind.LAST), message("a", b"new"))
+        await commit(server, create("a", ServiceKind.LAST), message("a", b"new"))
         assert await peer.packet() == offer("a")
         assert await peer.packet() == info("a", b"new")
         assert [await late.packet() for _ in range(3)] == [offer("a"), removed("a"), offer("a")]
@@ -227,7 +227,7 @@ class TestPublishing:
             await peer.send(publish(name, value))
         await until(lambda: len(server.services) == len(values))
         kinds = {name: server.services.kind(name) for name in values}
-        assert kinds == {name: Kind.JSON if name == "object" else Kind.LAST for name in values}
+        assert kinds == {name: ServiceKind.JSON if name == "object" else ServiceKind.LAST for name in values}
 
     async def test_creation_and_change_are_next_to_each_other_in_the_log(
         self, server: Server, dial: Dial
@@ -437,7 +437,7 @@ class TestLagging:
 class TestAuth:
     async def test_accepted(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)
-        await commit(server, create("a", Kind.LAST))
+        await commit(server, create("a", ServiceKind.LAST))
         peer = await dial(server)
         await peer.send(subscribe("a") + publish("b", b"1"))
         await until(lambda: count(server, "unauthenticated", door="spp") == 2)
@@ -585,7 +585,7 @@ class TestRefusing:
 
     async def test_too_many_connections(self, start: Start, dial: Dial) -> None:
         server = await start("limits.connections_per_address=1")
-        await commit(server, create("a", Kind.LAST))
+        await commit(server, create("a", ServiceKind.LAST))
         first, second = await dial(server), await dial(server)
         assert await second.rest() == b""
         assert refused(server, "connections") == 1

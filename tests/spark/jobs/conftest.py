@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from tests.hubprocess import HubProcess
 
 from headrace.spark import register
-from headrace.spark.jobs.job import Run, Started, find
-from headrace.spark.options import Access
+from headrace.spark.jobs.job import JobRun, RunningJob, find
+from headrace.spark.options import HubOptions
 
 Play = Callable[..., Mapping[str, object]]
 
@@ -33,9 +33,9 @@ def play(spark: SparkSession, tmp_path: Path) -> Play:
             "path": str(tmp_path / job),
             **{name.rstrip("_"): str(value) for name, value in params.items()},
         }
-        running = Run(spark, job, Access(servers), told, find(job).PARAMETERS, available_now=True)
+        running = JobRun(spark, job, HubOptions(servers), told, find(job).PARAMETERS, available_now=True)
         result = find(job).start(running)
-        if not isinstance(result, Started):
+        if not isinstance(result, RunningJob):
             return result
         try:
             result.query.awaitTermination()

@@ -20,8 +20,8 @@ from tests.spark.jobs.test_jobs import linked, whole
 from headrace.errors import UsageError
 from headrace.message import SCHEMA
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.job import Run, find, parameters_of
-from headrace.spark.options import Access
+from headrace.spark.jobs.job import JobRun, find, parameters_of
+from headrace.spark.options import HubOptions
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_keys_travel_in_no_task_and_stand_in_no_path(s3: S3) -> None:
 
 def test_a_checkpoint_has_a_place_of_its_own(s3: S3) -> None:
     """Spark writes it, and cannot write where only pyarrow can."""
-    run = Run(None, "archive", Access(), {"path": s3.uri("archive")}, find("archive").PARAMETERS)  # type: ignore[arg-type]
+    run = JobRun(None, "archive", HubOptions(), {"path": s3.uri("archive")}, find("archive").PARAMETERS)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"--param archive\.checkpoint="):
         _ = run.checkpoint
     run.params = {"path": "hdfs://name/archive"}

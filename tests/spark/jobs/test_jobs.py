@@ -23,8 +23,8 @@ from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs import archive, verify
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.job import Run
-from headrace.spark.options import Access
+from headrace.spark.jobs.job import JobRun
+from headrace.spark.options import HubOptions
 
 pytestmark = pytest.mark.spark
 
@@ -134,7 +134,9 @@ def test_archive_takes_a_burst_at_once_and_lets_a_trickle_wait(
     told = {"path": str(path), "interval": "3600", "size": "100000"}
     every_look_tells = "spark.sql.streaming.noDataProgressEventInterval"
     spark.conf.set(every_look_tells, "0")
-    started = archive.start(Run(spark, "archive", Access(hub.doors["tube_tcp"]), told, archive.PARAMETERS))
+    started = archive.start(
+        JobRun(spark, "archive", HubOptions(hub.doors["tube_tcp"]), told, archive.PARAMETERS)
+    )
     try:
         with linked(hub) as link:
 
@@ -207,7 +209,7 @@ def test_what_follows_an_archive_and_is_gone_is_lost_though_its_checkpoint_is_to
 
 def test_a_checkpoint_may_be_where_only_spark_can_write(spark: SparkSession) -> None:
     asked = {"path": "x", "checkpoint": "nowhere://that.pyarrow/knows"}
-    run = Run(spark, "archive", Access("127.0.0.1:1"), asked, archive.PARAMETERS)
+    run = JobRun(spark, "archive", HubOptions("127.0.0.1:1"), asked, archive.PARAMETERS)
     run._own_checkpoint()
 
 
@@ -215,7 +217,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_in_a_line(spark: SparkSessi
     """Spark would tell it in two pages of Java, and again at each try."""
     (tmp_path / "a file").touch()
     asked = {"path": f"{tmp_path}/a file/archive"}
-    run = Run(spark, "archive", Access("127.0.0.1:1"), asked, archive.PARAMETERS)
+    run = JobRun(spark, "archive", HubOptions("127.0.0.1:1"), asked, archive.PARAMETERS)
     with pytest.raises(StorageError, match=r"archive: .*/a file/archive/_checkpoint cannot be written: "):
         run._own_checkpoint()
 

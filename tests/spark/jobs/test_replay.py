@@ -16,7 +16,7 @@ from tests.spark.jobs.rows import BEGIN, rows
 import headrace
 from headrace.errors import UsageError
 from headrace.spark.jobs.replay import Pace, _edge, _publish, chosen, paced
-from headrace.spark.options import Access
+from headrace.spark.options import HubOptions
 
 
 def played(table: pa.Table, pace: Pace, batch: int) -> list[tuple[float, int]]:
@@ -90,24 +90,24 @@ def test_a_condition_that_is_none(
 
 def test_a_hub_that_is_being_restarted_is_waited_for(hub: HubProcess) -> None:
     """Also before the first message: a replay's task begins well after the command."""
-    access = Access(hub.doors["tube_tcp"], patience=60.0)
+    access = HubOptions(hub.doors["tube_tcp"], patience=60.0)
     hub.kill9()
     asked = Event()
 
-    def credentials(_: Access) -> None:
+    def credentials(_: HubOptions) -> None:
         asked.set()
 
     back = Thread(target=lambda: (asked.wait(), hub.restart()))
     back.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Access, "credentials", credentials)
+        patch.setattr(HubOptions, "credentials", credentials)
         (told,) = _publish(access, "replay", Pace(), False, rows(1, 10).to_batches())
     back.join()
     assert told.to_pylist() == [{"messages": 10, "first": 1, "last": 10}]
 
 
 def test_what_is_picked_is_published_once(hub: HubProcess) -> None:
-    access = Access(hub.doors["tube_tcp"])
+    access = HubOptions(hub.doors["tube_tcp"])
     picked = rows(1, 1000).take(list(range(0, 1000, 3)))
     wanted = picked.column("seq").to_pylist()
     half = picked.slice(0, 100).to_batches()

@@ -14,8 +14,8 @@ import sys
 
 from headrace.spark import register, session
 from headrace.spark.jobs import archive
-from headrace.spark.jobs.job import Run
-from headrace.spark.options import Access
+from headrace.spark.jobs.job import JobRun
+from headrace.spark.options import HubOptions
 from headrace.spark.runtime.session import ARROW
 
 
@@ -35,7 +35,7 @@ def main(master: str, servers: str, directory: str) -> None:
     register(spark)
     hub = {"servers": servers}
     told = {"path": f"{directory}/archive", "interval": "0.3"}
-    archiving = archive.start(Run(spark, "archive", Access(servers), told, archive.PARAMETERS)).query
+    archiving = archive.start(JobRun(spark, "archive", HubOptions(servers), told, archive.PARAMETERS)).query
     rows = spark.readStream.format("headrace").options(
         **hub, topic="in", startingOffsets="earliest", minPartitions="2"
     )

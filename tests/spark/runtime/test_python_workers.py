@@ -18,9 +18,9 @@ def test_what_the_first_tasks_of_a_kind_leave_is_not_looked_through_again(
 ) -> None:
     frozen = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
-    monkeypatch.setattr(python_workers, "_settled", Counter())
+    monkeypatch.setattr(python_workers, "_tasks_done", Counter())
     for kind in ("read", "read", "write", "read", "read", "write", "write"):
-        python_workers.settle(kind)
+        python_workers.hide_from_collector(kind)
     assert len(frozen) == 4
 
 

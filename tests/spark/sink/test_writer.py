@@ -17,9 +17,9 @@ from tests.spark.hubs import Hub
 from headrace.errors import RefusedError, UsageError
 from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.hub_connections import close_links
-from headrace.spark.options import Writing, writing
+from headrace.spark.options import SinkOptions, parse_sink_options
 from headrace.spark.sink.published_rows import bodies, published
-from headrace.spark.sink.writer import Staged, abort, check_columns, commit, stage
+from headrace.spark.sink.writer import StagedPart, abort, check_columns, commit, stage
 from headrace.wire.link.message import PUBLISHED, rows_of
 from headrace.wire.link.requests import MAX_STAGES
 
@@ -134,13 +134,13 @@ def test_a_payload_that_is_null_is_not_guessed() -> None:
 # Stages and commits
 
 
-def options(hub: Hub, **given: str) -> Writing:
-    return writing({"servers": hub.servers, **given})
+def options(hub: Hub, **given: str) -> SinkOptions:
+    return parse_sink_options({"servers": hub.servers, **given})
 
 
-def staged(hub: Hub, batch: int, part: int, *payloads: bytes, query: str = "q") -> Staged:
+def staged(hub: Hub, batch: int, part: int, *payloads: bytes, query: str = "q") -> StagedPart:
     message = stage(options(hub), query, batch, part, iter([rows(payload=list(payloads))]))
-    revived: Staged = pickle.loads(pickle.dumps(message))
+    revived: StagedPart = pickle.loads(pickle.dumps(message))
     return revived
 
 

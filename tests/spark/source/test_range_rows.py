@@ -14,9 +14,9 @@ from tests.spark.hubs import TRIMMING, Hub, trimmed
 from headrace.errors import LostRangeError, TrimmedError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark.hub_connections import close_links
-from headrace.spark.options import Reading, reading
+from headrace.spark.options import SourceOptions, parse_source_options
 from headrace.spark.source import range_rows as module
-from headrace.spark.source.range_rows import Span, gathered, read_span, sealed_segments
+from headrace.spark.source.range_rows import LogRange, gathered, read_range, sealed_segments
 
 COUNT = 3000
 
@@ -40,13 +40,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         close_links()
 
 
-def options(hub: Hub, **given: str) -> Reading:
-    return reading({"servers": hub.servers, **given}, stream=True)
+def options(hub: Hub, **given: str) -> SourceOptions:
+    return parse_source_options({"servers": hub.servers, **given}, stream=True)
 
 
-def span(hub: Hub, first: int = 1, last: int | None = None) -> Span:
+def span(hub: Hub, first: int = 1, last: int | None = None) -> LogRange:
     extent = hub.head()
-    return Span(extent.log, extent.path, first, extent.head if last is None else last)
+    return LogRange(extent.log, extent.path, first, extent.head if last is None else last)
 
 
 def seqs(batches: Any) -> list[int]:
@@ -61,12 +61,12 @@ def seqs(batches: Any) -> list[int]:
 def test_a_range_is_whole(filled: Hub, files: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = filled.head().head
     everything = options(filled, files=files, entries="true")
-    assert seqs(read_span(everything, span(filled))) == list(range(1, head + 1))
+    assert seqs(read_range(everything, span(filled))) == list(range(1, head + 1))
     for first, last in ((1, 1), (400, 1700), (1001, 1002), (1900, head), (head, head)):
-        assert seqs(read_span(everything, span(filled, first, last))) == list(range(first, last + 1))
+        assert seqs(read_range(everything, span(filled, first, last))) == list(range(first, last + 1))
     messages = [message.seq for message in filled.messages()]
     assert len(messages) == COUNT < head
-    assert seqs(read_span(options(filled, files=files), span(filled))) == messages
+    assert seqs(read_range(options(filled, files=files), span(filled))) == messages
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_a_range_is_whole(filled: Hub, files: str, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_files_and_link_choose_the_same(filled: Hub, chosen: dict[str, str]) -> None:
-    by_files = seqs(read_span(options(filled, **chosen), span(filled)))
-    assert by_files == seqs(read_span(options(filled, files="false", **chosen), span(filled)))
+    by_files = seqs(read_range(options(filled, **chosen), span(filled)))
+    assert by_files == seqs(read_range(options(filled, files="false", **chosen), span(filled)))
     asked = {"origin": chosen["origin"].split(",")} if "origin" in chosen else {}
     if "topic" in chosen:
         asked["topic"] = chosen["topic"]
@@ -95,7 +95,7 @@ def test_sealed_segments_need_no_hub(filled: Hub) -> None:
     """What lies in files is read without a connection: there is nobody to connect to."""
     wanted = span(filled, 1, 1500)
     filled.terminate()
-    assert seqs(read_span(options(filled, patience="0", entries="true"), wanted)) == list(range(1, 1501))
+    assert seqs(read_range(options(filled, patience="0", entries="true"), wanted)) == list(range(1, 1501))
     filled.restart()
 
 
@@ -105,7 +105,7 @@ def test_files_of_another_log_are_not_taken(filled: Hub, start: Callable[..., Hu
     other.seal()
     wanted = span(filled)._replace(path=other.head().path)
     assert not list(sealed_segments(wanted))
-    assert seqs(read_span(options(filled), wanted._replace(first=5, last=8))) == [5, 6, 7, 8]
+    assert seqs(read_range(options(filled), wanted._replace(first=5, last=8))) == [5, 6, 7, 8]
 
 
 def test_a_damaged_file_is_the_hubs_business(hub: Hub) -> None:
@@ -117,13 +117,13 @@ def test_a_damaged_file_is_the_hubs_business(hub: Hub) -> None:
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(Exception, match=r"checksum|damaged|in doubt"):
-        list(read_span(options(hub), wanted))
+        list(read_range(options(hub), wanted))
 
 
 def test_another_log_behind_the_address_is_an_error_that_names_both(filled: Hub) -> None:
     wanted = span(filled)._replace(log="00000000-0000-0000-0000-000000000000", path="")
     with pytest.raises(UsageError) as told:
-        list(read_span(options(filled), wanted))
+        list(read_range(options(filled), wanted))
     assert "00000000-0000-0000-0000-000000000000" in str(told.value)
     assert filled.head().log in str(told.value)
 
@@ -136,14 +136,14 @@ def test_what_retention_removed_is_an_error_or_is_passed_over(
     wanted = span(hub)
     oldest = hub.head().first
     with pytest.raises(LostRangeError) as lost:
-        list(read_span(options(hub, entries="true"), wanted))
+        list(read_range(options(hub, entries="true"), wanted))
     assert (lost.value.first, lost.value.last) == (1, oldest - 1)
     with caplog.at_level("WARNING", "headrace.spark"):
-        got = seqs(read_span(options(hub, failOnDataLoss="false", entries="true"), wanted))
+        got = seqs(read_range(options(hub, failOnDataLoss="false", entries="true"), wanted))
     assert got == list(range(oldest, wanted.last + 1))
     assert f"messages 1 to {oldest - 1} are lost" in caplog.text
     none = wanted._replace(last=2)
-    assert seqs(read_span(options(hub, failOnDataLoss="false"), none)) == []
+    assert seqs(read_range(options(hub, failOnDataLoss="false"), none)) == []
 
 
 def test_small_batches_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_small_batches_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None
 def test_of_what_is_trimmed_while_it_is_read_the_rest_is_lost(
     filled: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pa.Table.from_batches(read_span(options(filled), span(filled, 1, 400))).combine_chunks()
+    whole = pa.Table.from_batches(read_range(options(filled), span(filled, 1, 400))).combine_chunks()
     told: list[tuple[str, int, int]] = []
 
     class Client:
@@ -186,9 +186,9 @@ def test_of_what_is_trimmed_while_it_is_read_the_rest_is_lost(
 
     monkeypatch.setattr(module, "link", lambda *_, **__: nullcontext(Client()))
     chosen = options(filled, files="false", failOnDataLoss="false", entries="true", reader="own")
-    got = seqs(read_span(chosen, span(filled, 1, 400)))
+    got = seqs(read_range(chosen, span(filled, 1, 400)))
     assert got == [*range(1, 101), *range(301, 401)]
     assert told == [("own", 101, 300)]
     chosen = options(filled, files="false", entries="true")
     with pytest.raises(LostRangeError, match="messages 101 to 300 are lost"):
-        list(read_span(chosen, span(filled, 1, 400)))
+        list(read_range(chosen, span(filled, 1, 400)))

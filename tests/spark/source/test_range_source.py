@@ -16,7 +16,7 @@ from tests.spark.hubs import Hub
 from headrace.errors import UsageError
 from headrace.message import SCHEMA
 from headrace.spark import map_in_arrow
-from headrace.spark.options import reading
+from headrace.spark.options import parse_source_options
 from headrace.spark.source.range_source import RangesDataSource, rows_of
 
 pytestmark = pytest.mark.spark
@@ -37,10 +37,10 @@ def test_a_range_is_read_by_whoever_takes_it(hub: Hub) -> None:
     reader = RangesDataSource(options).reader(RangesDataSource(options).schema())
     ranges = [row for each in reader.partitions() for row in reader.read(each)]
     assert [row.num_rows for row in ranges] == [1, 1, 1]
-    rows = pa.Table.from_batches(rows_of(reading(options, stream=False), ranges), SCHEMA)
+    rows = pa.Table.from_batches(rows_of(parse_source_options(options, stream=False), ranges), SCHEMA)
     assert rows["seq"].to_pylist() == list(range(101, 401))
     columns = {**options, "columns": "payload,seq"}
-    rows = pa.Table.from_batches(rows_of(reading(columns, stream=False), ranges[:1]))
+    rows = pa.Table.from_batches(rows_of(parse_source_options(columns, stream=False), ranges[:1]))
     assert rows.column_names == ["payload", "seq"]
 
 

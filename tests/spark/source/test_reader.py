@@ -19,7 +19,7 @@ from headrace.errors import LostRangeError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.hub_connections import close_links
-from headrace.spark.options import reading
+from headrace.spark.options import parse_source_options
 from headrace.spark.source.reader import SPARK_SCHEMA, SequenceReader, SequenceStreamReader, split
 
 ALL = ReadAllAvailable()
@@ -37,11 +37,15 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 def stream(hub: Hub, parallelism: int = 2, **options: str) -> SequenceStreamReader:
-    return SequenceStreamReader(reading({"servers": hub.servers, **options}, stream=True), parallelism)
+    return SequenceStreamReader(
+        parse_source_options({"servers": hub.servers, **options}, stream=True), parallelism
+    )
 
 
 def batch(hub: Hub, parallelism: int = 2, **options: str) -> SequenceReader:
-    return SequenceReader(reading({"servers": hub.servers, **options}, stream=False), parallelism)
+    return SequenceReader(
+        parse_source_options({"servers": hub.servers, **options}, stream=False), parallelism
+    )
 
 
 def ranges(partitions: Any) -> list[tuple[int, int]]:

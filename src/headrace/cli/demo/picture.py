@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.demo.map import COLOURS, draw_map
-from headrace.cli.terminal.output import console, counted, sparkline
+from headrace.cli.terminal.output import console, counted, plain_table, sparkline
 from headrace.demo.audit import Audit
 from headrace.demo.play import Play
 from headrace.demo.town import KINDS, VehicleProtocol
@@ -93,10 +93,7 @@ def summary(play: Play, audit: Audit) -> RenderableType:
     """Draw the summary, and what to try next."""
     total = sum(audit.messages.values())
     title = f"[bold]{counted(total, 'message')} in {play.seconds:g} s through five protocols, one sequence.[/bold]\n"
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("in by", no_wrap=True)
-    table.add_column("messages", justify="right", no_wrap=True)
-    table.add_column("from")
+    table = plain_table("in by", ">messages", "from", fold=False)
     for protocol in VehicleProtocol:
         many = sum(vehicle.protocol is protocol for vehicle in play.fleet.vehicles)
         table.add_row(
@@ -159,23 +156,14 @@ _PHASES: Final = {"starting": "starting", "finishing": "everyone catches up", "o
 
 
 def _protocols(play: Play) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("in by", no_wrap=True, min_width=9)
-    table.add_column("messages", justify="right", no_wrap=True)
-    table.add_column("/s", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("who", no_wrap=True)
+    table = plain_table("in by", ">messages", ">/s", "", "who", fold=False)
+    table.columns[0].min_width = 9
     for protocol in VehicleProtocol:
         many = sum(vehicle.protocol is protocol for vehicle in play.fleet.vehicles)
         who = f"{many} {_plural(KINDS[protocol], many)}: {_DOES[protocol]}"
         _rate(table, play, protocol, who)
-    table.add_row(
-        f"[{COLOURS['parcel']}]parcel[/]",
-        f"{play.neighbour.asked:,}",
-        "",
-        "",
-        f"asks how far: {play.neighbour.seq:,}",
-    )
+    asked, seq = play.neighbour.asked, play.neighbour.seq
+    table.add_row(f"[{COLOURS['parcel']}]parcel[/]", f"{asked:,}", "", "", f"asks how far: {seq:,}")
     if play.spark_wanted:
         _rate(table, play, "spark", "results, as services")
     return table
@@ -192,9 +180,7 @@ def _rate(table: Table, play: Play, name: str, who: str) -> None:
 
 
 def _watches(play: Play) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("subscribed by content", no_wrap=True)
-    table.add_column("got", justify="right", no_wrap=True)
+    table = plain_table("subscribed by content", ">got", fold=False)
     table.add_column("there now", overflow="ellipsis", no_wrap=True, max_width=32)
     for watch in play.watches:
         says = " ".join(_condition(name, each.low, each.high) for name, each in watch.conditions.items())
@@ -209,10 +195,7 @@ def _condition(name: str, low: float, high: float) -> str:
 
 
 def _alerts(play: Play, most: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("alerts", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
+    table = plain_table("alerts", "", ">", fold=False)
     for alert in reversed(play.alerts[-most:]):
         colour = "red" if alert.watch == "workshop" else "default"
         table.add_row(
@@ -235,10 +218,8 @@ def _results(play: Play, most: int) -> RenderableType:
     ]
     if not play.results.fleet:
         return Group(*failed) if failed else Text("Spark is starting …", "dim")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(f"Spark: {play.results.fleet['messages']:,} messages", no_wrap=True)
-    for heading in ("metres", "top km/h", "battery"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    heading = f"Spark: {play.results.fleet['messages']:,} messages"
+    table = plain_table(heading, ">metres", ">top km/h", ">battery", fold=False)
     known = sorted(play.results.vehicles.items(), key=lambda item: -item[1].get("metres", 0))
     for name, found in known[: most - len(failed)]:
         if found:

@@ -19,11 +19,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from headrace.cli.terminal.child_process import ChildProcess
 from headrace.cli.terminal.exits import USAGE_ERROR, exit_with_code
 from headrace.cli.terminal.options import load_settings
+from headrace.cli.terminal.ready_file import read_ready_file
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
 from headrace.errors import UnreachableError
@@ -63,12 +62,11 @@ class DemoProcesses:
         )
         self.hub.start(_run_hub, settings, self._ready, self._output("hub"))
         deadline = time.monotonic() + _START_SECONDS
-        while not self._ready.exists():
+        while (ready := read_ready_file(self._ready)) is None:
             if self.hub.ended() is not None or time.monotonic() > deadline:
                 raise UnreachableError("the hub", f"it does not start: {self._last_line('hub')}")
             time.sleep(_POLL)
-        found = msgspec.json.decode(self._ready.read_bytes(), type=dict[str, int | str])
-        self.doors = {door: str(where) for door, where in found.items() if door != "pid"}
+        self.doors = ready.doors
 
     def start_spark(self, jobs: Sequence[str]) -> None:
         """Start Spark jobs."""
@@ -141,13 +139,13 @@ def _run_jobs(jobs: Sequence[str], servers: str, root: str, output: Path) -> Non
     with exit_with_code():
         from headrace.cli.pipeline.run import stop_on_signals
         from headrace.spark.jobs.job import Job
-        from headrace.spark.options import Access
-        from headrace.spark.runner import Asked, Pipeline
+        from headrace.spark.options import HubOptions
+        from headrace.spark.runner import Pipeline, PipelineRequest
 
         job: Job = import_module("headrace.demo.job")
-        asked = Asked(
+        asked = PipelineRequest(
             jobs,
-            Access(servers),
+            HubOptions(servers),
             master="local[1]",
             root=root,
             # A job that fails does not stop the others; the audit names it.

@@ -113,10 +113,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 def _table(segments: list[dict[str, Any]]) -> Table:
     """Make a table for 80 columns: a file's name has its first message, and its suffix says whether it is sealed."""
-    table = plain_table()
-    table.add_column("file", no_wrap=True)
-    for heading in ("messages", "size"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table("file", ">messages", ">size", fold=False)
     table.add_column("when (UTC)", overflow="fold")
     for segment in segments:
         count = segment["last"] - segment["first"] + 1

@@ -134,17 +134,17 @@ def run(
         )
     from headrace.cli.terminal.stderr import log_briefly
     from headrace.spark.jobs.job import DEFAULT_JOBS
-    from headrace.spark.options import Access
-    from headrace.spark.runner import Asked, Pipeline
+    from headrace.spark.options import HubOptions
+    from headrace.spark.runner import Pipeline, PipelineRequest
 
     settings = load_settings(None, data)
     given = [*(params or ()), *([f"archive.table_format={table_format}"] if table_format else ())]
     log_briefly()
     export_credentials(find_credentials(client_id, settings))
     names = tuple(dict.fromkeys(jobs or DEFAULT_JOBS))
-    asked = Asked(
+    asked = PipelineRequest(
         names,
-        Access.to(servers or default_servers()),
+        HubOptions.to(servers or default_servers()),
         master=master,
         params=parse_params(given),
         available_now=available_now,
@@ -184,8 +184,8 @@ def default_servers() -> str:
 
 def run_for_hub(settings: Settings) -> None:
     """Run the pipeline that the settings describe, beside the hub of this machine."""
-    from headrace.spark.options import Access
-    from headrace.spark.runner import Asked, Pipeline
+    from headrace.spark.options import HubOptions
+    from headrace.spark.runner import Pipeline, PipelineRequest
     from headrace.spark.runtime.session import cores
 
     credentials = find_credentials(None, settings)
@@ -196,9 +196,9 @@ def run_for_hub(settings: Settings) -> None:
     export_credentials(credentials)
     wanted, where = settings.pipeline, settings.listen.tube_tcp
     master = f"local[{max(cores('local[*]') - 1, 1)}]" if wanted.master == "auto" else wanted.master
-    asked = Asked(
+    asked = PipelineRequest(
         wanted.jobs,
-        Access(str(where)),
+        HubOptions(str(where)),
         master=master,
         params=wanted.params,
         root=str(settings.node.data.absolute() / "pipeline"),

@@ -7,9 +7,9 @@ machine see its command lines.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 if TYPE_CHECKING:
     from headrace.client.link.client import LinkClient
@@ -66,16 +66,22 @@ class HubAccess:
 
     def ask(self, name: str, request: Callable[[LinkClient], Awaitable[R]]) -> R:
         """Make one request over the link, in an event loop of its own."""
-        import asyncio
 
-        from headrace.cli.terminal.stderr import log_briefly
-
-        async def run() -> R:
+        async def ask() -> R:
             async with self.link(name) as link:
                 return await request(link)
 
-        log_briefly()
-        return asyncio.run(run())
+        return run_client(ask())
+
+
+def run_client(work: Coroutine[Any, Any, R]) -> R:
+    """Run a client in an event loop of its own; its warnings look like the command's errors."""
+    import asyncio
+
+    from headrace.cli.terminal.stderr import log_briefly
+
+    log_briefly()
+    return asyncio.run(work)
 
 
 def remedy_for_refusal(credentials: Credentials | None) -> str:

@@ -39,15 +39,16 @@ def console(*, stderr: bool = False) -> Console:
     return PipeAwareConsole(stderr=stderr, width=None if stream.isatty() else _WIDE, highlight=False)
 
 
-def plain_table(*left: str, right: Iterable[str] = ()) -> Table:
-    """Make a table without lines: columns that are folded or, at the ``right``, numbers."""
+def plain_table(*headings: str, fold: bool = True) -> Table:
+    """Make a table without lines. Columns whose heading begins with ``>`` are numbers; others may ``fold``."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    for heading in right:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in headings:
+        if heading.startswith(">"):
+            table.add_column(heading[1:], justify="right", no_wrap=True)
+        else:
+            table.add_column(heading, overflow="fold", no_wrap=not fold)
     return table
 
 

@@ -18,7 +18,7 @@ import msgspec
 from headrace.cli.terminal.access import Credentials, remedy_for_refusal
 from headrace.config import Address
 from headrace.errors import HeadraceError, RefusedError, UnreachableError, UsageError
-from headrace.log.lock import holder
+from headrace.log.files import holder
 
 _ANSWER_SECONDS: Final = 5.0
 _SEAL_SECONDS: Final = 300.0

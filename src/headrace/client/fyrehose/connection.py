@@ -14,16 +14,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from headrace.client.fyrehose.repair import LostRange
 from headrace.client.fyrehose.subscription import SILENCE_SECONDS, Outgoing, Subscription
-from headrace.client.fyrehose.transport import FyrehoseReceiver, FyrehoseTransport
 from headrace.client.reconnect import Failover
 from headrace.client.stats import FyrehoseStats
 from headrace.config import Address
 from headrace.errors import ClosedError, UnexpectedError, UnreachableError, WireError
-from headrace.message import Batch
+from headrace.message import Batch, Run
 from headrace.wire.fyrehose.stream import DeliverRun, Forward
 
 _TICK_SECONDS: Final = 0.001
@@ -31,7 +30,34 @@ _TICK_SECONDS: Final = 0.001
 
 logger = logging.getLogger("headrace.client")
 
-OpenTransport = Callable[[Address, FyrehoseReceiver], Awaitable[FyrehoseTransport]]
+
+class FyrehoseTransport(Protocol):
+    """One connection over TCP or UDP, open from its making until it is closed or lost.
+
+    It is dull: it decodes what comes and hands it over, writes what it is given, and reports once that it is lost.
+    """
+
+    max_data: int
+    """The most bytes a published message may have here."""
+
+    @property
+    def ended(self) -> str | None:
+        """Why it is over, if it is."""
+
+    def send(self, work: Sequence[Outgoing]) -> None:
+        """Send at once, or never: this is small, and its protocol repeats it."""
+
+    async def push(self, run: Run) -> None:
+        """Send a PUSH per payload, and wait until there is room for more."""
+
+    def read(self, wanted: bool, /) -> None:
+        """Go on reading, or let what comes wait."""
+
+    async def close(self, deadline: float) -> None:
+        """Close once the hub has what was pushed, or at the event loop's time ``deadline``."""
+
+    def abort(self) -> None:
+        """Close at once."""
 
 
 @dataclass(slots=True)
@@ -48,7 +74,7 @@ class FyrehoseConnection:
     def __init__(
         self,
         hosts: Sequence[Address],
-        open_transport: OpenTransport,
+        open_transport: Callable[[Address, FyrehoseConnection], Awaitable[FyrehoseTransport]],
         subscription: Subscription,
         stats: FyrehoseStats,
         random: Random,

@@ -1,14 +1,14 @@
-"""What a subscriber stores for others: the messages it delivered last, and how it answers FORWARD with them.
+"""The messages that a subscriber keeps for others, and how it answers FORWARD with them.
 
     4. if a client receives a FORWARD MESSAGE packet and stores at least one of the requested sequences it
        must send them to the requester
 
-Strategy: runs as they were delivered, in order, the oldest dropped when there are too many messages or bytes;
-and, since they are stored too, the early messages that wait for their turn. A FORWARD becomes an answer in a
-short queue; what is stored of its range goes out straight to the requester at this client's own pace, found as
-it goes, so that a queued answer costs a few numbers.
+Strategy: runs as they were delivered, in order, the oldest dropped when there are too many messages or bytes; and the
+early messages that wait for their turn, since they are stored too. A FORWARD becomes an answer in a short queue; what
+is stored of its range goes straight to the requester at this client's own pace, looked up as it goes, so that a queued
+answer costs a few numbers.
 
-FORWARD names any address and calls for a thousand times its own size, so it is taken from the backbone only.
+FORWARD names any address and asks for a thousand times its own size, so only the backbone's are answered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.client.fyrehose.reorder_buffer import ReorderBuffer, Stretch
 from headrace.hub.backbone.udp_subscribers import Endpoint
-from headrace.hub.pacing import Bucket, Pace
+from headrace.hub.pacing import Pace, TokenBucket
 from headrace.message import Run
 from headrace.wire.fyrehose.stream import Forward
 
@@ -85,16 +85,16 @@ class _ForwardAnswer:
 
 
 _GONE = Stretch(0, Run.of([]))
-"""Stands where a dropped stretch stood until the list is next shortened."""
+"""Takes the place of a dropped stretch until the list is next shortened."""
 
 
 class Journal:
-    """The messages last delivered, for those who missed them."""
+    """The messages last delivered, for other clients that missed them."""
 
     def __init__(self, bounds: JournalBounds, early: ReorderBuffer, now: float) -> None:
         self._bounds = bounds
         self._early = early
-        self._bucket = Bucket(bounds.pace, now)
+        self._bucket = TokenBucket(bounds.pace, now)
         self._delivered: list[Stretch] = []
         self._dropped = 0
         self._answers: deque[_ForwardAnswer] = deque()
@@ -102,7 +102,7 @@ class Journal:
         self.size = 0
 
     def store(self, first: int, run: Run) -> None:
-        """Remember messages, whose numbers are above all that were stored before."""
+        """Store messages, whose numbers are above all that were stored before."""
         if len(run.data) > 2 * run.size:
             # A few bytes of a large receive buffer would keep all of it.
             run = Run(run.content.copy(), run.offsets - run.offsets[0])
@@ -117,7 +117,7 @@ class Journal:
         return self._find(seq, seq) is not None
 
     def forward(self, frame: Forward, now: float, *, from_backbone: bool) -> list[JournalEffect]:
-        """Answer a FORWARD with what is stored of its range, or begin to."""
+        """Begin to answer a FORWARD with what is stored of its range."""
         if not from_backbone:
             return [Unanswered(frame, UnansweredReason.NOT_THE_BACKBONE)]
         if frame.first > frame.last:
@@ -154,15 +154,15 @@ class Journal:
         return work
 
     def next_timer(self) -> float | None:
-        """When to :meth:`tick`; a time in the past means now, ``None`` that nothing waits."""
+        """Return when to :meth:`tick`; a time in the past means now, ``None`` that nothing waits."""
         return self._bucket.ready() if self._answers else None
 
     def _find(self, first: int, last: int) -> Stretch | None:
-        """The oldest stretch stored that holds any of a range."""
+        """Return the oldest stored stretch that holds any of a range."""
         index = bisect_left(self._delivered, first, lo=self._dropped, key=_last)
         if index < len(self._delivered) and self._delivered[index].first <= last:
             return self._delivered[index]
-        # Whatever is early comes after all that was delivered.
+        # Early messages come after all that was delivered.
         return self._early.find(first, last)
 
     def _drop_oldest(self) -> None:
@@ -177,7 +177,7 @@ class Journal:
 
 
 def _within(run: Run, size: int) -> Run:
-    """The first messages of a run that take ``size`` bytes as DELIVERs, and at least one."""
+    """Return the first messages of a run that fit ``size`` bytes as DELIVERs, and at least one."""
     ends = run.offsets[1:] - run.offsets[0] + _DELIVER_HEADER * np.arange(1, len(run) + 1)
     return run.slice(0, max(1, int(np.searchsorted(ends, size, side="right"))))
 

@@ -1,11 +1,11 @@
 """Messages that came before their turn, kept until those before them have come.
 
 Strategy: stretches of consecutive messages as they arrived, in order of their numbers, each with its payloads
-copied out of the receive buffer, which would otherwise be kept whole for the sake of a few bytes. Nothing is
-done message by message except where an empty copy is replaced.
+copied out of the receive buffer, which a few bytes would otherwise keep whole. Nothing is done message by message
+except where an empty copy is replaced.
 
-The room is bounded in messages and in bytes. Where it is short, the newest give way: they will be needed last,
-and can be asked for again.
+The room is bounded in messages and in bytes. When it is short, the newest give way: they are needed last, and can be
+asked for again.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class ReorderBuffer:
 
     @property
     def half_empty(self) -> bool:
-        """Whether there is room again after there was none."""
+        """Whether there is room again, after there was none."""
         return 2 * self.count <= self._max_count and 2 * self.size <= self._max_bytes
 
     def add(self, first: int, run: Run) -> tuple[int, list[Range]]:
         """Keep messages none of which is kept already.
 
-        Returns how many of them there was room for, and which newer ones gave way. There is always room for
-        one message, however long, or the messages behind a lost range might never be had.
+        Returns how many of them there was room for, and which newer ones gave way. There is always room for one
+        message, however long, or the messages after a lost range might never arrive.
         """
         evicted: list[Stretch] = []
         while self._over(run) and self._stretches and self._stretches[-1].first > first:
@@ -104,7 +104,7 @@ class ReorderBuffer:
         return _join([each.run for each in self._remove(0, end)])
 
     def prefer(self, first: int, run: Run) -> None:
-        """Of messages that are kept already, take the copies that are not empty where ours are."""
+        """Replace empty copies of messages that are kept already by ones that are not empty."""
         if not self._hollow:
             return
         for seq in sorted(self._hollow.intersection(range(first, first + len(run)))):
@@ -120,7 +120,7 @@ class ReorderBuffer:
             self.size += len(payload)
 
     def find(self, first: int, last: int) -> Stretch | None:
-        """The oldest stretch that holds any of a range."""
+        """Return the oldest stretch that holds any of a range."""
         index = bisect_left(self._stretches, first, key=_last)
         if index < len(self._stretches) and self._stretches[index].first <= last:
             return self._stretches[index]

@@ -4,21 +4,21 @@ Strategy: ``next`` is the number that must come next. A run that continues there
 no work per message: that is nearly always so. Anything else goes the slow way. What is below ``next`` is a
 repeat. What is above it is kept (:mod:`headrace.client.fyrehose.reorder_buffer`), and the numbers between are
 *holes*. A hole is asked for after a moment (it may only have been overtaken), and again with randomised, growing
-delays for as long as nothing of it comes. When it is filled, all that waited behind it follows.
+delays for as long as nothing of it comes. When it is filled, all that waited for it follows.
 
-What arrives never tells that the newest message was lost, so silence is probed too: a REQUEST from ``next``
-to the highest number there can be brings whatever there is, and nothing if there is nothing.
+Nothing that arrives shows that the newest message was lost, so silence is probed too: a REQUEST from ``next``
+to the highest possible number brings whatever there is.
 
 A hole that makes no progress for ``RepairTiming.hole`` seconds becomes a :class:`LostRange` in its place in the order.
-Time in which the backbone is not heard at all does not count, for who is silent has not said no; nor does time in
-which the hole was not asked for.
+Time in which the backbone is silent does not count, since silence is not a no; nor does time in which the hole was
+not asked for.
 
 Invariants:
 
 - :class:`Delivered` and :class:`LostRange` together are ``next, next + 1, …`` without hole or repeat.
 - ``next`` and everything up to the highest number known is either kept or in exactly one hole; the first hole
   begins at ``next``. So a message that can be delivered never waits.
-- Only the backbone makes a number known. Others' DELIVERs fill holes that were asked for, and do no more.
+- Only the backbone makes a number known. DELIVERs of other clients only fill holes that were asked for.
 - Memory is bounded: holes are as many as kept stretches and a few.
 """
 
@@ -49,13 +49,13 @@ _NEARBY = 3
 """Holes this few messages apart are asked for together: a REQUEST costs about as much as the repeats do."""
 
 _NARROW_ATTEMPTS = 2
-"""How often the beginning of a hole is asked for before all of it is. Whoever serves a REQUEST sends the oldest
-it has of the range, so asking for all of it shows where a log begins that no longer holds the beginning."""
+"""How often the beginning of a hole is asked for before all of it is. A REQUEST is answered with the oldest
+messages of its range, so asking for all of it shows where a log begins that no longer holds the beginning."""
 
 _MAX_DOUBLINGS = 32
 
 _NOT_BEGUN = 0
-"""Where ``next`` stands before the first message: sequence numbers start at 1."""
+"""The value of ``next`` before the first message: sequence numbers start at 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +72,25 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class LostRange:
-    """Messages ``first`` to ``last``, the next ones, could not be had from anybody."""
-
+class _Messages:
     first: int
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class LostRange(_Messages):
+    """Messages ``first`` to ``last``, the next ones, which nobody could deliver."""
+
+
+class Ask(_Messages):
     """Send a REQUEST for messages ``first`` to ``last``."""
 
-    first: int
-    last: int
 
-
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(_Messages):
     """A later message has come and messages ``first`` to ``last`` have not."""
 
-    first: int
-    last: int
 
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
+class Repaired(_Messages):
     """Messages ``first`` to ``last`` came after they had been asked for."""
-
-    first: int
-    last: int
 
 
 class DiscardReason(StrEnum):
@@ -108,7 +98,7 @@ class DiscardReason(StrEnum):
 
     REPEATED = "repeated"
     UNASKED = "unasked"
-    """From somebody other than the backbone, and not asked for."""
+    """From another client, and not asked for."""
     NO_ROOM = "no-room"
     """Too far ahead of what is missing; to be asked for again."""
 
@@ -165,7 +155,7 @@ class Repair:
         return self._next or None
 
     def receive(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[RepairEvent]:
-        """Take DELIVERs; return what can be delivered now, and what was noticed."""
+        """Take DELIVERs; return what can be delivered now, and what they show."""
         seqs, run = delivered.seqs, delivered.run
         if not len(seqs):
             return []
@@ -186,20 +176,20 @@ class Repair:
         return events
 
     def heard(self, now: float) -> None:
-        """The backbone has sent something, be it a KEEPALIVE-ACK."""
+        """Note that the backbone has sent something, if only a KEEPALIVE-ACK."""
         if self._heard is not None and now - self._heard > self._timing.silence:
             self._unheard += now - self._heard
         self._heard = now
 
     def reconnected(self, now: float) -> None:
-        """There is a (new) way to the backbone: ask at once for what is missing."""
+        """Ask at once for what is missing: there is a new connection to the backbone."""
         self.heard(now)
         for hole in self._holes:
             hole.due, hole.attempts = now, 0
         self._probe_due, self._probes = now, 0
 
     def tick(self, now: float) -> list[RepairEvent]:
-        """Time has passed: give up what is lost, ask for what is missing, probe what is silent."""
+        """Do what is due: give up what is lost, ask for what is missing, probe silence."""
         events: list[RepairEvent] = []
         while self._lost(now):
             hole = self._holes.pop(0)
@@ -217,7 +207,7 @@ class Repair:
         return events
 
     def next_timer(self) -> float | None:
-        """When to :meth:`tick`; a time in the past means now."""
+        """Return when to :meth:`tick`; a time in the past means now."""
         if self._holes:
             # Giving up needs no timer of its own: a hole is asked for until it is given up.
             return min(hole.due for hole in self._wanted())
@@ -241,7 +231,7 @@ class Repair:
             else:
                 until = min(last, hole.last, hole.asked)
             if until < at:
-                # A stranger's, and not asked for: unheard of, or in the part of a hole that is yet to be asked for.
+                # Another client's, and not asked for: unknown, or in the part of a hole that is yet to be asked for.
                 until = last if hole is None else min(last, hole.last)
                 events.append(Discarded(at, until, DiscardReason.UNASKED))
             elif hole is None or at < hole.first:
@@ -255,7 +245,7 @@ class Repair:
             at = until + 1
 
     def _learn(self, first: int, last: int, now: float, events: list[RepairEvent]) -> None:
-        """Messages up to ``last`` exist: those not known until now are a hole, or the end of the last one."""
+        """Note that messages up to ``last`` exist: the new ones are a hole, or the end of the last one."""
         beyond = self._known + 1
         if first > beyond:
             events.append(Gap(beyond, first - 1))
@@ -287,7 +277,7 @@ class Repair:
             self._reopen(evicted[0][0], now)
 
     def _shrink(self, index: int, first: int, last: int, now: float, events: list[RepairEvent]) -> None:
-        """Messages ``first`` to ``last`` of a hole have come: up to two holes are left of it."""
+        """Take messages ``first`` to ``last`` out of a hole, which leaves up to two holes."""
         hole = self._holes[index]
         before = after = hole
         if hole.attempts:
@@ -307,13 +297,13 @@ class Repair:
         self._holes[index : index + 1] = left
 
     def _reopen(self, first: int, now: float) -> None:
-        """Everything from ``first`` to the highest number known is missing again."""
+        """Note that everything from ``first`` to the highest known number is missing again."""
         while self._holes and self._holes[-1].first > first:
             self._holes.pop()
         self._holes.append(_Hole(first, self._known, since=self._clock(now), due=now))
 
     def _follow(self, now: float, events: list[RepairEvent]) -> None:
-        """Deliver what was kept for this moment."""
+        """Deliver what waited for this moment."""
         run = self.early.take(self._next)
         if run is not None:
             events.append(Delivered(self._next, run))
@@ -323,7 +313,7 @@ class Repair:
         self._moved(now)
 
     def _moved(self, now: float) -> None:
-        """``next`` has moved on: start over waiting for silence, unless a probe's answer shows that there is more."""
+        """Restart the wait before a probe, since ``next`` moved; after a full answer to one, probe at once."""
         self._probes = 0
         if self._next >= self._probe_full:
             self._probe_full = MAX_SEQUENCE + 1
@@ -390,12 +380,12 @@ class Repair:
         return _doubled(self._timing.retry, self._timing.retry_most, attempts)
 
     def _jitter(self) -> float:
-        """A factor for a delay, so that those who lost the same datagram do not all ask at once."""
+        """Return a factor for a delay, so that clients that lost the same datagram do not all ask at once."""
         return self._random.uniform(0.5, 1.5)
 
 
 def _doubled(shortest: float, longest: float, attempts: int) -> float:
-    """The delay after so many attempts: each twice the one before, up to the longest."""
+    """Return the delay after so many attempts: each twice the one before, up to the longest."""
     return min(longest, shortest * 2.0 ** min(attempts - 1, _MAX_DOUBLINGS))
 
 
@@ -408,7 +398,7 @@ def _consecutive(seqs: npt.NDArray[np.int64]) -> bool:
 
 
 def _stretches(seqs: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Where consecutive numbers begin and end."""
+    """Return where consecutive numbers begin and end."""
     if _consecutive(seqs):
         return [(0, len(seqs))]
     ends = (np.flatnonzero(seqs[1:] - seqs[:-1] != 1) + 1).tolist()

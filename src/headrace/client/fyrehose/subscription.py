@@ -1,21 +1,20 @@
 """What a subscriber decides between its connection and its consumer: no sockets, and time is an argument.
 
-Strategy: DELIVERs pass through :class:`~headrace.client.fyrehose.repair.Repair` onto a shelf, from which the consumer
-takes batches. What is to be sent comes back from each call. A subscription outlives connections: it keeps its place
-in the sequence, and each new connection begins with a KEEPALIVE and a REQUEST for what came meanwhile.
+Strategy: DELIVERs pass through :class:`~headrace.client.fyrehose.repair.Repair` into a queue, from which the consumer
+takes batches. Each call returns what to send. A subscription outlives connections: it keeps its position in the
+sequence, and each new connection begins with a KEEPALIVE and a REQUEST for what was published since.
 
-The shelf is bounded. While it is full, a stream is not read and datagrams are dropped, to be asked for later. Repair's
+The queue is bounded. While it is full, a stream is not read and datagrams are dropped, to be asked for later. Repair's
 clock stands still meanwhile: nothing is asked for, probed or given up because of a slow consumer.
 
-A shelf that stays full for :data:`REST_SECONDS` lets the subscription *rest*: no more KEEPALIVEs, and on a stream a new
-connection, on which nothing is asked for. The place in the sequence stays, and once there is room again everything
-since is asked for. So a client that only publishes need not consume to stay connected, nor need one whose consumer
-sleeps.
+When the queue stays full for :data:`REST_SECONDS`, the subscription *rests*: no more KEEPALIVEs, and on a stream a new
+connection, on which nothing is asked for. The position stays, and once there is room again everything since is asked
+for. So a client need not consume to stay connected.
 
 Invariants:
 
 - The consumer gets each number once, in order, as a message or within a :class:`LostRange`.
-- Memory is the shelf, what came early, and the journal, each with its bound.
+- Memory is the queue, what came early, and the journal, each with its bound.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ KEEPALIVE_SECONDS: Final = 1.0
 """Rule 1: "the client has to send a KEEPALIVE to the backbone every one second"."""
 
 SILENCE_SECONDS: Final = 5.0
-"""A hub that was not heard for so long is gone, or no longer knows us."""
+"""A hub that is silent for so long is gone, or no longer knows us."""
 
 REST_SECONDS: Final = 10.0
-"""Well within the 30 s after which a hub cuts off who reads nothing."""
+"""Well within the 30 s after which a hub cuts off a client that reads nothing."""
 
 _DOUBTFUL_SECONDS: Final = 4.0
-"""KEEPALIVEs this far apart may have let a subscription lapse, which they keep for 5 s: then we were sent nothing."""
+"""KEEPALIVEs this far apart may have let the subscription lapse, which lasts 5 s: then the hub sent nothing."""
 
 _BATCH_COST: Final = 512
 _MESSAGE_COST: Final = 4
 """What a batch costs besides its payloads: two arrays and the objects around them, and an offset a message."""
 
 HERE: Final = ("0.0.0.0", 0)
-"""ADDR and PORT that stand for wherever the packet comes from."""
+"""ADDR and PORT that stand for the packet's own source."""
 
 Outgoing = Keepalive | Request | SendDelivers
 
@@ -71,9 +70,9 @@ logger = logging.getLogger("headrace.client")
 
 
 class Subscription:
-    """One consumer's place in the sequence.
+    """One consumer's position in the sequence.
 
-    ``stream`` says that what is not read now can still be read later. ``buffer_bytes`` bounds the shelf, ``journal``
+    ``stream`` means that what is not read now can still be read later. ``buffer_bytes`` bounds the queue, ``journal``
     what is stored to answer FORWARD with.
     """
 
@@ -90,9 +89,9 @@ class Subscription:
         journal: JournalBounds | None = None,
     ) -> None:
         self.listening = listening
-        """Whether the hub is to send: not before anybody wants messages, and not while resting."""
+        """Whether the hub is to send: not before a message is wanted, and not while resting."""
         self.full = False
-        """Whether the shelf is full; it is so until half of it has been taken."""
+        """Whether the queue is full; it stays so until half of it has been taken."""
         self.reset: str | None = None
         """DiscardReason this connection should be exchanged for another, if it should."""
         self._stats = stats
@@ -103,7 +102,7 @@ class Subscription:
         self._journal = None if journal is None else Journal(journal, self._repair.early, 0.0)
         self._clock = _Clock()
         self._stale = Staleness()
-        self._shelf: deque[Batch | LostRange] = deque()
+        self._queue: deque[Batch | LostRange] = deque()
         self._size = 0
         self._full_since = 0.0
         self._heard = 0.0
@@ -123,17 +122,17 @@ class Subscription:
 
     def __len__(self) -> int:
         """How many batches and lost ranges wait for the consumer."""
-        return len(self._shelf)
+        return len(self._queue)
 
     def connected(self, now: float) -> list[Outgoing]:
-        """There is a new connection: how to begin on it."""
+        """Begin on a new connection."""
         self._heard = now
         self.reset = None
         self._crowded = False
         return self._subscribe(now) if self.listening else []
 
     def listen(self, now: float) -> list[Outgoing]:
-        """The consumer wants messages (again)."""
+        """Subscribe, unless that is so: the consumer wants messages."""
         if self.listening:
             return []
         self.listening = True
@@ -141,7 +140,7 @@ class Subscription:
         return self._subscribe(now)
 
     def heard(self, now: float) -> None:
-        """A KEEPALIVE-ACK has come."""
+        """Note a KEEPALIVE-ACK."""
         self._heard = now
         self._repair.heard(self._clock.read(now))
 
@@ -164,7 +163,7 @@ class Subscription:
         return self._answer(self._journal.forward(frame, now, from_backbone=from_backbone))
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Time has passed: keep the subscription alive, or let it rest; repair; go on answering FORWARD."""
+        """Do what is due: keep the subscription alive, or let it rest; repair; go on answering FORWARD."""
         work: list[Outgoing] = []
         if self.listening and self.full and now - self._full_since >= REST_SECONDS:
             self._rest()
@@ -182,7 +181,7 @@ class Subscription:
         return work
 
     def next_timer(self) -> float | None:
-        """When to :meth:`tick`; a time in the past means now."""
+        """Return when to :meth:`tick`; a time in the past means now."""
         times: list[float | None] = []
         if self.listening:
             times.append(self._kept_alive + KEEPALIVE_SECONDS)
@@ -193,15 +192,15 @@ class Subscription:
         return min((time for time in times if time is not None), default=None)
 
     def silent(self, now: float) -> bool:
-        """Whether the hub ought to have been heard for some time and was not."""
+        """Whether the hub has been silent for too long."""
         reading = self.listening and (self.reads or not self._stream)
         return reading and now - self._heard >= SILENCE_SECONDS
 
     def take(self, now: float) -> Batch | LostRange | None:
-        """Give the consumer what is next; call :meth:`relieved` if the shelf is no longer full."""
-        if not self._shelf:
+        """Return what is next for the consumer; call :meth:`relieved` if the queue is no longer full."""
+        if not self._queue:
             return None
-        item = self._shelf.popleft()
+        item = self._queue.popleft()
         self._size -= _cost(item)
         if self.full and 2 * self._size <= self._buffer_bytes:
             self.full = False
@@ -209,7 +208,7 @@ class Subscription:
         return item
 
     def relieved(self, now: float) -> list[Outgoing]:
-        """There is room on the shelf again: go on, or begin again after a rest."""
+        """Go on, or begin again after a rest: there is room in the queue."""
         if not self.listening:
             return self.listen(now)
         self._heard = now
@@ -221,7 +220,7 @@ class Subscription:
         return [Keepalive(*HERE), *([] if self.full else self._catch_up(now))]
 
     def _catch_up(self, now: float) -> list[Outgoing]:
-        """Ask for what is due, or at once for all that may have been missed."""
+        """Ask for what is due, or at once for everything that may have been missed."""
         time = self._clock.read(now)
         if self._missed:
             self._missed = False
@@ -239,16 +238,16 @@ class Subscription:
                     self._stale.progress()
                     if self._journal is not None:
                         self._journal.store(first, run)
-                    self._shelve(Batch(run, first), now)
+                    self._enqueue(Batch(run, first), now)
                 case Ask(first, last):
                     stats.requests += 1
                     work.append(Request(*HERE, first, last))
                 case LostRange(first, last):
                     stats.lost += last - first + 1
                     logger.warning("messages %d to %d are lost: %s", first, last, self.gave_up)
-                    self._shelve(event, now)
+                    self._enqueue(event, now)
                     if self._crowded and self._stream:
-                        self.reset = "what is on its way here had no room"
+                        self.reset = "there was no room for what is on its way"
                 case Gap(first, last):
                     stats.missing += last - first + 1
                     logger.info("messages %d to %d are missing", first, last)
@@ -265,11 +264,11 @@ class Subscription:
         self._stats.rests += 1
         logger.info("no room for messages for %g s: unsubscribing until there is", REST_SECONDS)
         if self._stream:
-            # The hub goes on with a range that was asked for, subscribed or not.
-            self.reset = "to be sent nothing for now"
+            # The hub goes on sending a range that was asked for, subscribed or not.
+            self.reset = "to receive nothing for now"
 
-    def _shelve(self, item: Batch | LostRange, now: float) -> None:
-        self._shelf.append(item)
+    def _enqueue(self, item: Batch | LostRange, now: float) -> None:
+        self._queue.append(item)
         self._size += _cost(item)
         if self._size >= self._buffer_bytes and not self.full:
             self.full = True
@@ -292,7 +291,7 @@ class Subscription:
                     self._suspect(event.last, following)
 
     def _suspect(self, seq: int, following: int) -> None:
-        """Only old messages come. A new connection, which begins with a REQUEST for what is new, shows why."""
+        """React to a run of old messages: a new connection, which begins with a REQUEST for new ones, shows why."""
         if self._stale.suspected:
             raise UnexpectedError(
                 "fyrehose",
@@ -301,7 +300,7 @@ class Subscription:
                 f"the next is {following}, and this hub keeps sending older ones: it serves another sequence",
             )
         self._stale.suspected = True
-        self.reset = "only what came before comes again"
+        self.reset = "only old messages come"
 
     def _answer(self, effects: Iterable[JournalEffect]) -> list[Outgoing]:
         work: list[Outgoing] = []

@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from headrace.client.fyrehose.subscription import HERE, Outgoing
-from headrace.client.fyrehose.transport import FyrehoseReceiver
 from headrace.client.tcp import TcpConnection
 from headrace.config import Address
 from headrace.message import Run
@@ -33,6 +32,9 @@ from headrace.wire.fyrehose.stream import (
     serialize,
 )
 
+if TYPE_CHECKING:
+    from headrace.client.fyrehose.connection import FyrehoseConnection
+
 _RECEIVE_BYTES: Final = 256 << 10
 """What one read may bring: large enough that a batch is worth its overhead."""
 
@@ -45,7 +47,7 @@ class FyrehoseTcp(TcpConnection, asyncio.BufferedProtocol):
 
     max_data = MAX_DATA
 
-    def __init__(self, address: Address, receiver: FyrehoseReceiver) -> None:
+    def __init__(self, address: Address, receiver: FyrehoseConnection) -> None:
         super().__init__(address, receiver.lost)
         self._receiver = receiver
         self._decoder = ClientDecoder()
@@ -53,7 +55,7 @@ class FyrehoseTcp(TcpConnection, asyncio.BufferedProtocol):
         self._rest = 0
 
     @classmethod
-    async def dial(cls, address: Address, receiver: FyrehoseReceiver) -> FyrehoseTcp:
+    async def dial(cls, address: Address, receiver: FyrehoseConnection) -> FyrehoseTcp:
         """Connect; ``OSError`` if nobody listens there."""
         return await cls(address, receiver).open()
 

@@ -1,4 +1,4 @@
-"""How long a subscriber waits for what, and how much it keeps meanwhile: over UDP, and over TCP."""
+"""How long a subscriber waits for missing messages, and how much it keeps meanwhile: over UDP, and over TCP."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headrace.message import MAX_SEQUENCE
 
 @dataclass(frozen=True, slots=True)
 class RepairTiming:
-    """Seconds, but for the last three, which are messages and bytes. The defaults are for UDP.
+    """Delays in seconds, and limits in messages and bytes. The defaults are for UDP.
 
     ``reorder`` is how long a message may be overtaken before it counts as missing, ``retry`` and ``retry_most`` the
     first and the longest delay between REQUESTs for a hole, ``probe`` and ``probe_most`` the same for probes into
-    silence, ``hole`` how long a hole may make no progress before it is lost, ``silence`` how long the backbone may say
-    nothing before that clock stops. ``max_request`` is the most messages that one REQUEST asks for.
+    silence, ``hole`` how long a hole may make no progress before it is lost, ``silence`` how long the backbone may be
+    silent before that clock stops. ``max_request`` is the most messages that one REQUEST asks for.
     """
 
     reorder: float = 0.005
@@ -39,6 +39,6 @@ TCP_TIMING = RepairTiming(
     silence=2.5,
     max_request=MAX_SEQUENCE,
 )
-"""For TCP: what is missing was never sent (a lease lapsed, a connection was lost), and ranges are served whole. A hub
-sends next what it is asked for, and all of it: an answer does not take long unless the hub is silent altogether, and a
-probe that is sent although nothing is missing costs as much as all that is on its way."""
+"""For TCP: what is missing was never sent (a subscription lapsed, a connection was lost), and a hub sends a whole range
+next when asked. So an answer does not take long unless the hub is silent altogether, and a needless probe costs as much
+as all that is on its way."""

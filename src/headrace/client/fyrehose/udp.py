@@ -11,14 +11,13 @@ import asyncio
 import socket
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.client.fyrehose.journal import SendDelivers
 from headrace.client.fyrehose.subscription import Outgoing
-from headrace.client.fyrehose.transport import FyrehoseReceiver
 from headrace.client.udp_offload import ETHERNET, enable_segments, enlarge, segment_size
 from headrace.config import Address
 from headrace.errors import WireError
@@ -38,13 +37,16 @@ from headrace.wire.fyrehose.stream import (
     serialize,
 )
 
+if TYPE_CHECKING:
+    from headrace.client.fyrehose.connection import FyrehoseConnection
+
 _SOCKET_BYTES: Final = 8 << 20
 """What the socket may hold while the consumer is busy: a burst of some 10,000 small datagrams."""
 
 _LARGEST_READ: Final = 1 << 16
 _BUFFER_BYTES: Final = 16 * _LARGEST_READ
 _READS: Final = 256
-"""Reads before everyone else gets a turn."""
+"""Reads before other tasks get a turn."""
 
 _PUSH_HEADER: Final = 3
 _DELIVER_HEADER: Final = 9
@@ -59,7 +61,7 @@ class FyrehoseUdp:
     max_data = MAX_PUSH_DATAGRAM
     ended: str | None = None
 
-    def __init__(self, sock: socket.socket, hub: Endpoint, receiver: FyrehoseReceiver) -> None:
+    def __init__(self, sock: socket.socket, hub: Endpoint, receiver: FyrehoseConnection) -> None:
         self._sock = sock
         self._hub = hub
         self._receiver = receiver
@@ -72,7 +74,7 @@ class FyrehoseUdp:
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
-    async def dial(cls, address: Address, receiver: FyrehoseReceiver) -> FyrehoseUdp:
+    async def dial(cls, address: Address, receiver: FyrehoseConnection) -> FyrehoseUdp:
         """Open a socket toward a hub; ``OSError`` if there is no such host."""
         # ADDR is four bytes: the backbone's datagrams are for IPv4.
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -92,7 +94,7 @@ class FyrehoseUdp:
             raise
 
     def send(self, work: Sequence[Outgoing]) -> None:
-        """Send KEEPALIVEs and REQUESTs to the hub, and what is stored to those who miss it."""
+        """Send KEEPALIVEs and REQUESTs to the hub, and stored messages to clients that miss them."""
         for each in work:
             if isinstance(each, SendDelivers):
                 packets, edges, _ = deliver_packets(each.run, each.first)
@@ -117,7 +119,7 @@ class FyrehoseUdp:
                 break
 
     def read(self, wanted: bool, /) -> None:
-        """Do nothing: what is not read would be lost all the same, and KEEPALIVE-ACKs and FORWARDs with it."""
+        """Do nothing: unread datagrams would be lost, and KEEPALIVE-ACKs and FORWARDs with them."""
 
     async def close(self, deadline: float) -> None:  # noqa: ARG002 - there is nothing to wait for
         """Close the socket; the system sends what it has taken."""
@@ -215,7 +217,7 @@ class FyrehoseUdp:
 
 
 def _fit(frames: Sequence[ClientFrame], edges: Sequence[int]) -> bool:
-    """Whether packets that were read as one stream respect the edges between their datagrams."""
+    """Whether packets that were read as one stream respect the edges of their datagrams."""
     at = edges[0]
     ends: list[npt.NDArray[np.int64]] = []
     for frame in frames:
@@ -241,7 +243,7 @@ def _run_of(packets: Sequence[Deliver | Forward | KeepaliveAck]) -> DeliverRun:
 
 
 def _joined(run: Run, largest: int) -> Iterator[tuple[int, int]]:
-    """Where datagrams begin and end in a run's PUSHes: as many in each as fit, and at least one."""
+    """Yield where datagrams begin and end in a run's PUSHes: as many in each as fit, and at least one."""
     ends = run.offsets[1:].astype(np.int64) - int(run.offsets[0])
     ends += _PUSH_HEADER * np.arange(1, len(run) + 1)
     begin = index = 0

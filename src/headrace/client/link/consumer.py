@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.client.link.connection import LinkConnection
-from headrace.client.link.requests import Inbox, LostTubeError
+from headrace.client.link.requests import Inbox, LostTubeError, Make
 from headrace.client.link.rows import received_rows
+from headrace.client.link.streams import ResumedStream
 from headrace.errors import ClosedError, HeadraceError, UsageError
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.sequence_ranges import Range
@@ -39,7 +40,7 @@ MAX_RANGES: Final = 4096
 """Ranges that one request carries: a head has room for 128 KiB."""
 
 
-class Consumer:
+class Consumer(ResumedStream):
     """A member of a durable consumer; ``async with`` joins and leaves, ``async for`` gives messages.
 
     >>> from headrace.testing import Hub
@@ -52,13 +53,10 @@ class Consumer:
     """
 
     def __init__(self, connection: LinkConnection, name: str, terms: Mapping[str, Any], credit: int) -> None:
+        super().__init__(connection, credit)
         self.name = name
-        self._connection = connection
         self._terms = terms
-        self._credit = credit
-        self._inbox: Inbox | None = None
         self._joined = False
-        self._over = False
         self._messages: Iterator[Message] = iter(())
         self._handling: int | None = None
 
@@ -73,11 +71,8 @@ class Consumer:
 
     async def leave(self) -> None:
         """Leave: what is not acknowledged goes to other members at once, and iterations end."""
-        self._over = True
         self._messages = iter(())
-        if self._inbox is not None:
-            self._inbox.cancel()
-            self._inbox = None
+        await self.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.join()
@@ -149,39 +144,19 @@ class Consumer:
         raise StopAsyncIteration
 
     async def _next_event(self) -> LinkMessage | None:
-        while not self._over:
-            try:
-                # Leaving, in another task, takes the inbox away.
-                inbox = self._inbox or await self._ask()
-                if inbox is None:
-                    break
-                if inbox.lost:
-                    raise LostTubeError
-                message = await inbox.get()
-            except LostTubeError:
-                self._inbox = None
-                continue
-            except HeadraceError:
-                self._over = True
-                raise
-            if message is None:
-                if self._inbox is None:
-                    break
-                self._over = True
-            self._joined = True
-            return message
-        if not self._joined:
+        message = await super()._next_event()
+        if message is None and not self._joined:
             raise ClosedError("this member has left: make another one")
-        return None
+        self._joined = True
+        return message
 
-    async def _ask(self) -> Inbox | None:
-        session = await self._connection.session()
-        if not self._over:
-            self._inbox = session.stream(self._request, self._credit)
-        return self._inbox
+    async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
+        if inbox.lost:  # The hub gives what waits here to others.
+            raise LostTubeError
+        return await inbox.get()
 
-    def _request(self, request_id: int) -> ask.FollowRequest:
-        return ask.FollowRequest(id=request_id, consumer=self.name, credit=self._credit, **self._terms)
+    def _request(self) -> Make[ask.FollowRequest]:
+        return lambda n: ask.FollowRequest(id=n, consumer=self.name, credit=self._credit, **self._terms)
 
 
 def _requests(handled: Handled) -> Iterator[Sequence[Range]]:

@@ -1,7 +1,7 @@
 """Staging many rows: sent ahead of the answers, up to a window, in pieces that a tube can carry.
 
 The rows of one task of a query's batch become stages, in order; :meth:`Stager.finish` names them once the hub has them
-all. A piece whose tube was lost is staged again over the next one: a stage that nobody commits is forgotten by the hub.
+all. A piece whose tube was lost is staged again over the next one: the hub forgets a stage that nobody commits.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headrace.wire.link.message import Buffer, body_of
 from headrace.wire.link.plain_rows import published_parts, published_size
 
 PIECE: Final = 2 << 20
-"""Bytes of rows in one stage, about: few enough that hub and client work side by side."""
+"""Bytes of rows in one stage, about: few enough that hub and client work at the same time."""
 
 GATHERED: Final = 4 << 20
-"""Bytes of rows that are gathered for one stage, at most: a stage more costs client and hub as much as reading and
-writing a few hundred kilobytes does."""
+"""Bytes of rows that are gathered for one stage, at most: each further stage costs client and hub as much as a few
+hundred kilobytes of rows."""
 
 WINDOW: Final = 16 << 20
 """Bytes that may be under way."""
@@ -57,15 +57,15 @@ class Stager:
             self._check()
         self._unanswered += size
         self._tasks.append(asyncio.ensure_future(self._stage(body, size)))
-        # Let it be sent before whoever has more is asked for that.
+        # Let it be sent before more rows are made.
         await asyncio.sleep(0)
 
     async def finish(self) -> list[str]:
-        """The names of the stages, in order, once all are there."""
+        """Return the names of the stages, in order, once all are there."""
         return list(await asyncio.gather(*self._tasks))
 
     async def give_up(self) -> None:
-        """Send no more; the hub forgets what it has of these rows by itself."""
+        """Stop sending; the hub forgets what it has of these rows by itself."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -86,8 +86,8 @@ class Stager:
                 task.result()
 
 
-class Gathered:
-    """Payloads with a topic in common, gathered until they are worth a stage: where each lies, nothing is copied.
+class PayloadGatherer:
+    """Gathers payloads that share a topic until they are worth a stage; nothing is copied.
 
     Spark hands rows over in batches of ten thousand, and every stage costs client and hub something, however short.
     """
@@ -99,7 +99,7 @@ class Gathered:
         self._bytes = 0
 
     def add(self, run: Run) -> Iterator[list[Buffer]]:
-        """Take payloads; the bodies that are worth sending now."""
+        """Take payloads; yield the bodies that are worth sending now."""
         for piece in self._pieces(run):
             size = published_size(piece.count, piece.size, self._topic)
             if self._bytes + size > self._size:
@@ -108,17 +108,17 @@ class Gathered:
             self._bytes += size
 
     def rest(self) -> Iterator[list[Buffer]]:
-        """The body of what is left, if anything is."""
+        """Yield the body of what is left, if anything is."""
         if self._runs:
             runs, self._runs, self._bytes = self._runs, [], 0
             yield published_parts(runs, self._topic)
 
     def _pieces(self, run: Run) -> Iterator[Run]:
-        """Payloads in pieces of the size of a stage or less; one that is larger alone stays alone."""
+        """Cut payloads into pieces of the size of a stage or less; a single payload may be larger."""
         if published_size(run.count, run.size, self._topic) <= self._size:
             yield run
             return
-        # Where each row begins in the body, were the rows one behind the other.
+        # Where each row would begin in the body, if the rows were one after the other.
         row = published_size(1, 0, self._topic)
         places = run.offsets.astype(np.int64) + row * np.arange(run.count + 1)
         begin = 0
@@ -130,7 +130,7 @@ class Gathered:
 
 
 def pieces(rows: pa.RecordBatch, size: int = PIECE) -> Iterator[pa.RecordBatch]:
-    """Rows in pieces of about ``size`` bytes or less; a row that is larger alone stays alone.
+    """Cut rows into pieces of about ``size`` bytes or less; a single row may be larger.
 
     >>> rows = pa.record_batch({"payload": pa.array([b"a" * 100] * 3 + [b"b" * 500])})
     >>> [piece.num_rows for piece in pieces(rows, 250)]
@@ -140,7 +140,7 @@ def pieces(rows: pa.RecordBatch, size: int = PIECE) -> Iterator[pa.RecordBatch]:
         if rows.num_rows:
             yield rows
         return
-    # Even parts if rows are of even size; those that are not are cut again.
+    # Even parts if rows are of even size; parts that are too large are cut again.
     step = max(1, rows.num_rows // -(-rows.nbytes // size))
     for begin in range(0, rows.num_rows, step):
         part = rows.slice(begin, step)

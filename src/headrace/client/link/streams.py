@@ -60,7 +60,63 @@ class RowSelection:
         return self.entries or self.origin is not None
 
 
-class BatchStream:
+class ResumedStream:
+    """A stream that goes on over the next tube when its tube is lost; ``async with`` ends it at the hub too."""
+
+    def __init__(self, connection: LinkConnection, credit: int) -> None:
+        self._connection = connection
+        self._credit = credit
+        self._inbox: Inbox | None = None
+        self._over = False
+
+    async def aclose(self) -> None:
+        """End the stream, also for tasks that wait for it."""
+        self._over = True
+        if self._inbox is not None:
+            self._inbox.cancel()
+            self._inbox = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _next_event(self) -> LinkMessage | None:
+        """Take the next event; ``None`` at the stream's end."""
+        while not self._over:
+            try:
+                # Closing the stream, in another task, takes the inbox away.
+                inbox = self._inbox or await self._ask()
+                if inbox is None:
+                    break
+                message = await self._take_from(inbox)
+            except LostTubeError:
+                self._inbox = None
+                continue
+            except HeadraceError:
+                self._over = True
+                raise
+            self._over = self._over or message is None
+            return message
+        return None
+
+    async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
+        return await inbox.get()
+
+    async def _ask(self) -> Inbox | None:
+        session = await self._connection.session()
+        if not self._over:
+            self._inbox = session.stream(self._request(), self._credit)
+        return self._inbox
+
+    def _request(self) -> Make[Any]:
+        raise NotImplementedError
+
+
+class BatchStream(ResumedStream):
     """A stream of record batches: ``async for rows in …``. Closing it ends it at the hub too.
 
     >>> from headrace.testing import Hub
@@ -85,14 +141,12 @@ class BatchStream:
 
         After a read, where it ended: before the last row asked for, if the hub has not come that far.
         """
-        self._connection = connection
+        super().__init__(connection, selection.credit)
         self._selection = selection
         self._members = selection.members()
         self._follow = follow
         self._last = last
         self._time = time
-        self._inbox: Inbox | None = None
-        self._over = False
 
     def __aiter__(self) -> Self:
         return self
@@ -117,21 +171,6 @@ class BatchStream:
             raise ClosedError("the stream is closed")
         return self.cursor
 
-    async def aclose(self) -> None:
-        """End the stream, also for tasks that wait for it."""
-        self._over = True
-        if self._inbox is not None:
-            self._inbox.cancel()
-            self._inbox = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     def __del__(self) -> None:
         # A loop that was left early must not leave a stream open at the hub.
         inbox = self._inbox
@@ -146,32 +185,12 @@ class BatchStream:
             raise StopAsyncIteration
         return self._take(message, read)
 
-    async def _next_event(self) -> LinkMessage | None:
-        while not self._over:
-            try:
-                # Closing the stream, in another task, takes the inbox away.
-                inbox = self._inbox or await self._ask()
-                if inbox is None:
-                    break
-                message = await inbox.get()
-            except LostTubeError:
-                self._inbox = None
-                continue
-            except HeadraceError:
-                self._over = True
-                raise
-            if message is None:
-                self._over = True
-                # Not after the last row: rows after that may not have been selected.
-                self.cursor = inbox.last.get("next", self.cursor)
-            return message
-        return None
-
-    async def _ask(self) -> Inbox | None:
-        session = await self._connection.session()
-        if not self._over:
-            self._inbox = session.stream(self._request(), self._selection.credit)
-        return self._inbox
+    async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
+        message = await inbox.get()
+        if message is None:
+            # Not after the last row: rows after that may not have been selected.
+            self.cursor = inbox.last.get("next", self.cursor)
+        return message
 
     def _request(self) -> Make[ask.ReadRequest | ask.FollowRequest]:
         cursor, members = self.cursor, self._members

@@ -13,17 +13,18 @@ Strategy: messages are serialized, and so checked, before the first of them is s
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import ClassVar, Final, Self, TypedDict, Unpack, cast
 
 from headrace.client.base import Attributes, Client, Courtesy, Payload, Row, parse_url
-from headrace.client.publisher.connection import PublisherConnection
 from headrace.client.reconnect import Failover
 from headrace.client.stats import PublisherStats
+from headrace.client.tcp import WRITE_BYTES, TcpConnection
 from headrace.config import Address
-from headrace.errors import MalformedError, UsageError
+from headrace.errors import MalformedError, UnreachableError, UsageError
 from headrace.message import Run
 from headrace.wire.attribute.items import ITEM, MAX_BODY
 from headrace.wire.attribute.publish import Publishes, serialize_all, serialize_attributes
@@ -126,6 +127,22 @@ class PublisherClient(Client):
 
     async def _dial(self, address: Address) -> PublisherConnection:
         return await PublisherConnection(address, self._failover.lost).open()
+
+
+class PublisherConnection(TcpConnection, asyncio.Protocol):
+    """A TCP connection to a publisher door, on which the hub never says anything."""
+
+    async def flush(self) -> None:
+        """Wait until the operating system has it all; :class:`~headrace.errors.UnreachableError` if it never will."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=0)
+            try:
+                await self._room.wait()
+            finally:
+                if not self._transport.is_closing():
+                    self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+        if self.ended is not None:
+            raise UnreachableError(str(self.address), f"{self.ended}; what was published last may be lost")
 
 
 def max_payload(attributes: Attributes) -> int:

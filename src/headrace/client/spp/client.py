@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
-from types import TracebackType
 from typing import (
     Any,
     ClassVar,
@@ -36,7 +35,7 @@ from typing import (
 
 import msgspec
 
-from headrace.client.base import Client, Courtesy, Payload, parse_url
+from headrace.client.base import AsyncContext, Client, Courtesy, Payload, parse_url
 from headrace.client.identity import Identity
 from headrace.client.spp.object_copy import NOTHING, CopyReader, Kind
 from headrace.client.spp.services import KnownServices, Waiter
@@ -193,7 +192,7 @@ class Offers(Waiter, AsyncIterator[Offer]):
         return Offer(self._offers.popleft())
 
 
-class LiveService(Waiter, AsyncIterator[V], Generic[V]):
+class LiveService(Waiter, AsyncContext, AsyncIterator[V], Generic[V]):
     """A service's object, kept current; :meth:`SppClient.subscribe` makes one.
 
     >>> import asyncio, headrace, headrace.testing
@@ -241,14 +240,6 @@ class LiveService(Waiter, AsyncIterator[V], Generic[V]):
         if reader is not None:
             self._services.leave(self, reader)
             self.wake()
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def value(self) -> V | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from headrace.client.identity import Identity
 from headrace.client.tcp import TcpConnection
@@ -16,25 +16,18 @@ from headrace.errors import RefusedError, WireError
 from headrace.wire.sdk.auth import serialize_auth
 from headrace.wire.spp import Auth, Authenticated, ClientDecoder, ClientFrame, Ignored, ServerFrame, serialize
 
-
-class SppReceiver(Protocol):
-    """Takes what a connection brings."""
-
-    def received(self, connection: SppConnection, frame: ServerFrame) -> None:
-        """Take a packet."""
-
-    def lost(self, connection: SppConnection, reason: str) -> None:
-        """Note that the connection has ended, and not by our own doing."""
+if TYPE_CHECKING:
+    from headrace.client.spp.services import KnownServices
 
 
 class SppConnection(TcpConnection, asyncio.Protocol):
     """One connection, from :meth:`open` on."""
 
-    def __init__(self, address: Address, receiver: SppReceiver) -> None:
-        super().__init__(address, receiver.lost)
+    def __init__(self, address: Address, services: KnownServices) -> None:
+        super().__init__(address, services.lost)
         self.farewell: Sequence[ClientFrame] = ()
         """What is sent last."""
-        self._receiver = receiver
+        self._services = services
         self._decoder = ClientDecoder()
         self._answer: asyncio.Future[bool] | None = None
 
@@ -76,6 +69,6 @@ class SppConnection(TcpConnection, asyncio.Protocol):
         if isinstance(frame, Authenticated):
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(frame.accepted)
-        # The receiver of a packet may close the connection over it.
+        # Taking a packet may close the connection over it.
         elif self.heard and not isinstance(frame, Ignored):
-            self._receiver.received(self, frame)
+            self._services.received(self, frame)

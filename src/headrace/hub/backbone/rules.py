@@ -1,6 +1,6 @@
 """The backbone's rules: who is subscribed, what is sent to whom, what is refused.
 
-Strategy: the driver hands in each frame with its source, calls :meth:`Backbone.due` when the head has moved and
+The driver hands in each frame with its source, calls :meth:`Backbone.due` when the head has moved and
 when :meth:`Backbone.next_timer` says so, and does the effects that come back.
 Effects name sequence ranges and never carry messages: the driver reads the log once and encodes once for
 everyone who is due the same range. PUSH does not pass here, except for :meth:`Backbone.admits`.
@@ -14,7 +14,7 @@ Invariants:
 - Nothing is sent to an address that has not asked for it itself, or that configuration does not list: neither
   KEEPALIVE nor REQUEST can aim the hub at a stranger.
 - Nothing past the head, and nothing that the log does not hold, is ever granted.
-- Memory is bounded by :class:`~headrace.hub.backbone.udp_subscribers.Bounds`, whatever is asked and whoever is slow.
+- Memory is bounded by :class:`~headrace.hub.backbone.udp_subscribers.UdpBounds`, whatever is asked and whoever is slow.
 - Whatever is not done is an effect that names its reason or its sequence range.
 """
 
@@ -24,16 +24,16 @@ from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from headrace.hub.backbone.udp_subscribers import (
-    Bounds,
     Endpoint,
     SendRange,
     Skipped,
-    Subscriber,
-    Subscribers,
+    UdpBounds,
+    UdpSubscriber,
+    UdpSubscribers,
 )
+from headrace.hub.cursor import LogBounds
 from headrace.wire.fyrehose.stream import Forward, Keepalive, KeepaliveAck, Request
 
 _ANY_ADDRESS = "0.0.0.0"
@@ -41,20 +41,8 @@ _ANY_PORT = 0
 """In ADDR and PORT: the datagram's own source."""
 
 
-class Log(Protocol):
-    """What the rules need to know of the log: it holds messages ``first`` to ``head``."""
-
-    @property
-    def first(self) -> int:
-        """The oldest sequence number kept; ``head + 1`` if none is."""
-
-    @property
-    def head(self) -> int:
-        """The newest committed sequence number; 0 before the first."""
-
-
 class Reason(StrEnum):
-    """Why something was refused: the word it is counted under."""
+    """Why something was refused; also the word it is counted under."""
 
     NOT_ALLOWED = "not-allowed"
     """``auth.required`` is on and ``fyrehose.allow`` does not list the source."""
@@ -63,7 +51,7 @@ class Reason(StrEnum):
     OWN_DOOR = "own-door"
     """ADDR:PORT is the hub itself."""
     TABLE_FULL = "table-full"
-    """As many subscribers as there may be, in all or at that address."""
+    """The limit on subscribers is reached, in all or at that address."""
     NOT_SUBSCRIBED = "not-subscribed"
     """A REQUEST for a destination that no KEEPALIVE keeps."""
     BACKWARDS = "backwards"
@@ -71,7 +59,7 @@ class Reason(StrEnum):
     TOO_MANY_RANGES = "too-many-ranges"
     """More separate ranges asked for than are queued for one destination."""
     TOO_MANY_FORWARDS = "too-many-forwards"
-    """More FORWARDs asked for than other subscribers are troubled with."""
+    """More FORWARDs asked for than other subscribers are burdened with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,7 @@ class Lapsed:
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """``to`` asked for messages ``first`` to ``last``, which are below the log and which nobody can be asked for."""
+    """``to`` asked for messages ``first`` to ``last``, which the log no longer holds and nobody can forward."""
 
     to: Endpoint
     first: int
@@ -125,20 +113,20 @@ class Unserved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What ``source`` sent was not done."""
+    """What ``source`` sent was refused."""
 
     reason: Reason
     source: Endpoint
 
 
-Effect = (
+BackboneEffect = (
     Acknowledge | SendRange | SendForward | ServeRange | Subscribed | Lapsed | Skipped | Unserved | Refused
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where the hub itself listens: never a subscriber, or it would feed its own sequence to itself."""
+class OwnDoor:
+    """Where the hub itself listens: never a subscriber, or it would feed its sequence to itself."""
 
     addresses: Container[str]
     port: int
@@ -152,7 +140,7 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class BackboneAccess:
     """Whom the backbone serves.
 
     ``allow`` is ``fyrehose.allow``, ``required`` is ``auth.required``, ``coalesce`` lists the addresses whose
@@ -167,24 +155,24 @@ class Access:
 class Backbone:
     """The rules, and the subscribers they apply to."""
 
-    def __init__(self, log: Log, door: Door, access: Access, bounds: Bounds) -> None:
+    def __init__(self, log: LogBounds, door: OwnDoor, access: BackboneAccess, bounds: UdpBounds) -> None:
         self._log = log
         self._door = door
         self._access = access
         self._bounds = bounds
-        self._subscribers = Subscribers(bounds)
+        self._subscribers = UdpSubscribers(bounds)
         self._coalescing: OrderedDict[Endpoint, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many subscribers there are."""
+        """Return how many subscribers there are."""
         return len(self._subscribers)
 
     def admits(self, address: str) -> bool:
-        """Whether ``address`` is served at all, by UDP or TCP, PUSH included."""
+        """Return whether ``address`` is served at all, by UDP or TCP, PUSH included."""
         return not self._access.required or address in self._access.allow
 
     def coalesced(self, source: Endpoint) -> None:
-        """A datagram from ``source`` held several packets: it may be answered in kind."""
+        """Note that a datagram from ``source`` held several packets: it may be answered in kind."""
         self._coalescing[source] = None
         self._coalescing.move_to_end(source)
         if len(self._coalescing) > self._bounds.subscribers:
@@ -192,8 +180,8 @@ class Backbone:
         if (subscriber := self._subscribers.get(source)) is not None:
             subscriber.coalesce = True
 
-    def keepalive(self, frame: Keepalive, source: Endpoint, now: float) -> list[Effect]:
-        """Acknowledge a KEEPALIVE, and subscribe its ADDR:PORT where that may be."""
+    def keepalive(self, frame: Keepalive, source: Endpoint, now: float) -> list[BackboneEffect]:
+        """Acknowledge a KEEPALIVE, and subscribe its ADDR:PORT if that is allowed."""
         if not self.admits(source[0]):
             return [Refused(Reason.NOT_ALLOWED, source)]
         effects = self._expire(now)
@@ -216,8 +204,8 @@ class Backbone:
         )
         return effects
 
-    def request(self, frame: Request, source: Endpoint, now: float) -> list[Effect]:
-        """Send a subscriber again what it asks for: from the log, or by FORWARD from another subscriber."""
+    def request(self, frame: Request, source: Endpoint, now: float) -> list[BackboneEffect]:
+        """Serve a REQUEST: from the log, or by FORWARD from another subscriber."""
         if not self.admits(source[0]):
             return [Refused(Reason.NOT_ALLOWED, source)]
         if frame.first > frame.last:
@@ -241,7 +229,7 @@ class Backbone:
             return [*effects, Refused(Reason.TOO_MANY_RANGES, source)]
         return [*effects, *subscriber.due(oldest, self._log.head, now)]
 
-    def stream_request(self, frame: Request, source: Endpoint) -> list[Effect]:
+    def stream_request(self, frame: Request, source: Endpoint) -> list[BackboneEffect]:
         """Answer a REQUEST that came over TCP: the whole range goes back over the connection.
 
         What is below the log is only counted: FORWARD would be answered by UDP.
@@ -250,7 +238,7 @@ class Backbone:
             return [Refused(Reason.BACKWARDS, source)]
         first, last = self._asked(frame)
         oldest = self._log.first
-        effects: list[Effect] = []
+        effects: list[BackboneEffect] = []
         if first <= last and first < oldest:
             effects.append(Unserved(source, first, min(last, oldest - 1)))
             first = oldest
@@ -258,8 +246,8 @@ class Backbone:
             effects.append(ServeRange(first, last))
         return effects
 
-    def due(self, now: float) -> list[Effect]:
-        """What is to be done now that the head has moved, or that :meth:`next_timer` has come."""
+    def due(self, now: float) -> list[BackboneEffect]:
+        """Return what to do now that the head has moved or :meth:`next_timer` has come."""
         work = self._expire(now)
         if self._subscribers:
             first, head = self._log.first, self._log.head
@@ -268,25 +256,24 @@ class Backbone:
         return work
 
     def sent(self, grant: SendRange, last: int, datagrams: int, size: int) -> None:
-        """A grant is done: its messages up to ``last`` went out, in so many datagrams and bytes.
-
-        Until then its destination gets no other.
-        """
+        """End a grant: its messages up to ``last`` went out. Until then its destination gets no other."""
         if (subscriber := self._subscribers.get(grant.to)) is not None:
             subscriber.sent(grant, last, datagrams, size)
 
     def next_timer(self) -> float | None:
-        """When to call :meth:`due`; a time in the past means now, ``None`` that nothing is to come."""
+        """Return when to call :meth:`due`; a time in the past means now, ``None`` never."""
         head = self._log.head
         times = [self._subscribers.next_expiry(), *(each.ready(head) for each in self._subscribers)]
         return min((time for time in times if time is not None), default=None)
 
     def _asked(self, frame: Request) -> tuple[int, int]:
-        """A REQUEST's range: FROM 0 means 1, TO is cut to the head."""
+        """Return a REQUEST's range: FROM 0 means 1, TO is cut to the head."""
         return max(frame.first, 1), min(frame.last, self._log.head)
 
-    def _forward(self, requester: Subscriber, first: int, last: int, source: Endpoint, now: float) -> Effect:
-        """Pass a REQUEST for what the log no longer holds to one live subscriber, never the requester."""
+    def _forward(
+        self, requester: UdpSubscriber, first: int, last: int, source: Endpoint, now: float
+    ) -> BackboneEffect:
+        """Pass a REQUEST for what the log no longer holds to another live subscriber."""
         if requester.forwards.allowance(now) == (0, 0):
             return Refused(Reason.TOO_MANY_FORWARDS, source)
         forwarder = self._subscribers.take_turn(requester.endpoint)
@@ -295,12 +282,12 @@ class Backbone:
         requester.forwards.spend(1, 1)
         return SendForward(forwarder.endpoint, Forward(*requester.endpoint, first, last))
 
-    def _expire(self, now: float) -> list[Effect]:
+    def _expire(self, now: float) -> list[BackboneEffect]:
         return [Lapsed(gone.endpoint, gone.cursor.next) for gone in self._subscribers.expire(now)]
 
 
 def _resolve(frame: Keepalive | Request, source: Endpoint) -> Endpoint:
-    """Where a client listens: 0.0.0.0 and port 0 mean where its datagram came from."""
+    """Return where a client listens: 0.0.0.0 and port 0 mean its datagram's source."""
     address, port = source
     return (
         address if frame.address == _ANY_ADDRESS else frame.address,

@@ -1,15 +1,15 @@
-"""The backbone's UDP subscribers: how long each one lasts, and what each one is still to be sent.
+"""The backbone's UDP subscribers: how long each lasts, and what each is still to be sent.
 
-A subscriber is a destination, a lease and a place in the log. It keeps no messages, only numbers: its *cursor*
-(the next sequence number of the live feed) and the ranges it has asked to be sent again. So a slow one costs
-the same as a quick one, and is skipped ahead, never queued for, when it falls too far behind.
+A subscriber is a destination, a lease and a cursor over the log. It keeps no messages, only numbers: its position and
+the ranges it has asked to be sent again. So a slow one costs the same as a quick one, and is skipped ahead, never
+queued for, when it falls too far behind.
 
-:meth:`Subscriber.due` *grants* one range at a time, as much as the destination's pace allows; whoever sends it
-answers with :meth:`Subscriber.sent`, which takes back what did not go out. The live feed and repairs take
-turns, so that neither starves the other.
+:meth:`UdpSubscriber.due` *grants* one range at a time, as much as the destination's pace allows; the sender answers
+with :meth:`UdpSubscriber.sent`, which takes back what did not go out. The sequence and repairs take turns, so that
+neither starves the other.
 
-Every lease has the same length, so the order of renewal is the order of expiry: the table looks only at its
-oldest entries, whatever its size.
+Every lease has the same length, so the order of renewal is the order of expiry: the table looks only at its oldest
+entries, whatever its size.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from headrace.hub.cursor import Cursor, EncodedChunk
-from headrace.hub.pacing import Bucket, Pace
+from headrace.hub.pacing import Pace, TokenBucket
 from headrace.hub.sequence_ranges import Ranges
 
 LEASE = 5.0
-"""How many seconds a KEEPALIVE subscribes for, unless the settings say otherwise."""
+"""Seconds that a KEEPALIVE subscribes for by default."""
 
 _DELIVER_HEADER = 9
-"""TYPE, LENGTH and SEQUENCE: what a DELIVER takes at the least."""
+"""TYPE, LENGTH and SEQUENCE: the smallest DELIVER."""
 
 Endpoint: TypeAlias = tuple[str, int]
 """An IPv4 address in dotted form, and a port."""
@@ -60,14 +60,13 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the subscribers may cost.
+class UdpBounds:
+    """Limits on what the subscribers may cost.
 
-    ``lease`` is how many seconds a KEEPALIVE subscribes for; clients send one every second. ``request`` is how
-    many messages the hub sends for one REQUEST: 19 bytes must not call forth a whole log.
-    ``ranges`` is how many separate ranges a subscriber may have asked for and not been sent, ``lag`` how many
-    messages it may be behind the head before it is skipped ahead. ``forwards`` paces the FORWARDs made for
-    one subscriber: they cost another one's upload.
+    ``lease`` is the seconds that a KEEPALIVE subscribes for; clients send one every second. ``request`` is the messages
+    sent for one REQUEST: 19 bytes must not call forth a whole log. ``ranges`` is the separate ranges a subscriber may
+    be waiting for, ``lag`` the messages it may be behind the head before it is skipped ahead. ``forwards`` paces the
+    FORWARDs made for one subscriber: they cost another one's upload.
     """
 
     subscribers: int = 4_096
@@ -81,7 +80,7 @@ class Bounds:
 
 
 class Lease:
-    """Whether KEEPALIVEs keep coming; on TCP it belongs to a connection, on UDP to a destination."""
+    """Whether a destination's KEEPALIVEs keep coming."""
 
     __slots__ = ("_seconds", "expires")
 
@@ -90,17 +89,17 @@ class Lease:
         self.expires = float("-inf")
 
     def renew(self, now: float) -> bool:
-        """Take a KEEPALIVE; ``True`` if it subscribes anew rather than renews."""
+        """Take a KEEPALIVE; return ``True`` if it subscribes anew rather than renews."""
         anew = not self.holds(now)
         self.expires = now + self._seconds
         return anew
 
     def holds(self, now: float) -> bool:
-        """Whether the last KEEPALIVE came within the lease's time."""
+        """Return whether the last KEEPALIVE came within the lease's time."""
         return now < self.expires
 
 
-class Subscriber:
+class UdpSubscriber:
     """One UDP destination."""
 
     __slots__ = (
@@ -116,28 +115,25 @@ class Subscriber:
         "lease",
     )
 
-    def __init__(self, endpoint: Endpoint, cursor: int, bounds: Bounds, now: float) -> None:
+    def __init__(self, endpoint: Endpoint, cursor: int, bounds: UdpBounds, now: float) -> None:
         self.endpoint = endpoint
         self.cursor: Cursor[EncodedChunk] = Cursor(cursor)
         self.coalesce = False
         self.lease = Lease(bounds.lease)
-        self.forwards = Bucket(bounds.forwards, now)
+        self.forwards = TokenBucket(bounds.forwards, now)
         self._bounds = bounds
-        self._bucket = Bucket(bounds.pace, now)
+        self._bucket = TokenBucket(bounds.pace, now)
         self._repairs = Ranges(bounds.ranges)
         self._granted: SendRange | None = None
         self._live_next = True
 
     def ask(self, first: int, last: int) -> bool:
-        """Queue a range to be sent again; ``False`` if too many are queued.
-
-        What the live feed has yet to send is on its way already.
-        """
+        """Queue a range to be sent again, without what is still to come; return ``False`` if too many are queued."""
         last = min(last, self.cursor.next - 1)
         return first > last or self._repairs.add(first, last)
 
     def due(self, first: int, head: int, now: float) -> list[SendRange | Skipped]:
-        """What to send now, given that the log holds ``first`` to ``head``."""
+        """Return what to send now, given that the log holds ``first`` to ``head``."""
         work: list[SendRange | Skipped] = []
         if self.cursor.behind(head) > self._bounds.lag:
             # Half of what is allowed stays, so that a subscriber at the bound is not skipped message by message.
@@ -164,7 +160,7 @@ class Subscriber:
         return work
 
     def sent(self, grant: SendRange, last: int, datagrams: int, size: int) -> None:
-        """Messages up to ``last`` of a grant went out; the rest is due again."""
+        """End a grant: messages up to ``last`` went out, the rest is due again."""
         if grant is not self._granted:
             return
         self._granted = None
@@ -178,7 +174,7 @@ class Subscriber:
             self.cursor.next = unsent
 
     def ready(self, head: int) -> float | None:
-        """When there is something to send and the pace allows it; ``None`` if nothing is, or a grant is out."""
+        """Return when the pace allows to send; ``None`` if there is nothing to send, or a grant is out."""
         if self._granted is not None or not (self.cursor.behind(head) or self._repairs):
             return None
         return self._bucket.ready()
@@ -187,43 +183,43 @@ class Subscriber:
         return Skipped(self.endpoint, *self.cursor.skip_to(onward))
 
 
-class Subscribers:
-    """The table: bounded, ordered by renewal, with one turn each at answering FORWARD."""
+class UdpSubscribers:
+    """The subscribers: bounded, ordered by renewal, with one turn each at answering FORWARD."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: UdpBounds) -> None:
         self._bounds = bounds
-        self._table: OrderedDict[Endpoint, Subscriber] = OrderedDict()
-        self._turns: OrderedDict[Endpoint, Subscriber] = OrderedDict()
+        self._table: OrderedDict[Endpoint, UdpSubscriber] = OrderedDict()
+        self._turns: OrderedDict[Endpoint, UdpSubscriber] = OrderedDict()
         self._per_address: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def __iter__(self) -> Iterator[Subscriber]:
+    def __iter__(self) -> Iterator[UdpSubscriber]:
         return iter(self._table.values())
 
-    def get(self, endpoint: Endpoint) -> Subscriber | None:
-        """The subscriber at ``endpoint``; call :meth:`expire` first."""
+    def get(self, endpoint: Endpoint) -> UdpSubscriber | None:
+        """Return the subscriber at ``endpoint``; call :meth:`expire` first."""
         return self._table.get(endpoint)
 
-    def subscribe(self, endpoint: Endpoint, cursor: int, now: float) -> Subscriber | None:
-        """Renew the subscriber at ``endpoint``, or add it at ``cursor``; ``None`` if there is no room."""
+    def subscribe(self, endpoint: Endpoint, cursor: int, now: float) -> UdpSubscriber | None:
+        """Renew the subscriber at ``endpoint``, or add it at ``cursor``; return ``None`` if there is no room."""
         subscriber = self._table.get(endpoint)
         if subscriber is None:
             address, _ = endpoint
             full = len(self._table) >= self._bounds.subscribers
             if full or self._per_address[address] >= self._bounds.per_address:
                 return None
-            subscriber = Subscriber(endpoint, cursor, self._bounds, now)
+            subscriber = UdpSubscriber(endpoint, cursor, self._bounds, now)
             self._table[endpoint] = self._turns[endpoint] = subscriber
             self._per_address[address] += 1
         subscriber.lease.renew(now)
         self._table.move_to_end(endpoint)
         return subscriber
 
-    def expire(self, now: float) -> list[Subscriber]:
+    def expire(self, now: float) -> list[UdpSubscriber]:
         """Remove and return those whose lease is over."""
-        lapsed: list[Subscriber] = []
+        lapsed: list[UdpSubscriber] = []
         while self._table:
             endpoint, oldest = next(iter(self._table.items()))
             if oldest.lease.holds(now):
@@ -237,12 +233,12 @@ class Subscribers:
         return lapsed
 
     def next_expiry(self) -> float | None:
-        """When the oldest lease is over."""
+        """Return when the oldest lease is over."""
         oldest = next(iter(self._table.values()), None)
         return None if oldest is None else oldest.lease.expires
 
-    def take_turn(self, requester: Endpoint) -> Subscriber | None:
-        """The subscriber whose turn it is to answer FORWARD: any but the requester, the longest unasked first."""
+    def take_turn(self, requester: Endpoint) -> UdpSubscriber | None:
+        """Return the subscriber whose turn it is to answer a FORWARD: any but the requester, longest unasked first."""
         for endpoint, subscriber in self._turns.items():
             if endpoint != requester:
                 self._turns.move_to_end(endpoint)

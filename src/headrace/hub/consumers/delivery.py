@@ -120,11 +120,6 @@ class Delivery:
             self.frontier = last + 1
 
     @property
-    def members(self) -> int:
-        """Number of members."""
-        return len(self._load)
-
-    @property
     def pieces(self) -> int:
         """Number of pieces."""
         return len(self._waiting) + len(self._taken)

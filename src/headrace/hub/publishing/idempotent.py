@@ -92,6 +92,17 @@ class IdempotentPublishing:
         line.waiting.append(publish)
         self._go_on(batch.publisher, line)
 
+    def pass_on(self, frontend: str, number: int, batch: Batch, told: Told) -> None:
+        """Append what a frontend relays, with its mark, unless it is in the log; ``told`` gets the rows' place."""
+
+        def marked(result: Published | HeadraceError) -> None:
+            if isinstance(result, Published) and result.last is not None:
+                # The mark has the number after the rows.
+                result = Published(result.last - len(batch), result.last - 1, result.repeated)
+            told(result)
+
+        self.publish(_mark(frontend, number), marked, follows=number > 0, behind=batch)
+
     def _go_on(self, publisher: str, line: _Line) -> None:
         sequencer = self._hub.sequencer
         while sequencer is not None and line.waiting:
@@ -147,7 +158,7 @@ def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
     return Published(result.first, result.last) if isinstance(result, Batch) else result
 
 
-def mark(frontend: str, number: int) -> Batch:
+def _mark(frontend: str, number: int) -> Batch:
     """Make the entry that marks the rows before it as one of a frontend's requests."""
     return Batch(
         Run.one(b""),

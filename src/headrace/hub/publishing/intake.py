@@ -21,11 +21,11 @@ import msgspec
 import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
-from headrace.hub.publishing.idempotent import IdempotentPublishing, mark, published
+from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published
+from headrace.hub.sequencer import Published, Told
 from headrace.message import Batch
 from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
@@ -185,9 +185,7 @@ class PublishIntake:
         """Drop what a node has staged: its connection is closed."""
         self._brought.pop(source, None)
 
-    def _pass(
-        self, request: PrimaryRequest, body: memoryview, tell: Callable[[Published | HeadraceError], None]
-    ) -> None:
+    def _pass(self, request: PrimaryRequest, body: memoryview, tell: Told) -> None:
         rows = rows_of(body, PASSED)
         if not rows.num_rows:
             raise MalformedError("parcel", "rows", 0, "there must be some")
@@ -195,16 +193,7 @@ class PublishIntake:
             longest = pc.max(pc.binary_length(rows.column(name))).as_py()
             if longest > _MAX_TEXT:
                 raise LimitError("parcel", name, longest, _MAX_TEXT)
-        batch = Batch.from_arrow(rows)
-
-        def marked(result: Published | HeadraceError) -> None:
-            if isinstance(result, Published) and result.last is not None:
-                # The mark has the number after the rows.
-                result = Published(result.last - len(batch), result.last - 1, result.repeated)
-            tell(result)
-
-        entry = mark(request.publisher, request.number)
-        self.idempotent.publish(entry, marked, follows=request.number > 0, behind=batch)
+        self.idempotent.pass_on(request.publisher, request.number, Batch.from_arrow(rows), tell)
 
     def _stage(self, source: object, request: PrimaryRequest, body: memoryview) -> None:
         rows = rows_of(body, PUBLISHED)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
@@ -49,6 +50,8 @@ _FEW: Final = 16
 """Up to so many messages are made into a body one by one; for more, Arrow is quicker."""
 
 _Rows: TypeAlias = bytes | memoryview
+_Make: TypeAlias = Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]]
+_WhenEnded: TypeAlias = Callable[[PrimaryAnswer | HeadraceError], None]
 
 
 class PrimaryStream(Protocol):
@@ -62,22 +65,16 @@ class PrimaryStream(Protocol):
         """Send a parcel."""
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """Requests that are made again from the first on until a primary has answered them all."""
 
-    __slots__ = ("begun", "left", "make", "ready_at", "told")
-
-    def __init__(
-        self,
-        make: Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]],
-        told: Callable[[PrimaryAnswer | HeadraceError], None],
-        now: float,
-    ) -> None:
-        self.make = make
-        self.told = told
-        self.begun = now
-        self.ready_at = now
-        self.left = make()
+    make: _Make
+    left: Iterator[tuple[PrimaryRequest, _Rows]]
+    """Requests that are not sent yet."""
+    told: _WhenEnded
+    begun: float
+    ready_at: float
 
 
 class PrimaryClient(PublishRelay):
@@ -243,12 +240,8 @@ class PrimaryClient(PublishRelay):
 
     # Calls
 
-    def _call(
-        self,
-        make: Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]],
-        told: Callable[[PrimaryAnswer | HeadraceError], None],
-    ) -> None:
-        self._calls.append(_Call(make, told, self._now))
+    def _call(self, make: _Make, told: _WhenEnded) -> None:
+        self._calls.append(_Call(make, make(), told, self._now, self._now))
         self._advance()
 
     def _advance(self) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
@@ -68,7 +69,42 @@ class RelayRequest:
         self.size = sum(map(_size, self.rows))
 
 
-class PublishRelay:
+class RelayBacklog:
+    """What waits for another hub: publishers wait while it is too long, and it is refused when it waits too long."""
+
+    def __init__(self, hub: Hub, *, patience: float, most: int, now: float) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        """Asks the driver to send what is due."""
+        self._hub = hub
+        self._patience = patience
+        self._most = most
+        self._size = 0
+        self._lost_at: float | None = now
+        """When the connection was lost, until the next one is known to work."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether publishers must wait."""
+        return self._size > self._most
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait or are under way."""
+        return self._size
+
+    def lost(self, now: float) -> None:
+        """Note that the connection is lost."""
+        if self._lost_at is None:
+            self._lost_at = now
+
+    def _release(self, size: int) -> None:
+        was_congested = self.congested
+        self._size -= size
+        if was_congested and not self._hub.congested:
+            self._hub.relieved()
+
+
+class PublishRelay(RelayBacklog):
     """The :class:`~headrace.hub.sequencer.Sequencer` of a hub that follows another one.
 
     ``name`` makes a unique name; ``unreachable`` begins the error text when no answer comes for too long.
@@ -84,39 +120,22 @@ class PublishRelay:
         now: float,
         unreachable: str = "the upstream hub has not answered",
     ) -> None:
-        self.wake: Callable[[], None] = lambda: None
-        """Asks the driver to send what is due."""
+        super().__init__(hub, patience=patience, most=most, now=now)
         self.longest: int | None = None
         """The longest message that the upstream hub takes, once known."""
-        self._hub = hub
         self._make_name = name
         self._name, self._number = name(), 0
-        self._patience = patience
         self._unreachable = unreachable
-        self._most = most
         self._waiting: deque[RelayRequest] = deque()
         self._sent: dict[RelayRequest, None] = {}
         self._under_way = 0
-        self._size = 0
         self._settling: list[tuple[int, int, RelayRequest, Published]] = []
         """Answered, and not committed here yet: by the number of the last row."""
         self._settled = 0
         self._connected = False
-        self._lost_at: float | None = now
-        """When the connection was lost, until there is an answer on the next one."""
         self._failure: str | None = None
 
     # What the hub asks
-
-    @property
-    def congested(self) -> bool:
-        """Whether publishers must wait."""
-        return self._size > self._most
-
-    @property
-    def size(self) -> int:
-        """Bytes that wait or are under way."""
-        return self._size
 
     def order(self, submitted: Sequence[Submission]) -> None:
         """Send what doors submitted."""
@@ -148,7 +167,7 @@ class PublishRelay:
             self._put(RelayRequest([behind], marked, True, batch.publisher, batch.number or 0, follows))
         else:
             pieces = list(_pieces(batch))
-            joined = _Joined(len(pieces), told).told
+            joined = _joined(len(pieces), told)
             for piece in pieces:
                 # Pieces follow one another: a publish may end early, but never has a hole.
                 follow = follows or piece is not pieces[0]
@@ -174,7 +193,7 @@ class PublishRelay:
         while self._settling and self._settling[0][0] <= head:
             settled.append(heappop(self._settling))
         for _, _, request, published in settled:
-            self._release(request)
+            self._release(request.size)
             request.told(published)
 
     # What the driver tells
@@ -194,8 +213,7 @@ class PublishRelay:
         if self._connected and not (self._sent or self._waiting):
             self._lost_at = None  # No answer was outstanding.
         self._connected = False
-        if self._lost_at is None:
-            self._lost_at = now
+        super().lost(now)
 
     def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
         """Yield what is to be sent now; everything, if this hub numbers messages itself (``here``)."""
@@ -280,13 +298,30 @@ class PublishRelay:
 
     def _pass(self, group: Sequence[Submission]) -> None:
         if len(group) > 1 or _size(group[0].batch) <= _MOST:
-            self._put(RelayRequest([each.batch for each in group], _Group(self._hub, group).told, True))
+            self._put(
+                RelayRequest([each.batch for each in group], partial(self._group_answered, group), True)
+            )
             return
         # Too long for one request. Its pieces follow one another, so that no later one is taken alone.
         pieces = list(_pieces(group[0].batch))
-        joined = _Joined(len(pieces), _Group(self._hub, group).told).told
+        joined = _joined(len(pieces), partial(self._group_answered, group))
         for piece in pieces:
             self._put(RelayRequest([piece], joined, True))
+
+    def _group_answered(self, group: Sequence[Submission], result: Published | HeadraceError) -> None:
+        """Answer each of the submissions that shared a request."""
+        if isinstance(result, Published) and result.first is None:
+            result = UnavailableError("it is in the log, but the upstream hub no longer knows where")
+        if isinstance(result, HeadraceError):
+            error = result if isinstance(result, StorageError) else UnavailableError(str(result))
+            self._hub.refuse(group, error, "upstream")
+            return
+        first, log = result.first or 0, self._hub.log
+        for batch, done, _ in group:
+            self._hub.received(batch)
+            if done is not None:
+                done(batch.numbered(first, log.last_time, self._hub.node))
+            first += len(batch)
 
     def _put(self, request: RelayRequest) -> None:
         self._waiting.append(request)
@@ -301,7 +336,7 @@ class PublishRelay:
                 self._settled += 1
                 heappush(self._settling, (last, self._settled, request, result))
                 return
-        self._release(request)
+        self._release(request.size)
         request.told(result)
 
     def _end(self, request: RelayRequest, error: HeadraceError) -> None:
@@ -310,14 +345,8 @@ class PublishRelay:
         for piece in (request, *pieces):
             if piece is not request:
                 self._waiting.remove(piece)
-            self._release(piece)
+            self._release(piece.size)
             piece.told(error)
-
-    def _release(self, request: RelayRequest) -> None:
-        was_congested = self.congested
-        self._size -= request.size
-        if was_congested and not self._hub.congested:
-            self._hub.relieved()
 
     def refuse(self, reason: str) -> None:
         """Refuse everything that is here now."""
@@ -332,60 +361,29 @@ class PublishRelay:
         self._waiting.clear()
         self._under_way = 0
         for request in refused:
-            self._release(request)
+            self._release(request.size)
             outcome = (
                 "whether this was taken is not known" if request.sent else "what is published here is refused"
             )
             request.told(UnavailableError(f"{reason}; {outcome}"))
 
 
-class _Group:
-    """Submissions that share a request."""
+def _joined(pieces: int, told: Told) -> Told:
+    """Make one answer of several: the first's beginning and the last's end, or the first error."""
+    results: list[Published | HeadraceError] = []
 
-    def __init__(self, hub: Hub, group: Sequence[Submission]) -> None:
-        self._hub = hub
-        self._group = group
-
-    def told(self, result: Published | HeadraceError) -> None:
-        """Answer each of them."""
-        if isinstance(result, Published) and result.first is None:
-            result = UnavailableError("it is in the log, but the upstream hub no longer knows where")
-        if isinstance(result, HeadraceError):
-            error = result if isinstance(result, StorageError) else UnavailableError(str(result))
-            self._hub.refuse(self._group, error, "upstream")
+    def joined(result: Published | HeadraceError) -> None:
+        results.append(result)
+        if len(results) < pieces:
             return
-        first, log = result.first or 0, self._hub.log
-        for batch, done, _ in self._group:
-            self._hub.received(batch)
-            if done is not None:
-                done(batch.numbered(first, log.last_time, self._hub.node))
-            first += len(batch)
-
-
-class _Joined:
-    """One answer for several pieces: the first's beginning and the last's end, or the first error."""
-
-    def __init__(self, pieces: int, told: Told) -> None:
-        self._left = pieces
-        self._told = told
-        self._first: Published | None = None
-        self._repeated = 0
-        self._error: HeadraceError | None = None
-
-    def told(self, result: Published | HeadraceError) -> None:
-        """Take the answer for one piece."""
-        self._left -= 1
-        if isinstance(result, HeadraceError):
-            self._error = self._error or result
-        else:
-            self._first = self._first or result
-            self._repeated += result.repeated
-        if self._left:
+        error = next((each for each in results if isinstance(each, HeadraceError)), None)
+        if error is not None:
+            told(error)
             return
-        if self._error is not None or self._first is None or isinstance(result, HeadraceError):
-            self._told(self._error or UnavailableError("no piece was taken"))
-        else:
-            self._told(Published(self._first.first, result.last, self._repeated))
+        places = [each for each in results if isinstance(each, Published)]
+        told(Published(places[0].first, places[-1].last, sum(each.repeated for each in places)))
+
+    return joined
 
 
 def _size(batch: Batch) -> int:

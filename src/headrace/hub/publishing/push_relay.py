@@ -7,38 +7,23 @@ on more is refused: entries of the hub's state, publishes to be acknowledged, an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from headrace.errors import UnavailableError
+from headrace.hub.publishing.publish_relay import RelayBacklog
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Submission, Told, ToldNewest, tied_groups
 from headrace.message import Batch
 from headrace.protocols import PUSHED_ORIGINS
 
 
-class PushRelay:
+class PushRelay(RelayBacklog):
     """The :class:`~headrace.hub.sequencer.Sequencer` of a frontend over fyrehose."""
 
     def __init__(self, hub: Hub, *, longest: int, patience: float, most: int, now: float) -> None:
-        self.wake: Callable[[], None] = lambda: None
-        """Asks the driver to push."""
-        self._hub = hub
+        super().__init__(hub, patience=patience, most=most, now=now)
         self._longest = longest
-        self._patience = patience
-        self._most = most
         self._waiting: deque[Submission] = deque()
-        self._size = 0
-        self._lost_at: float | None = now
-
-    @property
-    def congested(self) -> bool:
-        """Whether publishers must wait."""
-        return self._size > self._most
-
-    @property
-    def size(self) -> int:
-        """Bytes that wait to be pushed."""
-        return self._size
 
     def order(self, submitted: Sequence[Submission]) -> None:
         """Queue messages to be pushed; refuse what a PUSH cannot carry."""
@@ -95,11 +80,6 @@ class PushRelay:
             self._lost_at = None
             self.wake()
 
-    def lost(self, now: float) -> None:
-        """Note that the connection is lost."""
-        if self._lost_at is None:
-            self._lost_at = now
-
     def tick(self, now: float) -> None:
         """Refuse what has waited too long for a connection."""
         if self._lost_at is None or now - self._lost_at < self._patience:
@@ -109,9 +89,6 @@ class PushRelay:
             self._hub.refuse([self._take()], error, "upstream")
 
     def _take(self) -> Submission:
-        was_congested = self.congested
         submission = self._waiting.popleft()
-        self._size -= submission.batch.size
-        if was_congested and not self._hub.congested:
-            self._hub.relieved()
+        self._release(submission.batch.size)
         return submission

@@ -101,7 +101,7 @@ class Queries(dict[str, Marked]):
         self._writes.pop(name, None)
 
     def follow(self, _batch: Batch) -> None:
-        """Messages change nothing here."""
+        """Ignore messages: only entries change the marks."""
 
     def dump(self) -> bytes:
         """Make a snapshot's section of the marks."""
@@ -256,7 +256,7 @@ class Staging:
         return removed
 
     def expire(self, now: float) -> list[StagedRows]:
-        """Forget stages that nobody committed in time."""
+        """Forget stages that were not committed in time."""
         return self.remove([name for name, stage in self._stages.items() if stage.deadline <= now])
 
     def sweep(self) -> None:
@@ -267,7 +267,7 @@ class Staging:
 
 
 class StagedCommits:
-    """StagedCommits, each query's one after the other."""
+    """Commits of stages, one after the other for each query."""
 
     def __init__(self, hub: Hub, queries: Queries, staging: Staging) -> None:
         self._hub = hub

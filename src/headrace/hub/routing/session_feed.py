@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import LimitError, StorageError, TrimmedError
-from headrace.hub.cursor import EncodedCache
+from headrace.hub.cursor import EncodedCache, cut_off_reason
 from headrace.hub.routing.client_session import ClientSession, FoundRows, PushSource
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
@@ -213,4 +213,4 @@ class SessionFeed:
     def _cannot_read(self, session: ClientSession, first: int, error: StorageError) -> None:
         lost = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
         self._hub.counters.report("undeliverable", first, lost, str(error), door="sdk")
-        session.outlet.part("lagging" if isinstance(error, TrimmedError) else "damaged", str(error))
+        session.outlet.part(cut_off_reason(error), str(error))

@@ -1,15 +1,14 @@
-"""JSON Merge Patch (RFC 7396): what a change of a ``json`` service does to its object, and the change between two.
+"""JSON Merge Patch (RFC 7396): apply a change to a ``json`` service's object, and make the change between two.
 
 A patch is a JSON value. Members of an object patch are set, merged or, where they are ``null``, removed; any other
 patch is itself the new value, arrays included, which are never merged.
 
-Values are never changed in place: :func:`apply` copies the objects on the way to what changes and shares the rest. So
-whoever holds an older value still has it as it was, at the price of what has changed since, and :func:`diff` passes
-over whatever two values share without looking into it.
+Values are never changed in place: :func:`apply` copies the objects on the path to a change and shares the rest. So an
+older value stays as it was, at the price of what has changed since, and :func:`diff` skips what two values share.
 
 ``null`` cannot be set by a patch. An object that patches have made has no ``null`` member, however deep, except within
 arrays, which a patch carries whole. For such objects ``apply(old, diff(old, new)) == new`` holds exactly; a ``null``
-member of any other ``new`` would be understood as its absence.
+member of any other ``new`` would mean its absence.
 
 Nesting is bounded where text becomes a value. Patches merge level by level, so no object gets deeper than the deepest
 of its patches, and the recursion below never goes deeper than that.
@@ -25,7 +24,7 @@ from headrace.errors import LimitError
 from headrace.wire.typed_json import decode_json
 
 MAX_DEPTH: Final = 64
-"""The deepest nesting of objects and arrays we take: beyond any real data, far from Python's own limit."""
+"""Deepest nesting of objects and arrays: beyond any real data, far from Python's own limit."""
 
 Json: TypeAlias = Any
 """A JSON value as Python has it: ``dict``, ``list``, ``str``, ``int``, ``float``, ``bool`` or ``None``."""
@@ -37,7 +36,7 @@ encode = msgspec.json.encode
 
 
 def parse_object(text: bytes) -> JsonObject:
-    """The JSON object in ``text``: :class:`MalformedError` for anything else, :class:`LimitError` if it is too deep.
+    """Parse a JSON object; raise :class:`MalformedError` for anything else, :class:`LimitError` if it is too deep.
 
     >>> parse_object(b'{"speed": 61}')
     {'speed': 61}
@@ -50,7 +49,7 @@ def parse_object(text: bytes) -> JsonObject:
 
 
 def apply(target: Json, patch: Json) -> Json:
-    """The value that ``patch`` makes of ``target``.
+    """Return ``target`` changed by ``patch``.
 
     >>> apply({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}})
     {'b': {'c': 4, 'd': 3}}
@@ -70,7 +69,7 @@ def apply(target: Json, patch: Json) -> Json:
 
 
 def diff(old: JsonObject, new: JsonObject) -> JsonObject:
-    """A patch that makes ``new`` of ``old`` and has only what differs, both without ``null`` members outside of arrays.
+    """Return the smallest patch from ``old`` to ``new``, both without ``null`` members outside of arrays.
 
     >>> diff({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4, "d": 3}})
     {'a': None, 'b': {'c': 4}}

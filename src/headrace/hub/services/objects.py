@@ -5,19 +5,16 @@ A service has an id, which is a topic, and one of two kinds, fixed when it is cr
 - ``json``: a JSON object; a change is a JSON Merge Patch, the snapshot is all of them merged;
 - ``last``: any bytes; a change is the new value, the snapshot is the latest.
 
-Messages whose topic is a service's id change it, whatever door they came by. Entries of the log say which services
-there are:
+Messages whose topic is a service's id change it, whatever door they came by. Log entries say which services exist:
 
 - ``service/ID``: ``{"create": "json"}``, ``{"create": "last"}`` or ``{"remove": true}``;
-- ``service/``: ``{"auto": …, "max": …}``, the policy. What a policy decides (a service made of an unknown topic, one
-  too many not made) must come out the same whenever the log is read again, under whatever settings. So a hub whose
-  settings differ from the policy says so in the log, and the state obeys the log alone.
+- ``service/``: ``{"auto": …, "max": …}``, the policy. Its decisions (a service created by an unknown topic, one refused
+  as too many) must come out the same whenever the log is read again, under whatever settings. So a hub whose settings
+  differ writes its policy into the log, and the state obeys the log alone.
 
-Removing a service stops new subscriptions and nothing else. Its id stays known as removed: no message makes a service
-of it again, only an entry does. Its object leaves the state with it, and lives on for as long as somebody holds it, who
-is then a subscriber: messages go on changing it for them. The newest :data:`MAX_REMOVED` removed ids are remembered.
-
-Whoever must know what happens while it happens (the SPP door) sets :attr:`Services.observer`.
+Removing a service only stops new subscriptions. Its id stays known as removed: no message creates it again, only an
+entry does. Its object leaves the state, but messages go on changing it for as long as a subscriber holds it. The newest
+:data:`MAX_REMOVED` removed ids are remembered. The SPP door learns of events by :attr:`Services.observer`.
 """
 
 from __future__ import annotations
@@ -47,20 +44,20 @@ MAX_REMOVED: Final = 100_000
 
 PART: Final = "service"
 POLICY: Final = f"{PART}/"
-"""The topic of an entry that says which policy holds; only the hub that numbers says so."""
+"""The topic of an entry that sets the policy; only the hub that numbers messages writes one."""
 
 _STRINGS: Final = 8
 """The lengths of the two STRINGs in the packet that must be able to carry any object whole."""
 
 
-class Kind(StrEnum):
-    """What a service's object is, and what changes it."""
+class ServiceKind(StrEnum):
+    """The kind of a service's object, and so of its changes."""
 
     JSON = "json"
     LAST = "last"
 
 
-class Policy(msgspec.Struct, frozen=True):
+class ServicePolicy(msgspec.Struct, frozen=True):
     """Whether an unknown topic creates a ``last`` service, and how many services there may be."""
 
     auto: bool = False
@@ -73,21 +70,21 @@ Value: TypeAlias = JsonObject | bytes
 class Service:
     """One live object. ``created`` is the sequence number it appeared at, ``seq`` that of its last change.
 
-    A value is never changed in place: who has taken one keeps it as it was.
+    A value is never changed in place: a reader that holds one keeps it as it was.
     """
 
     __slots__ = ("__weakref__", "_bound", "_room", "_snapshot", "created", "id", "kind", "seq", "value")
 
-    def __init__(self, service_id: str, kind: Kind, created: int) -> None:
+    def __init__(self, service_id: str, kind: ServiceKind, created: int) -> None:
         self.id = service_id
         self.kind = kind
         self.created = created
         self.seq = created
-        self.value: Value = {} if kind is Kind.JSON else b""
+        self.value: Value = {} if kind is ServiceKind.JSON else b""
         self._room = MAX_PACKET - _STRINGS - len(service_id.encode())
         self._snapshot: bytes | None = None
-        # A JSON object's text is never longer than this. Known without writing the text after each change, since a
-        # change adds no more than its own text.
+        # Bounds the length of a JSON object's text without writing it after each change: a change adds no more than
+        # its own text.
         self._bound = 2
 
     @property
@@ -102,14 +99,14 @@ class Service:
 
     @property
     def weight(self) -> int:
-        """About how many bytes the object's text has."""
-        return self._bound if self.kind is Kind.JSON else len(self.value)
+        """About how many bytes the object's text takes."""
+        return self._bound if self.kind is ServiceKind.JSON else len(self.value)
 
     def change(self, change: bytes, seq: int) -> None:
-        """Follow a change; one that cannot be, for what it is or for its size, raises and changes nothing."""
+        """Apply a change; one that is malformed or too large raises and changes nothing."""
         if len(change) > self._room:
             raise LimitError("spp", "change", len(change), self._room)
-        if self.kind is Kind.JSON:
+        if self.kind is ServiceKind.JSON:
             patch = parse_object(change)
             self._patch(apply(self.value, patch), len(encode(patch)))
         else:
@@ -117,8 +114,8 @@ class Service:
         self.seq = seq
 
     def restore(self, snapshot: bytes, seq: int) -> None:
-        """Become what a snapshot says."""
-        self.value = msgspec.json.decode(snapshot) if self.kind is Kind.JSON else snapshot
+        """Take the value over from a snapshot."""
+        self.value = msgspec.json.decode(snapshot) if self.kind is ServiceKind.JSON else snapshot
         self._bound = len(snapshot)
         self.seq = seq
 
@@ -129,34 +126,34 @@ class Service:
             text = encode(value)
             bound = len(text)
             if bound > self._room:
-                # Otherwise nobody could be sent the object any more.
+                # The object could no longer be sent to anybody.
                 raise LimitError("spp", "object", bound, self._room)
         self.value, self._bound, self._snapshot = value, bound, text
 
 
-class Created(NamedTuple):
-    """A service appeared; ``instead`` is the removed one that still has subscribers, if any."""
+class ServiceCreated(NamedTuple):
+    """A service was created; ``instead`` is the removed one that still has subscribers, if any."""
 
     service: Service
     instead: Service | None
 
 
-class Removed(NamedTuple):
+class ServiceRemoved(NamedTuple):
     """A service is no longer offered."""
 
     service: Service
 
 
-class Changed(NamedTuple):
-    """A change was made; ``before`` is what the object was."""
+class ServiceChanged(NamedTuple):
+    """A service changed; ``before`` is its previous value."""
 
     service: Service
     change: bytes
     before: Value
 
 
-class Refused(NamedTuple):
-    """Message ``seq`` could not change, or create, the service that it is for."""
+class ChangeRefused(NamedTuple):
+    """Message ``seq`` could not change or create its service."""
 
     service_id: str
     seq: int
@@ -164,22 +161,22 @@ class Refused(NamedTuple):
     detail: object
 
 
-Event: TypeAlias = Created | Removed | Changed | Refused
+ServiceEvent: TypeAlias = ServiceCreated | ServiceRemoved | ServiceChanged | ChangeRefused
 
 
 class Services:
-    """The services there are, in the order of their creation."""
+    """All services, in the order of their creation."""
 
     name = PART
     follows_messages = True
 
     def __init__(self) -> None:
-        self.policy = Policy()
-        self.observer: Callable[[Event], None] | None = None
-        """Told each event as it happens: the state is then just behind it."""
+        self.policy = ServicePolicy()
+        self.observer: Callable[[ServiceEvent], None] | None = None
+        """Called with each event, right after the state has followed it."""
         self._services: dict[str, Service] = {}
         self._order: list[Service] = []
-        self._removed: dict[str, Kind] = {}
+        self._removed: dict[str, ServiceKind] = {}
         self._held: WeakValueDictionary[str, Service] = WeakValueDictionary()
         self._entries: list[_Entry] = []
 
@@ -190,25 +187,25 @@ class Services:
         return iter(self._order)
 
     def get(self, service_id: str) -> Service | None:
-        """The service that is offered under an id."""
+        """Return the service that is offered under an id."""
         return self._services.get(service_id)
 
-    def kind(self, service_id: str) -> Kind | None:
-        """The kind of a service that is offered, or was and is removed; ``None`` for an id that is neither."""
+    def kind(self, service_id: str) -> ServiceKind | None:
+        """Return the kind of a service that is offered or removed; ``None`` for an unknown id."""
         service = self._services.get(service_id)
         return self._removed.get(service_id) if service is None else service.kind
 
     def after(self, created: int, count: int) -> list[Service]:
-        """The next ``count`` services that were created after ``created``, in order."""
+        """Return the next ``count`` services that were created after ``created``, in order."""
         begin = bisect_right(self._order, created, key=_created)
         return self._order[begin : begin + count]
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Take note of an entry; it is followed at its place among the messages of its batch."""
+        """Note an entry; :meth:`follow` applies it in order with the messages of its batch."""
         self._entries.append(_Entry(seq, name, payload))
 
     def follow(self, batch: Batch) -> None:
-        """Follow a batch's entries and messages in their order."""
+        """Apply a batch's entries and messages in their order."""
         entries = self._entries
         if entries:
             self._entries = []
@@ -226,7 +223,7 @@ class Services:
             due = next(waiting, None)
 
     def dump(self) -> bytes:
-        """The services as a snapshot's section."""
+        """Return the services as a snapshot's section."""
         order = self._order
         kept = _Kept(
             policy=self.policy,
@@ -254,7 +251,7 @@ class Services:
         self._order = list(self._services.values())
 
     def _rows(self, batch: Batch, *, every: bool) -> Iterator[tuple[int, str, bytes]]:
-        """The messages of a batch that may concern a service: number, topic, payload."""
+        """Yield number, topic and payload of the messages that may concern a service."""
         columns, run = batch.columns, batch.run
         names = () if columns is None else columns.schema.names
         if columns is None or not ("topic" in names or "origin" in names):
@@ -266,7 +263,7 @@ class Services:
             columns.column(name) if name in names else pa.repeat(getattr(batch, name), len(batch))
             for name in ("origin", "topic")
         )
-        # Batches may have very many messages of which few concern a service: only those are touched one by one.
+        # Of very many messages few may concern a service: only those are touched one by one.
         encoded = topics.dictionary_encode()
         wanted = self._wanted(encoded.dictionary, every=every)
         if not wanted.any():
@@ -278,7 +275,7 @@ class Services:
             yield batch.first + row, texts[codes[row]], bytes(data[edges[row] : edges[row + 1]])
 
     def _wanted(self, topics: pa.Array, *, every: bool) -> npt.NDArray[np.bool_]:
-        """Which of some topics may concern a service: in time that goes by the topics or the services, the fewer."""
+        """Tell which topics may concern a service, in time that grows with the fewer of topics and services."""
         if every or self.policy.auto:
             wanted = pc.not_equal(topics, "")
         elif len(self._services) + len(self._held) < len(topics):
@@ -296,27 +293,27 @@ class Services:
         if service is None:
             service = self._held.get(topic)
         if service is None and self.policy.auto and topic not in self._removed:
-            service = self._create(topic, Kind.LAST, seq)
+            service = self._create(topic, ServiceKind.LAST, seq)
         if service is None:
             return
         before = service.value
         try:
             service.change(payload, seq)
         except WireError as error:
-            self._tell(Refused(topic, seq, error.reason, error))
+            self._tell(ChangeRefused(topic, seq, error.reason, error))
         else:
             if self.observer is not None:
-                self.observer(Changed(service, payload, before))
+                self.observer(ServiceChanged(service, payload, before))
 
     def _try_to_enter(self, entered: _Entry) -> None:
         try:
             self._enter(entered)
         except msgspec.DecodeError as error:
-            self._tell(Refused(entered.name, entered.seq, "malformed", error))
+            self._tell(ChangeRefused(entered.name, entered.seq, "malformed", error))
 
     def _enter(self, entered: _Entry) -> None:
         if not entered.name:
-            self.policy = msgspec.json.decode(entered.payload, type=Policy)
+            self.policy = msgspec.json.decode(entered.payload, type=ServicePolicy)
             return
         order = msgspec.json.decode(entered.payload, type=_Order)
         if order.create is not None:
@@ -324,21 +321,23 @@ class Services:
         elif order.remove:
             self._remove(entered.name)
 
-    def _create(self, service_id: str, kind: Kind, seq: int) -> Service | None:
+    def _create(self, service_id: str, kind: ServiceKind, seq: int) -> Service | None:
         if service_id in self._services:
-            return None  # It is what it was created as.
+            return None  # It keeps the kind it was created with.
         if len(self._services) >= self.policy.max:
             detail = f"{self.policy.max} services are there (services.max)"
-            self._tell(Refused(service_id, seq, "services_max", detail))
+            self._tell(ChangeRefused(service_id, seq, "services_max", detail))
             return None
         if len(service_id.encode()) > MAX_SERVICE:
-            # A topic of another door; SPP could not name it.
-            self._tell(Refused(service_id, seq, "limit", f"a service's id has at most {MAX_SERVICE} bytes"))
+            # A topic of another door that SPP cannot name.
+            self._tell(
+                ChangeRefused(service_id, seq, "limit", f"a service's id has at most {MAX_SERVICE} bytes")
+            )
             return None
         service = self._services[service_id] = Service(service_id, kind, seq)
         self._order.append(service)
         self._removed.pop(service_id, None)
-        self._tell(Created(service, self._held.pop(service_id, None)))
+        self._tell(ServiceCreated(service, self._held.pop(service_id, None)))
         return service
 
     def _remove(self, service_id: str) -> None:
@@ -349,13 +348,13 @@ class Services:
         self._removed[service_id] = service.kind
         self._held[service_id] = service
         if len(self._removed) > MAX_REMOVED:
-            # Held or not: what becomes of the id from now on must not depend on who subscribes where.
+            # Held or not: the id's future must not depend on who subscribes where.
             forgotten = next(iter(self._removed))
             del self._removed[forgotten]
             self._held.pop(forgotten, None)
-        self._tell(Removed(service))
+        self._tell(ServiceRemoved(service))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: ServiceEvent) -> None:
         if self.observer is not None:
             self.observer(event)
 
@@ -372,20 +371,20 @@ def check_id(service_id: str) -> None:
         raise LimitError("spp", "service", size, MAX_SERVICE)
 
 
-def create(service_id: str, kind: Kind) -> Batch:
-    """The log entry that creates a service, or offers a removed id again; it does nothing to one that is there."""
+def create(service_id: str, kind: ServiceKind) -> Batch:
+    """Make the log entry that creates a service or offers a removed id again; an existing one is left as it is."""
     check_id(service_id)
     return entry(PART, service_id, encode({"create": kind}))
 
 
 def remove(service_id: str) -> Batch:
-    """The log entry that removes a service."""
+    """Make the log entry that removes a service."""
     check_id(service_id)
     return entry(PART, service_id, encode({"remove": True}))
 
 
-def obey(policy: Policy) -> Batch:
-    """The log entry that makes ``policy`` the one that holds."""
+def obey(policy: ServicePolicy) -> Batch:
+    """Make the log entry that sets the policy."""
     return entry(PART, "", encode(policy))
 
 
@@ -396,18 +395,18 @@ class _Entry(NamedTuple):
 
 
 class _Order(msgspec.Struct, frozen=True):
-    create: Kind | None = None
+    create: ServiceKind | None = None
     remove: bool = False
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    policy: Policy
+    policy: ServicePolicy
     ids: list[str]
-    kinds: list[Kind]
+    kinds: list[ServiceKind]
     created: list[int]
     seqs: list[int]
     snapshots: list[bytes]
-    removed: list[tuple[str, Kind]]
+    removed: list[tuple[str, ServiceKind]]
 
 
 _created = attrgetter("created")

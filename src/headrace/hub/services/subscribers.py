@@ -1,20 +1,20 @@
-"""Who gets what of services: the sessions of a door, and what each is owed.
+"""The sessions of a door that shows services, and what each is still owed.
 
-A session that keeps up gets each change as it is committed; one change is encoded once, whoever gets it. A session
-whose outlet is full is owed, and what it is owed does not grow with what it misses:
+A session that keeps up gets each change as it is committed; one change is encoded once for all. A session
+whose client is full is owed the rest, and what it is owed does not grow with what it misses:
 
-- *removals*: the ids it must be told are gone;
-- *offers*: its place in the order of creation, behind which everything is still to be offered;
-- *objects*: for each service it lags in, what it last got. Once there is room it gets one change that leads from there
-  to now: for ``json`` a patch, for ``last`` the newest value, and the whole object where it has nothing yet.
+- *removals*: ids that are gone;
+- *offers*: its position in the order of creation, after which everything is still to be offered;
+- *objects*: for each service it lags in, the value it last got. Once there is room it gets one change from there to
+  now: for ``json`` a patch, for ``last`` the newest value, and the whole object where it has nothing yet.
 
 They are paid in this order, so that an id is gone before it is offered again, and no object comes before its offer.
-What a session last got are values it shares with the state and with other sessions, so it costs little beyond what has
-changed since. It is bounded all the same, by :data:`HELD_BYTES`; a session past that is cut off, and finds everything
-when it comes back.
+The values a session last got are shared with the state and with other sessions, so they cost little beyond what has
+changed since. They are bounded all the same, by :data:`HELD_BYTES`; a session past that is cut off, and finds
+everything when it comes back.
 
-Nothing here knows a socket: an :class:`Outlet` takes bytes, and its owner tells by :meth:`Session.pause` and
-:meth:`Session.resume` when it is full.
+Nothing here knows a socket: a :class:`ServiceClient` takes bytes, and its owner calls :meth:`ServiceSession.pause` and
+:meth:`ServiceSession.resume`.
 """
 
 from __future__ import annotations
@@ -27,55 +27,63 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from headrace.errors import LimitError
 from headrace.hub.counters import Counters
 from headrace.hub.services.merge_patch import JsonObject, diff, encode
-from headrace.hub.services.objects import Changed, Created, Event, Refused, Removed, Service, Services, Value
+from headrace.hub.services.objects import (
+    ChangeRefused,
+    Service,
+    ServiceChanged,
+    ServiceCreated,
+    ServiceEvent,
+    ServiceRemoved,
+    Services,
+    Value,
+)
 from headrace.wire import spp
 
 HELD_BYTES: Final = 64 << 20
-"""What the objects that one session last got may weigh together, as text."""
+"""Bytes, as text, of the objects that one session may lag in."""
 
 SLICE: Final = 512
-"""Packets that one session is paid in a row, before others have their turn."""
-
+"""Packets sent to one session in a row before others have their turn."""
 
 _WAYS: Final = 4
-"""Changes kept of one service, each from another value to now: those who fell behind together catch up together."""
+"""Patches kept of one service, each from another value to now: sessions that fell behind together share one."""
 
 _BLOCKS: Final = 256
-"""Blocks of offers kept encoded, each from another place on: enough for all of 100,000 services from the beginning."""
+"""Blocks of offers kept encoded, each from another position: enough for 100,000 services."""
 
 
-class Outlet(Protocol):
-    """Where a session's bytes go."""
+class ServiceClient(Protocol):
+    """Where a session's packets go: its client's connection."""
 
     def send(self, data: bytes) -> None:
         """Send packets."""
 
     def later(self) -> None:
-        """There is more to send: call :meth:`Session.pay` soon."""
+        """Call :meth:`ServiceSession.pay` soon: there is more to send."""
 
     def overburdened(self, detail: str) -> None:
-        """The session is owed more than can be kept for it: cut it off."""
+        """Cut the session off: it is owed more than can be kept for it."""
 
 
-class Session:
-    """One client that is offered services; make one with :meth:`Audience.join`."""
+class ServiceSession:
+    """One client that is offered services; :meth:`ServiceSubscribers.join` makes one."""
 
     __slots__ = ("_audience", "_held", "_offered", "_removals", "behind", "outlet", "paused", "subscriptions")
 
-    def __init__(self, audience: Audience, outlet: Outlet) -> None:
+    def __init__(self, audience: ServiceSubscribers, outlet: ServiceClient) -> None:
         self.outlet = outlet
         self.paused = False
         self.subscriptions: dict[str, Service] = {}
-        """What it has subscribed: the service under each id, removed ones included."""
+        """The service under each subscribed id, removed ones included."""
         self.behind: dict[Service, _Behind] = {}
-        """The services whose changes it is owed."""
+        """Services whose changes it is owed."""
         self._audience = audience
         self._removals: dict[str, None] = {}
         self._offered = 0
         self._held = 0
 
     def subscribe(self, service_id: str) -> bool:
-        """Subscribe; the whole object follows at once. ``False`` if nothing is offered under this id."""
+        """Subscribe; the whole object follows at once. Return ``False`` if nothing is offered under this id."""
         service = self._audience.services.get(service_id)
         if service is None:
             return False
@@ -90,7 +98,7 @@ class Session:
         return True
 
     def unsubscribe(self, service_id: str) -> bool:
-        """Unsubscribe; ``False`` if it was not subscribed."""
+        """Unsubscribe; return ``False`` if it was not subscribed."""
         service = self.subscriptions.pop(service_id, None)
         if service is None:
             return False
@@ -99,23 +107,23 @@ class Session:
         return True
 
     def pause(self) -> None:
-        """The outlet is full."""
+        """Send nothing: the client is full."""
         self.paused = True
 
     def resume(self) -> None:
-        """The outlet has room again."""
+        """Go on sending: the client has room again."""
         self.paused = False
         self.pay()
 
     def close(self) -> None:
-        """Forget the session; nothing is sent to it any more."""
+        """Forget the session and send it nothing more."""
         self.paused = True
         for service_id in tuple(self.subscriptions):
             self.unsubscribe(service_id)
         self._audience.sessions.pop(self, None)
 
     def pay(self) -> None:
-        """Send what is owed for as long as there is room."""
+        """Send what is owed while there is room."""
         budget = SLICE
         while budget > 0 and not self.paused:
             if self._removals:
@@ -137,7 +145,7 @@ class Session:
             self.outlet.later()
 
     def miss(self, service: Service, before: Value, changes: int) -> None:
-        """Owe changes of a service that was ``before`` at the first of them."""
+        """Owe changes of a service whose value was ``before`` ahead of the first of them."""
         behind = self.behind.get(service)
         if behind is not None:
             behind.missed += changes
@@ -151,12 +159,12 @@ class Session:
             self.outlet.overburdened(f"it lags in objects of {self._held} bytes")
 
     def withdraw(self, service: Service) -> None:
-        """Owe the news that a service is gone, if its offer was sent."""
+        """Owe the removal of a service, if its offer was sent."""
         if service.created <= self._offered:
             self._removals[service.id] = None
 
     def move(self, old: Service, new: Service) -> None:
-        """Owe the whole of the object that takes a removed one's place."""
+        """Owe the whole object that takes a removed one's place."""
         self._settle(old)
         self.subscriptions[new.id] = new
         self.behind[new] = _Behind()
@@ -168,7 +176,7 @@ class Session:
         try:
             packet = channel.whole() if behind.before is None else channel.since(behind.before)
         except LimitError as error:
-            # Both ends fit a packet each, but what leads from one to the other does not.
+            # Both values fit a packet each, but the patch between them does not.
             self.outlet.overburdened(str(error))
             return
         if behind.missed:
@@ -181,25 +189,25 @@ class Session:
             self._held -= behind.weight
 
 
-class Channel:
-    """A service that has subscribers, and the packets that more than one of them may need."""
+class ServiceChannel:
+    """A service with subscribers, and the packets that several of them may need."""
 
     __slots__ = ("_since", "_whole", "service", "subscribers")
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.subscribers: dict[Session, None] = {}
+        self.subscribers: dict[ServiceSession, None] = {}
         self._whole: bytes | None = None
         self._since: dict[int, tuple[JsonObject, bytes]] = {}
 
     def whole(self) -> bytes:
-        """The packet with the whole object."""
+        """Return the packet with the whole object."""
         if self._whole is None:
             self._whole = spp.serialize(spp.Info(self.service.id, self.service.snapshot))
         return self._whole
 
     def since(self, before: JsonObject) -> bytes:
-        """The packet with what leads from ``before`` to now."""
+        """Return the packet with the change from ``before`` to now."""
         known = self._since.get(id(before))
         if known is None:
             if len(self._since) >= _WAYS:
@@ -210,7 +218,7 @@ class Channel:
         return known[1]
 
     def changed(self) -> None:
-        """The object is no longer what the packets say."""
+        """Drop the packets: the object has changed."""
         self._whole = None
         self._since.clear()
 
@@ -223,53 +231,53 @@ class Offers(NamedTuple):
     amount: int
 
 
-class Audience:
-    """All sessions of a door. It watches the services, and must be told to :meth:`deliver` after each commit."""
+class ServiceSubscribers:
+    """All sessions of a door. It observes the services; its owner calls :meth:`deliver` after each commit."""
 
     def __init__(self, services: Services, counters: Counters) -> None:
         self.services = services
-        self.sessions: dict[Session, None] = {}
+        self.sessions: dict[ServiceSession, None] = {}
         self.conflated = counters.counter("conflated", door="spp")
-        """Changes that were not sent as such, because one change stood for several."""
+        """Changes that were not sent each, because one change stood for several."""
         self.delivered = counters.counter("delivered", door="spp")
         self._counters = counters
-        self._channels: dict[Service, Channel] = {}
-        self._turns: dict[Channel, _Turn] = {}
+        self._channels: dict[Service, ServiceChannel] = {}
+        self._turns: dict[ServiceChannel, _Turn] = {}
         self._changes = 0
         self._offers: dict[int, Offers] = {}
         self._news = False
         services.observer = self._follow
 
-    def join(self, outlet: Outlet) -> Session:
-        """A new session; it is owed the offer of everything there is, to be paid by :meth:`Session.pay`."""
-        session = Session(self, outlet)
+    def join(self, outlet: ServiceClient) -> ServiceSession:
+        """Make a session; it is owed the offer of every service, which :meth:`ServiceSession.pay` sends."""
+        session = ServiceSession(self, outlet)
         self.sessions[session] = None
         return session
 
     def deliver(self) -> None:
-        """Send what has happened since the last time to everybody whom it concerns."""
+        """Send what has happened since the last call to every session it concerns."""
         self._send_changes()
         if self._news:
             self._news = False
             for session in tuple(self.sessions):
                 session.pay()
 
-    def open(self, service: Service) -> Channel:
-        """The channel of a service."""
+    def open(self, service: Service) -> ServiceChannel:
+        """Return the channel of a service, made if need be."""
         channel = self._channels.get(service)
         if channel is None:
-            channel = self._channels[service] = Channel(service)
+            channel = self._channels[service] = ServiceChannel(service)
         return channel
 
-    def leave(self, session: Session, service: Service) -> None:
-        """Take a subscriber out; the last one takes the channel along."""
+    def leave(self, session: ServiceSession, service: Service) -> None:
+        """Remove a subscriber, and with the last one the channel."""
         channel = self._channels[service]
         channel.subscribers.pop(session, None)
         if not channel.subscribers:
             del self._channels[service]
 
     def offers(self, after: int) -> Offers | None:
-        """Some offers of services created after ``after``; ``None`` if there are none."""
+        """Return some offers of services created after ``after``; ``None`` if there are none."""
         offers = self._offers.get(after)
         if offers is None:
             services = self.services.after(after, SLICE)
@@ -281,9 +289,9 @@ class Audience:
             offers = self._offers[after] = Offers(packets, services[-1].created, len(services))
         return offers
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: ServiceEvent) -> None:
         match event:
-            case Changed(service, change, before):
+            case ServiceChanged(service, change, before):
                 channel = self._channels.get(service)
                 if channel is not None:
                     turn = self._turns.get(channel)
@@ -292,15 +300,15 @@ class Audience:
                     turn.places.append(self._changes)
                     turn.changes.append(change)
                     self._changes += 1
-            case Created(service, instead):
+            case ServiceCreated(service, instead):
                 self._renew()
                 if instead is not None:
                     self._move(instead, service)
-            case Removed(service):
+            case ServiceRemoved(service):
                 self._renew()
                 for session in self.sessions:
                     session.withdraw(service)
-            case Refused(service_id, seq, reason, detail):
+            case ChangeRefused(service_id, seq, reason, detail):
                 self._counters.refuse("services", reason, f"message {seq} for {service_id!r}", detail)
 
     def _renew(self) -> None:
@@ -312,7 +320,7 @@ class Audience:
         self._send_changes()
         channel = self._channels.pop(old, None)
         if channel is None:
-            return  # It had no subscriber, or none is left: who lags too far behind was cut off just now.
+            return  # It had no subscriber, or none is left: one that lagged too far was cut off just now.
         channel.service = new
         channel.changed()
         self._channels[new] = channel
@@ -332,7 +340,7 @@ class Audience:
         else:
             self._send_many(turns)
 
-    def _send_one(self, channel: Channel, turn: _Turn) -> None:
+    def _send_one(self, channel: ServiceChannel, turn: _Turn) -> None:
         service, count = channel.service, len(turn.changes)
         packets = turn.packets(service)
         sent = 0
@@ -344,13 +352,13 @@ class Audience:
                 sent += count
         self.delivered.value += sent
 
-    def _send_many(self, turns: dict[Channel, _Turn]) -> None:
-        """Each session gets the changes of all its services in the order of the log, in one piece."""
-        concerned: dict[Session, list[Channel]] = {}
+    def _send_many(self, turns: dict[ServiceChannel, _Turn]) -> None:
+        """Send each session the changes of all its services in the order of the log, in one write."""
+        concerned: dict[ServiceSession, list[ServiceChannel]] = {}
         for channel in turns:
             for session in channel.subscribers:
                 concerned.setdefault(session, []).append(channel)
-        pieces: dict[tuple[Channel, ...], tuple[bytes, int]] = {}
+        pieces: dict[tuple[ServiceChannel, ...], tuple[bytes, int]] = {}
         for session, channels in concerned.items():
             ready = []
             for channel in channels:
@@ -371,7 +379,7 @@ class Audience:
 
 @dataclass(slots=True)
 class _Behind:
-    """What a session last got of a service (nothing, or something that does not matter: ``None``)."""
+    """The value of a service that a session last got; ``None`` if it got none, or if that does not matter."""
 
     before: JsonObject | None = None
     missed: int = 0
@@ -380,7 +388,7 @@ class _Behind:
 
 @dataclass(slots=True)
 class _Turn:
-    """The changes of one service that are to be sent, and their places among all changes."""
+    """The changes of one service that are to be sent, and their positions among all changes."""
 
     before: Value
     places: list[int] = field(default_factory=list)
@@ -394,7 +402,7 @@ _Placed: TypeAlias = tuple[int, str, bytes]
 
 
 def _in_order(turns: Iterable[tuple[str, _Turn]]) -> tuple[bytes, int]:
-    """The packets of several services' changes, in the order of the log, and how many there are."""
+    """Return the packets of several services' changes, in the order of the log, and their number."""
     placed: list[_Placed] = sorted(
         chain.from_iterable(
             ((place, service_id, change) for place, change in zip(turn.places, turn.changes, strict=True))

@@ -1,11 +1,11 @@
-"""Making a damaged log one that opens again, for ``headrace log repair``.
+"""Repair a damaged log so that it opens again, for ``headrace log repair``.
 
-:func:`plan` tells what is wrong and what would be done (:mod:`~headrace.log.damage.repair_plan` decides),
+:func:`plan` reports what is wrong and what would be done (:mod:`~headrace.log.damage.repair_plan` decides);
 :func:`repair` does it, offline, under the writer's lock. Nothing is deleted: what leaves the log goes into
 ``damaged-N/``, with the report.
 
-Every file changes in one rename. A repair that is interrupted half-way leaves ``repairing`` behind; the log does not
-open then, and the next repair brings everything back and begins again.
+Every file changes in one rename. An interrupted repair leaves the file ``repairing``; the log does not open then, and
+the next repair restores everything and begins again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from headrace.log.damage.repair_plan import (
     decide,
     files_of,
 )
-from headrace.log.files import making, sync_directory, translating, write_whole
-from headrace.log.lock import WriterLock
+from headrace.log.files import WriterLock, making, sync_directory, translating, write_whole
 from headrace.log.sealed import SealedSegment, write_segment
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile
 
@@ -46,7 +45,7 @@ _REPORT: Final = "report.txt"
 
 
 class _Marker(msgspec.Struct):
-    """What it takes to undo a repair."""
+    """The facts needed to undo a repair."""
 
     aside: str
     before: UUID | None
@@ -56,13 +55,13 @@ class _Marker(msgspec.Struct):
 
 
 def plan(directory: Path, keep: Keep = "before") -> Report:
-    """What is wrong, and what :func:`repair` would do about it; changes nothing."""
+    """Report what is wrong and what :func:`repair` would do; change nothing."""
     with translating(directory):
         return _decide(directory, keep, _read_marker(directory))
 
 
 def repair(directory: Path, keep: Keep = "before") -> Report:
-    """Make the log one that opens again; return what was found, done and lost."""
+    """Repair the log; report what was found, done and lost."""
     with translating(directory):
         lock = WriterLock(directory / "lock")
         try:
@@ -101,7 +100,7 @@ def _perform(report: Report) -> Report:
 
 
 def _makes(step: Step) -> list[Path]:
-    """The files that a step writes, some of which may be there already."""
+    """The files that a step writes; some may exist already."""
     match step:
         case Rewrite():
             return [
@@ -143,14 +142,14 @@ def _take(step: Step, aside: Path, uuid: UUID) -> None:
 
 
 def _rewrite(step: Rewrite, uuid: UUID) -> None:
-    source, stretch = step.source, step.stretch
+    source, good = step.source, step.good
     if source.index is not None:
         segment = SealedSegment(source.path, source.index)
-        rows = (segment.salvage(number) for number in range(stretch.begin, stretch.end))
+        rows = (segment.salvage(number) for number in range(good.begin, good.end))
         write_segment(step.target, uuid, rows, sync=True)
     else:
-        header = FileHeader(uuid, stretch.first, source.time, source.salt)
-        _copy_tail(source.path, step.target, header, stretch.begin, stretch.end)
+        header = FileHeader(uuid, good.first, source.time, source.salt)
+        _copy_tail(source.path, step.target, header, good.begin, good.end)
 
 
 def _restamp(path: Path, uuid: UUID) -> None:
@@ -183,7 +182,7 @@ def _copy_tail(source: Path, target: Path, header: FileHeader, begin: int, end: 
 
 
 def _keep_copy(path: Path, aside: Path) -> None:
-    """Keep a file whose name is about to go to a new one; the file itself is not written to."""
+    """Keep a file that is about to be replaced."""
     try:
         os.link(path, aside / path.name)
     except OSError:
@@ -197,7 +196,7 @@ def _read_marker(directory: Path) -> _Marker | None:
 
 
 def _undo(directory: Path, marker: _Marker) -> None:
-    """Bring back everything that an interrupted repair set aside."""
+    """Restore everything that an interrupted repair set aside."""
     for name in marker.made:
         (directory / name).unlink(missing_ok=True)
     aside = directory / marker.aside

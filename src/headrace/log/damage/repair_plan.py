@@ -1,12 +1,12 @@
-"""What would make a damaged log whole again: decided here, done by :mod:`headrace.log.damage.repair`.
+"""Decide what makes a damaged log whole again; :mod:`headrace.log.damage.repair` does it.
 
-A log has no holes, so of what a survey finds good, one unbroken run of messages can stay: what comes **before** the
-first hole, or, if asked for, what comes **after** the last one (everything older then counts as trimmed). The rest is
-set aside, and the report names every sequence number that is lost.
+A log has no holes, so one unbroken run of good messages can stay: what comes **before** the first hole, or, if asked
+for, what comes **after** the last one (everything older then counts as trimmed). The rest is set aside, and the report
+names every sequence number that is lost.
 
-Numbers of lost *later* messages will be given to other messages. Whoever has seen the old ones (a subscriber, a Spark
-offset, another node) must not take the new ones for their continuation, so such a log gets a **new uuid**. A log that
-loses nothing at its end keeps its own.
+Numbers of lost *later* messages will be given to other messages. A reader that has seen the old ones (a subscriber, a
+Spark offset, another node) must not take the new ones for their continuation, so such a log gets a **new uuid**. A log
+that loses nothing at its end keeps its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from uuid import UUID, uuid4
 
 from headrace.log import snapshot
 from headrace.log.damage.inspection import (
+    GoodRange,
+    InspectedSegment,
     Problem,
-    Stretch,
-    Surveyed,
+    inspect,
+    inspect_snapshot,
     log_uuids,
     numbers,
-    survey,
-    survey_snapshot,
 )
 
 Keep = Literal["before", "after"]
@@ -46,16 +46,16 @@ class SetAside:
 class Rewrite:
     """Write a segment anew with the good messages that stay; the old file is kept aside."""
 
-    source: Surveyed
-    stretch: Stretch
+    source: InspectedSegment
+    good: GoodRange
 
     @property
     def target(self) -> Path:
         """The new file, named by its first message."""
-        return self.source.path.with_stem(f"{self.stretch.first:016d}")
+        return self.source.path.with_stem(f"{self.good.first:016d}")
 
     def __str__(self) -> str:
-        kept = in_words(self.stretch.first, self.stretch.last)
+        kept = in_words(self.good.first, self.good.last)
         return f"keep {kept} of {self.source.path.name} in a new {self.target.name}, and the old file aside"
 
 
@@ -63,7 +63,7 @@ class Rewrite:
 class Reindex:
     """Write the index of a sealed segment anew."""
 
-    source: Surveyed
+    source: InspectedSegment
 
     def __str__(self) -> str:
         name = self.source.path.name
@@ -92,7 +92,7 @@ class BeginTail:
 
 @dataclass(frozen=True, slots=True)
 class ForgetState:
-    """Stand in for a snapshot that is lost."""
+    """Replace a lost snapshot by an empty one."""
 
     path: Path
 
@@ -115,13 +115,13 @@ class Report:
     steps: tuple[Step, ...]
     first: int
     last: int
-    """The messages that the log has afterwards; ``first - 1`` when it has none."""
+    """The last message that the log has afterwards; ``first - 1`` if it has none."""
     lost: tuple[tuple[int, int | None], ...]
-    """The messages that it has not any more, as first and last; ``None`` when nobody knows the last."""
+    """Lost ranges, first and last; ``None`` if the last is unknown."""
     uuid_before: UUID | None
     uuid_after: UUID
     aside: Path | None = None
-    """Where everything that left the log lies, once it is done."""
+    """The folder of everything that left the log, once that is done."""
 
     def lines(self) -> Iterator[str]:
         """The report for people."""
@@ -143,12 +143,12 @@ class Report:
 
 
 def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None = None) -> Report:
-    """Survey a directory and decide what is to be done.
+    """Inspect a directory and decide what is to be done.
 
     ``names`` are the uuids before and after of a repair that was interrupted: a file may have either.
     """
     own = [uuid for uuid in names if uuid] if names else log_uuids(directory)[:1]
-    segments = list(survey(directory, own))
+    segments = list(inspect(directory, own))
     states, unusable = _snapshots(directory, own)
     problems = [problem for segment in segments for problem in segment.problems]
     problems += [problem for _, problem in unusable]
@@ -169,7 +169,7 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
         after = names[1] if names else uuid4()
     steps: list[Step] = []
     for segment in segments:
-        steps += _steps_for(segment, [stretch for stretch in run if stretch.path == segment.path], after)
+        steps += _steps_for(segment, [good for good in run if good.path == segment.path], after)
     steps += [SetAside(path, problem.reason) for path, problem in unusable]
     steps += [SetAside(_path_of(directory, found), "it is ahead of what is kept") for found in ahead]
     usable = [found for found in states if found.seq <= last]
@@ -192,33 +192,33 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
 
 
 def in_words(first: int, last: int | None) -> str:
-    """A range of messages for people."""
+    """Describe a range of messages."""
     if last is None:
         return f"messages {first} on"
     return f"messages {first} to {last}" if last >= first else "no messages"
 
 
-def files_of(segment: Surveyed) -> list[Path]:
-    """Every file that a segment has, whichever of them was surveyed."""
+def files_of(segment: InspectedSegment) -> list[Path]:
+    """List every file of a segment."""
     files = (segment.path.with_suffix(suffix) for suffix in (".open", ".arrow", ".index"))
     return [path for path in files if path.exists()]
 
 
-def _choose(segments: list[Surveyed], keep: Keep) -> list[Stretch]:
-    """The stretches that stay: the first or the last unbroken run of messages, an empty one only if need be."""
-    runs: list[list[Stretch]] = []
-    for stretch in (stretch for segment in segments for stretch in segment.stretches):
-        if runs and stretch.first == runs[-1][-1].last + 1:
-            runs[-1].append(stretch)
+def _choose(segments: list[InspectedSegment], keep: Keep) -> list[GoodRange]:
+    """Choose the first or the last unbroken run of messages, an empty one only if need be."""
+    runs: list[list[GoodRange]] = []
+    for good in (good for segment in segments for good in segment.good):
+        if runs and good.first == runs[-1][-1].last + 1:
+            runs[-1].append(good)
         else:
-            runs.append([stretch])
+            runs.append([good])
     filled = [run for run in runs if run[-1].last >= run[0].first] or runs
     return filled[0 if keep == "before" else -1] if filled else []
 
 
-def _steps_for(segment: Surveyed, kept: list[Stretch], uuid: UUID) -> Iterator[Step]:
-    """What becomes of one segment, of which ``kept`` (one stretch, or none) stays."""
-    # A hole before a segment is a problem of its neighbours; a torn end mends when the log is opened.
+def _steps_for(segment: InspectedSegment, kept: list[GoodRange], uuid: UUID) -> Iterator[Step]:
+    """The steps for one segment, of which ``kept`` (one range, or none) stays."""
+    # A hole before a segment is a problem of its neighbours; opening the log repairs a torn end.
     inside = [
         problem
         for problem in segment.problems
@@ -236,9 +236,9 @@ def _steps_for(segment: Surveyed, kept: list[Stretch], uuid: UUID) -> Iterator[S
 
 
 def _lost(
-    segments: list[Surveyed], highest: int, first: int, last: int
+    segments: list[InspectedSegment], highest: int, first: int, last: int
 ) -> tuple[tuple[int, int | None], ...]:
-    """The ranges around ``first`` to ``last`` that were once there."""
+    """The lost ranges around ``first`` to ``last``."""
     lost: list[tuple[int, int | None]] = []
     lowest = min((segment.first for segment in segments), default=first)
     if lowest < first:
@@ -250,8 +250,8 @@ def _lost(
     return tuple(lost)
 
 
-def _known_last(segments: list[Surveyed]) -> int:
-    """The last message that is known to have been there."""
+def _known_last(segments: list[InspectedSegment]) -> int:
+    """The last message known to have existed."""
     return max((s.first if s.last is None else s.last for s in segments), default=0)
 
 
@@ -262,7 +262,7 @@ def _snapshots(
     good: list[snapshot.Snapshot] = []
     unusable: list[tuple[Path, Problem]] = []
     for path in snapshot.paths(directory):
-        match survey_snapshot(path):
+        match inspect_snapshot(path):
             case Problem() as problem:
                 unusable.append((path, problem))
             case snapshot.Snapshot() as found if not own or found.uuid in own:

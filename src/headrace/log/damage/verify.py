@@ -1,7 +1,7 @@
-"""Whether every byte of a log is as it was written: each segment, index and snapshot, and how they fit together.
+"""Verify that every byte of a log is as it was written: segments, indexes, snapshots, and how they fit together.
 
-For ``headrace log verify``: it changes nothing and takes no lock, so it may look at the log of a running hub. What
-the hub is just writing, sealing or trimming is not taken for damage.
+For ``headrace log verify``: it changes nothing and takes no lock, so it may read the log of a running hub. What the
+hub is just writing, sealing or trimming is not reported as damage.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Final
 
 from headrace.log import snapshot
 from headrace.log.damage.inspection import (
+    InspectedSegment,
     Problem,
-    Surveyed,
+    inspect,
+    inspect_snapshot,
+    inspect_tail,
     log_uuids,
     numbers,
-    survey,
-    survey_snapshot,
-    survey_tail,
 )
-from headrace.log.lock import is_at_work
+from headrace.log.files import has_writer
 from headrace.log.recovery import REPAIRING
 
 _LOOKS: Final = 5
-"""How often the end of a tail that somebody may be writing to is looked at again."""
+"""How often the end of a tail that may be being written is read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Progress:
 
 
 def verify(directory: Path) -> Iterator[Problem | Progress]:
-    """Read everything; yield how far we are after each file, and each problem.
+    """Read everything; yield progress after each file, and each problem.
 
-    Where files came and went meanwhile, a hub is sealing or trimming, and what seems wrong may only have moved: then
+    If files came and went meanwhile, a hub is sealing or trimming, and what seems wrong may only have moved. Then
     everything is read again, and only what is wrong each time is a problem.
     """
     suspected: list[Problem] | None = None
@@ -68,7 +68,7 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
     newest = 0
     for path in snapshot.paths(directory):
         done += _size(path)
-        found = survey_snapshot(path)
+        found = inspect_snapshot(path)
         if isinstance(found, Problem):
             yield found
         elif found is not None and found.uuid not in uuids:
@@ -77,17 +77,17 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
             newest = max(newest, found.seq)
         yield Progress(path, done, max(total, done))
     first = last = None
-    for surveyed in survey(directory, uuids):
-        first = surveyed.first if first is None else first
-        last = surveyed.last
-        yield from _problems(surveyed)
-        done += surveyed.size + _size(surveyed.path.with_suffix(".index"))
-        yield Progress(surveyed.path, done, max(total, done), last)
+    for inspected in inspect(directory, uuids):
+        first = inspected.first if first is None else first
+        last = inspected.last
+        yield from _problems(inspected)
+        done += inspected.size + _size(inspected.path.with_suffix(".index"))
+        yield Progress(inspected.path, done, max(total, done), last)
     if last is not None and newest > last:
         reason = f"the snapshot at {newest} is ahead of the log, which ends at {last}"
         yield Problem(directory, 0, last + 1, newest, reason)
     if first is not None and first > 1:
-        # Trimming had a snapshot behind it, which may be newer than those we have read.
+        # A snapshot preceded the trimming; it may be newer than those we have read.
         by_now, _ = snapshot.newest(directory, uuids[0]) if uuids else (None, [])
         covered = 0 if by_now is None else by_now.seq
         if covered + 1 < first:
@@ -95,22 +95,22 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
             yield Problem(directory, 0, covered + 1, first - 1, reason)
 
 
-def _problems(surveyed: Surveyed) -> list[Problem]:
-    """A segment's problems, without the append that a running hub has under way."""
+def _problems(inspected: InspectedSegment) -> list[Problem]:
+    """A segment's problems, without an append that a running hub is just writing."""
     for _ in range(_LOOKS):
-        if not any(problem.mends for problem in surveyed.problems):
+        if not any(problem.mends for problem in inspected.problems):
             break
         try:
-            again = survey_tail(surveyed.path)
+            again = inspect_tail(inspected.path)
         except FileNotFoundError:
             return []
-        if again.size == surveyed.size and again.problems == surveyed.problems:
+        if again.size == inspected.size and again.problems == inspected.problems:
             break
-        surveyed = again
-    if is_at_work(surveyed.path.with_name("lock")):
-        # It cut off a torn end when it opened the log. On a busy machine an append may be under way for any time.
-        return [problem for problem in surveyed.problems if not problem.mends]
-    return surveyed.problems
+        inspected = again
+    if has_writer(inspected.path.with_name("lock")):
+        # It cut off any torn end when it opened the log. On a busy machine an append may take any time.
+        return [problem for problem in inspected.problems if not problem.mends]
+    return inspected.problems
 
 
 def _files(directory: Path) -> Iterator[Path]:

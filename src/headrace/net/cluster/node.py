@@ -2,8 +2,7 @@
 
 Membership (:class:`~headrace.cluster.Membership`), replication (:mod:`~headrace.net.cluster.replica_driver`) and the
 requests to the primary (:mod:`~headrace.hub.publishing.primary_client`) decide; a :class:`ClusterNode` carries parcels
-between them. To the other nodes' connections it is their :class:`~headrace.net.cluster.parcel_door.ParcelHost`, to the
-replica its :class:`~headrace.net.cluster.replica_driver.ReplicaHost`.
+between them.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from headrace.hub.publishing.intake import PrimaryAnswer, PublishIntake, parse_b
 from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.sequence import Hub
 from headrace.log import Log
-from headrace.log.install_snapshot import install
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import install
 from headrace.message import node_id
 from headrace.net.cluster.parcel_door import MAX_QUEUED, ParcelHost, ParcelStream
 from headrace.net.cluster.peer_connections import DialledStream
@@ -166,7 +165,7 @@ class ClusterNode(ParcelHost):
                 )
             case _:
                 replica = self._replication.replica
-                doing = "not begun" if replica is None else replica.status.value
+                doing = "not begun" if replica is None else replica.state.status.value
                 missing = [
                     str(peer) for peer in self._peers if self._age(self.membership.at(str(peer))) is None
                 ]
@@ -205,8 +204,8 @@ class ClusterNode(ParcelHost):
                 nodes.append({**fact, "role": "neighbour"})
         return {
             "name": self._settings.cluster.name,
-            "view": 0 if replica is None else replica.view,
-            "status": "stopped" if replica is None else replica.status.value,
+            "view": 0 if replica is None else replica.state.view,
+            "status": "stopped" if replica is None else replica.state.status.value,
             "primary": None if primary is None else self._called(primary),
             "nodes": nodes,
             "problem": self.problem,
@@ -350,8 +349,8 @@ class ClusterNode(ParcelHost):
         else:
             logger.info("view %d: %s", view, status.value)
         replica = self._replication.replica
-        if replica is not None and replica.nodes:
-            self.membership.began(replica.nodes)
+        if replica is not None and replica.state.nodes:
+            self.membership.began(replica.state.nodes)
         self.obey(self.membership.replica_is(status, self._now()))
 
     def halted(self, reason: str) -> None:
@@ -369,7 +368,7 @@ class ClusterNode(ParcelHost):
             return
         primary, replica = self._replication.primary, self._replication.replica
         stream = None if primary is None else self._streams.get(primary)
-        self._primary.aim(stream, 0 if replica is None else replica.view, self._now())
+        self._primary.aim(stream, 0 if replica is None else replica.state.view, self._now())
 
     def _has_fetched(self, token: int, snapshot: Snapshot | None) -> None:
         self._fetched = snapshot

@@ -20,7 +20,6 @@ more; it fetches what it misses when it can.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
@@ -31,7 +30,7 @@ from headrace.cluster.membership import SILENCE_SECONDS, Membership, MembershipE
 from headrace.errors import UnexpectedError, WireError
 from headrace.hub.sequence import Hub
 from headrace.net.cluster.parcel_authentication import ParcelTags
-from headrace.net.server.connection import BACKLOG, DoorConnection, TcpDoor
+from headrace.net.server.connection import DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import (
@@ -60,9 +59,6 @@ MAX_QUEUED: Final = 32 << 20
 
 _TOGETHER: Final = 16 << 10
 """Bulk up to this size is joined to its parcel, so that both go in one write."""
-
-SHUTDOWN_SECONDS: Final = 2.0
-"""How long closing a TLS connection may take: a peer that hangs must not hold up a hub that stops."""
 
 
 class ParcelHost:
@@ -305,26 +301,12 @@ class ParcelDoor(TcpDoor[ParcelStream]):
         listening: socket.socket,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(context, "parcel", listening)
+        super().__init__(context, "parcel", listening, tls=tls)
         self.host = host
-        self._tls = tls
 
     def connection(self) -> ParcelStream:
         """A new connection."""
         return ParcelStream(self)
-
-    async def open(self) -> None:
-        """Accept connections."""
-        loop = asyncio.get_running_loop()
-        handshake = self.settings.limits.handshake_seconds
-        self._server = await loop.create_server(
-            self.connection,
-            sock=self._listening,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else handshake,
-            ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
-        )
 
     def tick(self, now: float) -> None:
         """Judge every connection's deadlines, and which nodes have fallen silent."""

@@ -11,8 +11,8 @@ from headrace.client.reconnect import DialPlan, keep_dialling
 from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
-from headrace.net.cluster.parcel_door import SHUTDOWN_SECONDS, ParcelHost, ParcelStream
-from headrace.net.server.connection import ConnectionGroup
+from headrace.net.cluster.parcel_door import ParcelHost, ParcelStream
+from headrace.net.server.connection import TLS_SHUTDOWN_SECONDS, ConnectionGroup
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import Body, DscReq, DscRes, Ping, SeqReq, SeqRes, StateChange
@@ -156,7 +156,7 @@ class PeerConnections(ConnectionGroup[DialledStream]):
             address.port,
             ssl=self._tls,
             server_hostname=None if self._tls is None else address.host,
-            ssl_shutdown_timeout=None if self._tls is None else SHUTDOWN_SECONDS,
+            ssl_shutdown_timeout=None if self._tls is None else TLS_SHUTDOWN_SECONDS,
         )
         return stream
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from random import Random
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from headrace.cluster.durable_state import DurableState, StoredState, is_intact, remember
@@ -50,6 +50,9 @@ from headrace.message import Batch
 from headrace.net.cluster.transfers import between, numbered, served
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 
+if TYPE_CHECKING:
+    from headrace.net.cluster.node import ClusterNode
+
 logger = logging.getLogger("headrace")
 
 MAX_APPEND: Final = 48 << 20
@@ -61,37 +64,6 @@ _CLOSE_ENOUGH: Final = 0.02
 _RESTART_SECONDS: Final = 1.0
 
 
-class ReplicaHost(Protocol):
-    """The node that a replica belongs to."""
-
-    def post(self, to: int, body: Replication, bulk: bytes) -> None:
-        """Send a parcel to a node, if it is connected."""
-
-    def takes(self, to: int) -> bool:
-        """Whether a node is connected, and its connection has room."""
-
-    def broadcast(self, body: Replication, bulk: bytes) -> None:
-        """Send a parcel to every other node that is connected."""
-
-    def fetch_snapshot(self, token: int, source: int, after: int) -> None:
-        """Fetch a snapshot in the background."""
-
-    def install(self) -> None:
-        """Begin the hub anew after the fetched snapshot."""
-
-    def is_now(self, status: Status, view: int, primary: int | None) -> None:
-        """Note the replica's new status, view and primary."""
-
-    def halted(self, reason: str) -> None:
-        """Note that the node cannot go on."""
-
-    def numbers_here(self) -> None:
-        """Number messages here from now on."""
-
-    def settled(self) -> None:
-        """Find the present primary again, after anything that may have changed it."""
-
-
 class ReplicaDriver:
     """Runs one node's replica."""
 
@@ -101,7 +73,7 @@ class ReplicaDriver:
         size: int,
         hub: Hub,
         stored: StoredState | None,
-        host: ReplicaHost,
+        node: ClusterNode,
         relay: Sequencer,
         disk: Executor,
     ) -> None:
@@ -109,7 +81,7 @@ class ReplicaDriver:
         self._size = size
         self._hub = hub
         self.stored = stored
-        self._host = host
+        self._node = node
         self._relay = relay
         self._disk = disk
         self._random = Random()
@@ -149,7 +121,9 @@ class ReplicaDriver:
     def primary(self) -> int | None:
         """The node that numbers messages now, as far as this one knows."""
         replica = self.replica
-        return replica.primary if replica is not None and replica.status is Status.NORMAL else None
+        return (
+            replica.state.primary if replica is not None and replica.state.status is Status.NORMAL else None
+        )
 
     def receive(self, sender: int, body: Replication, bulk: bytes) -> None:
         """Take a parcel of replication from a node of the cluster; a malformed one raises."""
@@ -163,7 +137,7 @@ class ReplicaDriver:
                 uuid, batches = unpack(bulk, body.first, body.last)
                 # In normal order the logs are the same one. Otherwise this log may end in messages that no other node
                 # took over: they are cut off before anything is appended.
-                in_order = replica.status is Status.NORMAL and body.view == replica.view
+                in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
                 if in_order and not self._is_ours(uuid):
                     return
             bulk = b""
@@ -200,7 +174,7 @@ class ReplicaDriver:
         """Tell the replica what the hub has numbered and appended."""
         replica = self.replica
         if not self._following and replica is not None:
-            self._run(partial(replica.appended, replica.tail + 1, tail))
+            self._run(partial(replica.appended, replica.state.tail + 1, tail))
 
     def _tick(self) -> None:
         self._timer = None
@@ -243,11 +217,11 @@ class ReplicaDriver:
         self._hub.counters.add("cluster_failures")
         self._queue.clear()
         self._sync_token = None
-        view = 0 if self.replica is None else self.replica.view
+        view = 0 if self.replica is None else self.replica.state.view
         self.replica = None
         self.trouble = f"the disk does not do its part: {error}"
         # The others must not take this node for one that works.
-        self._host.is_now(Status.RECOVERING, view, None)
+        self._node.is_now(Status.RECOVERING, view, None)
 
         loop, log = asyncio.get_running_loop(), self._hub.log
 
@@ -267,16 +241,16 @@ class ReplicaDriver:
     # Effects
 
     def _do(self, effect: Effect, batches: Sequence[Batch], uuid: UUID | None) -> None:
-        hub, host = self._hub, self._host
+        hub, node = self._hub, self._node
         match effect:
             case Send(to, body, bulk):
-                host.post(to, body, bulk)
+                node.post(to, body, bulk)
             case Broadcast(body):
-                host.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
+                node.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
             case Serve(to):
                 # The log is not read for a node that does not take what it is sent.
-                if host.takes(to):
-                    host.post(to, *served(hub.log, effect))
+                if node.takes(to):
+                    node.post(to, *served(hub.log, effect))
             case Append(first, last):
                 self._append(first, last, batches, uuid)
             case CutBack(last):
@@ -292,17 +266,17 @@ class ReplicaDriver:
             case Become(status, view, primary):
                 if status is Status.NORMAL and primary == self._me:
                     self._began = hub.log.tail
-                host.is_now(status, view, primary)
+                node.is_now(status, view, primary)
             case Halt(reason):
                 self._give_up(reason)
             case FetchSnapshot(token, source, after):
-                host.fetch_snapshot(token, source, after)
+                node.fetch_snapshot(token, source, after)
             case Install():
                 # The hub's state would jump under its doors: the whole hub begins anew.
                 self._queue.clear()
                 self.replica = None
                 self.trouble = "this node begins anew behind a snapshot"
-                host.install()
+                node.install()
 
     def _append(self, first: int, last: int, batches: Sequence[Batch], uuid: UUID | None) -> None:
         if uuid is not None and uuid != self._hub.log.uuid:
@@ -352,7 +326,7 @@ class ReplicaDriver:
             self._hub.give_way(self._relay)
         self._hub.counters.add("cluster_failures")
         logger.critical("%s", reason)
-        self._host.halted(reason)
+        self._node.halted(reason)
 
     # Numbering
 
@@ -369,8 +343,8 @@ class ReplicaDriver:
                 hub.give_way(self._relay)
         elif hub.sequencer is not None and hub.log.head >= self._began and not self._queue:
             hub.sequencer = None
-            self._host.numbers_here()
-        self._host.settled()
+            self._node.numbers_here()
+        self._node.settled()
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:

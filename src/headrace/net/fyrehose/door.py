@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from ipaddress import IPv4Network
 
 from headrace.hub.access.addresses import Addresses
-from headrace.hub.backbone.rules import Access, Backbone
-from headrace.hub.backbone.rules import Door as OwnDoor
-from headrace.hub.backbone.udp_subscribers import Bounds
+from headrace.hub.backbone.rules import Backbone, BackboneAccess, OwnDoor
+from headrace.hub.backbone.udp_subscribers import UdpBounds
 from headrace.message import Batch
 from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.fyrehose.udp import FyrehoseUdp
@@ -17,68 +16,47 @@ from headrace.net.server.door import DoorContext
 from headrace.net.server.recording import recorded_datagrams
 
 
-class FyrehoseDoor:
-    """The backbone, open on a TCP and a UDP socket."""
+class FyrehoseDoor(FyrehoseTcpDoor):
+    """The backbone: a TCP door with a UDP socket beside it."""
 
     def __init__(self, context: DoorContext, tcp: socket.socket, udp: socket.socket) -> None:
         udp = recorded_datagrams(udp, "fyrehose")
-        backbone = _backbone(context, udp)
-        self.tcp = FyrehoseTcpDoor(context, backbone, tcp)
-        self.udp = FyrehoseUdp(context, backbone, udp)
-
-    async def open(self) -> None:
-        """Accept connections."""
-        await self.tcp.open()
+        super().__init__(context, _backbone(context, udp), tcp)
+        self.udp = FyrehoseUdp(context, self.backbone, udp)
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to every subscriber that has room."""
-        self.tcp.deliver(batches)
+        super().deliver(batches)
         self.udp.deliver(batches)
-
-    def tick(self, now: float) -> None:
-        """Judge the deadlines of TCP connections; UDP has its own timer."""
-        self.tcp.tick(now)
-
-    def relieved(self) -> None:
-        """Read from publishers again."""
-        self.tcp.relieved()
 
     def facts(self) -> dict[str, int]:
         """Return how many subscribers there are."""
-        return {"fyrehose_tcp": len(self.tcp.subscribers), "fyrehose_udp": len(self.udp)}
+        return {"fyrehose_tcp": len(self.subscribers), "fyrehose_udp": len(self.udp)}
 
     def stop(self) -> None:
         """Accept and read nothing more."""
-        self.tcp.stop()
+        super().stop()
         self.udp.close()
-
-    async def close(self) -> None:
-        """Send what is buffered and close every connection."""
-        await self.tcp.close()
-
-    def abort(self) -> None:
-        """Close every connection that is still open, now."""
-        self.tcp.abort()
 
 
 def _backbone(context: DoorContext, udp: socket.socket) -> Backbone:
     settings = context.settings
     host, port = udp.getsockname()[:2]
     everyone = Addresses([IPv4Network("0.0.0.0/0")] if settings.fyrehose.coalesce else [])
-    bounds = Bounds(
+    bounds = UdpBounds(
         subscribers=settings.limits.connections,
         per_address=settings.limits.connections_per_address,
         lease=settings.fyrehose.subscriber_seconds,
         request=settings.fyrehose.request_limit,
     )
-    access = Access(
+    access = BackboneAccess(
         allow=Addresses(settings.fyrehose.allow), required=settings.auth.required, coalesce=everyone
     )
     return Backbone(context.hub.log, OwnDoor(_OwnAddresses(host), port), access, bounds)
 
 
 class _OwnAddresses:
-    """The addresses a door listens at: one, or every one of this machine."""
+    """The addresses a door listens at: one, or all of this machine."""
 
     def __init__(self, host: str) -> None:
         self._host = host

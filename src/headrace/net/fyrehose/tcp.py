@@ -19,7 +19,15 @@ from typing import Final
 from headrace.errors import HeadraceError
 from headrace.hub.backbone.rules import Backbone, Reason, Refused, ServeRange, Unserved
 from headrace.hub.conversion import backbone_run
-from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
+from headrace.hub.cursor import (
+    NOWHERE,
+    Cursor,
+    EncodedCache,
+    EncodedChunk,
+    Lost,
+    RequestedRange,
+    cut_off_reason,
+)
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
 from headrace.net.server.connection import DoorConnection, Refusal, TcpDoor
@@ -58,7 +66,7 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
     """The TCP half of the fyrehose door: what its connections share."""
 
     def __init__(self, context: DoorContext, backbone: Backbone, listening: socket.socket) -> None:
-        super().__init__(context, "fyrehose", listening, RECEIVE_BYTES + MAX_PACKET)
+        super().__init__(context, "fyrehose", listening, receive_bytes=RECEIVE_BYTES + MAX_PACKET)
         self.backbone = backbone
         self.cache = EncodedCache(self.encode, max_bytes=CACHE_BYTES)
         self.subscribers: dict[FyrehoseConnection, None] = {}
@@ -218,7 +226,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         """Report what retention removed from a range; cut off a peer that the log can feed no further."""
         self.counters.report("undeliverable", lost.first, lost.last, str(error), door="fyrehose")
         if lost.ended:
-            self.cut_off(error)
+            self.cut_off(cut_off_reason(error), error)
 
     def pump(self) -> None:
         """Send what there is; a REQUEST that is done makes room for another."""
@@ -237,7 +245,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
 
     def judge(self, now: float) -> None:
         """Let the subscription lapse; close a half-closed connection that nothing more is to be sent to."""
-        # Who is not read cannot renew.
+        # A connection that is not read cannot renew.
         if self in self.door.subscribers and now >= self._subscribed_until and not self.reading_paused:
             del self.door.subscribers[self]
             self.cursor.next = NOWHERE

@@ -1,9 +1,9 @@
 """The backbone over UDP: datagrams in and out of one socket, as few system calls as the platform allows.
 
-What to send to whom is decided by :class:`~headrace.hub.backbone.rules.Backbone`; this driver reads datagrams, does the
-effects and keeps the timer. Messages are encoded once for all subscribers; those no longer at hand are read from the
-log in a thread. Linux takes and gives many datagrams of one size in one call (``UDP_SEGMENT``, ``UDP_GRO``); where it
-does not, they go one by one.
+:class:`~headrace.hub.backbone.rules.Backbone` decides what to send to whom; this driver reads datagrams, does the
+effects and keeps the timer. Messages are encoded once for all subscribers; those no longer cached are read from the log
+in a thread. Linux takes and gives many datagrams of one size in one call (``UDP_SEGMENT``, ``UDP_GRO``); where it does
+not, they go one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headrace.errors import StorageError
 from headrace.hub.backbone.rules import (
     Acknowledge,
     Backbone,
-    Effect,
+    BackboneEffect,
     Lapsed,
     Reason,
     Refused,
@@ -60,15 +60,15 @@ from headrace.wire.fyrehose.stream import (
 _NO_SEGMENTS: Final = frozenset(
     {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 )
-"""How a route says that it does not take several datagrams in one call, or not of that size."""
+"""Errors of a route that does not take several datagrams in one call, or not of that size."""
 
 _RECEIVE_BUFFER: Final = 8 << 20
-"""What the socket may hold while a turn is busy: a burst of some 40,000 small datagrams."""
+"""Bytes the socket may hold during a busy turn: a burst of some 40,000 small datagrams."""
 
 _READS_PER_TURN: Final = 128
 _STEPS_PER_TURN: Final = 256
-"""Reads from the socket, and things found in them, before everyone else gets a turn. A run of PUSHes is one thing, a
-KEEPALIVE another; and one read may bring 64 datagrams."""
+"""Reads from the socket, and steps taken for them, before others get a turn. A run of PUSHes is one step, a KEEPALIVE
+another; one read may bring 64 datagrams."""
 
 _CACHE_BYTES: Final = 8 << 20
 """How much of the newest sequence is kept encoded, for subscribers that pacing holds back a little."""
@@ -91,7 +91,7 @@ class Packets:
 
 @dataclass(slots=True)
 class Sending:
-    """A grant that is being sent: what is still to go, and what has gone."""
+    """A grant that is being sent: the calls still to make, and what has gone out."""
 
     grant: SendRange
     datagrams: deque[tuple[memoryview, int, int]]
@@ -121,7 +121,7 @@ class FyrehoseUdp:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many subscribers there are."""
+        """Return how many subscribers there are."""
         return len(self._backbone)
 
     def deliver(self, batches: Sequence[Batch]) -> None:
@@ -157,9 +157,7 @@ class FyrehoseUdp:
                 break
             except OSError as error:
                 # An ICMP answer to something we sent: it concerns one destination, not the door.
-                self._hub.counters.add(
-                    "socket_errors", door="fyrehose", error=errno.errorcode.get(error.errno or 0, "?")
-                )
+                self._count_error(error)
                 continue
             came_from = (address[0], address[1])
             if source is not None and (came_from != source or len(datagrams) >= _STEPS_PER_TURN):
@@ -174,7 +172,7 @@ class FyrehoseUdp:
         self._reschedule()
 
     def _received(self, datagrams: list[bytes], source: Endpoint) -> int:
-        """Do what datagrams ask for; return in how many steps."""
+        """Do what datagrams ask for; return the number of steps."""
         peer = f"{source[0]}:{source[1]}"
         if not self._backbone.admits(source[0]):
             for _ in datagrams:
@@ -190,7 +188,7 @@ class FyrehoseUdp:
                     if len(run) > len(counts):
                         self._backbone.coalesced(source)
                     if self._hub.congested:
-                        # UDP has no backpressure; rule 5 allows to lose a PUSH, and it is counted.
+                        # UDP has no backpressure; rule 5 allows losing a PUSH, and it is counted.
                         self._hub.counters.add("dropped", len(run), door="fyrehose", reason="congested")
                     else:
                         self._hub.submit(Batch(run, origin="fyrehose", publisher=peer))
@@ -203,7 +201,7 @@ class FyrehoseUdp:
                     self._hub.counters.refuse("fyrehose", error.reason, peer, error)
         return len(arrivals)
 
-    def _do(self, effects: Iterable[Effect]) -> None:
+    def _do(self, effects: Iterable[BackboneEffect]) -> None:
         counters = self._hub.counters
         for effect in effects:
             match effect:
@@ -212,7 +210,7 @@ class FyrehoseUdp:
                 case Acknowledge(to, frame):
                     self._send_datagram(serialize(frame), to)
                 case SendForward(to, frame) if ":" in frame.address:
-                    # ADDR has room for IPv4 only: nobody can be told where this one listens.
+                    # ADDR has room for IPv4 only: there is no way to say where this one listens.
                     self._do([Unserved((frame.address, frame.port), frame.first, frame.last)])
                 case SendForward(to, frame):
                     counters.add("forwards", door="fyrehose")
@@ -288,13 +286,12 @@ class FyrehoseUdp:
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError as error:
-                code = errno.errorcode.get(error.errno or 0, "?")
                 if len(data) > size and error.errno in _NO_SEGMENTS:
                     # This route or size does not take segments: from now on, one by one.
                     self._segments = False
-                    self._hub.counters.add("segmentation_off", error=code)
+                    self._hub.counters.add("segmentation_off", error=_code(error))
                     continue
-                self._hub.counters.add("socket_errors", door="fyrehose", error=code)
+                self._count_error(error)
             calls.popleft()
             sending.last = last
             sending.sent_datagrams += -(-len(data) // size) if size else 1
@@ -318,9 +315,10 @@ class FyrehoseUdp:
         try:
             self._sock.sendto(data, to)
         except OSError as error:
-            self._hub.counters.add(
-                "socket_errors", door="fyrehose", error=errno.errorcode.get(error.errno or 0, "?")
-            )
+            self._count_error(error)
+
+    def _count_error(self, error: OSError) -> None:
+        self._hub.counters.add("socket_errors", door="fyrehose", error=_code(error))
 
     def _writable(self) -> None:
         while self._blocked and self._continue(self._blocked[0]):
@@ -345,7 +343,7 @@ class FyrehoseUdp:
             self._timer = self._loop.call_at(max(when, soonest), self._tick)
 
     def _encode(self, batches: Sequence[Batch]) -> Packets:
-        """The packets of batches that follow one another, side by side."""
+        """Encode batches that follow one another as packets side by side."""
         parts, edges, size = [], [np.zeros(1, np.int64)], 0
         for batch in batches:
             data, own, hollow = deliver_packets(backbone_run(batch), batch.first)
@@ -385,14 +383,18 @@ def _calls(
         at = stop
 
 
+def _code(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "?")
+
+
 def _singly(data: memoryview, size: int, last: int) -> Iterator[tuple[memoryview, int, int]]:
-    """One call's datagrams as calls of their own."""
+    """Split one call into a call per datagram."""
     count = -(-len(data) // size)
     for index in range(count):
         yield data[index * size : (index + 1) * size], size, last - count + 1 + index
 
 
 def _cut(buffer: bytearray, size: int, ancillary: Sequence[tuple[int, int, bytes]]) -> list[bytes]:
-    """The datagrams that one read brought: one, or as many as the kernel joined."""
+    """Split what one read brought into datagrams: one, or as many as the kernel joined."""
     step = segment_size(size, ancillary) or 1
     return [bytes(buffer[at : min(at + step, size)]) for at in range(0, size, step)] or [b""]

@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class BackgroundWork:
-    """Threads that work for the requests of one hub's link."""
+    """Threads for the requests of one hub's link."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads
 
     def run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Work in a thread."""
+        """Call a function in a thread."""
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def answer(

@@ -1,14 +1,14 @@
 """One client of the link: its tube, its open requests and its streams, all of them bounded.
 
-A request is answered once; until then its id is open. Whatever a client can pile up at the hub has a bound here:
-open requests and streams are refused past theirs, and past the others (rows not yet committed, answers that the client
-does not take, a congested hub) the tube is not read until there is room again.
+A request is answered once; until then its id is open. Everything a client can pile up at the hub is bounded here:
+further requests and streams are refused, and the tube is not read while too many rows are uncommitted, too many answers
+are not taken, or the hub is congested.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
@@ -25,6 +25,7 @@ from headrace.errors import (
     UsageError,
     WireError,
 )
+from headrace.message import Batch
 from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
 from headrace.wire.link.message import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_before
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 MAX_OPEN: Final = 1024
 MAX_STREAMS: Final = 64
 MAX_UNCOMMITTED: Final = 16 << 20
-"""Bytes of one client's rows on their way to the commit."""
+"""Bytes of one client's rows that are not committed yet."""
 MAX_UNSENT: Final = 4 << 20
 """Bytes of answers that a client has not taken."""
 
 
 class ExplainedError(RefusedError):
-    """A refusal with facts that a program can use, beside its code and its sentence."""
+    """A refusal with facts for programs, beside its code and its sentence."""
 
     def __init__(self, code: str, reason: str, **facts: Any) -> None:
         super().__init__(code, reason)
@@ -50,7 +51,7 @@ class ExplainedError(RefusedError):
 
 
 class LinkConnection:
-    """What the hub knows of one client; the receiver of its tube."""
+    """One client of the hub; the receiver of its tube."""
 
     def __init__(self, door: LinkDoor, tube: Tube) -> None:
         self.tube = tube
@@ -58,7 +59,7 @@ class LinkConnection:
         self.greeted = False
         self.since = asyncio.get_running_loop().time()
         self.finished = asyncio.Event()
-        """Nothing is left to be sent."""
+        """Set when nothing is left to be sent."""
         self._door = door
         self._open: set[int] = set()
         self._streams: dict[int, LinkStream] = {}
@@ -66,9 +67,9 @@ class LinkConnection:
         self._reading = True
         self._ended = False
         self._cut_off = False
-        """An event could not be sent: none may follow it, for its stream would have a hole."""
+        """Whether an event could not be sent: none may follow it, or its stream would have a hole."""
 
-    # What the tube tells
+    # Called by the tube
 
     def on_message(self, message: Received) -> None:
         """Take a request."""
@@ -78,7 +79,7 @@ class LinkConnection:
             parsed = parse(message)
             request_id = _id_of(parsed.head)
         except WireError as error:
-            # Nobody can be answered whose request has no number.
+            # A request without a number cannot be answered.
             self.refuse(error.reason, error)
             self.hang_up()
             return
@@ -94,13 +95,13 @@ class LinkConnection:
         self.regulate()
 
     def on_end(self, error: HeadraceError | None) -> None:
-        """Answer what is open, if there is still somebody to hear it, then finish."""
+        """Answer what is open, if the client can still hear it, then finish."""
         self._ended = True
         if isinstance(error, WireError):
             self.refuse(error.reason, error)
         why = self._door.stopping
         for stream in list(self._streams.values()):
-            # A client that was killed ends its tube just as one that went home: who leaves in good order cancels.
+            # A killed client ends its tube just like one that leaves: one that leaves in good order cancels first.
             if why is None:
                 stream.lose()
             else:
@@ -113,15 +114,15 @@ class LinkConnection:
             self._open.clear()
         self._finish_if_done()
 
-    # What operations and streams ask
+    # Called by operations and streams
 
     @property
     def full(self) -> bool:
-        """Whether streams should wait."""
+        """Whether streams must wait."""
         return self.tube.paused or self.tube.closed or self._cut_off
 
     def answer(self, request_id: int, body: Buffer | None = None, /, **members: Any) -> None:
-        """Say that a request is done."""
+        """Answer a request that is done."""
         self._open.discard(request_id)
         try:
             self._send({"id": request_id, "ok": True, **members}, body)
@@ -130,7 +131,7 @@ class LinkConnection:
         self._finish_if_done()
 
     def fail(self, request_id: int, error: HeadraceError) -> None:
-        """Say that a request is refused, and count it."""
+        """Answer a request that is refused, and count it."""
         self._open.discard(request_id)
         head = _refusal(request_id, error)
         if head["error"] != "stopping":
@@ -138,14 +139,27 @@ class LinkConnection:
         self._send(head)
         self._finish_if_done()
 
+    def submit(self, request_id: int, entry: Batch, then: Callable[[Batch], None]) -> None:
+        """Submit a log entry and call ``then`` once it is committed; an error in either is the request's answer."""
+
+        def done(result: Batch | StorageError) -> None:
+            try:
+                if isinstance(result, StorageError):
+                    raise result
+                then(result)
+            except HeadraceError as error:
+                self.fail(request_id, error)
+
+        self._door.hub.submit(entry, done)
+
     def event(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
-        """Send one event of a stream; if it is longer than a tube carries, say so and hang up."""
+        """Send one event of a stream; if it is too long for a tube, answer so and hang up."""
         try:
             self._send(head, body)
         except LimitError as error:
             self.fail(head["id"], error)
             self._cut_off = True
-            # Not now: it is a stream that sends, and it would be closed under its feet.
+            # Not now: the stream that sends this must not be closed while it does.
             asyncio.get_running_loop().call_soon(self.hang_up)
 
     def stream(self, stream: LinkStream) -> None:
@@ -154,7 +168,7 @@ class LinkConnection:
         stream.pump()
 
     def stream_over(self, stream_id: int, answer: Mapping[str, Any] | HeadraceError) -> None:
-        """Send a stream's last word."""
+        """Send a stream's last answer, and forget it."""
         self._streams.pop(stream_id, None)
         if isinstance(answer, HeadraceError):
             self.fail(stream_id, answer)
@@ -163,18 +177,18 @@ class LinkConnection:
             self.answer(stream_id, None, **members)
 
     def check_room_for_stream(self) -> None:
-        """Refuse one stream more than a tube may have, and any on a tube that has ended."""
+        """Raise if the tube has as many streams as it may, or has ended."""
         if self._ended:
             raise RefusedError("stopping", "the tube has ended")
         if len(self._streams) >= MAX_STREAMS:
             raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
 
     def is_open(self, request_id: int) -> bool:
-        """Whether a request still waits for its answer."""
+        """Return whether a request still waits for its answer."""
         return request_id in self._open
 
     def uncommitted(self, size: int) -> None:
-        """Note rows on their way to the commit (or, negative, that they have arrived)."""
+        """Count bytes of uncommitted rows (or, negative, of rows that are committed now)."""
         self._uncommitted += size
         if size < 0:
             self.regulate()
@@ -189,16 +203,16 @@ class LinkConnection:
         self.tube.start_closing()
         self.finished.set()
 
-    # What the door asks
+    # Called by the door
 
     def drop(self) -> None:
-        """Forget everything: the tube is done with."""
+        """Forget everything: the tube is closed."""
         self._open.clear()
         self._end_streams()
 
     @property
     def streams(self) -> int:
-        """How many streams are open."""
+        """Number of open streams."""
         return len(self._streams)
 
     def pump(self) -> None:
@@ -208,7 +222,7 @@ class LinkConnection:
                 stream.pump()
 
     def tick(self, now: float, handshake_seconds: float) -> None:
-        """Judge what depends on time."""
+        """Judge deadlines."""
         if not self.greeted and now - self.since > handshake_seconds:
             self.refuse("deadline", "no hello in time")
             self.hang_up()
@@ -285,7 +299,7 @@ class LinkConnection:
             else:
                 self.tube.write_parts((data, body))
         except HeadraceError as error:
-            # It may close between the look and the writing only by our own doing, and then nobody is left to hear.
+            # The tube may have been closed by our own doing meanwhile: then there is no one to tell.
             if isinstance(error, LimitError) and not self.tube.closed:
                 raise
 
@@ -307,7 +321,7 @@ def _id_of(head: Mapping[str, Any]) -> int:
 
 
 def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
-    """An error as a client gets it: a code, a sentence and its facts."""
+    """Return an error as a client gets it: a code, a sentence and facts."""
     head: dict[str, Any] = {"id": request_id, "error": "storage", "reason": str(error)[:_MAX_REASON]}
     match error:
         case RefusedError(code=code, reason=reason):

@@ -153,7 +153,7 @@ class LinkConsumers:
             group.stop()
 
     def members(self, name: str) -> int:
-        """How many members a consumer has."""
+        """Count the members of a consumer."""
         group = self._groups.get(name)
         return 0 if group is None else group.members
 

@@ -1,12 +1,7 @@
-"""The link's doors: tubes over TCP and over WebSocket, with the hub's operations behind them.
+"""The link's doors: tubes over TCP and over WebSocket.
 
-:mod:`~headrace.net.link.connection` keeps one client within its bounds, and :mod:`~headrace.net.link.operations` knows
-who does what is asked: :mod:`~headrace.net.link.reading` begins streams, which :mod:`~headrace.net.link.streams` moves
-and for which :mod:`~headrace.net.link.row_bodies` makes bodies of the log; :mod:`~headrace.net.link.publishing` and
-:mod:`~headrace.net.link.staging` take rows in; :mod:`~headrace.net.link.consumers` shares messages among the members of
-durable consumers; :mod:`~headrace.net.link.services` shows, makes and removes services;
-:mod:`~headrace.net.link.lost_ranges` tells what readers lost. Here they are put together, and told what happens to
-all of them: commits, ticks, the end.
+:mod:`~headrace.net.link.connection` keeps one client within its bounds; :mod:`~headrace.net.link.operations` dispatches
+its requests. Here connections and operations are put together, and learn of commits, ticks and the end.
 """
 
 from __future__ import annotations
@@ -27,10 +22,10 @@ from headrace.hub.access.authentication import ADVICE
 from headrace.message import Batch
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.operations import Operations
+from headrace.net.link.operations import LinkOperations
 from headrace.net.link.row_bodies import row_cache
 from headrace.net.server.door import DoorContext
-from headrace.net.server.program_reports import Reports
+from headrace.net.server.program_reports import ProgramReports
 from headrace.tube import Tube, TubeOptions, TubeServer, serve
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link.requests import HelloRequest
@@ -45,18 +40,18 @@ class LinkDoor:
     """The link, open on any number of sockets."""
 
     def __init__(
-        self, context: DoorContext, status: Callable[[], dict[str, object]], reports: Reports
+        self, context: DoorContext, status: Callable[[], dict[str, object]], reports: ProgramReports
     ) -> None:
         self.stopping: RefusedError | None = None
-        """Why nothing more is begun."""
+        """Why no more requests are taken, if so."""
         self.not_yet: Callable[[], str | None] = lambda: None
-        """Why clients had better ask another node for now, if so."""
+        """Returns why clients should use another node for now, if so."""
         self.counters = context.hub.counters
         self._context = context
-        self._hub = context.hub
+        self.hub = context.hub
         self._cache = row_cache()
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
-        self.operations = Operations(context, self._cache, self.consumers, status, reports)
+        self.operations = LinkOperations(context, self._cache, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
         self._servers: list[TubeServer] = []
 
@@ -67,9 +62,9 @@ class LinkDoor:
             max_message=MAX_MESSAGE,
             max_sent=MAX_ANSWER,
             max_inflated=MAX_MESSAGE,
-            # Rows are packed where they lie; what is small is not worth the event loop's time.
+            # Rows are compressed on disk; small messages are not worth the event loop's time.
             compress=False,
-            # Half a message is kept no longer than any other door keeps half a packet.
+            # An unfinished message is kept no longer than an unfinished packet at any other door.
             message_seconds=limits.slow_seconds,
             handshake_seconds=limits.handshake_seconds,
             close_seconds=max(limits.drain_seconds / 2, 0.001),
@@ -85,10 +80,10 @@ class LinkDoor:
         )
         self._servers.append(server)
 
-    # What the server asks
+    # Called by the server
 
     def deliver(self, batches: Sequence[Batch]) -> None:
-        """Let every stream that waited at the head go on."""
+        """Let every stream at the head go on."""
         if not self._cache.readers:
             self._cache.clear()
         else:
@@ -110,35 +105,35 @@ class LinkDoor:
             connection.regulate()
 
     def facts(self) -> dict[str, int]:
-        """Who is here."""
+        """Return how many connections and streams there are."""
         return {
             "tube": len(self._connections),
             "tube_streams": sum(connection.streams for connection in self._connections),
         }
 
     def stop(self) -> None:
-        """Accept and read nothing more; streams end, what was asked before is answered yet."""
+        """Accept and read nothing more; streams end, open requests are still answered."""
         self.stopping = RefusedError("stopping", "the hub is going down: connect again, elsewhere or later")
         self.consumers.stop()
         for server in self._servers:
             server.close()
 
     async def close(self) -> None:
-        """Wait until all is answered and every tube closed."""
+        """Wait until all requests are answered and every tube is closed."""
         await asyncio.gather(*(server.wait_closed() for server in self._servers))
 
     def abort(self) -> None:
-        """Close whatever is still open, now."""
+        """Close everything that is still open, now."""
         for connection in tuple(self._connections):
             connection.tube.abort()
             connection.finished.set()
 
-    # What connections ask
+    # Called by connections
 
     @property
     def congested(self) -> bool:
         """Whether publishers must wait."""
-        return self._hub.congested
+        return self.hub.congested
 
     def greet(self, hello: HelloRequest) -> dict[str, object]:
         """Judge a hello; return the members of its answer."""
@@ -156,11 +151,11 @@ class LinkDoor:
                 raise RefusedError("auth", f"{error.field}: {error.limit}") from None
             if (denied := authentication.judge(auth, time())) is not None:
                 raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
-        log = self._hub.log
+        log = self.hub.log
         return {
             "version": min(hello.version, VERSION),
             "log": str(log.uuid),
-            "node": self._hub.node,
+            "node": self.hub.node,
             "hub": __version__,
             "max_message": MAX_MESSAGE,
             "message_bytes": self._context.settings.limits.message_bytes,
@@ -187,10 +182,10 @@ class LinkDoor:
 
 
 def _origins(host: str, others: Sequence[str]) -> list[str | re.Pattern[str] | None]:
-    """Whose web pages may use a tube that is open at ``host``: its own host's, and those that the settings name.
+    """Return the origins of web pages that may use a tube at ``host``: the host's own, and those in the settings.
 
-    Browsers let every page on the web connect to anywhere, and say whose it is; who is no browser says nothing. The
-    host is known by its address, not by the name that the page itself gives it: such a name can lead anywhere.
+    Browsers let every page on the web connect anywhere, and send its origin; other clients send none. The host is known
+    by its address, not by the name that the page gives it: a name can lead anywhere.
     """
     address = ip_address(host.partition("%")[0])
     if address.is_loopback or address.is_unspecified:

@@ -1,13 +1,13 @@
-"""What readers tell the link that they found gone, on its way into the log, and what is known of it.
+"""The link's ``lost``: readers report ranges that they found gone, and ask what is known.
 
-Every hub that follows the log knows it then. It is counted, once, by the hub that was told: only there somebody waits
-for the entry. What the state knows already needs no entry.
+A report becomes a log entry, so every hub that follows the log knows it. It is counted once, by the hub that took the
+report. What the state knows already needs no entry.
 """
 
 from __future__ import annotations
 
 from headrace.errors import RefusedError, StorageError
-from headrace.hub.lost_ranges import Losses, lose
+from headrace.hub.lost_ranges import LostRanges, lose
 from headrace.hub.sequence import Hub
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
@@ -15,16 +15,16 @@ from headrace.net.link.connection import LinkConnection
 from headrace.wire.link import requests as ask
 
 
-class LinkLosses:
-    """The losses of one hub's readers."""
+class LinkLostRanges:
+    """The lost ranges of one hub's readers, for its link."""
 
-    def __init__(self, hub: Hub, losses: Losses) -> None:
+    def __init__(self, hub: Hub, losses: LostRanges) -> None:
         self._hub = hub
         self._losses = losses
         losses.observer = self._entered
         self._under_way = 0
         self._fresh: dict[int, list[Range]] = {}
-        """While entries of this hub's are under way: what each entry that came told anew, by its place."""
+        """The newly lost ranges of each entry, by its number, while entries of this hub are under way."""
 
     def lost(self, connection: LinkConnection, request: ask.LostRequest, _body: memoryview) -> None:
         """Tell what readers lost, once what one says of itself is in the log."""
@@ -58,7 +58,7 @@ class LinkLosses:
             self._fresh[seq] = fresh
 
     def _take(self, seq: int) -> list[Range]:
-        """What the entry at a place told anew. Those before it are of other hubs, or were taken."""
+        """Return the newly lost ranges of an entry, and drop those of entries before it, which are other hubs'."""
         taken = self._fresh.pop(seq, [])
         while self._fresh and (oldest := next(iter(self._fresh))) < seq:
             del self._fresh[oldest]

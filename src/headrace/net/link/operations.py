@@ -1,8 +1,8 @@
-"""What the link's operations do. Each takes a request and sees to it that its connection answers it, now or later.
+"""The link's operations: each takes a request, and its connection answers it, now or later.
 
-Here each finds whoever does it: :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.publishing`,
-:mod:`~headrace.net.link.staging`, :mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers`,
-:mod:`~headrace.net.link.lost_ranges`; what is answered in a line or two is done here.
+Requests are dispatched to :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.publishing`,
+:mod:`~headrace.net.link.staging`, :mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers` and
+:mod:`~headrace.net.link.lost_ranges`; the simplest are answered here.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from headrace.errors import LimitError, RefusedError, StorageError, TrimmedError
+from headrace.errors import LimitError, RefusedError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
-from headrace.hub.services.publish import Changes
+from headrace.hub.services.publish import ServicePublishing
 from headrace.hub.state import entry
 from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.lost_ranges import LinkLosses
+from headrace.net.link.lost_ranges import LinkLostRanges
 from headrace.net.link.publishing import LinkPublishing, RequestBodies
 from headrace.net.link.reading import LinkReading
 from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
 from headrace.net.server.door import DoorContext
-from headrace.net.server.program_reports import Reports
+from headrace.net.server.program_reports import ProgramReports
 from headrace.wire.link import requests as ask
 
 
-class Operations:
+class LinkOperations:
     """The operations of one hub's link."""
 
     def __init__(
@@ -39,14 +39,14 @@ class Operations:
         cache: RowCache,
         consumers: LinkConsumers,
         status: Callable[[], dict[str, object]],
-        reports: Reports,
+        reports: ProgramReports,
     ) -> None:
         hub, parts = context.hub, context.parts
         self._hub = hub
         self._log = hub.log
         self._status = status
         self._reports = reports
-        changes = Changes(hub, parts.services)
+        changes = ServicePublishing(hub, parts.services)
         bodies = RequestBodies(context.settings.limits.message_bytes)
         aside = BackgroundWork(context.readers)
         reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions)
@@ -66,19 +66,19 @@ class Operations:
             ask.AbortRequest: self._stages.abort,
             ask.SnapshotRequest: reading.snapshot,
             ask.ReportRequest: self._report,
-            ask.LostRequest: LinkLosses(hub, parts.losses).lost,
+            ask.LostRequest: LinkLostRanges(hub, parts.losses).lost,
             ask.SubscriptionsRequest: reading.subscriptions,
             ask.AckRequest: consumers.ack,
             ask.ConsumersRequest: consumers.manage,
-            ask.ServicesRequest: LinkServices(hub, parts.services).manage,
+            ask.ServicesRequest: LinkServices(parts.services).manage,
         }
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
-        """Do what a request asks; an error raised here is its answer."""
+        """Perform a request; an error raised here is its answer."""
         self._table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:
-        """Forget stages that nobody committed."""
+        """Forget stages that were not committed in time."""
         self._stages.tick(now)
 
     def _tell_status(self, connection: LinkConnection, request: ask.StatusRequest, _body: memoryview) -> None:
@@ -105,15 +105,11 @@ class Operations:
         if request.seq is not None and request.seq < self._log.first:
             raise TrimmedError(request.seq, self._log.first - 1, self._log.first)
 
-        def done(result: Batch | StorageError) -> None:
-            if isinstance(result, StorageError):
-                connection.fail(request.id, result)
-            else:
-                held = holds.get(name)
-                if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
-                    # Others came first.
-                    connection.fail(request.id, LimitError("link", "holds", len(holds) + 1, MAX_HOLDS))
-                    return
-                connection.answer(request.id, None, holds={} if held is None else {name: held})
+        def done(_: Batch) -> None:
+            held = holds.get(name)
+            if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
+                # Other holds came first.
+                raise LimitError("link", "holds", len(holds) + 1, MAX_HOLDS)
+            connection.answer(request.id, None, holds={} if held is None else {name: held})
 
-        self._hub.submit(entry(holds.name, name, hold(request.seq)), done)
+        connection.submit(request.id, entry(holds.name, name, hold(request.seq)), done)

@@ -7,14 +7,15 @@ they count against what the connection may have under way. A repeat is answered 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LimitError, RefusedError
-from headrace.hub.publishing.idempotent import IdempotentPublishing, mark, published
-from headrace.hub.sequencer import Published
+from headrace.hub.publishing.idempotent import IdempotentPublishing, published
+from headrace.hub.sequencer import Published, Told
 from headrace.hub.services.objects import POLICY
 from headrace.message import NOT_A_MESSAGE, Batch
 from headrace.net.link.connection import LinkConnection
@@ -42,41 +43,17 @@ class LinkPublishing:
         )
         if request.number is not None and not request.publisher:
             raise RefusedError("malformed", "a number is a publisher's: say whose it is")
-        size = len(body)
-        connection.uncommitted(size)
-
-        def told(result: Published | HeadraceError) -> None:
-            connection.uncommitted(-size)
-            if isinstance(result, HeadraceError):
-                connection.fail(request.id, result)
-            else:
-                connection.answer(
-                    request.id, None, first=result.first, last=result.last, repeated=result.repeated
-                )
-
+        told = _when_published(connection, request.id, len(body), int)
         self._publishing.publish(batch, told, follows=request.follows)
 
     def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
         """Publish what a frontend relays, and its mark after that."""
-        batch, size = self._bodies.passed(body), len(body)
-        connection.uncommitted(size)
-
-        def told(result: Published | HeadraceError) -> None:
-            connection.uncommitted(-size)
-            if isinstance(result, HeadraceError):
-                connection.fail(request.id, result)
-                return
-            # The mark has the number after the rows.
-            last = None if result.last is None else result.last - 1
-            first = None if last is None else last - len(batch) + 1
-            connection.answer(request.id, None, first=first, last=last, repeated=result.repeated > 0)
-
-        self._publishing.publish(
-            mark(request.frontend, request.number), told, follows=request.number > 0, behind=batch
-        )
+        batch = self._bodies.passed(body)
+        told = _when_published(connection, request.id, len(body), bool)
+        self._publishing.pass_on(request.frontend, request.number, batch, told)
 
     def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
-        """Tell the newest number of a publisher."""
+        """Answer a publisher's newest number."""
 
         def told(newest: int | HeadraceError | None) -> None:
             if isinstance(newest, HeadraceError):
@@ -85,6 +62,23 @@ class LinkPublishing:
                 connection.answer(request.id, None, newest=newest)
 
         self._publishing.newest(request.publisher, told)
+
+
+def _when_published(
+    connection: LinkConnection, request_id: int, size: int, count: Callable[[int], int]
+) -> Told:
+    """Count rows as under way; the result is called with their place, and answers the request."""
+    connection.uncommitted(size)
+
+    def told(result: Published | HeadraceError) -> None:
+        connection.uncommitted(-size)
+        if isinstance(result, HeadraceError):
+            connection.fail(request_id, result)
+        else:
+            repeated = count(result.repeated)
+            connection.answer(request_id, None, first=result.first, last=result.last, repeated=repeated)
+
+    return told
 
 
 class RequestBodies:

@@ -1,7 +1,7 @@
-"""The link's streams of the log, and of the hub's state: where each begins, how far it goes, what it wants.
+"""Reading over the link: the log (``read``, ``follow``), a snapshot, and the content subscriptions.
 
-How a stream moves is told in :mod:`~headrace.net.link.streams`. Looking for a time, and packing a snapshot, is done
-aside: both may take a while.
+Here each stream is opened; :mod:`~headrace.net.link.streams` moves it. Looking for a time and packing a snapshot are
+done in a thread: both may take a while.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.wire.link import requests as ask
 
 
 class LinkReading:
-    """Whatever is read over one hub's link."""
+    """The reading operations of one hub's link."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class LinkReading:
         self._consumers = consumers
         self._subscribed = subscriptions
         self._packing: set[LinkConnection] = set()
-        """Those for whom a snapshot is being packed: each is as large as the state, so one at a time."""
+        """Connections for which a snapshot is being packed: each is as large as the state, so one at a time."""
 
     def head(self, connection: LinkConnection, request: ask.HeadRequest, _body: memoryview) -> None:
         """How far the log reaches."""
@@ -113,9 +113,9 @@ class LinkReading:
     def subscriptions(
         self, connection: LinkConnection, request: ask.SubscriptionsRequest, _body: memoryview
     ) -> None:
-        """Send every subscription by content."""
+        """Send every content subscription."""
         connection.check_room_for_stream()
-        # As it is now: it may change while it is sent.
+        # A copy: subscriptions may change while they are sent.
         pieces, end = row_pieces(tables(list(self._subscribed))), {"head": self._hub.state.seq}
         connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 

@@ -1,17 +1,16 @@
-"""The link's ``services``: look at them, create one, remove one.
+"""The link's ``services``: list them, create one, remove one.
 
-Creating and removing are entries of the log, and are answered when it has them. Both may be asked again after a broken
-tube without doing harm: a service that is there as it was asked for, or an id that is removed, is left as it is.
+Creating and removing are log entries, answered once they are committed. Both may be retried after a broken tube: a
+service that exists as requested, or an id that is removed already, is left as it is.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, StorageError, UsageError
-from headrace.hub.sequence import Hub
+from headrace.errors import LimitError, MalformedError, RefusedError, UsageError
 from headrace.hub.services import objects as services
-from headrace.hub.services.objects import Kind, Service, Services
+from headrace.hub.services.objects import Service, ServiceKind, Services
 from headrace.message import Batch
 from headrace.net.link.connection import LinkConnection
 from headrace.wire.link import requests as ask
@@ -20,10 +19,9 @@ SERVICES_A_TIME: Final = 256
 
 
 class LinkServices:
-    """The services of one hub, as its link shows them."""
+    """The services of one hub, for its link."""
 
-    def __init__(self, hub: Hub, known: Services) -> None:
-        self._hub = hub
+    def __init__(self, known: Services) -> None:
         self._known = known
 
     def manage(self, connection: LinkConnection, request: ask.ServicesRequest, _body: memoryview) -> None:
@@ -40,11 +38,11 @@ class LinkServices:
                 raise _missing(name)
             connection.answer(request.id, service.snapshot, services=[_described(service)])
         elif request.action == "create":
-            self._create(connection, request.id, name, Kind(request.kind))
+            self._create(connection, request.id, name, ServiceKind(request.kind))
         else:
             self._remove(connection, request.id, name)
 
-    def _create(self, connection: LinkConnection, request_id: int, name: str, kind: Kind) -> None:
+    def _create(self, connection: LinkConnection, request_id: int, name: str, kind: ServiceKind) -> None:
         if (there := self._known.get(name)) is not None:
             self._answer_created(connection, request_id, there, kind)
             return
@@ -53,25 +51,20 @@ class LinkServices:
         try:
             creation = services.create(name, kind)
         except UsageError as error:
-            # The id is the client's, not our caller's.
+            # The bad id is the client's, not our caller's.
             raise MalformedError("link", "service", name, str(error)) from None
 
-        def done(result: Batch | StorageError) -> None:
-            # Another creation may have been in the log before this one, of another kind or the last there was room for.
+        def created(_: Batch) -> None:
+            # Another creation may have come first in the log, of another kind, or the last there was room for.
             made = self._known.get(name)
-            try:
-                if isinstance(result, StorageError):
-                    raise result
-                if made is None:
-                    raise self._too_many()
-                self._answer_created(connection, request_id, made, kind)
-            except HeadraceError as error:
-                connection.fail(request_id, error)
+            if made is None:
+                raise self._too_many()
+            self._answer_created(connection, request_id, made, kind)
 
-        self._hub.submit(creation, done)
+        connection.submit(request_id, creation, created)
 
     def _answer_created(
-        self, connection: LinkConnection, request_id: int, service: Service, kind: Kind
+        self, connection: LinkConnection, request_id: int, service: Service, kind: ServiceKind
     ) -> None:
         if service.kind is not kind:
             raise RefusedError("conflict", f"service {service.id!r} is there, of kind {service.kind}")
@@ -83,14 +76,9 @@ class LinkServices:
         if self._known.get(name) is None:
             connection.answer(request_id, None, removed=False)
             return
-
-        def done(result: Batch | StorageError) -> None:
-            if isinstance(result, StorageError):
-                connection.fail(request_id, result)
-            else:
-                connection.answer(request_id, None, removed=True)
-
-        self._hub.submit(services.remove(name), done)
+        connection.submit(
+            request_id, services.remove(name), lambda _: connection.answer(request_id, None, removed=True)
+        )
 
     def _too_many(self) -> LimitError:
         return LimitError("link", "services", len(self._known) + 1, self._known.policy.max)

@@ -20,7 +20,7 @@ from headrace.hub.publishing.staging import (
     remove_all,
 )
 from headrace.hub.sequencer import Published
-from headrace.hub.services.publish import Changes, Use, uses
+from headrace.hub.services.publish import ServicePublishing, ServiceUse, uses
 from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
@@ -34,7 +34,7 @@ class LinkStages:
     def __init__(
         self,
         intake: PublishIntake,
-        changes: Changes,
+        changes: ServicePublishing,
         bodies: RequestBodies,
         aside: BackgroundWork,
         counters: Counters,
@@ -100,7 +100,7 @@ class LinkStages:
             else:
                 connection.answer(request.id, None, first=result.first, last=result.last, repeated=False)
 
-        def read(rows: tuple[list[Batch], dict[str, Use]]) -> None:
+        def read(rows: tuple[list[Batch], dict[str, ServiceUse]]) -> None:
             made = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]
             try:
                 self._changes.make_room(rows[1])
@@ -121,7 +121,7 @@ class LinkStages:
         connection.answer(request.id)
 
 
-def _loaded(stages: list[StagedRows], services: bool) -> tuple[list[Batch], dict[str, Use]]:
+def _loaded(stages: list[StagedRows], services: bool) -> tuple[list[Batch], dict[str, ServiceUse]]:
     """Read the rows of stages, and how they use services if they change those; runs in a thread."""
     rows = loaded(stages)
     return rows, uses(each.to_arrow() for each in rows) if services else {}

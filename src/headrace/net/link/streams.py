@@ -94,7 +94,41 @@ class Credit:
         self._under_way = max(0, self._under_way - size)
 
 
-class RowStream:
+class _CreditedStream:
+    """What all streams of the hub's own have in common."""
+
+    def __init__(self, stream_id: int, target: StreamTarget, credit: int) -> None:
+        self.id = stream_id
+        self._target = target
+        self._credit = Credit(credit)
+        self._closed = False
+
+    def grant(self, size: int) -> None:
+        """Allow more bytes: the client has taken some."""
+        self._credit.grant(size)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what there is, as far as credit and the tube allow."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._closed = True
+
+    def lose(self) -> None:
+        """Send nothing more: the client knows where to go on."""
+        self.close()
+
+    def tick(self, now: float) -> None:
+        """Do what depends on time."""
+
+    def _end(self, answer: Mapping[str, Any] | HeadraceError) -> None:
+        self.close()
+        self._target.stream_over(self.id, answer)
+
+
+class RowStream(_CreditedStream):
     """A ``read`` (with a ``last``) or a ``follow`` (without) of the log."""
 
     def __init__(
@@ -111,15 +145,12 @@ class RowStream:
         credit: int,
         delivered: Counter,
     ) -> None:
-        self.id = stream_id
-        self._target = target
+        super().__init__(stream_id, target, credit)
         self._log = log
         self._cache = cache
         self._wanted = wanted
-        self._credit = Credit(credit)
         self._delivered = delivered
         self._next = first
-        self._closed = False
         follows = last is None
         self._cursor = Cursor(first, self._at_hand, last=last) if follows else Cursor[Piece](first, last=last)
         self._feed = LogFeed(log, self._cursor, self._read, readers, self)
@@ -130,22 +161,13 @@ class RowStream:
             cache.readers += 1
             self._report(self._reported_at)
 
-    def grant(self, size: int) -> None:
-        """Allow more bytes: the client has taken some."""
-        self._credit.grant(size)
-        self.pump()
-
     def close(self) -> None:
         """Send nothing more."""
         if not self._closed:
-            self._closed = True
+            super().close()
             if self._cursor.last is None:
                 self._cache.readers -= 1
             self._cursor.close()
-
-    def lose(self) -> None:
-        """Send nothing more: the client knows where to go on."""
-        self.close()
 
     def tick(self, now: float) -> None:
         """Report how far the filter has come, if it is time."""
@@ -201,12 +223,8 @@ class RowStream:
         self._reported, self._reported_at = self._next - 1, now
         self._target.event({"id": self.id, "event": "at", "seq": self._next - 1})
 
-    def _end(self, answer: Mapping[str, Any] | HeadraceError) -> None:
-        self.close()
-        self._target.stream_over(self.id, answer)
 
-
-class PieceStream:
+class PieceStream(_CreditedStream):
     """A stream of pieces, made or cut as they are sent: each has the members of its event, and its body."""
 
     def __init__(
@@ -217,43 +235,23 @@ class PieceStream:
         credit: int,
         end: Mapping[str, Any],
     ) -> None:
-        self.id = stream_id
-        self._target = target
+        super().__init__(stream_id, target, credit)
         self._pieces = pieces
-        self._next = next(pieces, None)
-        self._credit = Credit(credit)
-        self._end = end
-        self._closed = False
-
-    def grant(self, size: int) -> None:
-        """Allow more bytes: the client has taken some."""
-        self._credit.grant(size)
-        self.pump()
-
-    def close(self) -> None:
-        """Send nothing more."""
-        self._closed = True
-
-    def lose(self) -> None:
-        """Send nothing more."""
-        self.close()
-
-    def tick(self, now: float) -> None:
-        """Do nothing: nothing here depends on time."""
+        self._piece = next(pieces, None)
+        self._answer = end
 
     def pump(self) -> None:
-        """Send pieces until credit or the tube say stop."""
+        """Send pieces until credit or the tube says stop."""
         while not (self._closed or self._target.full):
-            if self._next is None:
-                self.close()
-                self._target.stream_over(self.id, self._end)
+            if self._piece is None:
+                self._end(self._answer)
                 return
-            members, body = self._next
+            members, body = self._piece
             if not self._credit.allows(len(body)):
                 return
             self._credit.spend(len(body))
             self._target.event({"id": self.id, **members}, body)
-            self._next = next(self._pieces, None)
+            self._piece = next(self._pieces, None)
 
 
 def byte_pieces(event: str, data: bytes) -> Iterator[tuple[dict[str, Any], Buffer]]:

@@ -106,7 +106,9 @@ class SdkStream(DoorConnection[SdkDoor]):
 
     def part(self, reason: str, detail: str) -> None:
         """Close the connection for a reason of the connector's."""
-        if reason == "storage":
+        if reason in ("lagging", "damaged"):
+            self.cut_off(reason, detail)
+        elif reason == "storage":
             self.refuse(reason, detail)
         else:
             self.counters.refuse(self.door.name, reason, self.name, detail)

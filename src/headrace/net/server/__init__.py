@@ -1,1 +1,1 @@
-"""One hub process: what every door is built on, which doors open, and the upkeep behind them."""
+"""One hub process: the accept path that doors are built on, which doors open, and log maintenance."""

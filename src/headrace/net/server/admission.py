@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Final
 
 RESERVED_FILES: Final = 256
-"""Open files that connections leave to the log and everything else: a hub that cannot open its next segment refuses
-every publisher, so no number of connections may bring that about."""
+"""Open files kept for the log and everything else: a hub that cannot open its next segment refuses every publisher, so
+connections must not use them up."""
 
 logger = logging.getLogger("headrace")
 
@@ -54,7 +54,7 @@ class Admission:
         return None
 
     def release(self, address: str) -> None:
-        """Give back what :meth:`admit` took."""
+        """Release a connection that :meth:`admit` took."""
         self._open[address] -= 1
         if self._open[address] <= 0:
             del self._open[address]

@@ -1,4 +1,4 @@
-"""Binding the doors' sockets: where the settings say, or, when that may be, wherever there is room."""
+"""Binding the doors' sockets: where the settings say, or on a free port if that is allowed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from headrace.config import Address, Settings
 from headrace.errors import ConfigError
 
 _TRIES = 50
-"""How often a free port is looked for that is free for TCP and UDP both."""
+"""Tries to find a port that is free for both TCP and UDP."""
 
 
-class Listening:
-    """Binds doors and remembers where they went."""
+class DoorBinder:
+    """Binds doors and remembers their addresses."""
 
     def __init__(self, settings: Settings, *, take_free_ports: bool) -> None:
         self._settings = settings
         self._take_free_ports = take_free_ports
         self.doors: dict[str, str] = {}
-        """Where each door listens, by name."""
+        """The address of each door, by name."""
         self.moved: dict[str, tuple[str, str]] = {}
-        """Doors whose address was taken: where they should be, and where they are."""
+        """Doors whose address was taken: the wanted and the actual address."""
 
     def stream(self, door: str, wanted: Address) -> socket.socket:
         """Bind a TCP door."""
@@ -31,7 +31,7 @@ class Listening:
         return sock
 
     def stream_and_datagrams(self, door: str, wanted: Address) -> tuple[socket.socket, socket.socket]:
-        """Bind TCP and UDP to one port number; where a free one is asked for, look until both are free."""
+        """Bind TCP and UDP to one port number; if any free one will do, look until both are free."""
         address = wanted
         for _ in range(_TRIES):
             tcp = self._bind(door, address)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
-from headrace.errors import HeadraceError, StorageError, TrimmedError, WireError
+from headrace.errors import StorageError, WireError
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
 from headrace.net.server.door import DoorContext
@@ -29,6 +30,9 @@ MAX_FRAMES: Final = 256
 """Frames taken from one connection in a row, as a rule; a run of publishes is one frame."""
 
 BACKLOG: Final = 1024
+
+TLS_SHUTDOWN_SECONDS: Final = 2.0
+"""Seconds that the end of a connection under TLS may take: a peer that hangs must not hold up a hub that stops."""
 
 S = TypeVar("S", bound="DoorConnection[Any]")
 D = TypeVar("D", bound="ConnectionGroup[Any]")
@@ -101,10 +105,17 @@ class TcpDoor(ConnectionGroup[S]):
     """A door that accepts connections; a subclass makes the protocol of each."""
 
     def __init__(
-        self, context: DoorContext, name: str, listening: socket.socket, receive_bytes: int = RECEIVE_BYTES
+        self,
+        context: DoorContext,
+        name: str,
+        listening: socket.socket,
+        *,
+        receive_bytes: int = RECEIVE_BYTES,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(context, name, receive_bytes)
         self._listening = listening
+        self._tls = tls
         self._server: asyncio.Server | None = None
 
     def connection(self) -> S:
@@ -113,8 +124,15 @@ class TcpDoor(ConnectionGroup[S]):
 
     async def open(self) -> None:
         """Accept connections."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self.connection, sock=self._listening, backlog=BACKLOG)
+        plain = self._tls is None
+        self._server = await asyncio.get_running_loop().create_server(
+            self.connection,
+            sock=self._listening,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if plain else self.settings.limits.handshake_seconds,
+            ssl_shutdown_timeout=None if plain else TLS_SHUTDOWN_SECONDS,
+        )
 
     def admit(self, address: str) -> Refusal | None:
         """Count a new connection, or return why it is refused."""
@@ -351,18 +369,19 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             return
         self.judge(now)
 
-    def cut_off(self, error: HeadraceError) -> None:
+    def cut_off(self, reason: str, detail: object) -> None:
         """End a peer that the log can feed no further: retention has passed it, or the log is damaged.
 
         It gets what is buffered, then the end of the stream. What it still sends is read and dropped: closing a socket
         with bytes unread would take back what is on its way.
         """
-        reason = "lagging" if isinstance(error, TrimmedError) else "damaged"
-        self.counters.refuse(self.door.name, reason, self.name, error)
+        self.counters.refuse(self.door.name, reason, self.name, detail)
         self._release()
         self._leaving = True
         self._taken_at = self.loop.time()
-        if not self._transport.is_closing():
+        if not self._transport.can_write_eof():
+            self._transport.close()  # TLS ends both directions at once.
+        elif not self._transport.is_closing():
             self._transport.write_eof()
         if self.reading_paused:
             self.reading_paused = False

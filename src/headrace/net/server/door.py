@@ -12,7 +12,7 @@ from headrace.config import Settings
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
-from headrace.hub.state_parts import Parts
+from headrace.hub.state_parts import StateParts
 from headrace.net.server.admission import Admission
 
 
@@ -25,22 +25,22 @@ class DoorContext:
     admission: Admission
     readers: Executor
     """Threads that read the log for consumers."""
-    parts: Parts
+    parts: StateParts
     intake: PublishIntake
     authentication: Authentication
 
 
 class Door(Protocol):
-    """An open door. One that is also a :class:`headrace.hub.sequence.Door` is handed what is committed."""
+    """An open door. One that is also a :class:`headrace.hub.sequence.CommitReceiver` is handed what is committed."""
 
     def tick(self, now: float) -> None:
-        """Some time has passed: judge deadlines; called a few times a second."""
+        """Judge deadlines; called a few times a second."""
 
     def relieved(self) -> None:
-        """The hub is no longer congested: read from publishers again."""
+        """Read from publishers again: the hub is no longer congested."""
 
     def facts(self) -> dict[str, int]:
-        """Numbers for the status: subscribers and the like."""
+        """Return numbers for the status: subscribers and the like."""
 
     def stop(self) -> None:
         """Accept nothing and read nothing more."""
@@ -49,11 +49,11 @@ class Door(Protocol):
         """Send what is buffered and close every connection; the caller sets the deadline."""
 
     def abort(self) -> None:
-        """Close whatever is still open, now."""
+        """Close everything that is still open, now."""
 
 
 async def close_all(doors: Sequence[Door], seconds: float) -> None:
-    """Close doors side by side; what is still open after ``seconds`` is cut off."""
+    """Close all doors at once; cut off what is still open after ``seconds``."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.gather(*(door.close() for door in doors))

@@ -1,6 +1,6 @@
-"""Which doors a hub opens: those that its settings give an address and its roles have a use for.
+"""Opening a hub's doors: those with an address in the settings that its roles use.
 
-A door is handed over before it accepts anyone: what is committed from then on must reach it.
+A door is registered before it accepts connections: what is committed from then on must reach it.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from headrace.net.routing.roles import Routing
 from headrace.net.routing.router_door import RouterDoor
 from headrace.net.routing.sdk_door import SdkDoor
 from headrace.net.routing.status_door import RingPosition, StatusDoor, ToMatchers
-from headrace.net.server.binding import Listening
+from headrace.net.server.binding import DoorBinder
 from headrace.net.server.connection import TcpDoor
 from headrace.net.server.door import Door, DoorContext
-from headrace.net.server.program_reports import Reports
+from headrace.net.server.program_reports import ProgramReports
 from headrace.net.spp.door import SppDoor
 
 
-class Opening:
-    """Opens the doors of one hub, and hands each to ``add``."""
+class DoorOpener:
+    """Opens the doors of one hub, and registers each with ``add``."""
 
-    def __init__(self, context: DoorContext, listening: Listening, add: Callable[[Door], None]) -> None:
+    def __init__(self, context: DoorContext, binder: DoorBinder, add: Callable[[Door], None]) -> None:
         self._context = context
         self._settings = context.settings
         self._listen = context.settings.listen
         self._roles = context.settings.node.roles
-        self._listening = listening
+        self._binder = binder
         self._add = add
 
     async def backbone(self) -> None:
-        """The fyrehose door."""
+        """Open the fyrehose door."""
         if self._listen.fyrehose is not None and "fyrehose" in self._roles:
-            tcp, udp = self._listening.stream_and_datagrams("fyrehose", self._listen.fyrehose)
+            tcp, udp = self._binder.stream_and_datagrams("fyrehose", self._listen.fyrehose)
             door = FyrehoseDoor(self._context, tcp, udp)
             self._add(door)
             await door.open()
 
     async def services(self) -> None:
-        """The spp door."""
+        """Open the spp door."""
         if self._listen.spp is not None and "spp" in self._roles:
-            door = SppDoor(self._context, self._listening.stream("spp", self._listen.spp))
+            door = SppDoor(self._context, self._binder.stream("spp", self._listen.spp))
             self._add(door)
             await door.open()
 
     async def routing(self) -> Routing:
-        """The doors of the attribute protocol, and what is behind them."""
-        context, listen, roles, stream = self._context, self._listen, self._roles, self._listening.stream
+        """Open the doors of the attribute protocol, with the roles they serve."""
+        context, listen, roles, stream = self._context, self._listen, self._roles, self._binder.stream
         matchers = context.parts.matchers
         routing = Routing(context, context.parts.subscriptions, matchers)
         self._add(routing)
@@ -78,7 +78,7 @@ class Opening:
         if routing.to_dispatcher is not None:
             doors.append(routing.to_dispatcher)
         if "matcher" in roles:
-            place = RingPosition(context, lambda: self._listening.doors)
+            place = RingPosition(context, lambda: self._binder.doors)
             if listen.status is not None:
                 doors.append(StatusDoor(context, place, stream("status", listen.status)))
             doors.append(ToMatchers(context, place, matchers))
@@ -100,12 +100,12 @@ class Opening:
         await door.open()
 
     async def lone_node(self) -> None:
-        """The door of a node that is in no cluster."""
+        """Open the parcel door of a hub that is in no cluster."""
         if self._listen.parcel is None or "sequence" not in self._roles:
             return
-        listening = self._listening.stream("parcel", self._listen.parcel)
+        listening = self._binder.stream("parcel", self._listen.parcel)
         now = asyncio.get_running_loop().time()
-        where = self._listening.doors["parcel"]
+        where = self._binder.doors["parcel"]
         lone = ParcelHost(self._context.hub, self._settings.node.name, where, now)
         door = ParcelDoor(self._context, lone, listening)
         self._add(door)
@@ -114,7 +114,7 @@ class Opening:
     async def link(
         self,
         status: Callable[[], dict[str, object]],
-        reports: Reports,
+        reports: ProgramReports,
         cluster: ClusterNode | None,
     ) -> None:
         """The link, over TCP and WebSocket."""
@@ -126,6 +126,6 @@ class Opening:
         if cluster is not None:
             link.not_yet = cluster.not_yet
         if tcp is not None:
-            await link.open("tcp", self._listening.stream("tube_tcp", tcp))
+            await link.open("tcp", self._binder.stream("tube_tcp", tcp))
         if websocket is not None:
-            await link.open("websocket", self._listening.stream("tube_ws", websocket))
+            await link.open("websocket", self._binder.stream("tube_ws", websocket))

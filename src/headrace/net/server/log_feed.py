@@ -11,19 +11,11 @@ from concurrent.futures import Executor
 from typing import Generic, Protocol, TypeVar
 
 from headrace.errors import ClosedError, HeadraceError, StorageError, WireError
-from headrace.hub.cursor import Chunk, Cursor, Lost
+from headrace.hub.cursor import Chunk, Cursor, LogBounds, Lost
 from headrace.hub.sequence_ranges import Range
 
 C = TypeVar("C", bound=Chunk)
 C_contra = TypeVar("C_contra", bound=Chunk, contravariant=True)
-
-
-class CommittedLog(Protocol):
-    """What a feed must know of the log."""
-
-    @property
-    def head(self) -> int:
-        """The newest committed sequence number."""
 
 
 class FeedConsumer(Protocol[C_contra]):
@@ -50,7 +42,7 @@ class LogFeed(Generic[C]):
 
     def __init__(
         self,
-        log: CommittedLog,
+        log: LogBounds,
         cursor: Cursor[C],
         read: Callable[[int, int], C],
         readers: Executor,

@@ -1,7 +1,7 @@
-"""What the log needs done in the background: syncs, sealing, snapshots, retention.
+"""Background work of the log: syncs, sealing, snapshots, retention.
 
-Each is a small loop; the disk's work is done in threads, the decisions on the event loop. Nothing here may fail
-silently: an error of the disk is counted, logged and tried again, and a failed sync stops the hub from acknowledging.
+Each is a small loop; disk work is done in threads, decisions on the event loop. Nothing here fails silently: an error
+of the disk is counted, logged and tried again, and a failed sync stops the hub from acknowledging.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PAUSE: Final = 1.0
-"""Seconds between looks at what there is to seal or trim."""
+"""Seconds between checks for something to seal or trim."""
 
 _BUSY: Final = 32 << 20
-"""Bytes a second that come in while the hub is busy enough to leave sealing for later."""
+"""Incoming bytes a second at which the hub is too busy to seal."""
 
 _CALM: Final = 5.0
-"""Seconds that must have passed since then: what comes in bursts, as a query's batches do, is one long effort."""
+"""Seconds since the hub was last busy before it seals: bursts, such as a query's batches, count as one effort."""
 
 _MAX_BACKLOG: Final = 1 << 30
 """Bytes that may wait to be sealed while the hub is busy."""
@@ -54,7 +54,7 @@ class GroupCommit:
             try:
                 syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
             except RuntimeError:
-                return  # The hub has stopped without its disk's last answer: this is as safe as after a crash.
+                return  # The hub has stopped without the disk's last answer: this is as safe as after a crash.
             self._syncing = True
             syncing.add_done_callback(self._synced)
 
@@ -66,7 +66,7 @@ class GroupCommit:
         if not self._hub.log.segments:
             return  # The log was closed meanwhile, which synced it or said why not.
         if error is not None:
-            # After a failed sync nobody knows what is on the disk: acknowledge nothing more.
+            # After a failed sync it is unknown what is on the disk: acknowledge nothing more.
             logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
             self._hub.counters.add("sync_failures")
             self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
@@ -76,7 +76,7 @@ class GroupCommit:
             self(self._hub.log.tail)
 
 
-class Upkeep:
+class LogMaintenance:
     """The background loops of one hub's log."""
 
     def __init__(
@@ -90,29 +90,29 @@ class Upkeep:
         self._hub = hub
         self._log = hub.log
         self._holds = holds
-        """What must be kept besides the state's own holds: durable consumers' messages."""
+        """Holds besides the state's own: durable consumers' messages."""
         self._settings = settings.log
         self._disk = disk
         self._aging: tuple[int, float] | None = None
-        """The open tail's first sequence number, and when it was first seen not to be empty."""
+        """The open tail's first sequence number, and when it was first seen to hold something."""
         self._looked = (hub.log.size, 0.0)
-        """How large the log was when this was last looked at, and when that was."""
+        """The log's size at the last check, and the time of that check."""
         self._busy_at = -_CALM
         """When the hub was last busy."""
         self._broken: set[tuple[str, int]] = set()
-        """The holds that were broken when this was last looked at, and said to be."""
+        """Broken holds that were reported already."""
         self._sealing = asyncio.Lock()
         self._keeping = asyncio.Lock()
 
     def loops(self) -> list[Callable[[], Awaitable[None]]]:
-        """The loops to run for as long as the hub does."""
+        """Return the loops to run for as long as the hub does."""
         loops: list[Callable[[], Awaitable[None]]] = [self._keep_sealed, self._keep_snapshots]
         if self._settings.fsync == "interval":
             loops.append(self._keep_synced)
         return loops
 
     async def seal(self) -> int:
-        """Seal everything committed now; return how many segments that made."""
+        """Seal everything committed now; return the number of new segments."""
         self._log.rotate()
         count = 0
         while await self._seal_next():
@@ -120,8 +120,8 @@ class Upkeep:
         return count
 
     async def snapshot(self) -> None:
-        """Keep the state as it is now, if it is not kept yet."""
-        # One at a time: of two, the older could be finished last.
+        """Write a snapshot of the state, if there is none of it yet."""
+        # One at a time: of two, the older could finish last.
         async with self._keeping:
             state, kept = self._hub.state, self._log.snapshot
             if state.seq > (0 if kept is None else kept.seq):
@@ -145,12 +145,12 @@ class Upkeep:
             try:
                 self._rotate_by_age()
                 while not self._too_busy_to_seal() and await self._seal_next():
-                    # Between segments too: where messages come faster than they are sealed there is no end to them.
+                    # Between segments too: there may be no last one while messages come faster than they are sealed.
                     await self._trim()
             except StorageError as error:
-                self._failed("the log's upkeep failed", error)
+                self._failed("the log could not be sealed", error)
             try:
-                # Whatever failed before: a full disk lets nothing be sealed, and gets room by this alone.
+                # Even if sealing failed: on a full disk only this makes room.
                 await self._trim()
             except StorageError as error:
                 self._failed("the log could not be trimmed", error)
@@ -171,10 +171,10 @@ class Upkeep:
         logger.error("%s, trying again: %s", what, error)
 
     def _too_busy_to_seal(self) -> bool:
-        """Whether sealing had better wait: it takes a core for a second or so, and nobody is waiting for it.
+        """Return whether sealing should wait: it takes a core for a second or so, and is not urgent.
 
-        It does not wait for ever: not when much is waiting already, nor when retention needs sealed segments to
-        remove. What waits is in the log as safely as what is sealed.
+        It does not wait when much is unsealed already, nor when retention needs sealed segments to remove. Unsealed
+        messages are as safe in the log as sealed ones.
         """
         size, now = self._log.size, asyncio.get_running_loop().time()
         (size_before, before), self._looked = self._looked, (size, now)
@@ -191,7 +191,7 @@ class Upkeep:
         now = asyncio.get_running_loop().time()
         if tail.last < tail.first:
             return
-        # Another one may have taken its place since: a tail ends by its bytes, too.
+        # Another tail may have taken its place: a tail ends by its bytes, too.
         if self._aging is None or self._aging[0] != tail.first:
             self._aging = tail.first, now
         elif now - self._aging[1] >= self._settings.segment_seconds:
@@ -212,12 +212,12 @@ class Upkeep:
         limited = retain.retain_bytes is not None or retain.retain_seconds is not None
         if not limited or len(self._log.segments) < 2:
             return
-        # A snapshot precedes any trimming: what is removed can then never be needed again. Where there is no room for
-        # a new one, what the last one covers is removed all the same.
+        # A snapshot precedes any trimming: what is removed is then never needed again. If there is no room for a new
+        # one, what the last one covers is removed all the same.
         if retain.retain_bytes is not None and self._log.size > retain.retain_bytes:
             await self._try_snapshot()
         holds = {**self._hub.state.holds, **self._holds()}
-        # Decided here, not in a thread: whoever is told meanwhile that a message is held must find it so.
+        # Decided here, not in a thread: a hold that is granted meanwhile must be kept.
         verdict, gone = self._log.let_go(
             time_ns() // 1000,
             retain_bytes=_UNLIMITED if retain.retain_bytes is None else retain.retain_bytes,

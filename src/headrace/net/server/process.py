@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time, time_ns
 from typing import Final, Protocol
@@ -23,21 +23,20 @@ from headrace.config import Address, Settings
 from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.sequence import Door as Recipient
-from headrace.hub.sequence import Hub
-from headrace.hub.services.objects import Policy, obey
-from headrace.hub.state_parts import Parts
+from headrace.hub.sequence import CommitReceiver, Hub
+from headrace.hub.services.objects import ServicePolicy, obey
+from headrace.hub.state_parts import StateParts
 from headrace.log import Log
-from headrace.log.copy_start import check_original
+from headrace.log.start_after_snapshot import check_original
 from headrace.message import node_id
 from headrace.net.cluster.node import ClusterNode
 from headrace.net.routing.roles import Routing
 from headrace.net.server.admission import Admission, room_for
-from headrace.net.server.binding import Listening
+from headrace.net.server.binding import DoorBinder
 from headrace.net.server.door import Door, DoorContext, close_all
-from headrace.net.server.doors import Opening
-from headrace.net.server.log_maintenance import GroupCommit, Upkeep
-from headrace.net.server.program_reports import Reports
+from headrace.net.server.doors import DoorOpener
+from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
+from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.status_report import facts_of
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.wire.fyrehose import kernels
@@ -48,20 +47,20 @@ MAX_UNCOMMITTED: Final = 64 << 20
 """Bytes that may wait for a sync or a majority before publishers are made to wait."""
 
 _DISK_THREADS: Final = 4
-"""A sync, sealing or trimming, a snapshot and a seal that somebody asked for: none waits for another, least a sync."""
+"""For a sync, sealing or trimming, a snapshot and a requested seal: none waits for another, least of all a sync."""
 
 _TICK: Final = 0.25
 _LOOK_SECONDS: Final = 0.01
 _FOR_THE_DISK: Final = 0.4
-"""The part of the time for draining that is kept for the last sync and the snapshot."""
+"""The part of the draining time for the last sync and the snapshot."""
 _FOR_THE_UPSTREAM: Final = 0.2
-"""The part of that during which the upstream hub may still answer."""
+"""The part of that in which the upstream hub may still answer."""
 _FOR_THE_LOG: Final = 0.1
-"""The part that is kept for closing the log."""
+"""The part for closing the log."""
 
 
 class HttpDoor(Protocol):
-    """What the web room gives for the ``http`` door."""
+    """The ``http`` door, which :mod:`headrace.web` provides."""
 
     async def close(self) -> None:
         """Stop serving."""
@@ -77,17 +76,18 @@ class Server:
         self, settings: Settings, *, http: StartHttp | None = None, take_free_ports: bool = False
     ) -> None:
         self.settings = settings
-        self.listening = Listening(settings, take_free_ports=take_free_ports)
+        self.binder = DoorBinder(settings, take_free_ports=take_free_ports)
+        self.doors, self.moved = self.binder.doors, self.binder.moved
         self.started = time()
         self.ready = False
         self.hub: Hub
         self._intake: PublishIntake
-        self.parts = Parts()
+        self.parts = StateParts()
         self.services = self.parts.services
         self.consumers = self.parts.consumers
         self.subscriptions = self.parts.subscriptions
         self.routing: Routing
-        self.upkeep: Upkeep
+        self.maintenance: LogMaintenance
         self._upstream: Upstream | None = None
         self._cluster: ClusterNode | None = None
         self._parcel: socket.socket | None = None
@@ -98,33 +98,18 @@ class Server:
         self._doors: list[Door] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "headrace-disk")
-        self._readers = ThreadPoolExecutor(2, "headrace-read")
+        self.readers = ThreadPoolExecutor(2, "headrace-read")
         limits = settings.limits
         self.admission = Admission(
             per_address=limits.connections_per_address, total=room_for(limits.connections)
         )
         self._turn_due = False
-        self.reports = Reports()
-
-    @property
-    def doors(self) -> dict[str, str]:
-        """Where each open door listens, by name."""
-        return self.listening.doors
-
-    @property
-    def moved(self) -> dict[str, tuple[str, str]]:
-        """Doors whose address was taken, and where they went instead (with ``take_free_ports``)."""
-        return self.listening.moved
+        self.reports = ProgramReports()
 
     @property
     def connections(self) -> int:
         """How many connections are open."""
         return len(self.admission)
-
-    @property
-    def readers(self) -> Executor:
-        """Threads that read the log for whoever wants to see it."""
-        return self._readers
 
     async def start(self) -> None:
         """Open everything; when this returns, every door accepts."""
@@ -161,17 +146,17 @@ class Server:
             if self._parcel is not None:
                 self._parcel.close()
             log.close()
-            self._readers.shutdown()
+            self.readers.shutdown()
             self._disk.shutdown()
             raise
         if log.lock is not None:
             log.lock.tell(doors=self.doors)
-        for loop in [*self.upkeep.loops(), self._tick]:
+        for loop in [*self.maintenance.loops(), self._tick]:
             task = asyncio.ensure_future(loop())
             task.add_done_callback(self._ended)
             self._tasks.append(task)
         if self._upstream is not None:
-            # Not among the tasks: it goes on while the doors close, so that what they took in is still answered.
+            # Not among the tasks: it runs on while the doors close, so that what they took in is still answered.
             self._following = asyncio.ensure_future(self._upstream.run())
             self._following.add_done_callback(self._ended)
         if self._cluster is not None:
@@ -196,12 +181,12 @@ class Server:
             async with asyncio.timeout(seconds * _FOR_THE_DISK):
                 await self._flush_upstream(seconds * _FOR_THE_UPSTREAM)
                 await self._all_committed()
-                await self.upkeep.snapshot()
+                await self.maintenance.snapshot()
         except TimeoutError:
             what = "the disk is slow" if self._cluster is None or self.problem is None else self.problem
             logger.warning("%s: stopping without its last answer", what)
         except StorageError as error:
-            # Closing the log says whether anything is lost; the doors are closed first, whatever it says.
+            # Closing the log says whether anything is lost; the doors are closed first in any case.
             logger.error("the disk fails while stopping: %s", error)
         await self._close_doors(max(deadline - loop.time() - _FOR_THE_LOG * seconds, 0))
         if self._cluster is not None:
@@ -217,16 +202,16 @@ class Server:
         except TimeoutError:
             logger.error("the disk is too slow to wait for: what was not synced is as safe as after a crash")
         finally:
-            self._readers.shutdown(wait=False)
+            self.readers.shutdown(wait=False)
             self._disk.shutdown(wait=False)
 
     @property
     def beginning_anew(self) -> asyncio.Event | None:
-        """Set when this hub has to be drained, and another one started in its place (:meth:`successor`)."""
+        """Set when this hub must be drained and its :meth:`successor` started in its place."""
         return None if self._cluster is None else self._cluster.beginning_anew
 
     def successor(self) -> Server:
-        """The hub that goes on in the place of this one, which is drained: behind a snapshot, at the same addresses."""
+        """Make the hub that takes this drained one's place: from a snapshot, at the same addresses."""
         if self._cluster is None:
             raise UsageError("only a node of a cluster begins anew")
         self._cluster.begin_anew(self.settings.node.data / "log")
@@ -235,18 +220,18 @@ class Server:
         return Server(settings, http=self._start_http)
 
     def vouch(self) -> None:
-        """An operator's word: let this node of a cluster go on with what it has."""
+        """Let this node of a cluster go on with what it has, on an operator's word."""
         if self._cluster is None:
             raise UsageError("this hub is in no cluster")
         self._cluster.vouch()
 
     def status(self) -> dict[str, object]:
-        """The facts of ``/api/status``."""
+        """Return the facts of ``/api/status``."""
         return facts_of(self)
 
     @property
     def subscribers(self) -> dict[str, int]:
-        """Who is at the doors, in numbers."""
+        """Numbers of subscribers and connections by door."""
         found: dict[str, int] = {}
         for door in self._doors:
             found |= door.facts()
@@ -254,14 +239,14 @@ class Server:
 
     @property
     def mode(self) -> str:
-        """What this hub is: one that numbers messages itself, one that another numbers for, or its mode as a node."""
+        """The hub's mode: its mode as a node of a cluster, ``WRK`` if it numbers messages itself, else ``FRONTEND``."""
         if self._cluster is not None:
             return self._cluster.mode.value
         return "WRK" if self._upstream is None else "FRONTEND"
 
     @property
     def cluster(self) -> dict[str, object] | None:
-        """What is known of the cluster that this hub is a node of, if it is one."""
+        """Facts of the cluster that this hub is a node of, if any."""
         return None if self._cluster is None else self._cluster.facts()
 
     @property
@@ -271,12 +256,12 @@ class Server:
 
     @property
     def problem(self) -> str | None:
-        """Why this hub cannot do all that it should, if so: its disk, its cluster, or the hub above it."""
+        """Why this hub cannot do all it should, if so: its disk, its cluster, or its upstream hub."""
         above = self._upstream if self._cluster is None else self._cluster
         return self.hub.log.failure or (None if above is None else above.problem)
 
     def write_ready_file(self, path: Path) -> None:
-        """Say, whole or not at all, that every door accepts and where."""
+        """Write the addresses of all doors, atomically: every door accepts."""
         content = msgspec.json.encode({"pid": os.getpid(), **self.doors})
         making = path.with_name(path.name + ".making")
         making.write_bytes(content + b"\n")
@@ -303,15 +288,15 @@ class Server:
         self._intake = PublishIntake(
             hub, self.parts.publishers, self.parts.queries, settings.node.data / "stages"
         )
-        self.upkeep = Upkeep(hub, settings, self._disk, holds=self.consumers.holds)
+        self.maintenance = LogMaintenance(hub, settings, self._disk, holds=self.consumers.holds)
         if self._upstream is not None:
-            # What holds is what the upstream hub has put into the log.
+            # The policy that holds is the one that the upstream hub has put into the log.
             self._upstream.attach(hub)
             return
         if self._cluster is not None:
             wanted = settings.listen.parcel
             if wanted is not None:
-                self._parcel = self.listening.stream("parcel", wanted)
+                self._parcel = self.binder.stream("parcel", wanted)
                 wanted = Address.parse(self.doors["parcel"])
             self._peers = self._cluster.attach(hub, self._intake, wanted)
             self._cluster.became_primary = self._obey_policy
@@ -320,9 +305,9 @@ class Server:
         self._turn()
 
     def _obey_policy(self) -> None:
-        """Put the settings' word on services into the log, if it is not there."""
-        policy = Policy(self.settings.services.auto, self.settings.services.max)
-        # A cluster's first message tells every node which log it is: it must not wait for somebody to publish.
+        """Put the settings' policy on services into the log, if it is not there."""
+        policy = ServicePolicy(self.settings.services.auto, self.settings.services.max)
+        # A cluster's first message tells every node which log it is: it must not wait for a publisher.
         if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail):
             self.hub.submit(obey(policy))
 
@@ -333,27 +318,27 @@ class Server:
             self.hub,
             self.settings,
             self.admission,
-            self._readers,
+            self.readers,
             self.parts,
             self._intake,
             authentication,
         )
-        opening = Opening(context, self.listening, self._add)
-        await opening.backbone()
-        await opening.services()
-        self.routing = await opening.routing()
+        opener = DoorOpener(context, self.binder, self._add)
+        await opener.backbone()
+        await opener.services()
+        self.routing = await opener.routing()
         if cluster is not None and self._parcel is not None:
-            await opening.nodes(cluster, self._parcel, self._peers)
+            await opener.nodes(cluster, self._parcel, self._peers)
         else:
-            await opening.lone_node()
-        await opening.link(self.status, self.reports, cluster)
+            await opener.lone_node()
+        await opener.link(self.status, self.reports, cluster)
         http = self.settings.listen.http
         if http is not None and self._start_http is not None:
-            self._http = await self._start_http(self, self.listening.stream("http", http))
+            self._http = await self._start_http(self, self.binder.stream("http", http))
 
     def _add(self, door: Door) -> None:
         self._doors.append(door)
-        if isinstance(door, Recipient):
+        if isinstance(door, CommitReceiver):
             self.hub.doors.append(door)
 
     async def _close_doors(self, seconds: float) -> None:
@@ -363,7 +348,7 @@ class Server:
         await asyncio.gather(*closing)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A background loop is over: by our own will, or by a fault that must not go unseen."""
+        """Report a background loop that failed: it must not go unseen."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.ready = False
             self.hub.counters.add("background_failures")
@@ -411,7 +396,7 @@ class Server:
 
 
 def _check_roles(settings: Settings) -> None:
-    """Refuse to be a hub of its own where that was not asked for: its messages would reach nobody else."""
+    """Refuse to number messages where that was not asked for: they would reach nobody else."""
     node = settings.node
     if "sequence" in node.roles or node.upstream or settings.cluster.peers:
         return

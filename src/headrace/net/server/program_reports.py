@@ -1,10 +1,10 @@
-"""Reports: what programs beside the hub say of themselves, for its status.
+"""Reports of programs beside the hub, such as the pipeline, for the hub's status.
 
-They are not messages: they have no number, are in no log and move nothing. A report is replaced by the next of the same
-name, and forgotten with the process. That is what keeps a pipeline that reports each second from being its own traffic.
+Reports are not messages: they have no number and are not in the log. A report is replaced by the next of the same name,
+and forgotten with the process. So a pipeline that reports each second does not become its own traffic.
 
-Several processes may report under one name, if each says its ``pid``: a pipeline beside the one of ``headrace up``.
-They are shown as one that has the ``jobs`` of all, until only one is left.
+Several processes may report under one name, if each gives its ``pid``: a pipeline beside the one of ``headrace up``.
+They are shown as one that has the ``jobs`` of all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.wire.link.message import parse, serialize
 
 MAX_REPORTS: Final = 16
 MAX_BYTES: Final = 64 << 10
-"""Of all reports together: the status that they are in must fit the head of an answer."""
+"""Of all reports together: the status with them must fit the head of an answer."""
 STALE_SECONDS: Final = 60.0
-"""A report that was not renewed for so long gives way to one that there is no room for."""
+"""A report not renewed for so long gives way when there is no room for another."""
 BESIDE_SECONDS: Final = 10.0
-"""Of several processes, one that was silent for so long is forgotten; they report each second."""
+"""Of several processes under one name, one silent for so long is forgotten; they report each second."""
 
 _ENDED: Final = ("stopped", "failed")
 
@@ -31,19 +31,19 @@ Key = tuple[str, int | None]
 """A report's name, and the process it is from."""
 
 
-class Report(NamedTuple):
-    """What somebody said, when, and the bytes that it takes in a status."""
+class ProgramReport(NamedTuple):
+    """The facts of a report, when it came, and the bytes it takes in a status."""
 
     time: float
     facts: Mapping[str, Any]
     size: int
 
 
-class Reports:
+class ProgramReports:
     """The newest report of each name, or of each process that reports under it."""
 
     def __init__(self) -> None:
-        self._newest: dict[Key, Report] = {}
+        self._newest: dict[Key, ProgramReport] = {}
         """In the order in which they began to report."""
 
     def take(self, name: str, facts: Mapping[str, Any], now: float) -> None:
@@ -73,7 +73,7 @@ class Reports:
         self._newest = {**before, key: report}
 
     def facts(self, now: float) -> dict[str, object]:
-        """Every report, each with its ``age`` in seconds: that of who began last, with the jobs of all."""
+        """Return every report with its ``age`` in seconds; of several under a name the newest, with the jobs of all."""
         told: dict[str, Any] = {}
         for (name, _), report in self._newest.items():
             facts = {**report.facts, "age": round(now - report.time, 3)}
@@ -85,22 +85,22 @@ class Reports:
 
 
 def _process(facts: Mapping[str, Any]) -> int | None:
-    """The process that a report is from, where it says so."""
+    """Return the process that a report is from, if it says so."""
     pid = facts.get("pid")
     return pid if isinstance(pid, int) else None
 
 
-def _goes_on(report: Report, now: float) -> bool:
-    """Whether a process that reports under the same name as another is there beside it, and not before it."""
+def _goes_on(report: ProgramReport, now: float) -> bool:
+    """Return whether the process of a report still runs beside another of the same name."""
     return now - report.time < BESIDE_SECONDS and report.facts.get("state") not in _ENDED
 
 
-def _without(reports: Mapping[Key, Report], key: Key) -> dict[Key, Report]:
+def _without(reports: Mapping[Key, ProgramReport], key: Key) -> dict[Key, ProgramReport]:
     return {other: kept for other, kept in reports.items() if other != key}
 
 
-def _report(name: str, facts: Mapping[str, Any], now: float) -> Report:
-    """A report as it is kept, once it is sure that a status with it can be sent and read."""
+def _report(name: str, facts: Mapping[str, Any], now: float) -> ProgramReport:
+    """Make a report, having checked that a status with it can be sent and read."""
     said = serialize({"status": {name: facts}})
     try:
         parse(said)
@@ -108,12 +108,12 @@ def _report(name: str, facts: Mapping[str, Any], now: float) -> Report:
         raise MalformedError(
             "link", "facts", facts, "a map that is not nested deeper than a status is read"
         ) from None
-    return Report(now, facts, len(said))
+    return ProgramReport(now, facts, len(said))
 
 
-def _fits(others: Mapping[Key, Report], report: Report) -> bool:
+def _fits(others: Mapping[Key, ProgramReport], report: ProgramReport) -> bool:
     return len(others) < MAX_REPORTS and _size(others) + report.size <= MAX_BYTES
 
 
-def _size(reports: Mapping[Key, Report]) -> int:
+def _size(reports: Mapping[Key, ProgramReport]) -> int:
     return sum(report.size for report in reports.values())

@@ -1,10 +1,9 @@
-"""Recording: what every peer of a door sends and gets, to a capture each, for ``decode`` to read.
+"""Recording what each peer of a door sends and gets to a capture file, for ``headrace decode``.
 
-Doors know nothing of it. The event loop that makes their servers puts a protocol of its own between each connection and
-its door, which writes down what passes; a socket for datagrams is replaced by one that does the same, with a capture
-for each address. That is for looking at a problem, not for every day: files are written where messages are handled, and
-hold everything, keys and payloads included. So they are for their owner's eyes only, and recording ends for good when
-:data:`MAX_BYTES` are written.
+Doors know nothing of it. The event loop that makes their servers puts a recording protocol between each connection and
+its door; a socket for datagrams is replaced by one that does the same, with a capture for each address. This is for
+debugging: files are written on the event loop and hold everything, keys and payloads included. So only their owner may
+read them, and recording ends for good when :data:`MAX_BYTES` are written.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ MAX_BYTES: Final = 4 << 30
 """Of all captures of a run."""
 
 FILE_BYTES: Final = 4096
-"""What a capture counts for before anything is in it: peers may be many and say little."""
+"""Bytes that an empty capture counts for: peers may be many and send little."""
 OPEN_PEERS: Final = 256
-"""Addresses whose captures of datagrams are open at a time. One that comes back later gets another capture."""
+"""Addresses whose captures of datagrams are open at a time; one that comes back later gets another capture."""
 
 _UNRECORDED: Final = frozenset({"http"})
 
 
 class Recorder:
-    """Captures in a directory; ``doors`` says where each door listens."""
+    """Writes captures to a directory; ``doors`` returns where each door listens."""
 
     def __init__(
         self, directory: Path, doors: Callable[[], dict[str, str]], *, most: int = MAX_BYTES
@@ -59,7 +58,7 @@ class Recorder:
             raise ConfigError(str(directory), None, source="--record", expected=problem) from None
 
     def door_at(self, sock: socket.socket) -> str | None:
-        """The door that listens on a socket, if it is recorded."""
+        """Return the door that listens on a socket, if it is recorded."""
         host, port = sock.getsockname()[:2]
         for door, where in self._doors().items():
             if door not in _UNRECORDED and where.rpartition(":")[2] == str(port):
@@ -67,7 +66,7 @@ class Recorder:
         return None
 
     def begin(self, door: str, peer: str, *, datagrams: bool = False) -> BinaryIO | None:
-        """A file for a new connection, or for datagrams; ``None`` if there is no more room."""
+        """Open a file for a new connection or for datagrams; return ``None`` if there is no more room."""
         if self._left <= 0:
             return None
         path = self._directory / f"{door}-{self._started}-{next(self._numbers):06d}.capture"
@@ -82,7 +81,7 @@ class Recorder:
         return file
 
     def write(self, file: BinaryIO, data: Any, *, outgoing: bool) -> bool:
-        """Write bytes down; return whether there is room for more."""
+        """Record bytes; return whether there is room for more."""
         if self._left <= 0:
             return False
         now = time_ns() // 1000
@@ -91,7 +90,7 @@ class Recorder:
                 serialize(Chunk(outgoing, now, bytes(data[at : at + MAX_CHUNK])))
                 for at in range(0, max(len(data), 1), MAX_CHUNK)
             )
-            # Whoever looks while a connection lasts, or after the hub was killed, sees all of it.
+            # A reader sees all of it while the connection lasts, and after the hub was killed.
             file.flush()
         except OSError as error:
             self._give_up(str(error))
@@ -115,7 +114,7 @@ class RecordingLoop(uvloop.Loop):
     recorder: Recorder | None = None
 
     async def create_server(self, protocol_factory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a server; if it is a door's, one whose connections are recorded."""
+        """Make a server; record its connections if it is a door's."""
         sock = kwargs.get("sock")
         door = None if sock is None or self.recorder is None else self.recorder.door_at(sock)
         if door is None or self.recorder is None:
@@ -129,14 +128,14 @@ class RecordingLoop(uvloop.Loop):
 
 
 def recorded_datagrams(sock: socket.socket, door: str) -> socket.socket:
-    """The socket of a door's datagrams: itself, or where the event loop records, one that writes down what passes."""
+    """Return the socket, or one that records its datagrams if the event loop records."""
     loop = asyncio.get_running_loop()
     recorder = loop.recorder if isinstance(loop, RecordingLoop) else None
     return sock if recorder is None else _RecordedSocket(sock, recorder, door)
 
 
 class _RecordedSocket(socket.socket):
-    """A socket whose datagrams are written down, one by one even where a call takes or gives several."""
+    """A socket whose datagrams are recorded one by one, even where a call takes or gives several."""
 
     def __init__(self, sock: socket.socket, recorder: Recorder, door: str) -> None:
         super().__init__(fileno=sock.detach())
@@ -146,13 +145,13 @@ class _RecordedSocket(socket.socket):
         self._files: OrderedDict[Any, BinaryIO] = OrderedDict()
 
     def recvmsg_into(self, buffers: Any, *rest: Any) -> Any:
-        """Receive and write down."""
+        """Receive and record."""
         size, ancillary, flags, address = super().recvmsg_into(buffers, *rest)
         self._note(memoryview(buffers[0])[:size], segment_size(size, ancillary), address, outgoing=False)
         return size, ancillary, flags, address
 
     def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, address: Any = None, /) -> int:
-        """Send several of one size and write them down."""
+        """Send several of one size and record each."""
         sent = super().sendmsg(buffers, ancillary, flags, address)
         (step,) = next(
             (struct.unpack("=H", size) for _, kind, size in ancillary if kind == UDP_SEGMENT), (sent,)
@@ -161,7 +160,7 @@ class _RecordedSocket(socket.socket):
         return sent
 
     def sendto(self, data: Any, address: Any) -> int:  # type: ignore[override]
-        """Send and write down."""
+        """Send and record."""
         sent = super().sendto(data, address)
         self._note(memoryview(data), sent, address, outgoing=True)
         return sent
@@ -194,7 +193,7 @@ class _RecordedSocket(socket.socket):
 
 
 class _Recorded(asyncio.BufferedProtocol):
-    """Stands between a connection and its door."""
+    """Records what passes between a connection and its door."""
 
     def __init__(self, inner: asyncio.BufferedProtocol, recorder: Recorder, door: str) -> None:
         self._inner = inner
@@ -211,17 +210,17 @@ class _Recorded(asyncio.BufferedProtocol):
         self._inner.connection_made(cast("asyncio.Transport", _RecordedTransport(transport, self)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End it."""
+        """End the capture."""
         self._end()
         self._inner.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Lend the door's memory."""
+        """Offer the door's buffer."""
         self._view = self._inner.get_buffer(sizehint)
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Write down what came before the door looks at it."""
+        """Record what came, then pass it on."""
         self.note(memoryview(self._view)[:nbytes], outgoing=False)
         self._inner.buffer_updated(nbytes)
 
@@ -238,7 +237,7 @@ class _Recorded(asyncio.BufferedProtocol):
         self._inner.resume_writing()
 
     def note(self, data: Any, *, outgoing: bool) -> None:
-        """Write bytes down."""
+        """Record bytes."""
         if self._file is not None and not self._recorder.write(self._file, data, outgoing=outgoing):
             self._end()
 
@@ -250,7 +249,7 @@ class _Recorded(asyncio.BufferedProtocol):
 
 
 class _RecordedTransport:
-    """A transport that writes down what goes out; all else is the transport's own."""
+    """A transport that records what goes out; all else is passed on."""
 
     def __init__(self, transport: asyncio.BaseTransport, recorded: _Recorded) -> None:
         self._transport: Any = transport
@@ -260,12 +259,12 @@ class _RecordedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: Any) -> None:
-        """Send and write down."""
+        """Send and record."""
         self._recorded.note(data, outgoing=True)
         self._transport.write(data)
 
     def writelines(self, pieces: Any) -> None:
-        """Send and write down."""
+        """Send and record."""
         pieces = list(pieces)
         for piece in pieces:
             self._recorded.note(piece, outgoing=True)

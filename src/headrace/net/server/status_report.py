@@ -1,7 +1,4 @@
-"""What a hub tells of itself: the facts of ``/api/status``, which the link's ``status`` gives as well.
-
-It must stay a small answer, however much the hub has in it.
-"""
+"""The facts of ``/api/status`` and of the link's ``status``: a small answer, however much the hub holds."""
 
 from __future__ import annotations
 
@@ -18,21 +15,21 @@ if TYPE_CHECKING:
     from headrace.net.server.process import Server
 
 CONSUMERS_SHOWN: Final = 64
-"""How many durable consumers are named, those furthest behind first."""
+"""Durable consumers that are named, those furthest behind first."""
 
 MEASURED: Final = ("second", "minute", "hour")
-"""The services ``measure/…`` that are shown."""
+"""The ``measure/…`` services that are shown."""
 
 MEASURED_BYTES: Final = 16 << 10
-"""The most that one of them may take: the job's own are a tenth of it."""
+"""Largest such service that is shown; the job's own take a tenth of that."""
 
 
 def facts_of(server: Server) -> dict[str, object]:
-    """Everything, as it is now."""
+    """Gather all facts as they are now."""
     hub, log, parts, settings = server.hub, server.hub.log, server.parts, server.settings
     furthest_behind = nsmallest(CONSUMERS_SHOWN, parts.consumers, key=lambda consumer: consumer.floor)
     return {
-        # First, so that none can stand for a fact of the hub's own.
+        # First, so that none can replace a fact of the hub's own.
         **server.reports.facts(monotonic()),
         "version": __version__,
         "log": str(log.uuid),
@@ -69,10 +66,9 @@ def facts_of(server: Server) -> dict[str, object]:
 
 
 def measured(services: Services) -> dict[str, object]:
-    """What the pipeline's job ``measure`` publishes, by the length of its windows.
+    """Return what the pipeline's job ``measure`` publishes, by the length of its windows.
 
-    Whoever may publish to services may publish something else there: what a status has no room or words for is left
-    out.
+    Any publisher may put something else there: what is too long or cannot be encoded is left out.
     """
     found = {span: services.get(f"measure/{span}") for span in MEASURED}
     return {

@@ -1,11 +1,11 @@
 """The ``spp`` door: services over TCP.
 
-A connection is dull: it decodes what comes, hands subscriptions to its
-:class:`~headrace.hub.services.subscribers.Session` and changes to :class:`~headrace.hub.services.publish.Changes`,
-and writes what the session gives it. The changes of one read become one batch.
+A connection decodes what comes, hands subscriptions to its :mod:`session <headrace.hub.services.subscribers>` and
+changes to :mod:`headrace.hub.services.publish`, and writes what the session gives it. The changes of one read become
+one batch.
 
-Where ``auth.required`` is on, a connection is nobody until its AUTH is accepted: nothing is offered to it, what it asks
-is counted and ignored, packets longer than an AUTH may be are refused, and it has ``limits.handshake_seconds``.
+Where ``auth.required`` is on, nothing is offered to a connection until its AUTH is accepted: what it asks is counted
+and ignored, packets longer than an AUTH are refused, and it has ``limits.handshake_seconds``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from time import time
 from typing import Final
 
 from headrace.errors import WireError
-from headrace.hub.services.publish import Change, Changes
-from headrace.hub.services.subscribers import Audience, Session
+from headrace.hub.services.publish import ServiceChange, ServicePublishing
+from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
 from headrace.message import Batch
 from headrace.net.server.connection import RECEIVE_BYTES, DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
@@ -44,52 +44,52 @@ _LONGEST_KEEPIDLE: Final = 32_767
 """Seconds; the kernel takes no more."""
 
 
-class SppDoor(TcpDoor["SppStream"]):
-    """The door, open on a TCP socket: what its connections share."""
+class SppDoor(TcpDoor["SppConnection"]):
+    """The door: what its connections share."""
 
     def __init__(self, context: DoorContext, listening: socket.socket) -> None:
         super().__init__(context, "spp", listening)
         self.authentication = context.authentication
-        self.audience = Audience(context.parts.services, context.hub.counters)
-        self.changes = Changes(context.hub, context.parts.services)
+        self.audience = ServiceSubscribers(context.parts.services, context.hub.counters)
+        self.changes = ServicePublishing(context.hub, context.parts.services)
         self.max_packet = min(MAX_PACKET, _STRINGS + MAX_SERVICE + context.settings.limits.message_bytes)
 
-    def connection(self) -> SppStream:
-        """The protocol of a new connection."""
-        return SppStream(self)
+    def connection(self) -> SppConnection:
+        """Make the protocol of a new connection."""
+        return SppConnection(self)
 
     def deliver(self, _batches: Sequence[Batch]) -> None:
-        """Send what the newly committed batches did to services; the state has followed them already."""
+        """Send what newly committed batches did to services; the state has applied them already."""
         self.audience.deliver()
 
     def facts(self) -> dict[str, int]:
-        """How many subscriptions there are."""
+        """Return how many subscriptions there are."""
         return {"spp": sum(len(session.subscriptions) for session in self.audience.sessions)}
 
 
-class SppStream(DoorConnection[SppDoor]):
-    """One connection. Its name is what its messages have as their publisher."""
+class SppConnection(DoorConnection[SppDoor]):
+    """One connection. Its name is the publisher of its messages."""
 
     max_frames = RECEIVE_BYTES
-    """All that one read brings, so that its changes make one batch."""
+    """Everything that one read brings, so that its changes make one batch."""
 
     def __init__(self, door: SppDoor) -> None:
         self._packets = ServerDecoder(max_packet=_STRINGS + MAX_AUTH)
         super().__init__(door, self._packets)
-        self._session: Session | None = None
+        self._session: ServiceSession | None = None
         self._authenticated = False
-        self._changes: list[Change] = []
+        self._changes: list[ServiceChange] = []
         self._awaited: set[str] = set()
-        """Ids it has subscribed that are just being created."""
+        """Subscribed ids that are just being created."""
         self._paying = False
 
     def opened(self) -> None:
-        """Offer the services, unless the peer has to say first who it is."""
+        """Offer the services, unless the peer must authenticate first."""
         if not self.door.authentication.required:
             self._begin()
 
     def take(self, frame: ClientFrame | Ignored) -> None:
-        """Do what the peer asks; its changes gather."""
+        """Do what the peer asks, and gather its changes."""
         session = self._session
         match frame:
             case Ignored():
@@ -97,10 +97,10 @@ class SppStream(DoorConnection[SppDoor]):
             case Auth(json):
                 self._authenticate(json)
             case _ if session is None:
-                # Nothing has been offered yet, so whatever it names was never offered.
+                # Nothing has been offered yet, so the id it names was not either.
                 self.counters.add("unauthenticated", door="spp")
             case Publish(service, change):
-                self._changes.append(Change(service, change))
+                self._changes.append(ServiceChange(service, change))
             case Subscribe(service):
                 if not (session.subscribe(service) or self._subscribe_later(service)):
                     self.counters.add("not_offered", door="spp")
@@ -109,7 +109,7 @@ class SppStream(DoorConnection[SppDoor]):
                 session.unsubscribe(service)
 
     def done_taking(self) -> None:
-        """Publish the changes; those that came before a bad packet, too."""
+        """Publish the changes, also those that came before a bad packet."""
         if not self._changes:
             return
         changes, self._changes = self._changes, []
@@ -120,11 +120,11 @@ class SppStream(DoorConnection[SppDoor]):
             self.door.hub.take_turn()
 
     def eof_received(self) -> bool:
-        """The peer sends no more, but may go on reading what it has subscribed."""
+        """Keep a peer that sends no more while it is subscribed."""
         super().eof_received()
         if self._session is None or not self._session.subscriptions:
             return False
-        # Whether it does shows only when it is sent something, which may be never: the kernel has to ask.
+        # Whether it still reads shows only when it is sent something, which may be never: the kernel has to probe.
         if hasattr(socket, "TCP_KEEPIDLE"):
             seconds = min(max(int(self.limits.slow_seconds), 1), _LONGEST_KEEPIDLE)
             sock = self._transport.get_extra_info("socket")
@@ -132,17 +132,17 @@ class SppStream(DoorConnection[SppDoor]):
         return True
 
     def pause_writing(self) -> None:
-        """The peer takes less than it is sent: it is owed the rest, and may publish all the same."""
+        """Owe the peer the rest; it may publish all the same."""
         if self._session is not None:
             self._session.pause()
 
     def resume_writing(self) -> None:
-        """The peer has room again."""
+        """Go on sending."""
         if self._session is not None:
             self._session.resume()
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send packets; also what a peer is owed while its connection is closing."""
+        """Send packets, also what a peer is owed while its connection is closing."""
         self._sent += len(data)
         self._transport.write(data)
 
@@ -153,11 +153,11 @@ class SppStream(DoorConnection[SppDoor]):
             self.loop.call_soon(self._pay)
 
     def overburdened(self, detail: str) -> None:
-        """Cut off a peer that lags in more than can be kept for it."""
+        """Cut off a peer that lags in more than can be kept."""
         self.refuse("lagging", detail)
 
     def judge(self, now: float) -> None:
-        """Cut off a peer that does not say who it is, and forget one that ended and reads no more either."""
+        """Cut off a peer that does not authenticate, and one that neither sends nor reads any more."""
         handshake = self.limits.handshake_seconds
         if self._session is None and now - self.since >= handshake:
             self.refuse("handshake", f"no AUTH within {handshake:g} s")
@@ -165,23 +165,23 @@ class SppStream(DoorConnection[SppDoor]):
             self.abort()
 
     def close(self) -> None:
-        """Send what is buffered, and what the peer is owed, and close."""
+        """Send what is buffered and owed, and close."""
         self._transport.close()
 
     def closed(self) -> None:
-        """The peer is owed nothing any more."""
+        """Forget what the peer is owed."""
         if self._session is not None:
             self._session.close()
             self._session = None
 
     def _is_gone(self) -> bool:
-        """Whether the connection is over; the event loop does not look, where there is nothing to read or write."""
+        """Ask the system whether the connection is over; the event loop notices only when it reads or writes."""
         look = select.poll()
         look.register(self._transport.get_extra_info("socket"), 0)
         return bool(look.poll(0))
 
     def _subscribe_later(self, service: str) -> bool:
-        """Wait for a service that is being created: a PUBLISH and a Subscribe may come in one go."""
+        """Wait for a service that is being created: a PUBLISH and a Subscribe may come together."""
         self.done_taking()
         if service not in self._awaited:
             if not self.door.changes.when_created(service, lambda: self._subscribe_created(service)):
@@ -197,10 +197,10 @@ class SppStream(DoorConnection[SppDoor]):
 
     def _authenticate(self, json: bytes) -> None:
         if self._authenticated:
-            # One answer a connection: who sends many and reads none must not fill memory with them.
+            # One answer per connection: a peer that sends many AUTHs and reads nothing must not fill memory.
             self.counters.add("ignored", door="spp")
             return
-        # What came before is published, and under the name that the peer had then, whether it came in one read or not.
+        # What came before is published first, under the name that the peer had then.
         self.done_taking()
         if not self.admitted:
             return
@@ -220,7 +220,6 @@ class SppStream(DoorConnection[SppDoor]):
             self._begin()
 
     def _begin(self) -> None:
-        """Offer the services to a peer that may see them."""
         self._packets.max_packet = self.door.max_packet
         self._session = self.door.audience.join(self)
         self._session.pay()

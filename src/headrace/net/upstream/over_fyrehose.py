@@ -29,8 +29,8 @@ from headrace.errors import LostRangeError, StorageError, UsageError
 from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.log import Log
-from headrace.log.copy_start import begin, is_log
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import begin, is_log
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 

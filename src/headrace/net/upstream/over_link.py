@@ -41,7 +41,7 @@ from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, Told, ToldNewest
 from headrace.log import Log
-from headrace.log.copy_start import begin, begin_anew, is_log, note_copy
+from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet

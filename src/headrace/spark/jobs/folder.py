@@ -1,8 +1,8 @@
-"""A folder that jobs write to: on a local disk, or wherever pyarrow has a filesystem for (``hdfs://``, ``s3://`` …).
+"""A folder that jobs write to: on a local disk, or on any filesystem of pyarrow's (``hdfs://``, ``s3://`` …).
 
-One rule makes what jobs write safe to read at any moment: a file gets its name when it is whole. It is written under a
-name that readers pass over, brought to the disk, and then moved. A move replaces what has the name already, at once
-where the filesystem can do that (every local one, HDFS, and S3, where an object's content changes as a whole).
+One rule makes it safe to read at any moment: a file gets its name when it is whole. It is written under a name that
+readers skip, synced, and then moved. A move replaces an existing file, at once where the filesystem can do that (every
+local one, HDFS, and S3, where an object's content changes as a whole).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pyarrow import fs
 from headrace.errors import StorageError, UsageError
 
 MAKING = "_making"
-"""Where files are until they are whole: readers pass over what begins with ``_``, and no name there ends in
-``.parquet``, for those who look everywhere."""
+"""The folder of files that are not whole yet: readers skip names that begin with ``_``, and no name in it ends in
+``.parquet``."""
 
 
 _KEYS: Final = re.compile("(^|&)[^=&]*(secret|key|token|password)", re.IGNORECASE)
-"""In what a URI asks for."""
+"""Secrets among the options of a URI."""
 
 
 class Folder:
@@ -90,16 +90,16 @@ class Folder:
         return content
 
     def open(self, name: str) -> Any:
-        """A file to read from anywhere."""
+        """Open a file for random reading."""
         return self.system.open_input_file(f"{self.path}/{name}")
 
     def create(self, name: str) -> Any:
-        """A file to write, of which nothing may be relied on before :meth:`move`."""
+        """Open a file for writing; it is not safe before :meth:`move`."""
         self.system.create_dir(self.path, recursive=True)
         return self.system.open_output_stream(f"{self.path}/{name}")
 
     def move(self, name: str, to: Folder, new_name: str) -> None:
-        """Give a file that is whole its place; what has that name is replaced."""
+        """Move a whole file to its place, replacing any of that name."""
         source, target = f"{self.path}/{name}", f"{to.path}/{new_name}"
         self.system.create_dir(to.path, recursive=True)
         if self.local:
@@ -137,7 +137,7 @@ def is_s3(place: str) -> bool:
 
 
 def is_local(place: str) -> bool:
-    """Whether a path is of this machine, so that a look there is quick.
+    """Whether a path is on this machine, so that checking it is quick.
 
     >>> is_local("/srv/archive"), is_local("file:///srv/archive"), is_local("hdfs://mill/archive")
     (True, True, False)
@@ -146,8 +146,8 @@ def is_local(place: str) -> bool:
 
 
 @contextlib.contextmanager
-def blaming(what: str) -> Any:
-    """Turn a filesystem's complaint into ours."""
+def storage_errors(what: str) -> Any:
+    """Translate a filesystem's errors into ours."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -155,7 +155,7 @@ def blaming(what: str) -> Any:
 
 
 def _sync(path: str) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Sync a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,10 +1,9 @@
-"""What every job is told, and what it is to the runner.
+"""What a job is, and what it is given.
 
-A job is a module with ``ABOUT`` (a sentence), ``PARAMETERS`` (the names it takes besides those of all jobs) and a
-function ``start``. A stream's ``start`` gives a :class:`Started`, whose query the runner watches; one that is done when
-it returns gives the facts of what it did. It may have a function ``check`` too, which is given what the job is told,
-and whether it is to end with what there is now, and raises what the job could not begin with: that is known before
-Spark is started.
+A job is a module with ``ABOUT`` (a sentence), ``PARAMETERS`` (the names it takes) and a function ``start``. A stream's
+``start`` returns a :class:`RunningJob`, whose query the runner watches; a job that is done when it returns gives the
+facts of what it did. A function ``check``, if there is one, gets the parameters, and whether the job is to end with
+what exists now, and raises what the job could not begin with, before Spark is started.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
 import pyarrow as pa
 
 from headrace.errors import StorageError, UsageError
 from headrace.message import MAX_SEQUENCE
+from headrace.spark.hub_connections import link
 from headrace.spark.jobs.folder import Folder, is_s3
-from headrace.spark.jobs.job_memory import Kept
-from headrace.spark.options import Access, as_text
+from headrace.spark.options import HubOptions, as_text
 from headrace.spark.runtime.session import NO_PYSPARK
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 JOBS: Final = ("archive", "verify", "measure", "match", "replay", "decode")
-"""The jobs there are; each is the module of its name."""
+"""All jobs; each is the module of its name."""
 
 DEFAULT_JOBS: Final = ("measure", "verify", "archive")
-"""Those that have something to do for as long as a hub runs, in the order in which they have something to show."""
+"""The jobs that run for as long as a hub does, the one that soonest has something to show first."""
 
 
 class Parameter(NamedTuple):
-    """What a job may be told with ``--param NAME=VALUE``."""
+    """A parameter that ``--param NAME=VALUE`` sets."""
 
     doc: str
     default: str = ""
     check: Callable[[str], object] = str
-    """Raises :class:`ValueError`, which says what was expected, or :class:`UsageError` for what it cannot be."""
+    """Raises :class:`ValueError` with what was expected, or :class:`UsageError` with what is wrong."""
 
 
 def at_least(least: float) -> Callable[[str], float]:
-    """A parameter that is a number.
+    """Make the check of a parameter that is a number.
 
     >>> at_least(1)("0.5")
     Traceback (most recent call last):
@@ -63,8 +63,17 @@ def at_least(least: float) -> Callable[[str], float]:
     return check
 
 
+def spark_ddl(schema: pa.Schema) -> str:
+    """An Arrow schema as Spark's functions take it.
+
+    >>> spark_ddl(pa.schema({"seq": pa.int64(), "kind": pa.string()}))
+    '`seq` long, `kind` string'
+    """
+    return ", ".join(f"`{field.name}` {_SPARK_TYPES.get(str(field.type), field.type)}" for field in schema)
+
+
 def one_of(*words: str) -> Callable[[str], str]:
-    """A parameter that is one of some words, however they are written."""
+    """Make the check of a parameter that is one of some words, in any case."""
 
     def check(value: str) -> str:
         if value.lower() not in words:
@@ -81,11 +90,19 @@ def _place(value: str) -> None:
     raise ValueError("earliest, latest or a sequence number from 1 on")
 
 
-_TOLD: Final = 500
-"""Characters of a micro-batch's failure that Spark is told; :attr:`Run.failure` has all of it."""
+_PASSED: Final = 500
+"""Characters of a failure that are passed to Spark; :attr:`JobRun.failure` has all of it."""
+
+_MEMORY_SUFFIX: Final = ".kept"
+_SPARK_TYPES: Final = {
+    "int32": "int",
+    "int64": "long",
+    "bool": "boolean",
+    "timestamp[us, tz=UTC]": "timestamp",
+}
 
 _OWNER: Final = "job"
-"""A file in a checkpoint, with the name of the job that it is of."""
+"""A file in a checkpoint with the name of its job."""
 
 COMMON: Final[Mapping[str, Parameter]] = {
     "path": Parameter("where the job writes: a folder, or a URI that pyarrow has a filesystem for"),
@@ -98,15 +115,46 @@ COMMON: Final[Mapping[str, Parameter]] = {
         "whether messages that retention removed unread are an error", check=one_of("true", "false")
     ),
 }
-"""What all streaming jobs take."""
+"""The parameters of all streaming jobs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A job that runs: its query, and facts about it that Spark does not have."""
+class RunningJob:
+    """A running job: its query, and facts about it that Spark does not have."""
 
     query: StreamingQuery
     facts: Callable[[], Mapping[str, object]] = dict
+
+
+class BatchMemory:
+    """What a job remembers from micro-batch to micro-batch, beside its query's checkpoint; the newest two are kept.
+
+    Spark repeats a micro-batch that was not done when something was killed. So what a job knows after batch N is a file
+    of its own, made from that of batch N - 1: repeating N starts from there again and gives the same.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def before(self, batch: int) -> bytes | None:
+        """Read what was known before a micro-batch; ``None`` before the first."""
+        earlier = [number for number in self._numbers() if number < batch]
+        return self._folder.read(_memory_name(max(earlier))) if earlier else None
+
+    def after(self, batch: int, content: bytes) -> None:
+        """Write what is known after a micro-batch."""
+        self._folder.write(_memory_name(batch), content)
+        for number in self._numbers():
+            if number < batch - 1:
+                self._folder.remove(_memory_name(number))
+
+    def _numbers(self) -> list[int]:
+        names = self._folder.names()
+        return [int(name.removesuffix(_MEMORY_SUFFIX)) for name in names if name.endswith(_MEMORY_SUFFIX)]
+
+
+def _memory_name(batch: int) -> str:
+    return f"{batch:012d}{_MEMORY_SUFFIX}"
 
 
 class Job(Protocol):
@@ -115,25 +163,25 @@ class Job(Protocol):
     ABOUT: str
     PARAMETERS: Mapping[str, Parameter]
 
-    def start(self, run: Run) -> Started | Mapping[str, object]:
-        """Begin, or do all of it."""
+    def start(self, run: JobRun) -> RunningJob | Mapping[str, object]:
+        """Start a stream, or do all of a job that has an end."""
 
 
 @dataclass(slots=True)
-class Run:
+class JobRun:
     """One run of a job."""
 
     spark: SparkSession
     name: str
-    access: Access
+    access: HubOptions
     params: Mapping[str, str]
-    """What was said; :meth:`param` has the defaults too."""
+    """Parameters as given; :meth:`param` has the defaults too."""
     parameters: Mapping[str, Parameter]
     available_now: bool = False
     failure: BaseException | None = field(default=None)
-    """What a micro-batch raised: Spark's own account of it is a page long."""
+    """The error that a micro-batch raised; Spark's own account of it is a page long."""
     at_work: Callable[[Any], Mapping[str, object]] | None = None
-    """Set by a job that has an end when it begins: what a client of the hub finds out about how far it is."""
+    """Asks a client of the hub for the progress; set by a job that has an end."""
 
     def param(self, name: str) -> str:
         """A parameter's value."""
@@ -156,7 +204,7 @@ class Run:
 
     @property
     def folder(self) -> Folder:
-        """The same."""
+        """The folder at :attr:`path`."""
         return Folder.at(self.path)
 
     @property
@@ -171,17 +219,17 @@ class Run:
             )
         return f"{self.path.rstrip('/')}/_checkpoint"
 
-    def kept(self) -> Kept:
-        """What the job keeps from micro-batch to micro-batch, beside the checkpoint and gone with it."""
+    def memory(self) -> BatchMemory:
+        """The job's memory, which lies in the checkpoint."""
         self._own_checkpoint()
-        return Kept(Folder.at(self.checkpoint).sub("kept"))
+        return BatchMemory(Folder.at(self.checkpoint).sub("kept"))
 
     def rows(self, servers: str | None = None, **options: object) -> DataFrame:
-        """The sequence, or a part of it, as it is now."""
+        """Load the sequence, or a part of it, as it is now."""
         return self._load(self.spark.read, servers, {"reader": self.name, **options})
 
     def stream(self, source: str = "headrace", **options: object) -> DataFrame:
-        """The sequence, from where the query's checkpoint says on; as ``source`` gives it."""
+        """Load the sequence as a stream of the format ``source``, from the query's checkpoint on."""
         defaults = {
             "startingOffsets": self.param("starting"),
             "failOnDataLoss": self.param("fail_on_data_loss"),
@@ -190,24 +238,24 @@ class Run:
         return self._load(self.spark.readStream, None, defaults | options, source)
 
     def source(self, name: str, **options: object) -> DataFrame:
-        """Another stream of a hub's, by its format's name."""
+        """Load another stream of a hub by its format's name."""
         return self._load(self.spark.readStream, None, options, name)
 
     def query(
         self, rows: DataFrame, each: Callable[[DataFrame, int], None], *, interval: float | None = None
     ) -> StreamingQuery:
-        """Have ``each`` do every micro-batch of ``rows``, one each ``interval``, which else is the parameter."""
+        """Call ``each`` for every micro-batch of ``rows``, one per ``interval`` (by default the parameter)."""
         seconds = self.number("interval") if interval is None else interval
         self._own_checkpoint()
 
         def guarded(batch: DataFrame, number: int) -> None:
             try:
                 each(batch, number)
-            except BaseException as error:  # noqa: BLE001 - it is raised by who watches the query
+            except BaseException as error:  # noqa: BLE001 - raised by the thread that watches the query
                 self.failure = error
                 kind = type(error)
-                # Spark matches what it is told against a pattern that a long text, such as its own, is too much for.
-                told = f"{kind.__module__}.{kind.__qualname__}: {str(error)[:_TOLD]}"
+                # Spark matches the text against a pattern that a long text, such as its own, overflows.
+                told = f"{kind.__module__}.{kind.__qualname__}: {str(error)[:_PASSED]}"
                 raise RuntimeError(told) from None
 
         writer = rows.writeStream.queryName(self.name).option("checkpointLocation", self.checkpoint)
@@ -217,9 +265,28 @@ class Run:
             writer = writer.trigger(processingTime=f"{seconds} seconds")
         return writer.foreachBatch(guarded).start()
 
+    def publish_services(self, query: str, batch: int, changes: Mapping[str, Mapping[str, object]]) -> None:
+        """Change services by JSON patches, all at once; a repeated micro-batch changes nothing.
+
+        It is what the sink does, without the tasks that a few rows are not worth.
+        """
+        if not changes:
+            return
+        rows = pa.table(
+            {
+                "topic": pa.array(list(changes), pa.string()),
+                "payload": pa.array(
+                    [msgspec.json.encode(change) for change in changes.values()], pa.binary()
+                ),
+            }
+        )
+        with link(self.access) as client:
+            stage = client.stage(query, batch, rows)
+            client.commit(query, batch, [stage], services=True)
+
     def _own_checkpoint(self) -> None:
-        """See that the checkpoint is no other job's: this one would go on from where that one is, and miss the rest."""
-        # Only Spark must be able to write there: where pyarrow is not, there is nothing to see.
+        """Check that the checkpoint is no other job's: this one would resume there and miss the rest."""
+        # Only Spark needs to write there: what pyarrow cannot read is not checked.
         try:
             folder = Folder.at(self.checkpoint)
         except UsageError:
@@ -230,7 +297,7 @@ class Run:
                 folder.write(_OWNER, self.name.encode())
         except (OSError, pa.ArrowException) as error:
             if folder.local:
-                # Nor would Spark be, and it says so in pages of Java.
+                # Spark could not write either, and would say so in pages of Java.
                 raise StorageError(f"{self.name}: {self.checkpoint} cannot be written: {error}") from error
             return
         if owner not in (None, self.name):
@@ -254,7 +321,7 @@ class Run:
 
 
 def find(name: str) -> Job:
-    """A job's module.
+    """Import a job's module.
 
     >>> find("archive").ABOUT
     'the sequence to Parquet, Delta or Iceberg, by day and hour'
@@ -273,10 +340,10 @@ def find(name: str) -> Job:
 
 
 def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Which job is told what: ``NAME=VALUE`` is for each that takes it, ``JOB.NAME=VALUE`` for one.
+    """Distribute parameters: ``NAME=VALUE`` is for each job that takes it, ``JOB.NAME=VALUE`` for one.
 
-    Several jobs that share a ``path`` or a ``checkpoint`` get a folder each in it. A value that cannot be is told here,
-    before anything runs.
+    Several jobs that share a ``path`` or a ``checkpoint`` get a folder each in it. Wrong values raise here, before
+    anything runs.
     """
     told: dict[str, dict[str, str]] = {name: {} for name in jobs}
     for key, value in sorted(given.items(), key=lambda item: "." in item[0]):
@@ -301,7 +368,7 @@ def _check(job: str, name: str, value: str, parameter: Parameter) -> None:
 
 
 def _below(place: str, name: str) -> str:
-    """A folder in another; behind a URI's path may be what else its filesystem is told.
+    """The path of a folder in another; a URI's path may be followed by options of its filesystem.
 
     >>> _below("/srv/all/", "archive"), _below("s3://mill/all?region=eu-central-1", "archive")
     ('/srv/all/archive', 's3://mill/all/archive?region=eu-central-1')

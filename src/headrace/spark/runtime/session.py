@@ -5,8 +5,8 @@
     spark.readStream.format("headrace").option("servers", "127.0.0.1:8081").load()
 
 Nothing here is needed to use the source and the sink: any session will do, with :func:`headrace.spark.register` where
-they are not found by themselves. What this one adds: it finds a Java, stays on the loopback interface when Spark runs
-on this machine, prints no more than what somebody must read, and has the settings that make a micro-batch quick.
+they are not found by themselves. This one finds a Java, stays on the loopback interface when Spark runs on this
+machine, prints only what needs attention, and has the settings that make a micro-batch quick.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ QUICK: Final = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # Over TCP what a task is to do comes in two packets, and the second waits 40 ms for the first to be acknowledged.
+    # Over TCP a task's work comes in two packets, and the second waits 40 ms for the first to be acknowledged.
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.daemon.module": "headrace.spark.runtime.daemon",
+    "spark.python.daemon.module": "headrace.spark.runtime.python_workers",
 }
-"""What makes a micro-batch quicker without a price."""
+"""Settings that make a micro-batch quicker at no price."""
 
 HIDDEN: Final = {"spark.redaction.regex": "(?i)secret|password|token|access[.]?key|credential|headrace_key"}
-"""Spark shows settings in its pages and its event log, ``spark.executorEnv.HEADRACE_KEY`` too. What has such a name is
-shown as stars; all but the last are Spark's own choice."""
+"""Spark shows settings in its pages and its event log, ``spark.executorEnv.HEADRACE_KEY`` too. Those with such names
+are shown as stars; all but the last are Spark's own choice."""
 
 STATELESS: Final = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
-"""Checkpoints on local disks without checksum files, which is quicker again. RocksDB's state store cannot work so."""
+"""Checkpoints on local disks without checksum files, which is quicker still. RocksDB's state store needs them."""
 
 ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Java options by which Arrow does not check every single access to memory that it has already checked as a whole: a
-quarter of what a row from Python costs in the JVM."""
+"""Java options that stop Arrow from checking every single access to memory that it has checked as a whole: a quarter of
+what a row from Python costs in the JVM."""
 
 DEEP: Final = "-Xss16m"
-"""A Java option. When a query is stopped while Python works on a micro-batch, Spark looks for a pattern in the long
-message that this makes, and runs out of stack with the default of 1 MB."""
+"""A Java option. When a query is stopped while Python works on a micro-batch, Spark searches its long error message for
+a pattern, and runs out of stack with the default of 1 MB."""
 
 SKETCHES: Final = "org.apache.datasketches.memory.internal.ResourceImpl"
 RESTRICTED: Final = "Warning: Java versions > Java 11 can only operate in restricted mode"
 
 _JAVA_VARIABLES: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
-"""Who names a collector has one: a JVM that is told of two does not start."""
+"""A collector that the user has chosen: a JVM with two does not start."""
 
 _LOOPBACK: Final = re.compile(r"^spark://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|,|$)")
 
@@ -80,16 +80,16 @@ def session(
     stateless: bool = False,
     **conf: Any,
 ) -> SparkSession:
-    """A Spark session on ``master``; the one that runs already, if one does.
+    """Make a Spark session on ``master``, or return the running one.
 
     ``memory``
-        The driver's, which in ``local`` mode is all that there is.
+        The driver's memory; in ``local`` mode there is no other.
     ``ui``
-        Whether Spark's web pages are served: on a port of Spark's choice, or on the one named (0: a free one).
+        Serve Spark's web pages: on a port of Spark's choice, or on the given one (0: a free one).
     ``stateless``
-        Whether no query keeps state: checkpoints on local disks are then quicker by :data:`STATELESS`.
+        No query keeps state: checkpoints on local disks are quicker by :data:`STATELESS`.
     ``conf``
-        Spark settings, which win over the ones here: ``session(**{"spark.sql.shuffle.partitions": 8})``.
+        Spark settings that override ours: ``session(**{"spark.sql.shuffle.partitions": 8})``.
 
     >>> from headrace.testing import Hub
     >>> spark = session("local[2]")
@@ -124,7 +124,7 @@ def session(
 def settings_for(
     master: str, *, memory: str = "1g", ui: bool | int = False, stateless: bool = False
 ) -> dict[str, str]:
-    """The settings of :func:`session`, for those who start Spark in another way."""
+    """The settings of :func:`session`, for a Spark that is started in another way."""
     settings = QUICK | HIDDEN
     if stateless:
         settings |= STATELESS
@@ -140,18 +140,18 @@ def settings_for(
     if master.startswith("local"):
         # 200 tasks a shuffle, Spark's default, is meant for clusters. Queries keep what they began with.
         settings["spark.sql.shuffle.partitions"] = str(cores(master))
-        # A heap this small is collected soonest by whom all cores help; the default is made for large ones.
+        # The parallel collector is quickest for so small a heap; the default is made for large ones.
         if not _COLLECTOR.search(" ".join(os.environ.get(name, "") for name in _JAVA_VARIABLES)):
             settings["spark.driver.extraJavaOptions"] += " -XX:+UseParallelGC"
     if is_here(master):
-        # Elsewhere, executors may need options that the site has set.
+        # Executors elsewhere may need the options of their site.
         settings["spark.executor.extraJavaOptions"] = ARROW
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return settings
 
 
 def is_here(master: str) -> bool:
-    """Whether a master is on this machine and spoken to over the loopback interface.
+    """Whether a master is on this machine and reached over the loopback interface.
 
     >>> is_here("local[2]"), is_here("spark://127.0.0.1:7077"), is_here("spark://10.0.0.1:7077")
     (True, True, False)
@@ -160,7 +160,7 @@ def is_here(master: str) -> bool:
 
 
 def cores(master: str) -> int:
-    """How many tasks a ``local`` master runs at a time.
+    """The number of tasks that a ``local`` master runs at a time.
 
     >>> cores("local"), cores("local[3]"), cores("local[3,2]")
     (1, 3, 3)
@@ -172,9 +172,9 @@ def cores(master: str) -> int:
 
 
 def _hush(server: Any) -> None:
-    """Keep PySpark from printing a trace when a query that is stopped takes its connection with it.
+    """Keep PySpark from printing a trace when a stopped query closes the connection for accumulators.
 
-    The JVM tells this process what accumulators count over a connection that it makes again when it is gone.
+    The JVM makes that connection again when it needs it.
     """
     if server is None or getattr(server, "hushed", False):
         return
@@ -189,12 +189,12 @@ def _hush(server: Any) -> None:
 
 
 def _load_sketches(jvm: Any) -> None:
-    """Load what Spark's sketches are made with, without the warning that it prints when it is.
+    """Load the library of Spark's sketches without the warning that it prints on loading.
 
-    It says that nothing is put outside of the heap on a Java beyond 11, where Spark puts nothing, and is on every Java
-    that Spark 4 runs on. It is all that is kept from the terminal: whatever else is said meanwhile is said after.
+    The warning is about memory outside of the heap on Java beyond 11, which Spark does not use, and comes on every Java
+    that Spark 4 runs on. Only that line is suppressed: anything else printed meanwhile is printed after.
     """
-    with suppress(Exception):  # Another release of Spark may have no such class, and nothing to say.
+    with suppress(Exception):  # another release of Spark may have no such class
         system, kept = jvm.java.lang.System, jvm.java.io.ByteArrayOutputStream()
         before = system.err
         system.setErr(jvm.java.io.PrintStream(kept, True))
@@ -208,10 +208,10 @@ def _load_sketches(jvm: Any) -> None:
 
 
 def _surroundings(master: str, *, running: bool) -> dict[str, str]:
-    """The environment that the JVM and its Python workers start in, where ours does not say."""
+    """What our environment lacks for the JVM and its Python workers."""
     added = {}
     if is_here(master):
-        # Executors are on this machine, so that our interpreter is theirs.
+        # Executors are on this machine, and use our interpreter.
         added = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     added = {name: value for name, value in added.items() if name not in os.environ}
     if not running:

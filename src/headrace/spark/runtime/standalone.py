@@ -3,9 +3,9 @@
     python -m headrace.spark.runtime.standalone master --host 10.0.0.1
     python -m headrace.spark.runtime.standalone worker --host 10.0.0.2 --cores 8 --memory 16g spark://10.0.0.1:7077
 
-The pip package of PySpark has what a cluster needs, but no scripts that start it, and needs to be told of a Java. Here
-both are found, and this process becomes Spark's own: arguments are Spark's, signals reach it, and it ends with it. A
-worker keeps what executors write down in the folder ``spark-work`` of where it is started, unless told otherwise.
+The pip package of PySpark has what a cluster needs, but no scripts that start it, and it needs a Java. This module
+provides both and becomes Spark's own process: arguments are Spark's, signals reach it, and its exit code is Spark's. A
+worker keeps the executors' files in the folder ``spark-work`` of its working directory, unless told otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USAGE: Final = (
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """The command line of Spark's own that ``arguments`` ask for."""
+    """Spark's command line for ``arguments``."""
     try:
         import pyspark
     except ImportError:
@@ -43,14 +43,14 @@ def command(arguments: Sequence[str]) -> list[str]:
     if role == "worker" and not any(each.startswith("spark://") for each in rest):
         raise UsageError("a worker is told its master: spark://HOST:7077")
     if role == "worker" and not {"-d", "--work-dir"} & set(rest):
-        # Spark's own choice is a folder in the package, which need not be ours to write.
+        # Spark's default is a folder in the package, which may not be writable.
         rest = ["--work-dir", str(Path("spark-work").absolute()), *rest]
     script = Path(pyspark.__file__).parent / "bin" / "spark-class"
     return [str(script), CLASSES[role], *rest]
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What Spark's processes are told: a Java, and the Python that executors are to use, where nothing else is said."""
+    """The environment of Spark's processes: a Java, and by default our Python for executors."""
     return {"PYSPARK_PYTHON": sys.executable, **environ, "JAVA_HOME": str(java_home())}
 
 

@@ -1,7 +1,7 @@
-"""Rows of a DataFrame as rows to be published, and as the bodies that they are staged in.
+"""Convert rows of a DataFrame to rows to be published, and to the bodies in which they are staged.
 
-Rows that have a payload and nothing else go to the network from where Arrow has put them, several of Spark's batches
-in one body (:class:`~headrace.client.link.stager.Gathered`). Others are put together by Arrow, batch by batch.
+Rows with a payload alone go to the network from Arrow's own memory, several of Spark's batches in one body
+(:class:`~headrace.client.link.stager.PayloadGatherer`). Others are converted by Arrow, batch by batch.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.client.link.rows import check_text, published_rows
-from headrace.client.link.stager import Gathered, pieces
+from headrace.client.link.stager import PayloadGatherer, pieces
 from headrace.errors import UsageError
 from headrace.message import Run
 from headrace.wire.link.message import PUBLISHED, Buffer, body_of
 
 
 def bodies(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[list[Buffer]]:
-    """Rows as the sink gets them, as bodies of rows to be published, in parts; refuses what :func:`published` does."""
+    """Convert the sink's rows to bodies, in parts; refuse what :func:`published` does."""
     check_text("a topic", topic)
-    gathered = Gathered(topic)
+    gathered = PayloadGatherer(topic)
     for rows in batches:
         if not rows.num_rows:
             continue
@@ -36,10 +36,9 @@ def bodies(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[list[Buffe
 
 
 def published(rows: pa.RecordBatch, topic: str) -> pa.RecordBatch:
-    """Rows as the sink gets them, in the schema of rows to be published.
+    """Convert the sink's rows to the schema of rows to be published.
 
-    ``topic`` is for rows that have none. A payload, a service or a map's value that is null is an error: what it
-    should be is not for us to guess.
+    ``topic`` is for rows that have none. A null payload, service or map value is an error: we do not guess.
     """
     columns: dict[str, Any] = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
@@ -65,7 +64,7 @@ def _maps(column: pa.Array, name: str) -> pa.Array:
     kind = PUBLISHED.field(name).type
     column = column.cast(kind)
     if column.null_count:
-        # The entries between the offsets are the rows' own, whether or not a row is null; null ones have none.
+        # A null row may still have entries between its offsets: replace it by an empty map.
         column = pc.if_else(pc.is_valid(column), column, pa.scalar([], kind))
     begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
     if column.items.slice(begin, end - begin).null_count:

@@ -1,16 +1,16 @@
 """The sink: rows to messages or to service changes, exactly once.
 
-Every task stages its rows at the hub, which nobody sees. When all tasks of a micro-batch are done, the driver commits
-the stages of those that succeeded: one append, in which the hub notes the query and the batch too. Whatever is killed
-at whichever point, the batch is then in the log whole, once, or not at all:
+Every task stages its rows at the hub, where they are invisible. When all tasks of a micro-batch are done, the driver
+commits the stages of those that succeeded: one append, which records the query and the batch too. Whatever is killed,
+and whenever, the batch is in the log whole, once, or not at all:
 
-- A task or an executor that fails is run again, and stages anew; what it staged before is forgotten.
-- A driver that fails runs the batch again from its checkpoint. If it was committed, the hub says so, and that is all.
-- A hub that fails before the commit has lost the stages: the commit is refused, the query fails and is started again.
-- A hub that fails while it commits has either done so, or not; the driver asks again and is told.
+- A task or an executor that fails is repeated, and stages anew; what it staged before is forgotten.
+- A driver that fails repeats the batch from its checkpoint. If it was committed, the hub says so, and that is all.
+- A hub that fails before the commit has lost the stages: the commit is refused, the query fails and is restarted.
+- A hub that fails during the commit has done it or not; the driver asks again.
 
-The query's id is the one that its checkpoint keeps. A batch ``df.write`` has no such id: it is all or nothing, but a
-second try by whoever wrote it is a second write.
+The query's id is the one in its checkpoint. A batch ``df.write`` has no such id: it is all or nothing, but a second try
+is a second write.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DoubleType, MapType, StringType, StructType
 
 from headrace.errors import HeadraceError, RefusedError, UsageError
-from headrace.spark.options import Writing
-from headrace.spark.runtime.python_workers import settle
+from headrace.spark.options import SinkOptions
+from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.wire.link.requests import MAX_STAGES, WRITE
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from headrace.client.sync import Begun
 
 _TOO_LARGE: Final = re.compile("a commit of|payload of a commit")
-"""Of what a hub has limits for, that which smaller batches keep."""
+"""The limits that smaller batches would stay within."""
 
 COLUMNS: Final = ("payload", "topic", "service", "attributes", "numbers")
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What one task brought to the hub."""
+class StagedPart(WriterCommitMessage):
+    """What one task staged at the hub."""
 
     query: str
     batch: int
@@ -58,7 +58,7 @@ class Staged(WriterCommitMessage):
 class StreamWriter(DataSourceStreamArrowWriter):
     """``df.writeStream.format("headrace")``."""
 
-    def __init__(self, options: Writing, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._services = check_columns(schema)
 
@@ -85,7 +85,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class BatchWriter(DataSourceArrowWriter):
     """``df.write.format("headrace")``."""
 
-    def __init__(self, options: Writing, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._services = check_columns(schema)
         self._query = f"{WRITE}{uuid4()}"
@@ -105,7 +105,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def check_columns(schema: StructType) -> bool:
-    """See that rows can be messages, or say what is wrong; return whether they are service changes."""
+    """Check that rows can be messages; return whether they are service changes."""
     kinds = {field.name: field.dataType for field in schema.fields}
     if unknown := [name for name in kinds if name not in COLUMNS]:
         raise UsageError(
@@ -130,15 +130,17 @@ def check_columns(schema: StructType) -> bool:
     return "service" in kinds
 
 
-def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Bring rows to the hub, where they wait for their commit."""
+def stage(
+    options: SinkOptions, query: str, batch: int, part: int, batches: Iterator[pa.RecordBatch]
+) -> StagedPart:
+    """Stage rows at the hub, where they wait for their commit."""
     from headrace.client.link.stager import Stager
     from headrace.spark.hub_connections import link
     from headrace.spark.sink.published_rows import bodies
 
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
-        return Staged(query, batch, part, "", [], 0)
+        return StagedPart(query, batch, part, "", [], 0)
     count = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -152,7 +154,7 @@ def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator
         sending: Begun[None] | None = None
         try:
             for body in bodies(counted(), options.topic):
-                # Some are sent while Spark is asked for the next.
+                # One body is sent while Spark prepares the next.
                 if sending is not None:
                     sending.wait()
                 sending = client.begin(stager.send(body))
@@ -165,12 +167,12 @@ def stage(options: Writing, query: str, batch: int, part: int, batches: Iterator
             with suppress(HeadraceError):
                 client.wait(stager.give_up())
             raise
-        settle("write")
-        return Staged(query, batch, part, client.log, stages, count)
+        hide_from_collector("write")
+        return StagedPart(query, batch, part, client.log, stages, count)
 
 
-def commit(options: Writing, messages: Sequence[WriterCommitMessage | None], *, services: bool) -> None:
-    """Append the rows of all tasks at once, unless they are in the log."""
+def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, services: bool) -> None:
+    """Append the rows of all tasks at once, unless they are in the log already."""
     from headrace.spark.hub_connections import link
 
     staged = sorted(_staged(messages), key=lambda each: each.part)
@@ -197,11 +199,11 @@ def commit(options: Writing, messages: Sequence[WriterCommitMessage | None], *, 
                 smaller = "make batches smaller (maxOffsetsPerTrigger, maxBytesPerTrigger)"
                 raise RefusedError("limit", f"{refused.reason}; {smaller}") from refused
             raise
-    settle("commit")
+    hide_from_collector("commit")
 
 
-def abort(options: Writing, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Forget what was staged; a hub that cannot be told forgets it by itself."""
+def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Abort what was staged; a hub that is away forgets it by itself."""
     from headrace.spark.hub_connections import link
 
     names = [name for each in _staged(messages) for name in each.stages]
@@ -212,5 +214,5 @@ def abort(options: Writing, messages: Sequence[WriterCommitMessage | None]) -> N
             client.abort(names[begin : begin + MAX_STAGES])
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [message for message in messages if isinstance(message, Staged) and message.stages]
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
+    return [message for message in messages if isinstance(message, StagedPart) and message.stages]

@@ -1,8 +1,8 @@
-"""Parquet files of messages, written in Python, where the columns are.
+"""Write Parquet files of messages in Python, where the columns are.
 
-:class:`RowGroups` is how a file is written: rows are kept until they are worth a row group. :func:`pieces` is what
-Spark has Python run in the place of the source's read function where a query only copies messages to Parquet files
-(``ParquetByPython.java``): it reads, and gives files in pieces where the read function gives messages.
+:class:`RowGroups` writes a file: it keeps rows until they are worth a row group. When a query only copies messages to
+Parquet files, Spark runs :func:`pieces` in place of the source's read function (``ParquetByPython.java``): it reads,
+and gives files in pieces where the read function gives messages.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import pyarrow.parquet as pq
 
 GROUP_ROWS: Final = 131_072
 GROUP_BYTES: Final = 32 << 20
-"""A row group is written when this much has come: what a task holds in memory, and a reader reads at once."""
+"""The size of a row group: what a task holds in memory, and a reader reads at once."""
 
 NAMES: Final = ("origin", "publisher", "topic")
 """Columns whose values repeat. Sequence numbers, times and payloads hardly do."""
 
 PIECE_BYTES: Final = 8 << 20
-"""What of a file is given to Spark at once."""
+"""Bytes of a file that are given to Spark at once."""
 
 GIVES: Final = "rows long, piece binary"
-"""What :func:`pieces` gives: a piece of a file, and how many messages are in what it is the beginning of."""
+"""The columns of :func:`pieces`: the messages in the row group that begins with a piece, and the piece."""
 
 _PIECES: Final = pa.schema([pa.field("rows", pa.int64()), pa.field("piece", pa.binary())])
 
 
 class RowGroups:
-    """A file in the making: batches in, row groups out."""
+    """A file being written: takes batches, writes row groups."""
 
     def __init__(self, file: Any, schema: pa.Schema, **options: Any) -> None:
         self._parquet = pq.ParquetWriter(file, schema, **options)
@@ -40,14 +40,14 @@ class RowGroups:
         self._rows = self._bytes = 0
 
     def write(self, rows: pa.RecordBatch, kept: int) -> int:
-        """Take a batch, for which so many bytes are kept in memory; return how many rows were written because of it."""
+        """Take a batch that keeps so many bytes in memory; return the number of rows written."""
         self._waiting.append(rows)
         self._rows += rows.num_rows
         self._bytes += kept
         return self.flush() if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES else 0
 
     def flush(self) -> int:
-        """Write what waits; return how many rows that was."""
+        """Write the rows that wait; return their number."""
         written = self._rows
         if written:
             self._parquet.write_table(pa.Table.from_batches(self._waiting), row_group_size=written)
@@ -55,39 +55,39 @@ class RowGroups:
         return written
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """Write what waits, then what the file says of itself."""
+        """Write the rows that wait, then the metadata."""
         self.flush()
         self._parquet.add_key_value_metadata(metadata)
         self._parquet.close()
 
 
 def pieces(given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The file of one partition, as Spark's own writer would name and describe its columns.
+    """Write the file of one partition, with columns named and described as by Spark's own writer.
 
-    What is given is one value: a description of the file and the pickled read function, each behind its length, and the
+    ``given`` is one value: a description of the file and the pickled read function, each after its length, and the
     pickled partition.
     """
     from pyspark.cloudpickle import loads
 
     (value,) = (batch.column(0)[0].as_py() for batch in given)
-    described, rest = _behind_length(value)
-    function, partition = _behind_length(rest)
+    described, rest = _split_by_length(value)
+    function, partition = _split_by_length(rest)
     read, _ = loads(function)
     rows = read(iter([pa.RecordBatch.from_arrays([pa.array([partition], pa.binary())], ["partition"])]))
     return file_of(rows, json.loads(described))
 
 
 def file_of(rows: Iterable[pa.RecordBatch], described: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """A file of rows, in pieces; its first piece has no rows only if the file has none."""
-    taken = _Taken()
+    """Write rows to a file, given in pieces; the first piece has 0 rows only if the file has none."""
+    taken = _PendingBytes()
     file: RowGroups | None = None
-    # By their places: Spark's names may be in other letters, small or capital, than the source's.
+    # By position: Spark's names may differ from the source's in case.
     names = [field["name"] for field in described["schema"]["fields"]]
     for batch in rows:
         chosen = batch.select(described["columns"]).rename_columns(names)
         if file is None:
             file = _begin(taken, chosen.schema, described)
-        # Where only some columns are wanted, the memory of all is kept: a batch is often one piece of it.
+        # Even if only some columns are wanted, the memory of all is kept: a batch is often one allocation.
         if written := file.write(chosen, batch.nbytes):
             yield from _cut(written, taken.take())
     if file is None:
@@ -104,8 +104,8 @@ def file_of(rows: Iterable[pa.RecordBatch], described: dict[str, Any]) -> Iterat
     yield from _cut(0, taken.take())
 
 
-class _Taken:
-    """What is written here is kept until it is taken."""
+class _PendingBytes:
+    """A file object that keeps what is written until it is taken."""
 
     closed = False
 
@@ -136,7 +136,7 @@ class _Taken:
         return written
 
 
-def _behind_length(data: bytes) -> tuple[bytes, bytes]:
+def _split_by_length(data: bytes) -> tuple[bytes, bytes]:
     (length,) = struct.unpack_from(">i", data)
     return data[4 : 4 + length], data[4 + length :]
 
@@ -148,7 +148,7 @@ def _cut(rows: int, written: list[bytes]) -> Iterator[pa.RecordBatch]:
 
 
 def _pieces(written: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces, each as long as may be but for the last."""
+    """Cut bytes into pieces of :data:`PIECE_BYTES`, but for the last."""
     parts: list[memoryview] = []
     size = 0
     for each in written:
@@ -170,13 +170,13 @@ def _schema(described: dict[str, Any]) -> pa.Schema:
     return to_arrow_schema(StructType.fromJson(described["schema"]), timezone="UTC")
 
 
-def _begin(file: _Taken, schema: pa.Schema, described: dict[str, Any]) -> RowGroups:
+def _begin(file: _PendingBytes, schema: pa.Schema, described: dict[str, Any]) -> RowGroups:
     compression = described["compression"].lower()
     return RowGroups(
         file,
         schema,
         compression="none" if compression == "uncompressed" else compression,
-        # Spark's level; Arrow's is another.
+        # Spark's level, which is not Arrow's.
         compression_level=3 if compression == "zstd" else None,
         use_deprecated_int96_timestamps=described["times"] == "INT96",
         use_dictionary=[name for name in schema.names if name.lower() in NAMES],

@@ -1,15 +1,14 @@
-"""How Spark reads the source, in columns as Python gives them, and how it copies it to Parquet.
+"""Strategies for Spark's planner: read the source in columns, and copy it to Parquet without rows.
 
-Spark makes rows of the Arrow batches that a source in Python gives, before anything looks at them. Sources in Java may
-give it columns. ``ColumnsAsTheyAre.java`` is a strategy for Spark's planner that has ours do the same: a query is then
-compiled together with what takes its values out of the columns, and rows are made where rows are wanted, once.
-``ParquetByPython.java`` is another, for queries that do nothing but copy the source to Parquet files: Python writes
-them, where it reads, and no rows are made at all (:mod:`headrace.spark.source.parquet_files`).
+Spark turns the Arrow batches of a Python source into rows before anything else. Sources in Java may give it columns.
+With the strategy ``ColumnsAsTheyAre.java`` ours does too: a query is compiled together with the code that takes its
+values out of the columns, and rows are made once, where they are needed. ``ParquetByPython.java`` is for queries that
+only copy the source to Parquet files: Python writes them where it reads, and no rows are made at all
+(:mod:`headrace.spark.source.parquet_files`).
 
-They are compiled where they are used, by the compiler that Spark brings along for the code it makes of queries: there
-is no jar to keep in step with a release of Spark. Executors get the classes from the driver, as a jar of the
-application's. Where any of that fails, as it may with a release of Spark whose planner is another, all is as Spark
-would have it, and slower.
+They are compiled where they are used, by the compiler that Spark has for the code of queries, so there is no jar to
+keep in step with a release of Spark. Executors get the classes from the driver, as a jar of the application. If any of
+that fails, as it may with a release of Spark whose planner differs, Spark works as usual, and slower.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SOURCE: Final = "headrace"
-"""What ``format`` takes."""
+"""The name for ``format``."""
 
 JAVA: Final = Path(__file__).parent
 PACKAGE: Final = "headrace.spark"
@@ -37,7 +36,7 @@ logger = logging.getLogger("headrace.spark")
 
 
 def read_in_columns(spark: SparkSession) -> None:
-    """Have a session plan so; one that does already goes on as it is."""
+    """Install the strategies in this session, once."""
     try:
         methods = spark._jsparkSession.experimental()
         if COLUMNS in methods.extraStrategies().toString():
@@ -53,19 +52,18 @@ def read_in_columns(spark: SparkSession) -> None:
         _give_executors(spark, compiled.classes)
         before = methods.extraStrategies()
         for strategy in strategies:
-            # Of those that plan something, Spark takes the first.
+            # Spark takes the first strategy that has a plan.
             before = before.appended(strategy)
         getattr(methods, "extraStrategies_$eq")(before)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it costs speed alone.
+    except Exception as error:  # noqa: BLE001 - any failure costs only speed.
         logger.info("the source is read in rows: %s", error)
 
 
 def for_threads(spark: SparkSession, source: str) -> None:
     """Let several queries of a session use a source at once.
 
-    Spark has one map of environment variables for all of them. The thread of each query puts some into it when it
-    starts, while others put or read theirs; a map that is not made for this may be left in a state in which no task of
-    any query can be sent any more.
+    Spark has one map of environment variables for all of them. The thread of each query writes to it when it starts,
+    while others write or read; without a concurrent map it may end up in a state in which no task can be sent any more.
     """
     try:
         context: Any = spark.sparkContext
@@ -76,12 +74,12 @@ def for_threads(spark: SparkSession, source: str) -> None:
         field = function.getClass().getDeclaredField("envVars")
         field.setAccessible(True)
         field.set(function, jvm.java.util.concurrent.ConcurrentHashMap(function.envVars()))
-    except Exception as error:  # noqa: BLE001 - as in any other session then.
+    except Exception as error:  # noqa: BLE001 - as in any other session.
         logger.info("the source's environment is as Spark made it: %s", error)
 
 
 class _Compiled:
-    """What was compiled for a session; each class may use those before it."""
+    """The classes compiled for a session; each may use those before it."""
 
     def __init__(self, spark: SparkSession) -> None:
         context: Any = spark.sparkContext
@@ -91,7 +89,7 @@ class _Compiled:
         self._loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
 
     def strategy(self, name: str, *arguments: object) -> Any:
-        """One more, made with these arguments."""
+        """Compile one more, and make it with these arguments."""
         compiler = self.jvm.org.codehaus.janino.SimpleCompiler()
         compiler.setParentClassLoader(self._loader)
         compiler.cook((JAVA / f"{name}.java").read_text())
@@ -107,7 +105,7 @@ class _Compiled:
 
 
 def _function() -> bytes:
-    """The function that gives pieces of files, in the form in which Spark hands functions to Python."""
+    """The function that gives pieces of files, pickled as Spark passes functions to Python."""
     from pyspark.cloudpickle import dumps
     from pyspark.sql.types import _parse_datatype_string
 
@@ -116,7 +114,7 @@ def _function() -> bytes:
 
 
 def _give_executors(spark: SparkSession, classes: dict[str, bytes]) -> None:
-    """Have executors find the classes: once for all sessions of an application, which compile the same ones."""
+    """Give executors the classes, once for all sessions of an application, which compile the same ones."""
     context: Any = spark.sparkContext
     jar = Path(context._temp_dir, JAR)
     if jar.exists():

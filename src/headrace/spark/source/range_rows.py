@@ -1,11 +1,11 @@
-"""A range of the sequence as Arrow record batches, in an executor: from files where they can be seen, else by the link.
+"""Read a range of the sequence in an executor, as Arrow record batches: from files if possible, else over the link.
 
-A sealed segment is never changed, so an executor that sees the hub's files (on the same machine, or on a file system
-that both mount) reads them itself, and the hub has no work. Which files are the log's own is told by their index: it
-has the log's uuid, the range and a checksum of every record batch. What is not sealed yet, or cannot be read so for
-whatever reason, comes over the link.
+A sealed segment never changes, so an executor that sees the hub's files (on the same machine, or on a file system that
+both mount) reads them itself, and the hub has no work. The index shows which files are the log's own: it has the log's
+uuid, the range and a checksum of every record batch. What is not sealed yet, or cannot be read this way, comes over the
+link.
 
-Batches are of a size that makes Spark quick: small ones are put together.
+Small batches are joined into ones of a size that makes Spark quick.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from headrace.errors import HeadraceError, LostRangeError, TrimmedError, UsageEr
 from headrace.hub.filters import Filter
 from headrace.log.sealed import SealedSegment
 from headrace.message import NOT_A_MESSAGE
-from headrace.spark.hub_connections import link, reach
-from headrace.spark.options import Reading
+from headrace.spark.hub_connections import link, wait_for_head
+from headrace.spark.options import SourceOptions
 from headrace.wire.link.requests import parse_where
 
 ROWS: Final = 10_000
 BYTES: Final = 8 << 20
-"""Rows are handed to Spark in batches of at least so many rows or bytes, but for the last."""
+"""The least rows or bytes of a batch for Spark, but for the last."""
 
 TRIMMED: Final = "retention removed them before they were read"
 GO_ON: Final = "; with failOnDataLoss=false a query goes on behind them"
-"""What there is to be done about it."""
+"""The remedy, after the reason."""
 REWOUND: Final = "the log ends before them, and did not before"
 
 logger = logging.getLogger("headrace.spark")
 
 
-class Span(NamedTuple):
-    """What one task reads: messages ``first`` to ``last`` of a log whose files are at ``path`` on the hub's machine."""
+class LogRange(NamedTuple):
+    """Messages ``first`` to ``last`` of a log whose files are at ``path`` on the hub's machine."""
 
     log: str
     path: str
@@ -49,8 +49,8 @@ class Span(NamedTuple):
     last: int
 
 
-def read_span(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
-    """The rows of a span that the options choose, in the columns that they name."""
+def read_range(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
+    """The rows of a range that the options choose, in the columns that they name."""
     rows = _read(options, span)
     if options.columns is not None:
         columns = list(options.columns)
@@ -58,9 +58,9 @@ def read_span(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
     return gathered(rows)
 
 
-def _read(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
+def _read(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
     cursor = span.first
-    wanted = Chosen(options)
+    wanted = RowFilter(options)
     segments = sealed_segments(span) if options.files else iter(())
     for segment in segments:
         if segment.first > cursor:
@@ -68,27 +68,27 @@ def _read(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
         last = min(segment.last, span.last)
         try:
             for rows in segment_rows(segment, cursor, last):
-                yield wanted.of(rows)
+                yield wanted.apply(rows)
                 cursor += rows.num_rows
         except (OSError, HeadraceError) as error:
-            # The hub knows what it means: removed by retention, or damaged.
+            # The hub knows whether retention removed it or it is damaged.
             logger.info("%s cannot be read here (%s): asking the hub", segment.path, error)
             break
     if cursor <= span.last:
         yield from _by_link(options, span._replace(first=cursor))
 
 
-class Chosen:
-    """Cuts rows down to what the options choose."""
+class RowFilter:
+    """The choice of rows that the options make."""
 
-    def __init__(self, options: Reading) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._entries = options.entries
         self._filter: Filter | None = None
         if options.topic is not None or options.origins is not None or options.where is not None:
             self._filter = Filter(options.topic, options.origins, parse_where(options.predicates or {}))
 
-    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are chosen."""
+    def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Keep the chosen rows."""
         if self._filter is not None:
             return self._filter.apply(rows)
         if self._entries:
@@ -97,8 +97,8 @@ class Chosen:
         return rows if pc.all(kept).as_py() else rows.filter(kept)
 
 
-def sealed_segments(span: Span) -> Iterator[SealedSegment]:
-    """The sealed segments from the one that ``span`` begins in, as far as they are seen from here."""
+def sealed_segments(span: LogRange) -> Iterator[SealedSegment]:
+    """The sealed segments from the one that ``span`` begins in, as far as they are visible here."""
     try:
         paths = sorted(Path(span.path).glob("*.arrow"))
         firsts = [int(path.stem) for path in paths]
@@ -133,7 +133,7 @@ def segment_rows(segment: SealedSegment, first: int, last: int) -> Iterator[pa.R
         yield rows.slice(skip, min(last - begin + 1, count) - skip)
 
 
-def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
+def _by_link(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
     first = span.first
     with link(options.access) as client:
         if client.log != span.log:
@@ -156,24 +156,24 @@ def _by_link(options: Reading, span: Span) -> Iterator[pa.RecordBatch]:
                 first = lost + 1
                 continue
             first = stream.cursor or first
-            if first <= span.last and reach(client, span.last, options.access).head < span.last:
-                # It was there when the batch was planned.
+            if first <= span.last and wait_for_head(client, span.last, options.access).head < span.last:
+                # It existed when the batch was planned.
                 report_loss(options, first, span.last, REWOUND)
                 return
 
 
-def report_loss(options: Reading, first: int, last: int, why: str = TRIMMED) -> None:
-    """Say that messages are gone: as an error, or where the user wants to go on, in the log and to the hub."""
+def report_loss(options: SourceOptions, first: int, last: int, why: str = TRIMMED) -> None:
+    """Report lost messages: as an error or, if the user wants to go on, in the log and to the hub."""
     if options.fail_on_data_loss:
         raise LostRangeError(first, last, f"{why}{GO_ON}")
     logger.warning("%s; going on behind them", LostRangeError(first, last, why))
-    # This process's log may be read by nobody. A hub that cannot be told now is no reason to stop.
+    # Perhaps nobody reads this process's log. That the hub cannot be told is no reason to stop.
     with suppress(HeadraceError), link(options.access, at_once=True) as client:
         client.report_lost(options.reader, first, last)
 
 
 def another_log(before: str, now: str) -> str:
-    """What to say when a hub's log is not the one that offsets belong to."""
+    """The error text for a hub whose log is not the one that offsets belong to."""
     return (
         f"the checkpoint belongs to log {before}, but the hub has log {now}: sequence numbers of one mean nothing in "
         "the other. Connect to the hub it was made with, or begin with a new checkpoint"
@@ -181,7 +181,7 @@ def another_log(before: str, now: str) -> str:
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are worth their overhead."""
+    """Join small batches into ones that are worth their overhead."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

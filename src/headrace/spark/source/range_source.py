@@ -1,9 +1,9 @@
-"""The sequence as ranges: for those whose tasks want Arrow batches, and no rows of Spark's.
+"""The sequence as ranges, for tasks that want Arrow batches and no rows of Spark's.
 
 Offsets, limits and holds are the source's own (:mod:`headrace.spark.source.reader`), and a partition is a range of the
-sequence as it is there. But what comes out of it is one row that names the range: whoever takes it reads the range
-itself (:func:`rows_of`), in the same Python process. So messages do not pass through the JVM, which would make rows of
-them, and columns again.
+sequence as it is there. But a partition gives one row, which names the range; the next function in the same Python
+process reads the range itself (:func:`rows_of`). So messages do not pass through the JVM, which would turn them into
+rows and back into columns.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.spark.datasource import HeadraceDataSource, register_kind
-from headrace.spark.options import Reading, as_text, reading
-from headrace.spark.runtime.python_workers import settle
-from headrace.spark.source.range_rows import Span, read_span
+from headrace.spark.options import SourceOptions, as_text, parse_source_options
+from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.source.range_rows import LogRange, read_range
 from headrace.spark.source.reader import (
     SequencePartition,
     SequenceReader,
@@ -51,7 +51,7 @@ class RangesDataSource(HeadraceDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """The name for ``format``."""
         return NAME
 
     def schema(self) -> StructType:
@@ -60,11 +60,13 @@ class RangesDataSource(HeadraceDataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         """The ranges of a batch."""
-        return RangesReader(reading(self.options, stream=False), self.parallelism or cores())
+        return RangesReader(parse_source_options(self.options, stream=False), self.parallelism or cores())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """The ranges of each micro-batch."""
-        return RangesStreamReader(reading(self.options, stream=True), self.parallelism or cores())
+        return RangesStreamReader(
+            parse_source_options(self.options, stream=True), self.parallelism or cores()
+        )
 
 
 class RangesReader(SequenceReader):
@@ -85,7 +87,7 @@ class RangesStreamReader(SequenceStreamReader):
 
 def _as_row(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, SequencePartition) and partition.first <= partition.last:
-        span = Span(partition.log, partition.path, partition.first, partition.last)
+        span = LogRange(partition.log, partition.path, partition.first, partition.last)
         yield pa.RecordBatch.from_pylist([span._asdict()], _RANGES)
 
 
@@ -100,14 +102,14 @@ def map_in_arrow(
     stream: bool = True,
     **options: str | float | bool,
 ) -> DataFrame:
-    """What a function makes of messages: ``mapInArrow`` of the source, without rows in between.
+    """Apply a function to messages: ``mapInArrow`` of the source, without rows in between.
 
-    The function is called in each task with an iterator of the messages of its range, as record batches, and gives back
-    an iterator of record batches in ``schema``. What it is given never was in the JVM; what it gives back is a
-    DataFrame as any other. The options are those of ``format("headrace")``.
+    Each task calls the function with an iterator of record batches, the messages of its range; it returns an iterator
+    of record batches in ``schema``. Its input never was in the JVM; its output is a DataFrame like any other. The
+    options are those of ``format("headrace")``.
 
     ``stream``
-        Whether it is a stream, as with ``readStream``, or a batch, as with ``read``.
+        A stream, as with ``readStream``; else a batch, as with ``read``.
 
     >>> import pyarrow as pa
     >>> import pyarrow.compute as pc
@@ -127,24 +129,24 @@ def map_in_arrow(
     """
     register_kind(spark, RangesDataSource)
     texts = {name: as_text(value) for name, value in options.items()}
-    chosen = reading(texts, stream=stream)
+    chosen = parse_source_options(texts, stream=stream)
     source = spark.readStream if stream else spark.read
     ranges = source.format(NAME).options(**texts).load()
     return ranges.mapInArrow(partial(_mapped, function, chosen), schema)
 
 
 def _mapped(
-    function: Function, chosen: Reading, ranges: Iterable[pa.RecordBatch]
+    function: Function, chosen: SourceOptions, ranges: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     return iter(function(rows_of(chosen, ranges)))
 
 
-def rows_of(options: Reading, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The messages of ranges, as the options choose them; for a task of ``mapInArrow``."""
+def rows_of(options: SourceOptions, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read the messages of ranges, as the options choose them; for a task of ``mapInArrow``."""
     for batch in ranges:
         for each in batch.to_pylist():
-            yield from read_span(options, Span(**each))
-    settle("ranges")
+            yield from read_range(options, LogRange(**each))
+    hide_from_collector("ranges")
 
 
 def frame(spark: SparkSession, extent: Extent) -> DataFrame:

@@ -1,9 +1,9 @@
 """The source: the sequence as rows, as a stream or as a batch.
 
-An offset is ``{"log": uuid, "seq": n}``: everything up to ``n`` has been read. Between two offsets is a range of the
-sequence, which is cut into as many partitions as there are cores to read them, and read by whichever executor has
-time (:mod:`~headrace.spark.source.range_rows`). Nothing else is kept: a stream that goes on from its checkpoint, on
-another machine and after the hub was restarted, needs no more than its offset.
+An offset is ``{"log": uuid, "seq": n}``: everything up to ``n`` has been read. The range between two offsets is cut
+into as many partitions as there are cores, and executors read them (:mod:`~headrace.spark.source.range_rows`). Nothing
+else is kept: a stream that resumes from its checkpoint, on another machine or after a restart of the hub, needs only
+its offset.
 
 Offsets never go past the head. They do not move for log entries alone (a hold that was moved, say): those come with the
 next message. So a stream that keeps a hold does not wake itself, and an idle hub stays idle.
@@ -29,8 +29,8 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.message import SCHEMA
-from headrace.spark.options import Reading
-from headrace.spark.runtime.python_workers import settle
+from headrace.spark.options import SourceOptions
+from headrace.spark.runtime.python_workers import hide_from_collector
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ SPARK_SCHEMA: Final = from_arrow_schema(SCHEMA)
 """The envelope as Spark has it."""
 
 
-def schema_of(options: Reading) -> StructType:
+def schema_of(options: SourceOptions) -> StructType:
     """The columns that the options name."""
     if options.columns is None:
         return SPARK_SCHEMA
@@ -49,16 +49,16 @@ def schema_of(options: Reading) -> StructType:
 
 
 LEAST_ROWS: Final = 10_000
-"""A range is not cut into smaller partitions than this, unless ``minPartitions`` says so: a task costs too."""
+"""The smallest partition, unless ``minPartitions`` is given: a task costs too."""
 
 MOST_ROWS: Final = 2_000_000
-"""Nor are partitions larger: a task that fails has to be done again."""
+"""The largest partition: a task that fails has to be repeated."""
 
 Offset = dict[str, Any]
 
 
 class SequencePartition(InputPartition):
-    """A range of a log's sequence, and where the log lies on the hub's machine."""
+    """A range of a log's sequence, and the log's path on the hub's machine."""
 
     def __init__(self, log: str, path: str, first: int, last: int) -> None:
         self.log = log
@@ -71,20 +71,20 @@ class SequencePartition(InputPartition):
 
 
 class _Reader:
-    """What both readers share."""
+    """The common part of both readers."""
 
-    def __init__(self, options: Reading, parallelism: int) -> None:
+    def __init__(self, options: SourceOptions, parallelism: int) -> None:
         self._options = options
         self._parallelism = parallelism
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition; runs in an executor."""
-        from headrace.spark.source.range_rows import Span, read_span
+        """Read one partition; runs in an executor."""
+        from headrace.spark.source.range_rows import LogRange, read_range
 
         if isinstance(partition, SequencePartition) and partition.first <= partition.last:
-            span = Span(partition.log, partition.path, partition.first, partition.last)
-            yield from read_span(self._options, span)
-        settle("read")
+            span = LogRange(partition.log, partition.path, partition.first, partition.last)
+            yield from read_range(self._options, span)
+        hide_from_collector("read")
 
     def _extent(self, *, at_once: bool = False, **asked: int | None) -> Extent:
         from headrace.spark.hub_connections import link
@@ -93,7 +93,7 @@ class _Reader:
             return client.head(**asked)
 
     def _start(self, place: str | int, extent: Extent) -> int:
-        """The number before the first that is to be read."""
+        """The number before the first to be read."""
         if self._options.starting_time is not None:
             return self._seq_at(self._options.starting_time) - 1
         if place == "earliest":
@@ -144,22 +144,22 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
     """``spark.readStream.format("headrace")``.
 
     One instance lives in a Python process beside the driver for as long as the query runs; what it keeps between calls
-    is there to save questions.
+    saves requests.
     """
 
-    def __init__(self, options: Reading, parallelism: int) -> None:
+    def __init__(self, options: SourceOptions, parallelism: int) -> None:
         super().__init__(options, parallelism)
         self._target: int | None = None
-        """Where a query with ``availableNow`` ends."""
+        """The end of a query with ``availableNow``."""
         self._known: Extent | None = None
         self._taken: float | None = None
-        """When the newest batch was taken, by the clock of ``monotonic``."""
+        """When the newest batch was taken, by ``monotonic``."""
         self._held = 0
-        self._told = 0
-        """Up to where lost messages were reported."""
+        self._reported = 0
+        """The last lost message that was reported."""
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where a new query begins; asked once in a query's life."""
+        """The beginning of a new query; called once in a query's life."""
         extent = self._look(at_once=True)
         start = self._start(self._options.starting or "latest", extent)
         if self._options.hold is not None:
@@ -167,7 +167,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return _offset(extent.log, start)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far the next batch goes."""
+        """The end of the next batch."""
         begin = _seq(start)
         most_bytes = self._options.max_bytes if isinstance(limit, ReadMaxRows) else None
         if isinstance(limit, ReadMaxBytes):
@@ -181,14 +181,14 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         if end <= begin or extent.message <= begin or (self._target is None and not self._due(begin)):
             return start
         if isinstance(limit, ReadMaxRows):
-            # Counted from the first that there is: what was lost is passed over at no cost.
+            # Counted from the first that exists: lost messages are skipped at no cost.
             end = min(end, max(begin, extent.first - 1) + limit.max_rows)
         if most_bytes is not None and extent.reach is not None:
             end = min(end, max(extent.reach, begin + 1))
         return _offset(extent.log, end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the options say a batch may hold."""
+        """The limit of a batch that the options set."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
@@ -196,11 +196,11 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """The head, for those who watch how far behind a query is."""
+        """The head, for monitoring how far behind a query is."""
         return None if self._known is None else _offset(self._known.log, self._known.head)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of a query that reads what there is now."""
+        """Fix the end of a query that reads what exists now."""
         self._target = self._look(at_once=True).head
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -208,26 +208,26 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         extent = self._look(start)
         last = _seq(end)
         if last > extent.head:
-            # A batch that was planned by another node's head, or before the hub lost the end of its log.
+            # The batch was planned by another node's head, or before the hub lost the end of its log.
             extent = self._catch_up(last)
             last = min(last, extent.head)
         return self._partitions(extent, _seq(start) + 1, last)
 
     def commit(self, end: Offset) -> None:
-        """A batch is done with: what is up to its end need not be kept for this query."""
+        """Move the hold: what is up to the end of a finished batch need not be kept for this query."""
         if self._options.hold is not None:
             self._hold(_seq(end) + 1)
 
     def stop(self) -> None:
-        """The query is over."""
+        """End the query."""
         from headrace.spark.hub_connections import close_links
 
         close_links()
 
     def _due(self, begin: int) -> bool:
-        """Whether what is behind ``begin`` need not wait for more: it is enough, or has waited for long enough.
+        """Whether what follows ``begin`` is enough for a batch, or has waited long enough.
 
-        As with Kafka's ``minOffsetsPerTrigger``, the wait counts from the batch before; the first has none.
+        As with Kafka's ``minOffsetsPerTrigger``, the wait counts from the batch before; the first does not wait.
         """
         least, now = self._options.min_bytes, monotonic()
         if least is not None and self._taken is not None and now - self._taken < self._options.max_delay:
@@ -255,26 +255,26 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             oldest = 1 if self._known is None else self._known.first
             place = max(seq, oldest)
             with link(self._options.access) as client:
-                # A hold that is set is an entry of the log, moved or not: a query's first may be where it is.
+                # Setting a hold appends a log entry even if it does not move: avoid that for a query's first.
                 if self._held or client.holds().get(hold) != place:
                     client.hold(hold, place)
             self._held = seq
 
     def _catch_up(self, seq: int) -> Extent:
-        """Wait for a node that is behind. A log that stays so lost its end: the numbers are given to others."""
-        from headrace.spark.hub_connections import link, reach
+        """Wait for a node that is behind. A log that stays behind has lost its end, and reuses the numbers."""
+        from headrace.spark.hub_connections import link, wait_for_head
         from headrace.spark.source.range_rows import REWOUND, report_loss
 
         with link(self._options.access) as client:
-            extent = reach(client, seq, self._options.access)
-        if extent.head < seq and seq > self._told:
-            self._told = seq
+            extent = wait_for_head(client, seq, self._options.access)
+        if extent.head < seq and seq > self._reported:
+            self._reported = seq
             report_loss(self._options, extent.head + 1, seq, REWOUND)
         return extent
 
 
 def split(first: int, last: int, parallelism: int, least: int | None = None) -> list[tuple[int, int]]:
-    """Cut a range into even parts: at least ``least``, else as many as can be read at a time and are worth a task.
+    """Cut a range into even parts: at least ``least``, else as many as can run at a time and are worth a task.
 
     >>> split(1, 10, 4, 3)
     [(1, 4), (5, 7), (8, 10)]
@@ -296,7 +296,7 @@ def split(first: int, last: int, parallelism: int, least: int | None = None) -> 
 
 
 def cores() -> int:
-    """How many tasks can be expected to run at a time where nobody says: as many as this machine has cores."""
+    """The number of tasks expected to run at a time by default: this machine's cores."""
     return len(os.sched_getaffinity(0)) or 1
 
 

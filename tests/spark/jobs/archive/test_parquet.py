@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 HOUR = 3_600_000_000
 
 
-def opened(path: Path, log: str = LOG, **options: int) -> ParquetArchive:
+def open_client(path: Path, log: str = LOG, **options: int) -> ParquetArchive:
     return ParquetArchive(Folder.at(str(path)), log, **options)
 
 
@@ -45,7 +45,7 @@ def test_what_is_read_is_what_was_written_whoever_reads(spark: SparkSession, tmp
     numbers = [[("celsius", seq / 2)] for seq in range(1, 1001)]
     origins = ["log" if seq % 100 == 0 else "tube" for seq in range(1, 1001)]
     written = rows(1, 1000, attributes=attributes, numbers=numbers, origin=origins, number=[None] * 1000)
-    assert opened(tmp_path).add(frame(spark, written)) == Added(through=1000, messages=990)
+    assert open_client(tmp_path).add(frame(spark, written)) == Added(through=1000, messages=990)
     assert archived(tmp_path) == written
     everywhere = f"'{tmp_path}/**/*.parquet'"
     counted = duckdb.sql(f"select count(*), count(distinct seq), max(seq) from {everywhere}").fetchall()
@@ -58,7 +58,7 @@ def test_what_is_read_is_what_was_written_whoever_reads(spark: SparkSession, tmp
 def test_by_day_and_hour(spark: SparkSession, tmp_path: Path) -> None:
     midnight = BEGIN - BEGIN % (24 * HOUR) + 24 * HOUR
     written = rows(1, 600, begin=midnight - HOUR - HOUR // 2, step=HOUR // 200)
-    opened(tmp_path).add(frame(spark, written))
+    open_client(tmp_path).add(frame(spark, written))
     assert files(tmp_path) == [
         "day=2026-09-21/hour=22/000000000000001.parquet",
         "day=2026-09-21/hour=23/000000000000101.parquet",
@@ -73,7 +73,7 @@ def test_by_day_and_hour(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_small_batches_grow_one_file_and_the_schema_stays(spark: SparkSession, tmp_path: Path) -> None:
-    job = opened(tmp_path)
+    job = open_client(tmp_path)
     for first in range(1, 100, 10):
         assert job.add(frame(spark, rows(first, first + 9))).through == first + 9
     assert files(tmp_path) == ["day=2026-09-21/hour=14/000000000000001.parquet"]
@@ -82,7 +82,7 @@ def test_small_batches_grow_one_file_and_the_schema_stays(spark: SparkSession, t
 
 
 def test_a_file_that_is_large_enough_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
-    job = opened(tmp_path, file_bytes=12_000)
+    job = open_client(tmp_path, file_bytes=12_000)
     untouched: dict[str, bytes] = {}
     for first in range(1, 4000, 400):
         job.add(frame(spark, rows(first, first + 399)))
@@ -94,7 +94,7 @@ def test_a_file_that_is_large_enough_is_left_alone(spark: SparkSession, tmp_path
 
 
 def test_a_file_is_copied_to_grow_only_while_it_is_small(spark: SparkSession, tmp_path: Path) -> None:
-    job = opened(tmp_path, file_bytes=400_000)
+    job = open_client(tmp_path, file_bytes=400_000)
     rng = random.Random(5)
     grown: dict[str, bytes] = {}
     for first in range(1, 100, 10):
@@ -109,11 +109,11 @@ def test_a_file_is_copied_to_grow_only_while_it_is_small(spark: SparkSession, tm
 
 
 def test_what_is_archived_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
-    job = opened(tmp_path)
+    job = open_client(tmp_path)
     job.add(frame(spark, rows(1, 100)))
     assert job.add(frame(spark, rows(1, 100))) == Added(through=100, messages=0)
     # Another process, another checkpoint, another split into batches: the archive itself tells.
-    assert opened(tmp_path).add(frame(spark, rows(51, 150))) == Added(through=150, messages=50)
+    assert open_client(tmp_path).add(frame(spark, rows(51, 150))) == Added(through=150, messages=50)
     assert archived(tmp_path) == rows(1, 150)
 
 
@@ -127,7 +127,7 @@ def test_killed_between_any_two_moves(
         pass
 
     written = rows(1, 600, step=HOUR // 200)
-    opened(tmp_path).add(frame(spark, written.slice(0, 50)))
+    open_client(tmp_path).add(frame(spark, written.slice(0, 50)))
     move, left = Folder.move, moves
 
     def until_killed(self: Folder, name: str, to: Folder, new_name: str) -> None:
@@ -138,7 +138,7 @@ def test_killed_between_any_two_moves(
         move(self, name, to, new_name)
 
     monkeypatch.setattr(Folder, "move", until_killed)
-    job = opened(tmp_path)
+    job = open_client(tmp_path)
     if moves < 4:
         with pytest.raises(KilledError):
             job.add(frame(spark, written.slice(50)))
@@ -148,16 +148,16 @@ def test_killed_between_any_two_moves(
     assert seen == written.slice(0, seen.num_rows)
     assert seen.num_rows == [50, 156, 356, 556, 600][moves]
     monkeypatch.setattr(Folder, "move", move)
-    opened(tmp_path).add(frame(spark, written.slice(50)))
+    open_client(tmp_path).add(frame(spark, written.slice(50)))
     assert archived(tmp_path) == written
     assert not (tmp_path / "_making").exists()
 
 
 def test_another_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    opened(tmp_path).add(frame(spark, rows(1, 10)))
+    open_client(tmp_path).add(frame(spark, rows(1, 10)))
     other = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     with pytest.raises(UsageError, match=f"log {LOG}, and the hub's log is {other}"):
-        opened(tmp_path, other)
+        open_client(tmp_path, other)
 
 
 def test_foreign_parquet_is_refused(tmp_path: Path) -> None:
@@ -165,11 +165,11 @@ def test_foreign_parquet_is_refused(tmp_path: Path) -> None:
     hour.mkdir(parents=True)
     pq.write_table(pa.table({"a": [1]}), hour / "something.parquet")
     with pytest.raises(UsageError, match="no file of an archive"):
-        opened(tmp_path)
+        open_client(tmp_path)
 
 
 def test_disorder_is_not_archived(spark: SparkSession, tmp_path: Path) -> None:
-    job = opened(tmp_path)
+    job = open_client(tmp_path)
     disordered = rows(1, 10).take([0, 2, 1, *range(3, 10)])
     with pytest.raises(Exception, match="out of order"):
         job.add(frame(spark, disordered))

@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def opened(kind: str, path: Path, log: str = LOG, **options: int) -> TableArchive:
+def open_client(kind: str, path: Path, log: str = LOG, **options: int) -> TableArchive:
     return TableArchive(Folder.at(str(path)), LEDGERS[kind](str(path), log), log, **options)
 
 
@@ -60,7 +60,7 @@ def test_what_is_read_is_what_was_written(spark: SparkSession, tmp_path: Path, k
     numbers = [[("celsius", seq / 2)] for seq in range(1, 1001)]
     origins = ["log" if seq % 100 == 0 else "tube" for seq in range(1, 1001)]
     written = rows(1, 1000, attributes=attributes, numbers=numbers, origin=origins, number=[None] * 1000)
-    assert opened(kind, tmp_path).add(frame(spark, written)) == Added(through=1000, messages=990)
+    assert open_client(kind, tmp_path).add(frame(spark, written)) == Added(through=1000, messages=990)
     found = seen(kind, tmp_path)
     assert found == written
     assert duckdb.sql("select count(*), count(distinct seq), max(seq) from found").fetchall() == [
@@ -70,13 +70,13 @@ def test_what_is_read_is_what_was_written(spark: SparkSession, tmp_path: Path, k
 
 
 def test_a_micro_batch_that_comes_again_adds_nothing(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    job = opened(kind, tmp_path)
+    job = open_client(kind, tmp_path)
     job.add(frame(spark, rows(1, 100)))
     before = live(kind, tmp_path)
     assert job.add(frame(spark, rows(1, 100))) == Added(through=100, messages=0)
     assert live(kind, tmp_path) == before
     # Another process, another checkpoint, another split into batches: the table itself tells.
-    assert opened(kind, tmp_path).add(frame(spark, rows(51, 150))) == Added(through=150, messages=50)
+    assert open_client(kind, tmp_path).add(frame(spark, rows(51, 150))) == Added(through=150, messages=50)
     assert seen(kind, tmp_path) == rows(1, 150)
 
 
@@ -90,8 +90,8 @@ def test_killed_before_and_after_a_commit(
         pass
 
     written = rows(1, 600, step=HOUR // 200)
-    opened(kind, tmp_path).add(frame(spark, written.slice(0, 50)))
-    opened(kind, tmp_path).add(frame(spark, written.slice(0, 60)))
+    open_client(kind, tmp_path).add(frame(spark, written.slice(0, 50)))
+    open_client(kind, tmp_path).add(frame(spark, written.slice(0, 60)))
     commit = getattr(type(LEDGERS[kind](str(tmp_path), None)), step)
     for late in (False, True):
 
@@ -103,18 +103,18 @@ def test_killed_before_and_after_a_commit(
         with monkeypatch.context() as patched:
             patched.setattr(LEDGERS[kind], step, killed)
             with pytest.raises(KilledError):
-                opened(kind, tmp_path).add(frame(spark, written.slice(0, 300 if not late else 500)))
+                open_client(kind, tmp_path).add(frame(spark, written.slice(0, 300 if not late else 500)))
         found = seen(kind, tmp_path)
         assert found == written.slice(0, found.num_rows)
         assert found.num_rows == {"append": (60, 500), "replace": (300, 500)}[step][late]
-    opened(kind, tmp_path).add(frame(spark, written))
+    open_client(kind, tmp_path).add(frame(spark, written))
     assert seen(kind, tmp_path) == written
     assert not (tmp_path / "_making").exists()
 
 
 def test_files_are_by_hour_and_small_ones_are_folded(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     begin = BEGIN - BEGIN % HOUR
-    job = opened(kind, tmp_path)
+    job = open_client(kind, tmp_path)
     for first in range(1, 300, 50):
         job.add(frame(spark, rows(first, first + 49, begin=begin, step=HOUR // 250)))
     names = [name.removeprefix("data/") for name in live(kind, tmp_path)]
@@ -131,20 +131,20 @@ def test_files_are_by_hour_and_small_ones_are_folded(spark: SparkSession, tmp_pa
 
 
 def test_files_are_folded_when_they_are_large_enough(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    job = opened(kind, tmp_path, file_bytes=30_000)
+    job = open_client(kind, tmp_path, file_bytes=30_000)
     for first in range(1, 2000, 200):
         job.add(frame(spark, rows(first, first + 199)))
     folded = live(kind, tmp_path)
     assert len(folded) <= 8  # of twenty
     # Opened again it goes on with what is open.
-    job = opened(kind, tmp_path, file_bytes=30_000)
+    job = open_client(kind, tmp_path, file_bytes=30_000)
     job.add(frame(spark, rows(2001, 2200)))
     assert len(live(kind, tmp_path)) <= 8
     assert seen(kind, tmp_path) == rows(1, 2200)
 
 
 def test_two_processes_do_not_write_one_table(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    one, other = opened(kind, tmp_path), opened(kind, tmp_path)
+    one, other = open_client(kind, tmp_path), open_client(kind, tmp_path)
     other.add(frame(spark, rows(1, 10)))
     with pytest.raises(StorageError, match="another process"):
         one.add(frame(spark, rows(1, 20)))
@@ -152,10 +152,10 @@ def test_two_processes_do_not_write_one_table(spark: SparkSession, tmp_path: Pat
 
 
 def test_another_log_is_refused(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    opened(kind, tmp_path).add(frame(spark, rows(1, 10)))
+    open_client(kind, tmp_path).add(frame(spark, rows(1, 10)))
     other = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     with pytest.raises(UsageError, match=f"log {LOG}, and the hub's log is {other}"):
-        opened(kind, tmp_path, other)
+        open_client(kind, tmp_path, other)
 
 
 def test_iceberg_forgets_old_snapshots_and_their_files(spark: SparkSession, tmp_path: Path) -> None:

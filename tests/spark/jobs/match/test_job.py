@@ -17,14 +17,14 @@ from tests.spark.jobs.fleet import COLOURS, Client, Relay, linked, publish, stat
 from headrace.errors import UnreachableError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
-from headrace.spark.jobs.job import Run, Started, find
+from headrace.spark.jobs.job import JobRun, RunningJob, find
 from headrace.spark.jobs.match import match
-from headrace.spark.options import Access, Reading
+from headrace.spark.options import HubOptions, SourceOptions
 from headrace.spark.source.range_source import frame
 
 pytestmark = pytest.mark.spark
 
-Begin = Callable[..., Started]
+Begin = Callable[..., RunningJob]
 
 
 @pytest.fixture
@@ -33,17 +33,19 @@ def begin(spark: SparkSession, tmp_path: Path) -> Iterator[Begin]:
     register(spark)
     queries = []
 
-    def start(hub: HubProcess, dispatchers: str | None = None, **params: Any) -> Started:
+    def start(hub: HubProcess, dispatchers: str | None = None, **params: Any) -> RunningJob:
         told = {
             "path": str(tmp_path / "match"),
             "dispatchers": dispatchers or hub.doors["dispatcher"],
             **{name: str(value) for name, value in params.items()},
         }
         patience = float(told.pop("patience", "30"))
-        access = Access(hub.doors["tube_tcp"], patience=patience)
-        run = Run(spark, "match", access, told, find("match").PARAMETERS, bool(told.pop("available_now", "")))
+        access = HubOptions(hub.doors["tube_tcp"], patience=patience)
+        run = JobRun(
+            spark, "match", access, told, find("match").PARAMETERS, bool(told.pop("available_now", ""))
+        )
         started = find("match").start(run)
-        assert isinstance(started, Started)
+        assert isinstance(started, RunningJob)
         queries.append(started.query)
         return started
 
@@ -68,7 +70,7 @@ def counted(hub: HubProcess, name: str) -> int:
     return int(status(hub)["counters"].get(name, {}).get("sdk", 0))
 
 
-def settled(hub: HubProcess, started: Started | None) -> None:
+def settled(hub: HubProcess, started: RunningJob | None) -> None:
     """Wait until all that is in the log has been matched and pushed."""
     if started is not None:
         newest = linked_head(hub)
@@ -91,7 +93,7 @@ def changed(hub: HubProcess, act: Callable[[], object]) -> None:
         until(lambda: link.head().head > head)
 
 
-def play(hub: HubProcess, started: Started | None, seed: int) -> dict[int, list[tuple[int, str]]]:
+def play(hub: HubProcess, started: RunningJob | None, seed: int) -> dict[int, list[tuple[int, str]]]:
     """Clients that come, change their minds, go and come back while messages flow; what each of them got."""
     random = Random(seed)
     clients: dict[int, Client] = {}
@@ -239,7 +241,7 @@ def test_the_function_tells_the_clients_of_messages(hub: HubProcess, spark: Spar
         register(spark)
         rows = spark.read.format("headrace").option("servers", hub.doors["tube_tcp"]).load()
         found = match(rows, link.subscriptions()).collect()
-        reading = Reading(Access(hub.doors["tube_tcp"]))
+        reading = SourceOptions(HubOptions(hub.doors["tube_tcp"]))
         ranges = frame(spark, link.head())
         assert ranges.rdd.getNumPartitions() == ranges.count() == spark.sparkContext.defaultParallelism
         again = match(ranges, link.subscriptions(), reading=reading).collect()

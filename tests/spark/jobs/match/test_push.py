@@ -12,7 +12,7 @@ from tests.spark.hubs import until
 
 from headrace.config import Address
 from headrace.errors import UnreachableError
-from headrace.spark.jobs.match.push import NODE, Connection, Lifeline
+from headrace.spark.jobs.match.push import NODE, DispatcherConnection, Lifeline
 from headrace.wire.attribute.messages import (
     DispatcherDecoder,
     Heartbeat,
@@ -81,7 +81,7 @@ def dispatcher() -> Iterator[Dispatcher]:
 
 def test_what_is_settled_was_taken(dispatcher: Dispatcher) -> None:
     push = serialize(MatcherPush(bytes(12), b"payload", bytes(20)))
-    with closing(Connection(dispatcher.address, 5.0)) as connection:
+    with closing(DispatcherConnection(dispatcher.address, 5.0)) as connection:
         for count in range(100, 2001, 100):
             connection.send(push * 100)
             connection.settle()

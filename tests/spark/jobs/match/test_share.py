@@ -23,7 +23,7 @@ from headrace.hub.routing.subscriptions import (
 from headrace.message import Batch, Run
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.match.share import Share, ring
-from headrace.spark.jobs.match.tables import Table, Tables
+from headrace.spark.jobs.match.tables import SubscriptionTable, SubscriptionTables
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, seq_of
 from headrace.wire.link.message import SUBSCRIPTIONS
 from headrace.wire.sdk.predicate import Between
@@ -51,8 +51,8 @@ def rows(batches: Sequence[Batch], first: int = 1) -> pa.RecordBatch:
     return pa.concat_batches([each.to_arrow() for each in numbered])
 
 
-def table(state: Subscriptions, seq: int) -> Table:
-    return Table(seq, pa.Table.from_batches(tables(state), SUBSCRIPTIONS))
+def table(state: Subscriptions, seq: int) -> SubscriptionTable:
+    return SubscriptionTable(seq, pa.Table.from_batches(tables(state), SUBSCRIPTIONS))
 
 
 def empty(number: int = 0, shares: int = 1) -> Share:
@@ -156,14 +156,14 @@ def test_shares_are_about_equal(shares: int) -> None:
 
 class TestTables:
     @staticmethod
-    def add(kept: Tables, seq: int) -> None:
+    def add(kept: SubscriptionTables, seq: int) -> None:
         state: Any = Subscriptions()
         state.apply(client(seq).hex(), wants(seq, 0, 1).run[0], 1)
         rows = table(state, seq).rows.replace_schema_metadata({"head": str(seq)})
         assert kept.add(rows) == seq
 
     def test_the_newest_that_is_not_beyond_a_place_is_found(self, tmp_path: Path) -> None:
-        kept = Tables(Folder.at(str(tmp_path / "tables")))
+        kept = SubscriptionTables(Folder.at(str(tmp_path / "tables")))
         for seq in (0, 10, 20):
             self.add(kept, seq)
         for place, seq in [(0, 0), (9, 0), (10, 10), (19, 10), (500, 20)]:

@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.spark.jobs.rows import BEGIN, frame, rows
 
-from headrace.spark.jobs.job import Run
+from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.measure import PARAMETERS, SPANS, measure
 from headrace.spark.jobs.measure import run as running
 from headrace.spark.jobs.measure.run import Measurer
-from headrace.spark.options import Access
+from headrace.spark.options import HubOptions
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +42,7 @@ def messages(count: int, *, step: int = 7_000) -> pa.Table:
 
 
 def counted(table: pa.Table) -> dict[tuple[int, int], dict[str, Any]]:
-    """The same figures, counted plainly, by span and start."""
+    """The same figures, counted naming_job, by span and start."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     times = table.column("time").cast(pa.int64()).to_pylist()
     for row, time in zip(table.drop_columns(["time"]).to_pylist(), times, strict=True):
@@ -95,10 +95,10 @@ def test_micro_batches_make_the_same_tables(
     """Hours of messages in a few micro-batches, one of them run twice: as if all had come at once."""
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        running, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
+        JobRun, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
     table = messages(9_000, step=900_000)
-    run = Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS)
+    run = JobRun(spark, "measure", HubOptions(), {"path": str(tmp_path)}, PARAMETERS)
     measurer = Measurer(run)
     edges = [0, 10, 4_000, 4_001, 8_999, 9_000]
     for batch, (begin, end) in enumerate(itertools.pairwise(edges)):
@@ -133,10 +133,10 @@ def test_a_micro_batch_fits_the_driver_however_thin_it_is(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are each alone in their second, of a hub with little to do that is measured late."""
-    measurer = Measurer(Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS))
+    measurer = Measurer(JobRun(spark, "measure", HubOptions(), {"path": str(tmp_path)}, PARAMETERS))
     collected: list[pa.Table] = []
     monkeypatch.setattr(Measurer, "_write", lambda _, table: collected.append(table))
-    monkeypatch.setattr(running, "publish_services", lambda *_: None)
+    monkeypatch.setattr(JobRun, "publish_services", lambda *_: None)
     measurer.measure(frame(spark, messages(2000, step=1_000_000)), 0)
     (table,) = collected
     assert table.num_rows > 1000
@@ -148,9 +148,9 @@ def test_nothing_to_measure_is_nothing_to_say(
 ) -> None:
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        running, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
+        JobRun, "publish_services", lambda _a, _q, _b, changes: published.append(dict(changes))
     )
-    measurer = Measurer(Run(spark, "measure", Access(), {"path": str(tmp_path)}, PARAMETERS))
+    measurer = Measurer(JobRun(spark, "measure", HubOptions(), {"path": str(tmp_path)}, PARAMETERS))
     measurer.measure(frame(spark, rows(1, 50)), 0)
     measurer.measure(frame(spark, rows(51, 60, origin=["spark", "log"] * 5)), 1)
     assert len(published) == 1

@@ -15,7 +15,7 @@ from tests.spark.jobs.faults import inject, sound
 from tests.spark.jobs.rows import frame, rows
 
 from headrace.spark.jobs.verify import differing_blocks, disagreements, verify
-from headrace.spark.jobs.verify.findings import MAX_PUBLISHERS, Judge
+from headrace.spark.jobs.verify.findings import MAX_PUBLISHERS, SequenceChecker
 from headrace.spark.jobs.verify.segment_scan import find_segments
 
 pytestmark = pytest.mark.spark
@@ -27,13 +27,13 @@ def looked_at(log: pa.Table) -> pa.Table:
     return log.select(["seq", "publisher", "number"]).append_column("time", times)
 
 
-def judged(judge: Judge, *parts: pa.Table, chunk: int = 100_000) -> set[tuple[str, int, int]]:
+def judged(checker: SequenceChecker, *parts: pa.Table, chunk: int = 100_000) -> set[tuple[str, int, int]]:
     made = [
         batch
         for index, part in enumerate(parts)
         for batch in find_segments(index, looked_at(part).to_batches(chunk))
     ]
-    return {(found.kind, found.first, found.last) for found in judge.judge(pa.Table.from_batches(made))}
+    return {(found.kind, found.first, found.last) for found in checker.check(pa.Table.from_batches(made))}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -44,9 +44,9 @@ def test_faults_are_found_however_the_log_is_cut(seed: int) -> None:
     parts = [
         log.slice(begin, end - begin) for begin, end in zip([0, *edges], [*edges, log.num_rows], strict=True)
     ]
-    judge = Judge()
-    assert judged(judge, *parts, chunk=random.randrange(100, 5000)) == expected
-    assert judge.last == 20_000
+    checker = SequenceChecker()
+    assert judged(checker, *parts, chunk=random.randrange(100, 5000)) == expected
+    assert checker.last == 20_000
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -54,9 +54,9 @@ def test_faults_are_found_from_batch_to_batch(seed: int) -> None:
     """A hole that the next micro-batch fills is told as a hole first, then as disorder: nobody knew better."""
     random = Random(seed)
     log, expected = inject(sound(20_000, publishers=7), 30, random)
-    judge, found = Judge.expecting(1), set()
+    checker, found = SequenceChecker.expecting(1), set()
     for begin in range(0, log.num_rows, 1500):
-        found |= judged(judge, log.slice(begin, 1500))
+        found |= judged(checker, log.slice(begin, 1500))
     assert found >= {each for each in expected if each[0] in ("hole", "number", "time")}
     late = {each for each in expected if each[0] == "disorder"}
     assert sum(last - first + 1 for kind, first, last in found if kind == "disorder") == sum(
@@ -79,7 +79,7 @@ def test_runs_against_a_plain_model(seqs: list[int], cuts: list[int]) -> None:
     log = rows(1, 12).take(pa.array([seq - 1 for seq in seqs], pa.int64()))
     edges = [0, *sorted(min(cut, len(seqs)) for cut in cuts), len(seqs)]
     parts = [log.slice(begin, end - begin) for begin, end in itertools.pairwise(edges)]
-    found = judged(Judge(), *parts)
+    found = judged(SequenceChecker(), *parts)
     assert {(kind, seq) for kind, first, last in found for seq in range(first, last + 1)} == model
 
 
@@ -89,7 +89,7 @@ def test_evidence_is_a_sentence() -> None:
     segments = pa.Table.from_batches(find_segments(0, looked_at(log).to_batches()))
     assert [
         (found.kind, found.first, found.last, found.publisher, found.evidence)
-        for found in Judge().judge(segments)
+        for found in SequenceChecker().check(segments)
     ] == [
         ("disorder", 5, 5, "", "behind message 6"),
         ("number", 7, 7, "a", "message 7 has number 1, and 4 before it 2"),
@@ -99,8 +99,8 @@ def test_evidence_is_a_sentence() -> None:
 
 
 def test_a_log_that_should_begin_earlier() -> None:
-    assert judged(Judge.expecting(3), rows(5, 9)) == {("hole", 3, 4)}
-    assert judged(Judge(), rows(5, 9)) == set()
+    assert judged(SequenceChecker.expecting(3), rows(5, 9)) == {("hole", 3, 4)}
+    assert judged(SequenceChecker(), rows(5, 9)) == set()
 
 
 class Number(int):
@@ -128,20 +128,20 @@ class Number(int):
 def test_many_holes_do_not_make_what_follows_slow() -> None:
     """2,000 holes are known; each of 500 late messages, and each hole, is not held against all of them."""
     holes = [(Number(at), Number(at)) for at in range(2, 4002, 2)]
-    judge = Judge(first=1, last=4001, holes=holes)
+    checker = SequenceChecker(first=1, last=4001, holes=holes)
     late = pa.concat_tables([rows(at, at) for at in range(2, 2002, 4)])
     Number.compared = 0
-    assert judged(judge, late, rows(4002, 5000)) == {("disorder", at, at) for at in range(2, 2002, 4)}
-    assert len(judge.holes) == 1500
+    assert judged(checker, late, rows(4002, 5000)) == {("disorder", at, at) for at in range(2, 2002, 4)}
+    assert len(checker.holes) == 1500
     assert Number.compared < 100_000
 
 
 def test_publishers_are_forgotten_in_time() -> None:
-    judge = Judge()
-    judged(judge, sound(MAX_PUBLISHERS + 10, publishers=MAX_PUBLISHERS + 10))
-    assert len(judge.numbers) == MAX_PUBLISHERS
-    assert "publisher 1" not in judge.numbers
-    assert f"publisher {MAX_PUBLISHERS + 9}" in judge.numbers
+    checker = SequenceChecker()
+    judged(checker, sound(MAX_PUBLISHERS + 10, publishers=MAX_PUBLISHERS + 10))
+    assert len(checker.numbers) == MAX_PUBLISHERS
+    assert "publisher 1" not in checker.numbers
+    assert f"publisher {MAX_PUBLISHERS + 9}" in checker.numbers
 
 
 def test_millions_of_rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,16 +1,16 @@
 """``archive``: the sequence as a table, by day and hour, each sequence number once.
 
-The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parquet`), or one of a format with
-transactions (:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. Whichever it is, it is always the sequence
-up to some number, ``through``, which the table itself knows, and what comes up to there again is passed over.
+The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parquet`), or of a format with transactions
+(:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. It is always the sequence up to some number, ``through``,
+which the table itself knows; what comes up to there again is skipped.
 
-Everything that has a number is archived, entries of origin ``log`` too: an archive without a hole can be seen to be
-without a hole. Retention waits for the archive, by a hold that follows it.
+Everything that has a number is archived, entries of origin ``log`` too, so that an archive can be seen to have no hole.
+Retention waits for the archive, by a hold that follows it.
 
-Tasks are given ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's
-files as Arrow has it, in one process.
+Tasks get ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's files
+as Arrow, in one process.
 
-A micro-batch is due when there are ``size`` bytes of new messages, and each ``interval`` if there are fewer. It has at
+A micro-batch is due when there are ``size`` bytes of new messages, and after ``interval`` if there are fewer. It has at
 most :data:`MOST_BYTES`.
 """
 
@@ -23,11 +23,11 @@ from headrace.errors import UsageError
 from headrace.spark.datasource import register_kind
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.archive.files import Added
-from headrace.spark.jobs.archive.parquet import ParquetArchive, log_of
+from headrace.spark.jobs.archive.parquet import ParquetArchive, archived_rows, log_of
 from headrace.spark.jobs.archive.table import Ledger, TableArchive
 from headrace.spark.jobs.folder import Folder, is_s3
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
-from headrace.spark.options import Reading
+from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
+from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import NAME, RangesDataSource
 
 if TYPE_CHECKING:
@@ -53,35 +53,35 @@ PARAMETERS: Final = {
 }
 
 MOST_BYTES: Final = 1 << 30
-"""Of the log's files, in a micro-batch: however much there is to catch up with, the hold moves now and then, and what
-retention takes meanwhile, where a hold cannot keep it, costs no more than one micro-batch."""
+"""Most bytes of the log's files in a micro-batch: the hold moves now and then however much there is to catch up with,
+and what retention removes despite it costs no more than one micro-batch."""
 
 LOOK_SECONDS: Final = 1.0
-"""How often the source is asked whether enough has come."""
+"""Interval at which the source is asked whether enough has come."""
 
 
 class Archive(Protocol):
-    """What a micro-batch is added to."""
+    """An archive of any format."""
 
     @property
     def through(self) -> int:
-        """The last sequence number that is archived; 0 when none is."""
+        """The last archived sequence number; 0 if there is none."""
 
-    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+    def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
+        """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Archive the sequence, from where the archive ends on."""
     with link(run.access) as client:
         archive = open_archive(run, client.log)
         head = client.head().head
     starting = run.param("starting")
     if starting == "earliest" and archive.through:
-        # A query whose checkpoint is lost is a new one: what follows the archive and is gone is lost all the same.
+        # Without its checkpoint the query is a new one, but goes on after the archive.
         starting = str(min(archive.through, head) + 1)
 
-    reading = Reading(
+    reading = SourceOptions(
         run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True, reader=run.name
     )
     done: dict[str, object] = {}
@@ -93,7 +93,7 @@ def start(run: Run) -> Started:
         with link(run.access) as client:
             extent = client.head()
             if extent.message > archive.through and name not in client.holds():
-                # The first time: what is to be read now must not go while it is.
+                # The first time: what is read now must not be removed meanwhile.
                 client.hold(name, max(archive.through + 1, extent.first))
         added = archive.add(ranges, reading)
         done["rows"] = added.messages
@@ -117,11 +117,11 @@ def start(run: Run) -> Started:
         maxBytesPerTrigger=MOST_BYTES,
         maxTriggerDelay=interval,
     )
-    return Started(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)
+    return RunningJob(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)
 
 
-def open_archive(run: Run, log: str) -> Archive:
-    """The archive that a run is told to write; made, if it is not there."""
+def open_archive(run: JobRun, log: str) -> Archive:
+    """Open the archive of a run, or make it."""
     wanted = run.param("table_format").lower()
     found = format_of(run.folder)
     if found is not None and found != wanted:
@@ -133,8 +133,8 @@ def open_archive(run: Run, log: str) -> Archive:
     return TableArchive(run.folder, ledger(wanted, run, log), log)
 
 
-def ledger(kind: str, run: Run, log: str | None) -> Ledger:
-    """The account that a table of a format with transactions has."""
+def ledger(kind: str, run: JobRun, log: str | None) -> Ledger:
+    """Open the ledger of a table of a format with transactions."""
     if kind == "delta":
         from headrace.spark.jobs.archive.delta import DeltaLedger
 
@@ -145,7 +145,7 @@ def ledger(kind: str, run: Run, log: str | None) -> Ledger:
 
 
 def format_of(folder: Folder) -> str | None:
-    """What an archive is; ``None`` where there is none."""
+    """The format of an archive; ``None`` if there is none."""
     names = folder.names()
     if "_delta_log" in names:
         return "delta"
@@ -154,8 +154,8 @@ def format_of(folder: Folder) -> str | None:
     return "parquet" if any(name.startswith("day=") for name in names) else None
 
 
-def archived(run: Run, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
-    """The log that an archive is of, and all that it has, or at least what is ``wanted`` of it."""
+def archived(run: JobRun, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
+    """An archive's log and its messages, at least those ``wanted``."""
     found = format_of(run.folder)
     if found is None:
         raise UsageError(f"{run.path}: there is no archive")
@@ -164,8 +164,6 @@ def archived(run: Run, wanted: pc.Expression | None = None) -> tuple[str, DataFr
         if log is None:
             raise UsageError(f"{run.path}: there is no archive")
         if is_s3(run.path):
-            from headrace.spark.jobs.archive.reading import archived_rows
-
             return log, archived_rows(run.spark, run.folder, wanted)
         return log, run.spark.read.parquet(run.path)
     from headrace.spark.source.reader import SPARK_SCHEMA

@@ -1,17 +1,17 @@
 """The archive as a Delta table, by ``deltalake``: no JVM and no jars.
 
-The table's log has the archive's place in the sequence as the version of an *application transaction*, which Delta
-keeps for exactly that: the application is the hub's log, and two commits of one application that do not know of each
-other are a conflict. Columns are the envelope's, and ``day`` and ``hour``, by which the table is partitioned.
+The archive's last sequence number is the version of an *application transaction* in the table's log, which Delta has
+for exactly that: the application is the hub's log, and two commits of one application that do not know of each other
+are a conflict. Columns are the envelope's, and ``day`` and ``hour``, by which the table is partitioned.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -21,7 +21,7 @@ import pyarrow as pa
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark.jobs.archive.files import another_log, day_and_hour
-from headrace.spark.jobs.archive.table import TableFile, in_newest_hour
+from headrace.spark.jobs.archive.table import TableFile, in_newest_hour, table_errors
 from headrace.spark.jobs.folder import Folder
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 LOG_FOLDER: Final = "_delta_log"
-"""What makes a folder a Delta table."""
+"""The folder that makes its parent a Delta table."""
 
 COLUMNS: Final = pa.schema(
     [*SCHEMA, pa.field("day", pa.date32(), nullable=False), pa.field("hour", pa.int32(), nullable=False)]
@@ -45,14 +45,14 @@ class DeltaLedger:
     """A Delta table's log."""
 
     def __init__(self, place: str, log: str | None) -> None:
-        """The table at ``place``; with a ``log`` it is made if it is not there, and must be that log's."""
+        """Open the table at ``place``; with a ``log``, make it if need be, and check that it is that log's."""
         try:
             import deltalake
         except ImportError:
             raise UsageError("there is no deltalake: pip install 'headrace[delta]' brings it along") from None
         self.files = Folder.at(place)
         where = _uri(place)
-        with _blaming(place):
+        with _errors(place):
             if log is not None:
                 deltalake.DeltaTable.create(
                     where,
@@ -71,7 +71,7 @@ class DeltaLedger:
             raise another_log(place, self.log, log)
 
     def through(self) -> int:
-        """The last sequence number that the table has."""
+        """The last sequence number of the table."""
         return self._table.transaction_version(self._app) or 0
 
     def newest_hour(self) -> list[TableFile]:
@@ -83,11 +83,11 @@ class DeltaLedger:
         return in_newest_hour(files)
 
     def append(self, added: Sequence[TableFile], before: int) -> None:
-        """Take in files, if the table still ends with ``before``."""
+        """Add files, if the table still ends with ``before``."""
         from deltalake import CommitProperties, Transaction
 
         through = added[-1].last
-        with _blaming(self.files.path):
+        with _errors(self.files.path):
             if self.through() != before:
                 raise StorageError(f"{self.files.path}: another process has added to the archive")
             self._commit(
@@ -99,25 +99,25 @@ class DeltaLedger:
             )
 
     def replace(self, parts: Sequence[TableFile], whole: TableFile) -> None:
-        """Take in a file in place of others: no data changes by it."""
+        """Replace files by one; no data changes."""
         from deltalake import CommitProperties
         from deltalake.transaction import RemoveAction
 
         removed = [RemoveAction(part.path, False, _now(), part.size, _partition(part)) for part in parts]
-        with _blaming(self.files.path):
+        with _errors(self.files.path):
             self._commit([_add(whole, new=False), *removed], CommitProperties())
 
     def tidy(self) -> None:
         """Remove files that have not counted for a week, Delta's own term."""
         try:
             self._table.vacuum(dry_run=False, full=True)
-        except Exception as error:  # noqa: BLE001 - the archive is none the worse for it
+        except Exception as error:  # noqa: BLE001 - it is not needed for the archive
             logger.warning("%s: not tidied: %s", self.files.path, error)
 
     def live(self) -> list[str]:
-        """All files that count."""
+        """The paths of all files that count."""
         uris = [str(uri) for uri in self._table.file_uris()]
-        # Of a local table they are paths, and encoded all the same.
+        # Those of a local table are paths, but encoded too.
         return [uri if "://" in uri else unquote(uri) for uri in uris]
 
     @property
@@ -153,20 +153,13 @@ def _now() -> int:
 
 
 def _uri(place: str) -> str:
-    """A place as ``deltalake`` names it."""
+    """A path as ``deltalake`` takes it."""
     if "://" not in place:
         return str(Path(place).absolute())
     return place.replace("s3a://", "s3://", 1)
 
 
-@contextlib.contextmanager
-def _blaming(place: str) -> Iterator[None]:
-    """Turn the library's complaint into ours."""
+def _errors(place: str) -> AbstractContextManager[None]:
     from deltalake.exceptions import CommitFailedError, DeltaError
 
-    try:
-        yield
-    except CommitFailedError as error:
-        raise StorageError(f"{place}: another process has changed the table: {error}") from error
-    except (DeltaError, OSError) as error:
-        raise StorageError(f"{place}: {error}") from error
+    return table_errors(place, CommitFailedError, DeltaError, OSError)

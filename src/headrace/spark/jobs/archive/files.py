@@ -1,8 +1,8 @@
-"""The files of an archive, whatever keeps account of them: how tasks write them, and how several become one.
+"""The files of an archive of any format: how tasks write them, and how several become one.
 
-A file has messages of one hour, in the order of the sequence, in exactly the envelope's schema, and says in its
-metadata which log they are of and which is the last. Tasks write files where nobody sees them (:func:`staged`); the
-driver puts them in their place, or joins those that follow one another and are small (:func:`join`).
+A file has messages of one hour, in the order of the sequence, in exactly the envelope's schema; its metadata names
+their log and the last message. Tasks write files where nobody sees them (:func:`staged`); the driver moves them to
+their place, or joins small ones that follow one another (:func:`join`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import StorageError, UsageError
-from headrace.message import NOT_A_MESSAGE, SCHEMA
+from headrace.message import NOT_A_MESSAGE, SCHEMA, envelope_rows
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.options import Reading
+from headrace.spark.jobs.job import spark_ddl
+from headrace.spark.options import SourceOptions
 from headrace.spark.source.parquet_files import GROUP_ROWS, NAMES, RowGroups
 from headrace.spark.source.range_source import rows_of
 
@@ -31,28 +32,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FILE_BYTES: Final = 64 << 20
-"""A file that has this many bytes is large enough."""
+"""The size at which a file is large enough."""
 
 LOG_KEY: Final = b"headrace.log"
 LAST_KEY: Final = b"headrace.last"
 
 _HOUR: Final = 3_600_000_000
-_STAGED: Final = pa.schema(
-    [
-        pa.field("name", pa.string()),
-        pa.field("hour", pa.int64()),
-        pa.field("first", pa.int64()),
-        pa.field("last", pa.int64()),
-        pa.field("rows", pa.int64()),
-        pa.field("messages", pa.int64()),
-        pa.field("bytes", pa.int64()),
-    ]
-)
-STAGED: Final = "name string, hour long, first long, last long, rows long, messages long, bytes long"
 
 
-class Staged(NamedTuple):
-    """A file that a task has written: its name in the making, and what :data:`STAGED` tells of it."""
+class StagedFile(NamedTuple):
+    """A file that a task has written: its name in the folder of unfinished files, and its content."""
 
     name: str
     hour: int
@@ -63,38 +52,43 @@ class Staged(NamedTuple):
     bytes: int
 
 
+_STAGED: Final = pa.schema(
+    [(name, pa.string() if name == "name" else pa.int64()) for name in StagedFile._fields]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What a micro-batch brought: how far the archive reaches now, and how many messages came (entries not counted)."""
+    """The result of a micro-batch: the archive's last message now, and how many messages came (without entries)."""
 
     through: int
     messages: int
 
 
 def stage(
-    rows: DataFrame, folder: Folder, after: int, log: str, reading: Reading | None = None
-) -> list[Staged]:
-    """Have tasks write rows to files that nobody sees yet; returns the files in the order of the sequence."""
+    rows: DataFrame, folder: Folder, after: int, log: str, reading: SourceOptions | None = None
+) -> list[StagedFile]:
+    """Write rows to files that nobody sees yet, in tasks; return the files in the order of the sequence."""
     made = staged(rows, folder, after, log, reading).toArrow().sort_by("first")
-    return [Staged(**row) for row in made.to_pylist()]
+    return [StagedFile(**row) for row in made.to_pylist()]
 
 
 def staged(
-    rows: DataFrame, folder: Folder, after: int, log: str, reading: Reading | None = None
+    rows: DataFrame, folder: Folder, after: int, log: str, reading: SourceOptions | None = None
 ) -> DataFrame:
-    """Rows in the envelope's schema, written to files that nobody sees yet; one row per file says what it has.
+    """Write rows in the envelope's schema to files that nobody sees yet; give a :class:`StagedFile` per row.
 
     Rows up to ``after`` are left out. Each partition must be in the order of the sequence, as the source gives it.
     With ``reading``, rows are not messages but ranges of them, which tasks read themselves.
     """
     if reading is not None:
-        return rows.mapInArrow(partial(_write_ranges, reading, folder, after, log), STAGED)
+        return rows.mapInArrow(partial(_write_ranges, reading, folder, after, log), spark_ddl(_STAGED))
     columns = rows.select(*SCHEMA.names)
-    return columns.mapInArrow(partial(write_files, folder, after, log), STAGED)
+    return columns.mapInArrow(partial(write_files, folder, after, log), spark_ddl(_STAGED))
 
 
-def in_order(files: Iterable[Staged], through: int, hour: int) -> None:
-    """Nothing is archived that would break the order behind ``through``, whose hour is ``hour``."""
+def in_order(files: Iterable[StagedFile], through: int, hour: int) -> None:
+    """Raise if files would break the order after ``through``, whose hour is ``hour``."""
     for file in files:
         if file.first <= through or file.hour < hour:
             raise StorageError(
@@ -106,7 +100,7 @@ def in_order(files: Iterable[Staged], through: int, hour: int) -> None:
 def write_files(
     folder: Folder, after: int, log: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """A task: rows to files by hour; yields what each file has."""
+    """Write rows to files by hour, in a task; yield a row for each file."""
     hour, writer = 0, None
     last = after
     for batch in batches:
@@ -123,14 +117,13 @@ def write_files(
 
 
 def _write_ranges(
-    reading: Reading, folder: Folder, after: int, log: str, ranges: Iterable[pa.RecordBatch]
+    reading: SourceOptions, folder: Folder, after: int, log: str, ranges: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """A task: the messages of ranges to files by hour."""
     return write_files(folder, after, log, rows_of(reading, ranges))
 
 
 def join(parts: Sequence[tuple[Folder, str]], folder: Folder, log: str, last: int) -> str:
-    """One file of several that follow one another, row group by row group; returns its name."""
+    """Join files that follow one another, row group by row group; return the new file's name."""
     writer = _Writer(folder, log)
     for place, part in parts:
         with place.open(part) as file:
@@ -143,14 +136,12 @@ def join(parts: Sequence[tuple[Folder, str]], folder: Folder, log: str, last: in
 
 
 def enveloped(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows in exactly the schema that archives have, whatever Spark made of its nullability."""
-    return pa.RecordBatch.from_arrays(
-        [batch.column(field.name).cast(field.type) for field in SCHEMA], schema=SCHEMA
-    )
+    """The same rows in exactly the envelope's schema: Spark changes its nullability."""
+    return envelope_rows({field.name: batch.column(field.name).cast(field.type) for field in SCHEMA})
 
 
-def told(folder: Folder, name: str) -> tuple[str, int]:
-    """What a file of an archive says of itself: its log, and its last message."""
+def file_facts(folder: Folder, name: str) -> tuple[str, int]:
+    """Read the log and the last message from a file's metadata."""
     with folder.open(name) as file:
         facts = pq.read_metadata(file).metadata or {}
     log, last = facts.get(LOG_KEY), facts.get(LAST_KEY)
@@ -160,14 +151,14 @@ def told(folder: Folder, name: str) -> tuple[str, int]:
 
 
 def another_log(path: str, theirs: str, ours: str) -> UsageError:
-    """An archive is of one log."""
+    """The error for an archive of another log."""
     return UsageError(
         f"{path} has the archive of log {theirs}, and the hub's log is {ours}: choose another path"
     )
 
 
 def day_and_hour(hour: int) -> tuple[str, str]:
-    """The day and the hour of it, of an hour since 1970.
+    """The day, and the hour of the day, of an hour since 1970.
 
     >>> day_and_hour(491_557)
     ('2026-01-28', '13')
@@ -177,7 +168,7 @@ def day_and_hour(hour: int) -> tuple[str, str]:
 
 
 def folder_of(hour: int) -> str:
-    """Where files of an hour are.
+    """The folder for files of an hour.
 
     >>> folder_of(491_557)
     'day=2026-01-28/hour=13'
@@ -196,7 +187,7 @@ def parse_hour(day: str, hour: str) -> int:
 
 
 class _Writer:
-    """One file in the making: rows in, row groups out."""
+    """One unfinished file: takes rows, writes row groups."""
 
     def __init__(self, folder: Folder, log: str) -> None:
         self.name = uuid4().hex
@@ -230,7 +221,7 @@ class _Writer:
 
 
 def _ordered(rows: pa.RecordBatch, after: int, last: int) -> pa.RecordBatch:
-    """The rows that are beyond ``after``; all of them must be beyond ``last`` and in order."""
+    """The rows after ``after``; all of them must be after ``last`` and in order."""
     seqs = rows.column("seq").to_numpy()
     ascending = bool((np.diff(seqs) > 0).all())
     begin = int(np.searchsorted(seqs, after, side="right")) if ascending else 0
@@ -250,7 +241,5 @@ def _by_hour(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 def _described(writer: _Writer, hour: int) -> pa.RecordBatch:
     size = writer.close()
-    facts = [writer.name, hour, writer.first, writer.last, writer.rows, writer.messages, size]
-    return pa.RecordBatch.from_arrays(
-        [pa.array([fact], field.type) for fact, field in zip(facts, _STAGED, strict=True)], schema=_STAGED
-    )
+    made = StagedFile(writer.name, hour, writer.first, writer.last, writer.rows, writer.messages, size)
+    return pa.RecordBatch.from_pylist([made._asdict()], _STAGED)

@@ -1,12 +1,12 @@
 """The archive as an Iceberg table, by ``pyiceberg``: no JVM and no jars.
 
-The table's place in the sequence is a property of the table, ``headrace.through``, set in the transaction that adds the
-files, and stands in the snapshot's summary too. (The property is what counts: other engines may compact the table,
-which makes snapshots that know nothing of ours.) Columns are the envelope's; the table is partitioned by the hour of
-``time``, which readers need not know to profit from.
+The archive's last sequence number is a property of the table, ``headrace.through``, set in the transaction that adds
+the files, and is in the snapshot's summary too. (The property counts: other engines may compact the table, which makes
+snapshots without our summary.) Columns are the envelope's; the table is partitioned by the hour of ``time``, which
+readers profit from without knowing.
 
-Every commit is a snapshot, and snapshots pile up, so those older than a day are expired as the archive goes, together
-with the files that only they have. A table with branches or tags is left alone in that.
+Every commit is a snapshot, so those older than a day are expired as the archive goes, together with the files that only
+they have. Snapshots of a table with branches or tags are not expired.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark.jobs.archive.files import another_log
-from headrace.spark.jobs.archive.table import TableFile, in_newest_hour
+from headrace.spark.jobs.archive.table import TableFile, in_newest_hour, table_errors
 from headrace.spark.jobs.folder import Folder
 
 if TYPE_CHECKING:
@@ -32,19 +33,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 CATALOG_FILE: Final = "catalog.db"
-"""The catalog that an archive in a local folder has where no other is named."""
+"""The default catalog of an archive in a local folder."""
 TABLE: Final = "headrace.archive"
 
 KEPT_SECONDS: Final = 24 * 3600
-"""How long a snapshot can be gone back to."""
+"""How long a snapshot is kept."""
 
 _LOG: Final = "headrace.log"
 _THROUGH: Final = "headrace.through"
 _FOLDED: Final = "headrace.folded"
-"""In a snapshot's summary: the files that it has no more, which may go when it goes."""
+"""In a snapshot's summary: the files that it replaced, to be removed when it expires."""
 
 _PROPERTIES: Final = {
-    # A commit that lost a race must not be tried again behind our back: its messages may be there already.
+    # The library must not repeat a commit that lost a race: its messages may be there already.
     "commit.retry.num-retries": "0",
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -64,7 +65,7 @@ class IcebergLedger:
         table: str = TABLE,
         kept: float = KEPT_SECONDS,
     ) -> None:
-        """The table at ``place``; with a ``log`` it is made if it is not there, and must be that log's."""
+        """Open the table at ``place``; with a ``log``, make it if need be, and check that it is that log's."""
         try:
             import pyiceberg.exceptions
         except ImportError:
@@ -74,7 +75,7 @@ class IcebergLedger:
         folder = Folder.at(place)
         self.files = folder.sub("data")
         self._kept = kept
-        with _blaming(place):
+        with _errors(place):
             known = _catalog(place, folder, catalog)
             if log is not None:
                 _create(known, table, _uri(place), log)
@@ -92,7 +93,7 @@ class IcebergLedger:
             raise UsageError(f"{table} is at {self._uri}: an archive's path is its table's place")
 
     def through(self) -> int:
-        """The last sequence number that the table has."""
+        """The last sequence number of the table."""
         return int(self._table.properties.get(_THROUGH, "0"))
 
     def newest_hour(self) -> list[TableFile]:
@@ -104,9 +105,9 @@ class IcebergLedger:
         return in_newest_hour(files)
 
     def append(self, added: Sequence[TableFile], before: int) -> None:
-        """Take in files, if the table still ends with ``before``."""
+        """Add files, if the table still ends with ``before``."""
         through = str(added[-1].last)
-        with _blaming(self.files.path):
+        with _errors(self.files.path):
             if self.through() != before:
                 raise StorageError(f"{self.files.path}: another process has added to the archive")
             with self._table.transaction() as change:
@@ -114,16 +115,16 @@ class IcebergLedger:
                 change.add_files(
                     [self._uri_of(file) for file in added],
                     {_THROUGH: through},
-                    # Their names tell their messages, which are beyond all that the table has.
+                    # Their names show that their messages are new.
                     check_duplicate_files=False,
                 )
 
     def replace(self, parts: Sequence[TableFile], whole: TableFile) -> None:
-        """Take in a file in place of others."""
+        """Replace files by one."""
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
         gone = {self._uri_of(part) for part in parts}
-        with _blaming(self.files.path):
+        with _errors(self.files.path):
             removed = [file for file in self._data_files() if file.file_path in gone]
             folded = " ".join(part.path for part in parts)
             with (
@@ -140,11 +141,11 @@ class IcebergLedger:
         """Expire old snapshots, and remove the files that only they had."""
         try:
             self._expire()
-        except Exception as error:  # noqa: BLE001 - the archive is none the worse for it
+        except Exception as error:  # noqa: BLE001 - it is not needed for the archive
             logger.warning("%s: not tidied: %s", self.files.path, error)
 
     def live(self) -> list[str]:
-        """All files that count."""
+        """The paths of all files that count."""
         return [str(file.file_path) for file in self._data_files()]
 
     def _data_files(self) -> list[Any]:
@@ -161,11 +162,11 @@ class IcebergLedger:
         if not old or set(table.refs()) != {"main"}:
             return
         kept = snapshots[len(old)]
-        # Snapshots follow one another: what an old one shares with any that is kept, it shares with the first of them.
+        # Snapshots follow one another: what an old one shares with any kept one, it shares with the first of them.
         needed = _manifests(kept, io)
         files = {manifest for each in old for manifest in _manifests(each, io)} - needed
         files |= {each.manifest_list for each in old}
-        # What a snapshot does without was in those before it, which are old: true of the first that is kept, too.
+        # What a snapshot replaced was in those before it, which are old; this holds for the first kept one too.
         for each in (*old, kept):
             folded = (each.summary[_FOLDED] if each.summary else None) or ""
             files |= {f"{self._uri}/data/{path}" for path in folded.split()}
@@ -180,7 +181,7 @@ def _manifests(snapshot: Snapshot, io: Any) -> set[str]:
 
 
 def _catalog(place: str, folder: Folder, name: str) -> Catalog:
-    """A catalog that ``pyiceberg`` is configured with, or one of the archive's own."""
+    """Load a catalog of ``pyiceberg``'s configuration, or the archive's own."""
     from pyiceberg.catalog import load_catalog
     from pyiceberg.catalog.sql import SqlCatalog
 
@@ -210,21 +211,14 @@ def _create(catalog: Catalog, table: str, location: str, log: str) -> None:
 
 
 def _uri(place: str) -> str:
-    """A place as a table's location."""
+    """A path as a table's location."""
     if "://" not in place:
-        # As it is: the library does not decode what a URI would have for a space.
+        # Not encoded: the library does not decode it.
         return f"file://{Path(place).absolute()}"
     return place.replace("s3a://", "s3://", 1).rstrip("/")
 
 
-@contextlib.contextmanager
-def _blaming(place: str) -> Iterator[None]:
-    """Turn the library's complaint into ours."""
+def _errors(place: str) -> AbstractContextManager[None]:
     from pyiceberg.exceptions import CommitFailedException
 
-    try:
-        yield
-    except CommitFailedException as error:
-        raise StorageError(f"{place}: another process has changed the table: {error}") from error
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{place}: {error}") from error
+    return table_errors(place, CommitFailedException, OSError, ValueError)

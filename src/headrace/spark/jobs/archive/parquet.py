@@ -1,46 +1,57 @@
 """An archive that is a folder of Parquet files and nothing else.
 
-A folder has no transactions, and readers other than Spark know nothing of Spark's. Three rules make what they see right
-at every moment, whatever is killed:
+A folder has no transactions. Three rules make what readers see right at every moment, whatever is killed:
 
-- **Whole files.** Tasks write to a folder that readers pass over; a file is moved to its place when it is whole.
+- **Whole files.** Tasks write to a folder that readers skip; a file is moved to its place when it is whole.
 - **In order.** The driver moves the files of a micro-batch in the order of the sequence. So the archive is always the
-  sequence up to some number, ``through``, which its newest file tells. Whatever a micro-batch brings up to there, in a
-  second try or after a checkpoint was lost, is there already and is passed over.
+  sequence up to some number, ``through``, which its newest file has. What a micro-batch brings up to there, in a second
+  try or after a checkpoint was lost, is skipped.
 - **Grown, not compacted.** A file is named after its first sequence number. While the newest one is small, what follows
-  is appended to a copy of it, which then takes its place in one move. So there are no small files to put together
-  later, which could not be done without showing a message twice or not at all for a moment. A copy costs as much as
-  what is copied, so a file is small only up to a quarter of what is large enough.
+  is appended to a copy of it, which replaces it in one move. So there are no small files to join later, which could not
+  be done without showing a message twice or not at all for a moment. A copy costs as much as what is copied, so a file
+  counts as small only up to a quarter of what is large enough.
+
+Spark reads such a folder itself, but not from S3 without a cluster of jars: there tasks read the files by pyarrow, as
+they wrote them (:func:`archived_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from headrace.spark.jobs.archive.files import (
     FILE_BYTES,
     Added,
-    Staged,
+    StagedFile,
     another_log,
+    enveloped,
+    file_facts,
     folder_of,
     in_order,
     join,
     parse_hour,
     stage,
-    told,
 )
-from headrace.spark.jobs.folder import MAKING, Folder, blaming
-from headrace.spark.options import Reading
+from headrace.spark.jobs.folder import MAKING, Folder, storage_errors
+from headrace.spark.options import SourceOptions
+from headrace.spark.source.reader import SPARK_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+_BATCH_ROWS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A file of the archive: the hour (since 1970) its messages are of, the first and the last of them, its size."""
+class ParquetFile:
+    """A file of the archive: its hour (since 1970), its first and last message, and its size."""
 
     hour: int
     first: int
@@ -49,7 +60,7 @@ class File:
 
     @property
     def name(self) -> str:
-        """What it is called in its hour's folder."""
+        """Its name in its hour's folder."""
         return f"{self.first:015d}.parquet"
 
 
@@ -61,40 +72,40 @@ class ParquetArchive:
         self._log = log
         self._file_bytes = file_bytes
         self._making = folder.sub(MAKING)
-        with blaming(folder.path):
+        with storage_errors(folder.path):
             self._making.remove_all()
             self.newest = self._find_newest()
 
     @property
     def through(self) -> int:
-        """The last sequence number that is archived; 0 when none is."""
+        """The last archived sequence number; 0 if there is none."""
         return 0 if self.newest is None else self.newest.last
 
-    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+    def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
+        """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
         made = stage(rows, self._making, self.through, self._log, reading)
         in_order(made, self.through, 0 if self.newest is None else self.newest.hour)
-        with blaming(self._folder.path):
+        with storage_errors(self._folder.path):
             for group in self._groups(made):
                 self._place(group)
             self._making.remove_all()
         return Added(self.through, sum(file.messages for file in made))
 
-    def _find_newest(self) -> File | None:
+    def _find_newest(self) -> ParquetFile | None:
         found = _newest_file(self._folder)
         if found is None:
             return None
         place, name, hour = found
-        log, last = told(place, name)
+        log, last = file_facts(place, name)
         if log != self._log:
             raise another_log(self._folder.path, log, self._log)
-        return File(hour, int(name.removesuffix(".parquet")), last, place.size(name))
+        return ParquetFile(hour, int(name.removesuffix(".parquet")), last, place.size(name))
 
-    def _groups(self, files: Iterable[Staged]) -> Iterator[list[tuple[str | None, File]]]:
-        """Which files become one: those of the same hour, until it is large enough. No name: it has its place."""
-        group: list[tuple[str | None, File]] = [] if self.newest is None else [(None, self.newest)]
+    def _groups(self, files: Iterable[StagedFile]) -> Iterator[list[tuple[str | None, ParquetFile]]]:
+        """Group files of one hour that become one file; one without a name is in its place already."""
+        group: list[tuple[str | None, ParquetFile]] = [] if self.newest is None else [(None, self.newest)]
         for each in files:
-            file = File(each.hour, each.first, each.last, each.bytes)
+            file = ParquetFile(each.hour, each.first, each.last, each.bytes)
             size = sum(known.size for _, known in group)
             grown = size >= self._file_bytes // 4 or size + file.size > self._file_bytes
             if group and (grown or file.hour != group[0][1].hour):
@@ -103,7 +114,7 @@ class ParquetArchive:
             group.append((each.name, file))
         yield group
 
-    def _place(self, group: Sequence[tuple[str | None, File]]) -> None:
+    def _place(self, group: Sequence[tuple[str | None, ParquetFile]]) -> None:
         if all(name is None for name, _ in group):
             return
         first, last = group[0][1], group[-1][1]
@@ -115,20 +126,52 @@ class ParquetArchive:
                 for staged_name, part in group
             ]
             name = join(parts, self._making, self._log, last.last)
-        file = File(first.hour, first.first, last.last, self._making.size(name))
+        file = ParquetFile(first.hour, first.first, last.last, self._making.size(name))
         self._making.move(name, folder, file.name)
         self.newest = file
 
 
 def log_of(folder: Folder) -> str | None:
-    """The log that an archive is of; ``None`` where there is no archive."""
-    with blaming(folder.path):
+    """The log of an archive; ``None`` if there is no archive."""
+    with storage_errors(folder.path):
         found = _newest_file(folder)
-        return None if found is None else told(*found[:2])[0]
+        return None if found is None else file_facts(*found[:2])[0]
+
+
+def archived_rows(spark: SparkSession, folder: Folder, wanted: pc.Expression | None = None) -> DataFrame:
+    """The messages of an archive in Parquet, at least those ``wanted`` by their columns ``seq`` and ``time``.
+
+    Each task's messages are in order; the tasks are not.
+    """
+    with storage_errors(folder.path):
+        names = list(_files(folder))
+    parts = max(min(len(names), spark.sparkContext.defaultParallelism), 1)
+    listed = spark.createDataFrame(pa.table({"name": pa.array(names, pa.string())})).repartition(parts)
+    return listed.mapInArrow(partial(_read, folder, wanted), SPARK_SCHEMA)
+
+
+def _files(folder: Folder) -> Iterator[str]:
+    for day in folder.names():
+        if day.startswith("day="):
+            for hour in folder.sub(day).names():
+                for name in folder.sub(day).sub(hour).names():
+                    if name.endswith(".parquet"):
+                        yield f"{day}/{hour}/{name}"
+
+
+def _read(
+    folder: Folder, wanted: pc.Expression | None, listed: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in listed:
+        for name in batch.column("name").to_pylist():
+            with storage_errors(f"{folder.path}/{name}"):
+                file = ds.dataset(f"{folder.path}/{name}", format="parquet", filesystem=folder.system)
+                for rows in file.to_batches(filter=wanted, batch_size=_BATCH_ROWS, use_threads=False):
+                    yield enveloped(rows)
 
 
 def _newest_file(folder: Folder) -> tuple[Folder, str, int] | None:
-    """Where the newest file of an archive is, its name and its hour."""
+    """The newest file of an archive: its folder, name and hour."""
     for day in reversed(_named(folder.names(), "day=")):
         for hour in reversed(_named(folder.sub(day).names(), "hour=")):
             place = folder.sub(day).sub(hour)

@@ -1,25 +1,25 @@
 """An archive that is a table of a format with transactions: files, and a ledger that says which of them count.
 
-The ledger keeps, in the same transaction as the files, ``through``: the last sequence number that the table has. It is
-what a micro-batch is known by. Spark's number of it would do as long as there is one checkpoint; a sequence number does
-for ever: whatever a micro-batch brings up to ``through``, in a second try, in another split or after the checkpoint was
-lost, is there already and is passed over. A second process that writes the same table finds that the ledger has gone
-on, and fails.
+The ledger keeps ``through``, the last sequence number of the table, in the same transaction as the files. Spark's
+number of a micro-batch would identify it only as long as its checkpoint lives; a sequence number does for ever: what a
+micro-batch brings up to ``through``, in a second try, in another split or after the checkpoint was lost, is skipped. A
+second process that writes the same table finds that the ledger has moved on, and fails.
 
-- **Adding.** Tasks write files to a folder that nobody looks into. The driver moves them to their place, which their
-  messages determine, and then has the ledger take them all in at once. Killed in between, the files do not count.
-- **Folding.** Small files of one hour that follow one another become one, in a transaction of its own, when together
-  they are large enough or the hour is over. So every byte is written twice at most.
-- **Tidying.** Once an hour, what no kept version of the table needs any more is removed.
+- **Add.** Tasks write files to a folder that nobody reads. The driver moves them to their place, which their messages
+  determine, then the ledger adds them all at once. After a kill in between, the files do not count.
+- **Fold.** Small files of one hour that follow one another become one, in a transaction of its own, when together they
+  are large enough or the hour is over. So every byte is written twice at most.
+- **Tidy.** Once an hour, what no kept version of the table needs is removed.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from headrace.errors import UsageError
+from headrace.errors import StorageError, UsageError
 from headrace.spark.jobs.archive.files import (
     FILE_BYTES,
     Added,
@@ -29,15 +29,15 @@ from headrace.spark.jobs.archive.files import (
     parse_hour,
     stage,
 )
-from headrace.spark.jobs.folder import MAKING, Folder, blaming
-from headrace.spark.options import Reading
+from headrace.spark.jobs.folder import MAKING, Folder, storage_errors
+from headrace.spark.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 class TableFile(NamedTuple):
-    """A file of a table: its hour (since 1970), the first and the last of its messages, and how large it is."""
+    """A file of a table: its hour (since 1970), its first and last message, and its size."""
 
     hour: int
     first: int
@@ -47,12 +47,12 @@ class TableFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called in its hour's folder: files with one name have the same messages."""
+        """Its name in its hour's folder: files with one name have the same messages."""
         return f"{self.first:015d}-{self.last:015d}.parquet"
 
     @property
     def path(self) -> str:
-        """Where it is in the table's folder.
+        """Its path in the table's folder.
 
         >>> TableFile(491_557, 1, 250, 250, 4096).path
         'day=2026-01-28/hour=13/000000000000001-000000000000250.parquet'
@@ -61,7 +61,7 @@ class TableFile(NamedTuple):
 
     @classmethod
     def parse(cls, path: str, rows: int, size: int) -> TableFile:
-        """The file that is at a path.
+        """Parse a file's path.
 
         >>> TableFile.parse("/a/day=2026-01-28/hour=13/000000000000001-000000000000250.parquet", 250, 9).last
         250
@@ -81,30 +81,30 @@ def in_newest_hour(files: Sequence[TableFile]) -> list[TableFile]:
 
 
 class Ledger(Protocol):
-    """What says which files count."""
+    """The account of the files that count."""
 
     log: str
-    """The log that the table is of."""
+    """The table's log."""
     files: Folder
-    """Where they are."""
+    """The files' folder."""
 
     def through(self) -> int:
-        """The last sequence number that the table has; 0 when it has none."""
+        """The last sequence number of the table; 0 if it has none."""
 
     def newest_hour(self) -> list[TableFile]:
         """The files of the newest hour."""
 
     def append(self, added: Sequence[TableFile], before: int) -> None:
-        """Take in files that are in their place, if the table still ends with ``before``; else raise."""
+        """Add files that are in their place; raise if the table does not end with ``before`` any more."""
 
     def replace(self, parts: Sequence[TableFile], whole: TableFile) -> None:
-        """Take in a file in place of others that have the same messages."""
+        """Replace files by one with the same messages."""
 
     def tidy(self) -> None:
-        """Remove what is old and not needed."""
+        """Remove what no kept version needs."""
 
     def live(self) -> list[str]:
-        """All files that count, as Spark can read them."""
+        """The paths of all files that count, for Spark."""
 
 
 class TableArchive:
@@ -115,24 +115,24 @@ class TableArchive:
         self._ledger = ledger
         self._log = log
         self._file_bytes = file_bytes
-        with blaming(folder.path):
+        with storage_errors(folder.path):
             self._making.remove_all()
         self.through = ledger.through()
         self._open = sorted(ledger.newest_hour())
 
-    def add(self, rows: DataFrame, reading: Reading | None = None) -> Added:
-        """Archive a micro-batch, or what of it is not archived yet; with ``reading``, rows are ranges to be read."""
+    def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
+        """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
         made = stage(rows, self._making, self.through, self._log, reading)
         in_order(made, self.through, self._open[-1].hour if self._open else 0)
         files = [TableFile(each.hour, each.first, each.last, each.rows, each.bytes) for each in made]
-        with blaming(self._ledger.files.path):
+        with storage_errors(self._ledger.files.path):
             for each, file in zip(made, files, strict=True):
                 self._place(each.name, file)
         if files:
             self._ledger.append(files, self.through)
             self.through = files[-1].last
             self._open += files
-            with blaming(self._ledger.files.path):
+            with storage_errors(self._ledger.files.path):
                 self._fold()
                 self._making.remove_all()
         return Added(self.through, sum(each.messages for each in made))
@@ -156,8 +156,19 @@ class TableArchive:
             self._ledger.tidy()
 
 
+@contextmanager
+def table_errors(place: str, conflict: type[Exception], *others: type[Exception]) -> Iterator[None]:
+    """Translate a table library's errors into ours; ``conflict`` is that of a commit that another one preceded."""
+    try:
+        yield
+    except conflict as error:
+        raise StorageError(f"{place}: another process has changed the table: {error}") from error
+    except others as error:
+        raise StorageError(f"{place}: {error}") from error
+
+
 def _groups(files: Sequence[TableFile], most: int) -> Iterator[list[TableFile]]:
-    """Which files become one: those of one hour that follow one another, up to a size; the last group is open."""
+    """Group files of one hour that follow one another, up to a size; the last group is open."""
     for _, of_hour in itertools.groupby(files, lambda file: file.hour):
         group: list[TableFile] = []
         for file in of_hour:

@@ -1,7 +1,7 @@
 """``decode``: recorded bytes to rows, a frame a row, for any of the protocols.
 
-Captures are files: those that ``headrace serve --record`` makes, one for each connection, and pcap files
-(``tcpdump -w``). Files are spread over the tasks. What a protocol's decoder refuses is a row too, with the error.
+Captures are files: those of ``headrace serve --record``, one for each connection, and pcap files (``tcpdump -w``).
+Files are distributed over the tasks. What a protocol's decoder refuses is a row too, with the error.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pyarrow as pa
 from headrace.config import DOORS, Settings
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.jobs.folder import Folder, is_local
-from headrace.spark.jobs.job import Parameter, Run
+from headrace.spark.jobs.job import JobRun, Parameter, spark_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.spark.jobs.decode.frames import Frame, Stream
+    from headrace.spark.jobs.decode.frames import DecodedStream, FrameRow
 
 ABOUT: Final = (
     "captures of connections, and pcap files, to rows: a frame a row, malformed ones with their error"
@@ -51,24 +51,19 @@ ROWS: Final = pa.schema(
 """``peer`` is the other side of the hub, ``offset`` the bytes of the direction before the read that completed the
 frame, ``fields`` JSON (bytes as base64)."""
 
-DDL: Final = (
-    "capture string, door string, peer string, outgoing boolean, time timestamp, offset long, kind string, "
-    "fields string, payload binary, error string"
-)
-
 TASKS_A_CORE: Final = 16
-"""How many tasks there are at most, for each core: enough to even out files of all sizes, and a file of rows each."""
+"""Most tasks per core: enough to even out files of different sizes."""
 
 _ROWS_A_BATCH: Final = 4096
 _BYTES_A_BATCH: Final = 8 << 20
 _READ: Final = 1 << 20
 
 _WRITTEN: Final = ("part-", ".part-", "_SUCCESS", "._SUCCESS", "_temporary")
-"""How the names begin of what Spark puts into the folder that rows go to."""
+"""Prefixes of the names that Spark writes into the folder of rows."""
 
 
 def check(params: Mapping[str, str], _available_now: bool) -> None:
-    """See that there is something to begin with."""
+    """Check the parameters before Spark starts."""
     parse_ports(params.get("ports", ""))
     captures = params.get("captures")
     if not captures:
@@ -77,7 +72,7 @@ def check(params: Mapping[str, str], _available_now: bool) -> None:
         _found(captures)
 
 
-def start(run: Run) -> dict[str, object]:
+def start(run: JobRun) -> dict[str, object]:
     """Decode all captures of a folder, or one."""
     check(run.params, run.available_now)
     folder, names = _found(run.param("captures"))
@@ -97,11 +92,11 @@ def decode(spark: SparkSession, folder: Folder, names: list[str], ports: dict[in
     """The frames of some captures in a folder."""
     tasks = min(len(names), TASKS_A_CORE * spark.sparkContext.defaultParallelism)
     files = spark.createDataFrame([(name,) for name in names], "name string").repartition(tasks)
-    return files.mapInArrow(partial(_decode_files, folder, ports), DDL)
+    return files.mapInArrow(partial(_decode_files, folder, ports), spark_ddl(ROWS))
 
 
 def parse_ports(text: str) -> dict[int, str]:
-    """``2323=fyrehose,3002=spp`` as it is meant; nothing: the doors' default ports."""
+    """Parse ``2323=fyrehose,3002=spp``; nothing gives the doors' default ports."""
     if not text or text == PARAMETERS["ports"].default:
         listen = Settings().listen
         return {getattr(listen, door).port: door for door in DOORS if getattr(listen, door) is not None}
@@ -134,7 +129,7 @@ def _found(captures: str) -> tuple[Folder, list[str]]:
 
 
 def _may_be_replaced(folder: Folder) -> None:
-    """Replacing what is in a folder is removing it: only what this job writes is."""
+    """Refuse to empty a folder with files that this job did not write."""
     foreign = [name for name in folder.names() if not name.startswith(_WRITTEN)]
     if foreign:
         raise UsageError(
@@ -152,7 +147,7 @@ def _decode_files(
 
 
 def rows_of(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """The rows of one file; a file that is none is one row, and one that is cut off ends with one."""
+    """The rows of one file; an unreadable file is one row, and a truncated one ends with one."""
     from headrace.spark.jobs.decode.pcap import CutOffError
 
     with folder.open(name) as file:
@@ -166,18 +161,18 @@ def rows_of(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[s
 
 
 def _of_capture(file: Any) -> Iterator[dict[str, Any]]:
-    from headrace.spark.jobs.decode.frames import Stream, datagram
+    from headrace.spark.jobs.decode.frames import DecodedStream, datagram
     from headrace.wire.capture import Capture, CaptureDecoder, Chunk
 
     decoder = CaptureDecoder()
     about: Capture | None = None
-    streams: dict[bool, Stream] = {}
+    streams: dict[bool, DecodedStream] = {}
     while data := file.read(_READ):
         for item in decoder.feed(data):
             match item:
                 case Capture():
                     about = item
-                    streams = {out: Stream(item.door, outgoing=out) for out in (False, True)}
+                    streams = {out: DecodedStream(item.door, outgoing=out) for out in (False, True)}
                 case Chunk(outgoing, time, content) if about is not None:
                     where = {"door": about.door, "peer": about.peer, "outgoing": outgoing, "time": time}
                     if about.datagrams:
@@ -196,10 +191,10 @@ def _of_capture(file: Any) -> Iterator[dict[str, Any]]:
 
 
 def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
-    from headrace.spark.jobs.decode.frames import Stream, datagram
+    from headrace.spark.jobs.decode.frames import DecodedStream, datagram
     from headrace.spark.jobs.decode.pcap import Flow, pieces
 
-    streams: dict[Flow, Stream] = {}
+    streams: dict[Flow, DecodedStream] = {}
     for piece in pieces(file):
         flow = piece.flow
         outgoing = flow.target_port not in ports
@@ -211,7 +206,7 @@ def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
         if flow.udp:
             yield from (_row(where, frame) for frame in datagram(door, piece.data, outgoing=outgoing))
             continue
-        stream = streams.setdefault(flow, Stream(door, outgoing=outgoing))
+        stream = streams.setdefault(flow, DecodedStream(door, outgoing=outgoing))
         if piece.lost:
             yield from (_row(where, frame) for frame in stream.lost(piece.lost))
         yield from (_row(where, frame) for frame in stream.feed(piece.data))
@@ -219,7 +214,7 @@ def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
             yield from (_row(where, frame) for frame in streams.pop(flow).end())
 
 
-def _row(where: dict[str, Any], frame: Frame) -> dict[str, Any]:
+def _row(where: dict[str, Any], frame: FrameRow) -> dict[str, Any]:
     return {
         **where,
         "offset": frame.offset,

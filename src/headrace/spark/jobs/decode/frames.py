@@ -1,8 +1,8 @@
-"""Bytes of a connection to rows: one for each frame, and one for the first that is none.
+"""Decode the bytes of a connection to rows: one for each frame, and one for the first bytes that are none.
 
-The decoders are the hub's own (:mod:`headrace.wire`). A stream that breaks its protocol cannot be read on, there as
-here: what was refused is a row with its ``error`` and the bytes from there on, as far as they are worth keeping. A
-datagram that is refused is a row, and the next is read.
+The decoders are the hub's own (:mod:`headrace.wire`). A stream that breaks its protocol cannot be read any further:
+what was refused is a row with its ``error`` and the first bytes from there on. A refused datagram is a row, and the
+next is read.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from headrace.wire.tube.frames import MAX_FRAGMENT_SIZE
 from headrace.wire.tube.reassembly import StreamDecoder, TubeLimits
 
 KEPT: Final = 4096
-"""Bytes of what was refused that its row has."""
+"""Most bytes of what was refused in its row."""
 
 _PAYLOADS: Final = ("payload", "data", "value", "change", "bulk")
-"""What frames call the bytes that they carry."""
+"""Field names of the bytes that frames carry."""
 
 
 _LIMITS: Final = TubeLimits(fragment_size=MAX_FRAGMENT_SIZE, max_message=1 << 30, max_inflated=1 << 30)
@@ -61,15 +61,15 @@ STREAMS: Final[Mapping[str, tuple[Callable[[], Decoder[Any]] | None, Callable[[]
     "tube_ws": (partial(_websocket, masked=True), partial(_websocket, masked=False)),
     "tube_tcp": (_tube, _tube),
 }
-"""Each door's decoders: of what comes to the hub, and of what it sends. What has none is kept as bytes."""
+"""Each door's decoders, for what comes to the hub and for what it sends. A direction without one is kept as bytes."""
 
 DATAGRAMS: Final[Mapping[str, tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[Any]]]]] = {
     "fyrehose": (fyrehose.parse_datagram, fyrehose.parse_client_datagram),
 }
 
 
-class Frame(msgspec.Struct, frozen=True):
-    """One row: a frame of a kind, or what was refused."""
+class FrameRow(msgspec.Struct, frozen=True):
+    """One row: a frame, or what was refused."""
 
     kind: str
     offset: int
@@ -79,7 +79,7 @@ class Frame(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Stream:
+class DecodedStream:
     """One direction of a connection."""
 
     def __init__(self, door: str, *, outgoing: bool) -> None:
@@ -89,62 +89,62 @@ class Stream:
         self._received = 0
         self._refused = False
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[FrameRow]:
         """The frames that some bytes complete."""
         at, self._received = self._received, self._received + len(data)
         if self._refused:
             return
         if self._decoder is None:
-            yield Frame("bytes", at, payload=data)
+            yield FrameRow("bytes", at, payload=data)
             return
         try:
             for frame in self._decoder.feed(data):
                 yield from _described(self._door, frame, at)
         except WireError as error:
             self._refused = True
-            # What was refused: from where the decoder says, if that is in this read, else what it has not taken.
+            # From the error's offset if that is in this read, else what the decoder has not taken.
             if error.offset is not None and error.offset >= at:
                 rest = data[error.offset - at :][:KEPT]
             else:
                 rest = self._decoder.inbox.peek(KEPT) or data[:KEPT]
-            yield Frame("refused", at, payload=rest, error=str(error))
+            yield FrameRow("refused", at, payload=rest, error=str(error))
 
-    def end(self) -> Iterator[Frame]:
-        """What is left when a stream ends in the middle of a frame."""
+    def end(self) -> Iterator[FrameRow]:
+        """The rest of a stream that ends within a frame."""
         if self._decoder is not None and not self._refused and self._decoder.unfinished:
             rest = self._decoder.inbox.peek(KEPT)
             error = f"the stream ends {self._decoder.unfinished} bytes into a frame"
-            yield Frame("unfinished", self._received, payload=rest, error=error)
+            yield FrameRow("unfinished", self._received, payload=rest, error=error)
 
-    def lost(self, count: int) -> Iterator[Frame]:
-        """Bytes that the capture has not: the stream cannot be read on."""
+    def lost(self, count: int) -> Iterator[FrameRow]:
+        """Note bytes that the capture lacks: the stream cannot be read any further."""
         if not self._refused:
             self._refused = True
-            yield Frame("lost", self._received, error=f"{count} bytes are not in the capture")
+            yield FrameRow("lost", self._received, error=f"{count} bytes are not in the capture")
 
 
-def datagram(door: str, data: bytes, *, outgoing: bool) -> Iterator[Frame]:
+def datagram(door: str, data: bytes, *, outgoing: bool) -> Iterator[FrameRow]:
     """The frames of a datagram."""
     parsers = DATAGRAMS.get(door)
     if parsers is None:
-        yield Frame("bytes", 0, payload=data)
+        yield FrameRow("bytes", 0, payload=data)
         return
     try:
         frames = parsers[outgoing](data)
     except WireError as error:
-        yield Frame("refused", 0, payload=data[:KEPT], error=str(error))
+        yield FrameRow("refused", 0, payload=data[:KEPT], error=str(error))
         return
     for frame in frames:
         yield from _described(door, frame, 0)
 
 
-def _described(door: str, frame: Any, at: int) -> Iterator[Frame]:
+def _described(door: str, frame: Any, at: int) -> Iterator[FrameRow]:
     match frame:
         case fyrehose.PushRun(run):
-            yield from (Frame("Push", at, payload=payload) for payload in run)
+            yield from (FrameRow("Push", at, payload=payload) for payload in run)
         case fyrehose.DeliverRun(seqs, run):
             for seq, payload in zip(seqs.tolist(), run, strict=True):
-                yield Frame("Deliver", at, msgspec.json.encode({"seq": seq}), payload)
+                yield FrameRow("Deliver", at, msgspec.json.encode({"seq": seq}), payload)
         case publish.Publishes():
             for each in frame:
                 yield from _described(door, each, at)
@@ -155,16 +155,16 @@ def _described(door: str, frame: Any, at: int) -> Iterator[Frame]:
             carried: bytes | None = next(
                 (fields.pop(name) for name in _PAYLOADS if isinstance(fields.get(name), bytes)), None
             )
-            yield Frame(type(frame).__name__, at, _encoded(fields), carried)
+            yield FrameRow(type(frame).__name__, at, _encoded(fields), carried)
 
 
-def _link_message(data: bytes, at: int) -> Frame:
-    """A message of a tube, which is the link's if it reads as that."""
+def _link_message(data: bytes, at: int) -> FrameRow:
+    """Decode a tube's message as the link's, if it is one."""
     try:
         message = link.parse(data)
-        return Frame("Message", at, _encoded(dict(message.head)), bytes(message.body))
+        return FrameRow("Message", at, _encoded(dict(message.head)), bytes(message.body))
     except HeadraceError:
-        return Frame("Message", at, payload=data)
+        return FrameRow("Message", at, payload=data)
 
 
 def _fields(frame: Any) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""pcap files to the bytes of connections: packets, addresses, and TCP put back into order.
+"""Read pcap files: packets, addresses, and the bytes of connections, TCP in order.
 
-What is read: the classic format (``tcpdump -w``), of either byte order, with times in µs or ns, from Ethernet, Linux's
-"any" device, loopback and raw IP; IPv4 and IPv6, TCP and UDP. Segments that came twice are cut, those that came early
-wait. Where bytes are missing for good, that is said, and the stream ends there; so it is where the file itself ends
-inside a packet.
+The format is the classic one (``tcpdump -w``), of either byte order, with times in µs or ns, from Ethernet, Linux's
+"any" device, loopback and raw IP; IPv4 and IPv6, TCP and UDP. Repeated segments are cut, early ones wait. Where bytes
+are missing for good, that is reported and the stream ends; likewise where the file itself ends within a packet.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from headrace.errors import MalformedError
 
 MAX_PACKET: Final = 1 << 20
 MAX_WAITING: Final = 4 << 20
-"""Bytes of early segments that a direction keeps; past it, what they wait for is taken for lost."""
+"""Most bytes of early segments in one direction; beyond, what they wait for counts as lost."""
 MAX_WAITING_IN_ALL: Final = 64 << 20
-"""The same for all directions together: past it, the one that gets another early segment waits no longer."""
+"""The same for all directions together; beyond, the direction of the next early segment waits no longer."""
 MAX_STREAMS: Final = 65_536
 
 _KEPT_BYTES: Final = 200
-"""What keeping a segment costs besides its bytes."""
+"""Memory of a kept segment beside its bytes."""
 
 _ORDERS: Final = {
     b"\xa1\xb2\xc3\xd4": (">", 1),
@@ -52,7 +51,7 @@ class Flow(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes of a flow in their order; ``lost`` of them are missing before these. ``ended``: no more will come."""
+    """Bytes of a flow in order; ``lost`` bytes are missing before them. ``ended``: no more will come."""
 
     flow: Flow
     time: int

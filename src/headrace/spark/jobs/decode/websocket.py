@@ -1,7 +1,7 @@
-"""A recorded WebSocket connection, one direction: its handshake, then the tube's frames, and the WebSocket's own.
+"""Decode one direction of a recorded WebSocket connection: its handshake, the tube's frames, and the WebSocket's own.
 
-The hub has the ``websockets`` library talk to a peer, which must be there to be talked to. A recording only has to be
-read, by the few rules of RFC 6455 that say where a message begins and ends.
+The ``websockets`` library, which the hub uses, needs a peer to talk to. A recording only has to be read, by the few
+rules of RFC 6455 that say where a message begins and ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from headrace.wire.receive_buffer import Decoder
 from headrace.wire.tube.reassembly import TubeLimits, WebSocketDecoder
 
 MAX_HEAD: Final = 64 << 10
-"""Bytes of a handshake."""
+"""Most bytes of a handshake."""
 MAX_FRAME: Final = 1 << 30
-"""Far more than a hub takes: what is recorded was sent, not necessarily taken."""
+"""Far more than a hub accepts: what was recorded was sent, not necessarily accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The WebSocket's goodbye."""
+    """The WebSocket's Close."""
 
     code: int | None
     reason: str

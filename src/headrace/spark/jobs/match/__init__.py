@@ -1,13 +1,13 @@
-"""``match``: the matcher fleet. What clients subscribed to by content is found here, and pushed to the dispatcher.
+"""``match``: the matcher fleet. It matches messages with content subscriptions and pushes them to the dispatcher.
 
 It is the hub's own matcher on as many cores and machines as Spark has, for ``matching.engine = "spark"``. A micro-batch
 is matched by several tasks, each for its share of the clients (:mod:`~headrace.spark.jobs.match.source`); when all have
-pushed what they found and the dispatcher has taken it, the driver marks how far the fleet is
+pushed and the dispatcher has taken everything, the driver marks how far the fleet is
 (:mod:`~headrace.spark.jobs.match.push`).
 
-The fleet keeps no place of its own between runs. While it is away, connectors feed their clients from the log; a run
-begins with the subscriptions as they are then, says from where on it pushes, and clients are pushed to again as soon as
-they are there. So there is nothing that a run could have to make up for, and its checkpoint is for Spark alone.
+The fleet keeps no position between runs. While it is away, connectors feed their clients from the log. A run begins
+with the subscriptions of that moment and announces from where on it pushes; connectors then rely on pushes again. So a
+run has nothing to make up for, and its checkpoint is for Spark alone.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from headrace.protocols import PORTS
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.archive.files import enveloped
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.job import COMMON, Parameter, Run, Started, at_least, one_of
+from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
 from headrace.spark.jobs.match.push import Lifeline
-from headrace.spark.jobs.match.tables import EVERY, Tables, matcher_table
-from headrace.spark.options import Reading
+from headrace.spark.jobs.match.tables import EVERY, SubscriptionTables, matcher_table
+from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import rows_of
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
@@ -66,18 +66,18 @@ PARAMETERS: Final = {
 
 
 def check(params: Mapping[str, str], available_now: bool) -> None:
-    """See that there is something to begin with."""
+    """Check the parameters before Spark starts."""
     if available_now:
         raise UsageError("match has no end: what is in the log already, connectors find there")
     parse_dispatchers(params.get("dispatchers") or PARAMETERS["dispatchers"].default)
 
 
 def parse_dispatchers(text: str) -> list[Address]:
-    """Addresses with commas between."""
+    """Parse addresses with commas between."""
     return [Address.parse(each.strip(), DISPATCHER_PORT) for each in text.split(",")]
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Match what comes from now on."""
     from headrace.spark.jobs.match.source import NAME, FleetDataSource
 
@@ -85,7 +85,7 @@ def start(run: Run) -> Started:
     dispatchers = parse_dispatchers(run.param("dispatchers"))
     most, json_attributes = int(run.number("most")), run.truth("json_attributes")
     shares = run.params.get("shares") and int(run.number("shares"))
-    fleet = Driver(run)
+    fleet = FleetDriver(run)
     try:
         options = {
             "dispatcher": fleet.lifeline.open(dispatchers),
@@ -101,33 +101,33 @@ def start(run: Run) -> Started:
         fleet.close()
         raise
     fleet.lifeline.watch(lambda: query.isActive, fleet.close)
-    return Started(query, fleet.facts)
+    return RunningJob(query, fleet.facts)
 
 
-class Driver:
-    """What the driver does: begin with the subscriptions, and mark how far the fleet is."""
+class FleetDriver:
+    """The driver's part: take the subscriptions, and mark how far the fleet is."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._access = run.access
         runs = f"{run.path.rstrip('/')}/runs"
-        # What an earlier run left is of no use to this one.
+        # The files of an earlier run are of no use.
         Folder.at(runs).remove_all()
         self._path = f"{runs}/{uuid4().hex}"
         self.tables_path = f"{self._path}/subscriptions"
         run.params = {**run.params, "checkpoint": f"{self._path}/checkpoint"}
-        self._tables = Tables(Folder.at(self.tables_path))
+        self._tables = SubscriptionTables(Folder.at(self.tables_path))
         self._newest_table = self._take_table()
         self.lifeline = Lifeline(self._newest_table, run.access.patience)
         self._done: dict[str, int | float] = {}
 
     def push(self, batch: DataFrame, _number: int) -> None:
-        """Have the tasks of a micro-batch push."""
+        """Run the tasks of a micro-batch, which push."""
         self.lifeline.begin()
         begin = monotonic()
         try:
             done = batch.collect()
         except BaseException:
-            # Not all of it was pushed: nobody must rely on that.
+            # Not everything was pushed: clients must not rely on it.
             self.lifeline.close()
             raise
         if not done:
@@ -146,11 +146,11 @@ class Driver:
         self._tables.drop_before(self.lifeline.place)
 
     def facts(self) -> dict[str, object]:
-        """What Spark does not know: messages of the last micro-batch, subscriptions, and what was found so far."""
+        """Facts that Spark does not have: messages of the last micro-batch, subscriptions, and matches so far."""
         return {**self._done, "through": self.lifeline.place, "dispatcher": str(self.lifeline.address)}
 
     def close(self) -> None:
-        """The run is over: its folder goes."""
+        """End the run and remove its folder."""
         self.lifeline.close()
         Folder.at(self._path).remove_all()
 
@@ -164,9 +164,9 @@ def match(
     subscriptions: pa.Table,
     *,
     json_attributes: bool = False,
-    reading: Reading | None = None,
+    reading: SourceOptions | None = None,
 ) -> DataFrame:
-    """The clients of each message that is for anybody: ``seq``, ``clients`` (the 12 bytes of each).
+    """Match messages; give ``seq`` and ``clients`` (12 bytes each) of those that have any.
 
     ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``). With
     ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.source.range_source.frame`), which
@@ -183,16 +183,15 @@ _matcher: tuple[str, Matcher] | None = None
 
 
 def _match_ranges(
-    reading: Reading,
+    reading: SourceOptions,
     work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     ranges: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """A task: the messages of ranges."""
     return work(rows_of(reading, ranges))
 
 
 def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: the same worker may have had the same subscriptions before."""
+    """Match in a task; the worker may have the matcher from an earlier task."""
     global _matcher
     name, table = shared.value
     if _matcher is None or _matcher[0] != name:

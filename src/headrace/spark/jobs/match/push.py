@@ -1,12 +1,12 @@
-"""The fleet's connections to the dispatcher: what it pushes, and how far it says it is.
+"""The fleet's connections to the dispatcher: pushes, and marks of progress.
 
 To a dispatcher the fleet is one matcher. Its tasks push, each by a connection of its own; the driver marks, by one that
-lasts as long as the job does, the :class:`Lifeline`. A mark says: all up to here has been pushed, and all behind the
-first mark of this connection will be. So while the lifeline stands, clients rely on pushes, and when it breaks,
-whatever the reason, connectors feed them from the log until there is another.
+lasts as long as the job, the :class:`Lifeline`. A mark says: everything up to here was pushed, and everything after the
+first mark of this connection will be. While the lifeline stands, clients rely on pushes; when it breaks, for any
+reason, connectors feed them from the log until there is another.
 
-**What was taken.** The protocol acknowledges no push, but a dispatcher answers a heartbeat, and takes what comes by one
-connection in order. So the answer to a heartbeat behind pushes says that all of them were taken: a task ends with one.
+The protocol acknowledges no push, but a dispatcher answers a heartbeat, and processes a connection's input in order. So
+the answer to a heartbeat after pushes shows that all of them were taken: a task ends with one.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from headrace.wire.attribute.messages import ConnectorDecoder, Heartbeat, serial
 NODE: Final = node_id(FLEET)
 
 HEARTBEAT_SECONDS: Final = 2.0
-"""How often a connection that is not used otherwise says that it lives."""
+"""Interval of heartbeats on an idle connection."""
 
 LOOK_SECONDS: Final = 0.25
-"""How often the lifeline looks whether its job still runs."""
+"""Interval at which the lifeline checks that its job still runs."""
 
 logger = logging.getLogger("headrace.spark")
 
 
-class Connection:
-    """One connection to a dispatcher; whatever is wrong with it is an :class:`~headrace.errors.UnreachableError`."""
+class DispatcherConnection:
+    """One connection to a dispatcher; every failure is an :class:`~headrace.errors.UnreachableError`."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self.address = address
@@ -61,12 +61,12 @@ class Connection:
         self._sent_at = monotonic()
 
     def keep(self) -> None:
-        """Say that we live, if nothing was sent for some time."""
+        """Send a heartbeat if nothing was sent for some time."""
         if monotonic() - self._sent_at >= HEARTBEAT_SECONDS:
             self._heartbeat()
 
     def settle(self) -> None:
-        """Return when the dispatcher has taken all that was sent."""
+        """Wait until the dispatcher has taken everything sent."""
         self._heartbeat()
         while self._unanswered:
             try:
@@ -93,29 +93,29 @@ class Connection:
 
 
 class Lifeline:
-    """The connection that the fleet marks by: kept up by a thread while ``alive`` says so.
+    """The connection for the fleet's marks, kept up by a thread while the job is alive.
 
-    It is replaced only between micro-batches: during one, somebody's pushes may have been lost with the old one, and
-    not all behind the last mark would be pushed again.
+    It is replaced only between micro-batches: during one, pushes may have been lost with the old one that nobody would
+    repeat.
     """
 
     def __init__(self, place: int, patience: float) -> None:
         self.address = Address("", 0)
-        """The dispatcher that is used."""
+        """The dispatcher in use."""
         self._place = place
         self._patience = patience
-        self._connection: Connection | None = None
+        self._connection: DispatcherConnection | None = None
         self._busy = False
         self._using = threading.Lock()
         self._ended = threading.Event()
 
     @property
     def place(self) -> int:
-        """Up to where all has been pushed."""
+        """The last message up to which everything was pushed."""
         return self._place
 
     def open(self, dispatchers: Sequence[Address]) -> Address:
-        """Dial the first dispatcher that answers."""
+        """Connect to the first dispatcher that answers."""
         failures = []
         for address in dispatchers:
             self.address = address
@@ -131,14 +131,14 @@ class Lifeline:
         )
 
     def watch(self, alive: Callable[[], bool], over: Callable[[], None]) -> None:
-        """Keep it up until the job is over, and say then that it is."""
+        """Keep it up until the job is over, then call ``over``."""
         watching = threading.Thread(
             target=self._watch, args=(alive, over), name="headrace-lifeline", daemon=True
         )
         watching.start()
 
     def begin(self) -> None:
-        """A micro-batch begins: whoever relies on the fleet must know from where on."""
+        """Begin a micro-batch: the dispatcher must know from where on the fleet pushes."""
         deadline = monotonic() + self._patience
         while True:
             with self._using:
@@ -153,14 +153,14 @@ class Lifeline:
             self._ended.wait(0.1)
 
     def done(self, place: int) -> None:
-        """A micro-batch is done: all up to ``place`` has been pushed."""
+        """End a micro-batch: everything up to ``place`` was pushed."""
         with self._using:
             self._busy = False
             self._place = place
             self._use(lambda connection: connection.send(serialize(mark(place, NODE))))
 
     def close(self) -> None:
-        """Let go: clients are fed from the log now."""
+        """Close it: clients are fed from the log from now on."""
         self._ended.set()
         with self._using:
             self._drop()
@@ -172,7 +172,7 @@ class Lifeline:
                 if not alive():
                     break
             except Exception:  # noqa: BLE001
-                break  # There is no Spark any more to ask.
+                break  # Spark is gone.
             if monotonic() - beaten >= HEARTBEAT_SECONDS:
                 with self._using, contextlib.suppress(UnreachableError):
                     self._beat()
@@ -180,13 +180,13 @@ class Lifeline:
         over()
 
     def _beat(self) -> None:
-        """See that the dispatcher lives; find it again if that may be."""
-        self._use(Connection.settle)
+        """Check that the dispatcher lives; connect again if allowed."""
+        self._use(DispatcherConnection.settle)
         if self._connection is None and not self._busy and not self._ended.is_set():
             self._dial()
 
     def _dial(self) -> None:
-        connection = Connection(self.address, self._patience)
+        connection = DispatcherConnection(self.address, self._patience)
         try:
             connection.send(serialize(mark(self._place, NODE)))
             connection.settle()
@@ -195,8 +195,8 @@ class Lifeline:
             raise
         self._connection = connection
 
-    def _use(self, act: Callable[[Connection], None]) -> None:
-        """Do something with the connection, or be without one."""
+    def _use(self, act: Callable[[DispatcherConnection], None]) -> None:
+        """Use the connection, and drop it if it fails."""
         if self._connection is not None:
             try:
                 act(self._connection)

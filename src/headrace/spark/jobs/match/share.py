@@ -1,9 +1,8 @@
-"""A share of the subscriptions, at one place in the sequence: what a task matches with.
+"""A share of the subscriptions at one point of the sequence: what a task matches with.
 
-Clients are shared out by the ring (:class:`headrace.matching.Ring`), on which each share has 16 places, as a matcher
-has; they lie evenly, so that shares are about equal. A share goes through the sequence row by row: messages are matched
-with the hub's own engine, entries that change a subscription change it there and then, so that each change counts for
-exactly the messages behind it.
+Clients are distributed by the ring (:class:`headrace.matching.Ring`), on which each share has 16 evenly spaced
+positions, so that shares are about equal. A share goes through the sequence row by row: messages are matched by the
+hub's own engine, and an entry that changes a subscription takes effect at once, for exactly the messages after it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from headrace.hub.routing.subscriptions import PART, Subscriptions
 from headrace.matching import Ring
 from headrace.matching.ring import PLACE_BYTES, VNODES
 from headrace.message import NOT_A_MESSAGE, Batch
-from headrace.spark.jobs.match.tables import Table
+from headrace.spark.jobs.match.tables import SubscriptionTable
 from headrace.wire.attribute.messages import MatcherPush
 from headrace.wire.sdk.auth import parse_client_id
 
@@ -31,7 +30,7 @@ ENTRIES: Final = f"{PART}/*"
 
 
 def ring(shares: int) -> Ring:
-    """The ring of so many shares, which are its matchers in the order of their names."""
+    """Make a ring of so many shares, whose names order them."""
     made = Ring()
     step = (1 << 8 * PLACE_BYTES) // (VNODES * shares)
     for share in range(shares):
@@ -40,14 +39,14 @@ def ring(shares: int) -> Ring:
 
 
 class Share:
-    """Share ``number`` of ``shares``, at ``place``: all entries up to there are in it."""
+    """Share ``number`` of ``shares``, with all entries up to ``place``."""
 
-    def __init__(self, table: Table, number: int, shares: int, *, json_attributes: bool) -> None:
+    def __init__(self, table: SubscriptionTable, number: int, shares: int, *, json_attributes: bool) -> None:
         self.place = table.seq
         self.changed = table.seq
-        """The last entry that changed anything: it is the share of all places from here to ``place``."""
+        """The last entry that changed anything: the share is the same from there to ``place``."""
         self.matched = 0
-        """How many messages were matched, by how many clients."""
+        """Messages matched, and clients found."""
         self.found = 0
         self._ring = ring(shares)
         self._number = number
@@ -63,7 +62,7 @@ class Share:
         return len(self._subscriptions)
 
     def pushes(self, rows: pa.RecordBatch) -> Iterator[MatcherPush]:
-        """What the next rows of the sequence, entries and all, are to the clients of the share."""
+        """Match the next rows of the sequence, entries included; yield the pushes to the share's clients."""
         begin = 0
         for at in _changes(rows):
             client = self._own(rows, at)
@@ -78,7 +77,7 @@ class Share:
             self._matching.matcher.rebuild()
 
     def follow(self, entries: pa.RecordBatch) -> None:
-        """Take in entries, without the messages between them."""
+        """Apply entries, without the messages between them."""
         for at in _changes(entries):
             client = self._own(entries, at)
             if client is not None:
@@ -93,7 +92,7 @@ class Share:
             yield from pushes(batch, matches, self._subscriptions, without=None)
 
     def _own(self, rows: pa.RecordBatch, at: int) -> str | None:
-        """The client that an entry is about, if it is one of this share's."""
+        """The client of an entry, if it is one of this share's."""
         name: str = rows.column("topic")[at].as_py().partition("/")[2]
         try:
             client = parse_client_id(name)
@@ -117,7 +116,7 @@ class Share:
 
 
 def _changes(rows: pa.RecordBatch) -> list[int]:
-    """Where the entries are that change subscriptions."""
+    """The rows of entries that change subscriptions."""
     is_entry = pc.equal(rows.column("origin"), NOT_A_MESSAGE)
     if not pc.any(is_entry).as_py():
         return []

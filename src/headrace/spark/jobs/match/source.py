@@ -1,13 +1,12 @@
 """The fleet as a Spark source: a task is a whole micro-batch and one share of the clients.
 
 Offsets are the source's own (:mod:`headrace.spark.source.reader`). But a range is not cut by messages: every task
-reads all of it and matches it for its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order,
-pushing as it goes. So what is for one client is pushed by one task, in the order of the sequence and without a hole,
-and a task that is run again pushes the same again from the micro-batch's beginning: connectors drop what they have
-had. What comes out as rows is what each task did.
+reads all of it, matches it for its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order, and pushes
+as it goes. So one task pushes everything for a client, in the order of the sequence and without a hole. A repeated task
+pushes the same again from the beginning of the micro-batch; connectors drop what they have had. The rows are facts
+about each task.
 
-A Python worker serves many tasks, and remembers the shares it had: one that is asked for again needs only the
-subscriptions that changed since.
+A Python worker serves many tasks and remembers the shares it had: the next time only changed subscriptions are needed.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from headrace.config import Address
 from headrace.errors import LostRangeError, UnreachableError
 from headrace.message import NOT_A_MESSAGE
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.match.push import Connection
+from headrace.spark.jobs.job import spark_ddl
+from headrace.spark.jobs.match.push import DispatcherConnection
 from headrace.spark.jobs.match.share import ENTRIES, Share
-from headrace.spark.jobs.match.tables import Tables
-from headrace.spark.options import Reading, reading
-from headrace.spark.runtime.python_workers import settle
-from headrace.spark.source.range_rows import Span, read_span
+from headrace.spark.jobs.match.tables import SubscriptionTables
+from headrace.spark.options import SourceOptions, parse_source_options
+from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.source.range_rows import LogRange, read_range
 from headrace.spark.source.reader import Offset, SequencePartition, SequenceStreamReader, cores
 from headrace.wire.attribute.messages import MatcherPush, serialize
 from headrace.wire.attribute.push_parts import split
 
 NAME: Final = "headrace-fleet"
-DDL: Final = "share int, first long, last long, subscriptions long, messages long, matched long, pushed long"
 _DONE: Final = pa.schema(
     [
         pa.field("share", pa.int32()),
@@ -64,7 +63,7 @@ _keeping = threading.Lock()
 class Fleet:
     """What every task is told."""
 
-    options: Reading
+    options: SourceOptions
     dispatcher: Address
     tables: str
     """The folder with the run's tables."""
@@ -75,7 +74,7 @@ class Fleet:
 class FleetPartition(InputPartition):
     """A range of the sequence, and a share of the clients."""
 
-    def __init__(self, span: Span, share: int) -> None:
+    def __init__(self, span: LogRange, share: int) -> None:
         self.span = span
         self.share = share
 
@@ -85,19 +84,19 @@ class FleetDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """The name for ``format``."""
         return NAME
 
     def schema(self) -> str:
-        """What each task did."""
-        return DDL
+        """The facts about each task."""
+        return spark_ddl(_DONE)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """The fleet."""
         given = {name.lower(): value for name, value in self.options.items()}
         own = {name: given.pop(name) for name in ("dispatcher", "tables", "shares", "jsonattributes")}
         fleet = Fleet(
-            reading(given, stream=True),
+            parse_source_options(given, stream=True),
             Address.parse(own["dispatcher"]),
             own["tables"],
             int(own["shares"]),
@@ -118,7 +117,7 @@ class FleetReader(SequenceStreamReader):
         ranges = [each for each in super().partitions(start, end) if isinstance(each, SequencePartition)]
         if not ranges:
             return []
-        span = Span(ranges[0].log, ranges[0].path, ranges[0].first, ranges[-1].last)
+        span = LogRange(ranges[0].log, ranges[0].path, ranges[0].first, ranges[-1].last)
         return [FleetPartition(span, share) for share in range(self._fleet.shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -126,13 +125,12 @@ class FleetReader(SequenceStreamReader):
         if not isinstance(partition, FleetPartition):
             return
         done = push_share(self._fleet, partition.span, partition.share)
-        columns = [pa.array([done[field.name]], field.type) for field in _DONE]
-        yield pa.RecordBatch.from_arrays(columns, schema=_DONE)
-        settle("match")
+        yield pa.RecordBatch.from_pylist([done], _DONE)
+        hide_from_collector("match")
 
 
-def push_share(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
-    """Match a part of the sequence for one share and push it, from its beginning again if the dispatcher gets lost."""
+def push_share(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
+    """Match a range for one share and push it; start again if the connection to the dispatcher is lost."""
     deadline = None
     while True:
         try:
@@ -145,21 +143,21 @@ def push_share(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
             threading.Event().wait(AGAIN_SECONDS)
 
 
-def _push_once(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
+def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
     key = (span.log, fleet.tables, fleet.shares, number)
     share = _share_at(fleet, span, number, key)
     share.matched = share.found = pushed = 0
     connection = None
     try:
         following = span.first
-        for rows in read_span(replace(fleet.options, entries=True), span):
+        for rows in read_range(replace(fleet.options, entries=True), span):
             seqs = rows.column("seq")
             if seqs[0].as_py() != following or seqs[-1].as_py() != following + rows.num_rows - 1:
                 raise LostRangeError(following, seqs[-1].as_py(), "the hub did not send all of it")
             following += rows.num_rows
             for data, count in _serialized(share.pushes(rows)):
                 if connection is None:
-                    connection = Connection(fleet.dispatcher, fleet.options.access.patience)
+                    connection = DispatcherConnection(fleet.dispatcher, fleet.options.access.patience)
                 connection.send(data)
                 pushed += count
             if connection is not None:
@@ -184,17 +182,17 @@ def _push_once(fleet: Fleet, span: Span, number: int) -> Mapping[str, int]:
     return facts
 
 
-def _share_at(fleet: Fleet, span: Span, number: int, key: tuple[str, str, int, int]) -> Share:
-    """The share as it is before a span: remembered, or made of a table; nobody else has it meanwhile."""
+def _share_at(fleet: Fleet, span: LogRange, number: int, key: tuple[str, str, int, int]) -> Share:
+    """The share as of the beginning of a range, remembered or made from a table; no other task uses it meanwhile."""
     place = span.first - 1
     with _keeping:
         share = _kept.pop(key, None)
     if share is None or share.changed > place:
-        table = Tables(Folder.at(fleet.tables)).find(place)
+        table = SubscriptionTables(Folder.at(fleet.tables)).find(place)
         share = Share(table, number, fleet.shares, json_attributes=fleet.json_attributes)
     if share.place < place:
         between = replace(fleet.options, topic=ENTRIES, origins=(NOT_A_MESSAGE,))
-        for entries in read_span(between, span._replace(first=share.place + 1, last=place)):
+        for entries in read_range(between, span._replace(first=share.place + 1, last=place)):
             share.follow(entries)
     share.place = place
     return share
@@ -204,13 +202,13 @@ def _keep(key: tuple[str, str, int, int], share: Share) -> None:
     with _keeping:
         _kept[key] = share
         for old in [each for each in _kept if each[:3] != key[:3]]:
-            del _kept[old]  # Another run's.
+            del _kept[old]  # of another run
         while len(_kept) > MAX_KEPT:
             del _kept[next(iter(_kept))]
 
 
 def _serialized(pushes: Iterator[MatcherPush]) -> Iterator[tuple[bytes, int]]:
-    """Pushes as bytes, many at a time; and how many they are."""
+    """Serialize pushes, many at a time; yield their bytes and number."""
     parts: list[bytes] = []
     size = count = 0
     for push in pushes:

@@ -1,12 +1,12 @@
-"""``measure``: how much comes in, from whom, about what, and how late it reaches Spark, in windows of time.
+"""``measure``: traffic, publishers, topics and lag in windows of time.
 
 Windows are a second, a minute and an hour long. Each is a row of counts and **sketches**, small summaries that can be
-put together without the messages they are of: how many publishers (HyperLogLog), the most frequent topics and attribute
-values (frequent items), percentiles of the lag (KLL). So messages are counted into seconds once, seconds make minutes
-and hours, and a window that several micro-batches add to is put together from what each brought.
+merged without their messages: publishers (HyperLogLog), the most frequent topics and attribute values (frequent items),
+percentiles of the lag (KLL). So messages are counted into seconds once, seconds make minutes and hours, and a window
+that several micro-batches add to is merged from the parts.
 
-A message's time never decreases along the sequence. The watermark is therefore the newest time itself: a window is
-complete as soon as a message behind its end has come, and nothing is ever late.
+Times never decrease along the sequence, so the watermark is the newest time itself: a window is complete as soon as a
+message after its end has come, and nothing is ever late.
 
 What the pipeline itself publishes (origin ``spark``) and entries that are no messages (``log``) are left out.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace.message import NOT_A_MESSAGE
-from headrace.spark.jobs.job import COMMON, Run, Started
+from headrace.spark.jobs.job import COMMON, JobRun, RunningJob
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -29,15 +29,15 @@ PARAMETERS: Final = {
 }
 
 SPANS: Final = {"second": 1, "minute": 60, "hour": 3600}
-"""The windows' names and lengths in seconds; each goes into the next."""
+"""Names and lengths of the windows, in seconds; each divides the next."""
 
 LEFT_OUT: Final = ("spark", NOT_A_MESSAGE)
 
 TOP: Final = 10
-"""How many topics and attribute values are named."""
+"""Most topics and attribute values shown."""
 
 _TRACKED: Final = 512
-"""Items that a sketch follows; counts of the top are exact while there are no more, and close beyond."""
+"""Items that a sketch tracks; its top counts are exact up to so many, and close beyond."""
 _PUBLISHER_BITS: Final = 11
 """2^11 registers: an error of about 2 %."""
 _SEPARATOR: Final = "\x1f"
@@ -45,17 +45,17 @@ _MICROSECONDS: Final = 1_000_000
 _PERCENTILES: Final = {"lag_p50": 0.5, "lag_p90": 0.9, "lag_p99": 0.99}
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Measure the sequence as it grows."""
     from headrace.spark.jobs.measure.run import ROWS_A_TIME, Measurer
 
     measurer = Measurer(run)
     rows = run.stream(maxOffsetsPerTrigger=ROWS_A_TIME)
-    return Started(run.query(rows, measurer.measure), measurer.facts)
+    return RunningJob(run.query(rows, measurer.measure), measurer.facts)
 
 
 def seconds(rows: DataFrame, now: Column | None = None) -> DataFrame:
-    """Messages counted into windows of a second; ``now`` is when they are read, for the lag."""
+    """Count messages into windows of a second; ``now`` is when they are read, for the lag."""
     from pyspark.sql import functions as F
 
     read_at = F.unix_micros(F.current_timestamp() if now is None else now)
@@ -91,7 +91,7 @@ def seconds(rows: DataFrame, now: Column | None = None) -> DataFrame:
 
 
 def windows(counted: DataFrame) -> DataFrame:
-    """Windows of all lengths, of windows of a second: ``span`` is the length in seconds."""
+    """Make windows of all lengths from windows of a second: ``span`` is the length in seconds."""
     from pyspark.sql import functions as F
 
     spans = F.explode(F.array(*(F.lit(span).cast("long") for span in SPANS.values())))
@@ -100,7 +100,7 @@ def windows(counted: DataFrame) -> DataFrame:
 
 
 def together(parts: DataFrame) -> DataFrame:
-    """Parts of windows that were counted apart, put together."""
+    """Merge parts of windows that were counted separately."""
     from pyspark.sql import functions as F
 
     return parts.groupBy("span", "start").agg(
@@ -116,14 +116,14 @@ def together(parts: DataFrame) -> DataFrame:
 
 
 def figures(made: DataFrame, *besides: Column) -> DataFrame:
-    """Windows as people read them: estimates in place of sketches, lags in seconds; and columns ``besides``."""
+    """Windows for people: estimates in place of sketches, lags in seconds; and the columns ``besides``."""
     from pyspark.sql import functions as F
 
     named = F.transform(
         F.expr(f"approx_top_k_estimate(attributes, {TOP})"),
         lambda top: F.struct(
             F.substring_index(top.item, _SEPARATOR, 1).alias("name"),
-            # Values may have the separator in them; names are what comes before the first.
+            # Only a value may contain the separator, so a name ends at the first.
             _after(top.item).alias("value"),
             top["count"].alias("messages"),
         ),
@@ -151,7 +151,7 @@ def figures(made: DataFrame, *besides: Column) -> DataFrame:
 
 
 def measure(rows: DataFrame, now: Column | None = None) -> DataFrame:
-    """The figures of all windows of some messages."""
+    """The figures of all windows of messages."""
     return figures(windows(seconds(rows, now)))
 
 

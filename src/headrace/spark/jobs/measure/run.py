@@ -1,11 +1,11 @@
-"""``measure`` as it runs: windows from micro-batch to micro-batch, tables of those that are complete, live services.
+"""``measure`` as it runs: windows from micro-batch to micro-batch, a table of the complete ones, live services.
 
-Kept between micro-batches are the sketches of the open hour, the open minute and the seconds in it. When a minute is
-complete, its seconds and itself become rows of the table, and so does the hour when it is: a file for each hour, which
-grows by a whole copy that takes its place. A micro-batch that is run again writes the same rows again, over the same.
+The sketches of the open hour, the open minute and its seconds are kept between micro-batches. A complete minute and its
+seconds become rows of the table, and so does a complete hour: there is a file for each hour, which grows by being
+replaced. A repeated micro-batch writes the same rows again.
 
 The services ``measure/second``, ``measure/minute`` and ``measure/hour`` show the newest window of each length, complete
-or not. They change when the figures do; with no messages there is nothing to say.
+or not. They change when the figures do.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.spark.jobs.folder import blaming
-from headrace.spark.jobs.job import Run
+from headrace.spark.jobs.folder import storage_errors
+from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.measure import SPANS, figures, seconds, together, windows
-from headrace.spark.jobs.publishing import publish_services
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ROWS_A_TIME: Final = 250_000
-"""The most messages of a micro-batch: what comes of them must fit the driver however thinly they are spread in time. A
-window of one message takes about 500 bytes, and the JVM several times that while it hands them over."""
+"""Most messages of a micro-batch: their windows must fit the driver however thinly they are spread in time. A window of
+one message takes about 500 bytes, and the JVM several times that while it passes them on."""
 
 _FILE: Final = "windows.parquet"
 _MICROSECONDS: Final = 1_000_000
@@ -38,32 +37,32 @@ _MICROSECONDS: Final = 1_000_000
 class Measurer:
     """A run of ``measure``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._run = run
-        self._kept = run.kept()
+        self._memory = run.memory()
         self._shown: dict[str, dict[str, Any]] = {}
-        # A run of its own to the hub: what it publishes is what is true now, and not worth repeating.
+        # New for each run: it publishes what is true now, which is not worth repeating.
         self._id = f"measure-{uuid4().hex}"
 
     def facts(self) -> dict[str, object]:
-        """What the status says of it."""
+        """The facts for the status."""
         return {"path": self._run.path}
 
     def measure(self, rows: DataFrame, batch: int) -> None:
         """Count one micro-batch."""
-        content = self._kept.before(batch)
+        content = self._memory.before(batch)
         before = None if content is None else pa.ipc.open_stream(content).read_all()
         made = windows(seconds(rows))
         if before is not None and before.num_rows:
             made = together(made.unionByName(rows.sparkSession.createDataFrame(before)))
         table = self._collect(made)
         if before is not None and _messages(table["sketches"]) == pc.sum(before["messages"]).as_py():
-            # Nothing that counts has come. To say so would be the next thing to come.
-            self._kept.after(batch, _serialized(before))
+            # No messages have come; a change of the services would itself be new entries.
+            self._memory.after(batch, _serialized(before))
             return
         self._write(table)
         self._tell(table, batch)
-        self._kept.after(batch, _serialized(_open(table)))
+        self._memory.after(batch, _serialized(_open(table)))
 
     def _collect(self, made: DataFrame) -> pa.Table:
         """Sketches, under ``sketches``, and figures, in the order of time."""
@@ -73,13 +72,13 @@ class Measurer:
         return figures(made, sketches).toArrow().sort_by([("start", "ascending"), ("span", "ascending")])
 
     def _write(self, table: pa.Table) -> None:
-        """Put the windows that are complete into the table, by hour."""
+        """Write the complete windows to the table, by hour."""
         done = table.filter(_complete(table)).drop_columns("sketches")
         hours = pc.unique(pc.floor_temporal(done["start"], unit="hour"))
         for hour in hours.to_pylist():
             rows = done.filter(pc.equal(pc.floor_temporal(done["start"], unit="hour"), hour))
             folder = self._run.folder.sub(f"day={hour:%Y-%m-%d}").sub(f"hour={hour:%H}")
-            with blaming(folder.path):
+            with storage_errors(folder.path):
                 if _FILE in folder.names():
                     rows = _merged(pq.read_table(pa.BufferReader(folder.read(_FILE))), rows)
                 written = BytesIO()
@@ -87,7 +86,7 @@ class Measurer:
                 folder.write(_FILE, written.getvalue())
 
     def _tell(self, table: pa.Table, batch: int) -> None:
-        """Publish what has changed of the newest window of each length."""
+        """Publish the changes of the newest window of each length."""
         changes: dict[str, dict[str, Any]] = {}
         for name, span in SPANS.items():
             rows = table.filter(pc.equal(table["span"], span)).drop_columns("sketches")
@@ -99,7 +98,7 @@ class Measurer:
             if changed:
                 changes[f"measure/{name}"] = changed
                 self._shown[name] = now
-        publish_services(self._run.access, self._id, batch, changes)
+        self._run.publish_services(self._id, batch, changes)
 
 
 def _messages(sketches: pa.ChunkedArray) -> int | None:
@@ -108,7 +107,7 @@ def _messages(sketches: pa.ChunkedArray) -> int | None:
 
 
 def _complete(table: pa.Table) -> pa.Array:
-    """Which windows nothing will be added to: those of minutes that are over, and hours that are."""
+    """Which windows are complete: those of past minutes, and past hours."""
     newest = pc.max(pc.struct_field(table["sketches"], "newest")).as_py() or 0
     now = datetime.fromtimestamp(newest / _MICROSECONDS, UTC)
     minute = now.replace(second=0, microsecond=0)
@@ -124,7 +123,7 @@ def _open(table: pa.Table) -> pa.Table:
 
 
 def _merged(before: pa.Table, rows: pa.Table) -> pa.Table:
-    """Rows of a file and new ones; a window that is there already is replaced."""
+    """Merge new rows into those of a file; new windows win."""
     known = set(zip(rows["span"].to_pylist(), rows["start"].to_pylist(), strict=True))
     stays = [
         key not in known for key in zip(before["span"].to_pylist(), before["start"].to_pylist(), strict=True)

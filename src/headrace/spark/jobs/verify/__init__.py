@@ -1,9 +1,9 @@
-"""``verify``: holes, repeats and disorder in each log, and whether several logs say the same.
+"""``verify``: find holes, repeats and disorder in each log, and differences between logs.
 
-The order is total, so nothing has to be sorted: each task comes down to a few segments
-(:mod:`~headrace.spark.jobs.verify.segment_scan`), and those are joined at their edges
+The order is total, so nothing has to be sorted: each task reduces its rows to a few segments
+(:mod:`~headrace.spark.jobs.verify.segment_scan`), which are joined at their edges
 (:mod:`~headrace.spark.jobs.verify.findings`). Logs are compared by digests of :data:`BLOCK` messages; only where two
-digests differ, their messages are looked at one by one.
+digests differ are messages compared one by one.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from headrace.message import SCHEMA
-from headrace.spark.jobs.job import COMMON, Run, Started
-from headrace.spark.jobs.verify.findings import Judge, table
-from headrace.spark.jobs.verify.segment_scan import DDL, find_segments
+from headrace.spark.jobs.job import COMMON, JobRun, RunningJob, spark_ddl
+from headrace.spark.jobs.verify.findings import FINDINGS, SequenceChecker, table
+from headrace.spark.jobs.verify.segment_scan import SEGMENTS, find_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 BLOCK: Final = 4096
-"""Messages to a digest: a shuffle of a thousandth, and little to look at when one differs."""
+"""Messages per digest: a shuffle of a thousandth, and little to compare where one differs."""
 
 ROWS_A_TIME: Final = 500_000
-"""The most messages of a micro-batch. Each may have a publisher of its own, and what is known of publishers has to fit
-the driver. Whoever has a long log to look at sees how far it is, and when it is stopped does not begin again."""
+"""Most messages of a micro-batch. Each may have a publisher of its own, and the driver must hold the facts about all of
+them. With a long log, progress shows, and a stopped job does not begin again."""
 
 ABOUT: Final = "holes, repeats and disorder in each log, and disagreement between logs"
 PARAMETERS: Final = {
@@ -36,13 +36,11 @@ PARAMETERS: Final = {
     "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="false"),
 }
 
-FINDINGS_DDL: Final = "kind string, server string, first long, last long, publisher string, evidence string"
-
 _SHOWN: Final = 48
 """Characters of a value that evidence repeats."""
 
 
-def start(run: Run) -> Started:
+def start(run: JobRun) -> RunningJob:
     """Verify the sequence as it grows."""
     from headrace.spark.jobs.verify.run import Verifier
 
@@ -58,24 +56,24 @@ def start(run: Run) -> Started:
             "away": list(verifier.away),
         }
 
-    return Started(run.query(rows, verifier.verify), facts)
+    return RunningJob(run.query(rows, verifier.verify), facts)
 
 
 def segments(rows: DataFrame) -> DataFrame:
-    """What each partition of a log comes down to; partitions follow one another as they do in the log."""
+    """The segments of each partition of a log; partitions must be in the log's order."""
     from pyspark.sql import functions as F
 
     columns = rows.select("seq", F.unix_micros("time").alias("time"), "publisher", "number")
-    return columns.mapInArrow(_segments, DDL)
+    return columns.mapInArrow(_segments, spark_ddl(SEGMENTS))
 
 
 def verify(rows: DataFrame) -> DataFrame:
-    """What is wrong with a log: one row per finding."""
-    return segments(rows).repartition(1).mapInArrow(_judged, FINDINGS_DDL)
+    """Check a log: one row per finding."""
+    return segments(rows).repartition(1).mapInArrow(_checked, spark_ddl(FINDINGS))
 
 
 def digests(rows: DataFrame) -> DataFrame:
-    """For each block of messages, how many there are and what they come to."""
+    """The count and the digest of each block of messages."""
     from pyspark.sql import functions as F
 
     hashed = F.xxhash64(*(_comparable(rows[name], name) for name in SCHEMA.names))
@@ -87,14 +85,14 @@ def digests(rows: DataFrame) -> DataFrame:
 
 
 def differing_blocks(ours: DataFrame, theirs: DataFrame) -> DataFrame:
-    """The blocks that are not the same in two logs: ``block``."""
+    """The blocks that differ in two logs: ``block``."""
     there = digests(theirs).withColumnsRenamed({"messages": "messages_there", "digest": "digest_there"})
     both = digests(ours).join(there, "block", "full")
     return both.where("not (messages <=> messages_there and digest <=> digest_there)").select("block")
 
 
 def disagreements(ours: DataFrame, theirs: DataFrame) -> DataFrame:
-    """Messages that two logs have under the same number but not the same: ``seq``, ``fields``, ``evidence``."""
+    """Messages that differ in two logs under one number: ``seq``, ``fields``, ``evidence``."""
     from pyspark.sql import functions as F
 
     names = [name for name in SCHEMA.names if name != "seq"]
@@ -127,14 +125,14 @@ def _segments(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return find_segments(context.partitionId() if context else 0, batches)
 
 
-def _judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     taken = list(batches)
     if taken:
-        yield from table(Judge().judge(pa.Table.from_batches(taken))).to_batches()
+        yield from table(SequenceChecker().check(pa.Table.from_batches(taken))).to_batches()
 
 
 def _comparable(column: Column, name: str) -> Column:
-    """A column whose values can be compared and hashed: of a map, its entries in order."""
+    """A column that can be compared and hashed: a map becomes its entries in order."""
     from pyspark.sql import functions as F
 
     return F.array_sort(F.map_entries(column)) if name in ("attributes", "numbers") else column

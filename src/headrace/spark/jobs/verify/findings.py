@@ -1,9 +1,9 @@
-"""Joining the parts of a sequence at their edges: what ``verify`` finds, and what it keeps for the next time.
+"""Join the parts of a sequence at their edges: what ``verify`` finds, and what it keeps for the next time.
 
-Runs are taken in the order in which their rows came. A run that goes on behind the highest number so far is how it
-should be. What it leaves out is a **hole**. A run that comes late either fills a hole, which makes it **disorder** and
-no hole, or has been there before, which makes it a **repeat**. Times must not decrease and a publisher's numbers must
-increase with the sequence; late runs are not held against them.
+Runs are taken in the order in which their rows came. A run should begin after the highest number so far; what it leaves
+out is a **hole**. A late run either fills a hole, which makes it **disorder** and no hole, or was there before, which
+makes it a **repeat**. Times must not decrease and a publisher's numbers must increase along the sequence; late runs do
+not count against them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pyarrow as pa
 from headrace.spark.jobs.verify.segment_scan import NUMBERS, RUN, TIMES
 
 MAX_HOLES: Final = 10_000
-"""Holes that are remembered, to tell what fills them from what repeats."""
+"""Most holes remembered, to distinguish what fills them from repeats."""
 MAX_PUBLISHERS: Final = 100_000
-"""Publishers whose newest number is remembered, those longest silent forgotten first: as many as the hub does."""
+"""Most publishers remembered, as many as the hub does; those longest silent are forgotten first."""
 
 FINDINGS: Final = pa.schema(
     [
@@ -34,7 +34,7 @@ FINDINGS: Final = pa.schema(
         pa.field("evidence", pa.string(), nullable=False),
     ]
 )
-"""One row per finding: sequence numbers ``first`` to ``last`` of a server's log, and what shows it."""
+"""One row per finding: messages ``first`` to ``last`` of a server's log, and the evidence."""
 
 HOLE: Final = "hole"
 REPEAT: Final = "repeat"
@@ -60,29 +60,29 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 Reached = tuple[int, int, int]
-"""The highest value so far, the message that has it, and the last message that was looked at."""
+"""The highest value so far, its message, and the last message checked."""
 
 
-class Judge(msgspec.Struct):
-    """What is known of one log so far; kept from micro-batch to micro-batch as JSON."""
+class SequenceChecker(msgspec.Struct):
+    """What is known about one log so far; kept from micro-batch to micro-batch as JSON."""
 
     first: int | None = None
     """The lowest number seen; ``None`` before there was any."""
     last: int = 0
     """The highest number seen."""
     holes: list[tuple[int, int]] = []
-    """In the order of the sequence; there may be many, so they are looked up, not looked through."""
+    """In the order of the sequence; there may be many, so they are searched by bisection."""
     time: Reached = (0, 0, 0)
     numbers: dict[str, Reached] = {}
     """Each publisher's numbers."""
 
     @classmethod
-    def expecting(cls, seq: int) -> Judge:
-        """One who knows with which message a log begins."""
+    def expecting(cls, seq: int) -> SequenceChecker:
+        """Make one for a log that begins with a known message."""
         return cls(first=seq, last=seq - 1)
 
-    def judge(self, segments: pa.Table) -> list[Finding]:
-        """Take the next segments; return what is wrong."""
+    def check(self, segments: pa.Table) -> list[Finding]:
+        """Check the next segments; return what is wrong."""
         ordered = segments.sort_by([("part", "ascending"), ("at", "ascending")])
         known = list(self.holes)
         found: list[Finding] = []
@@ -95,7 +95,7 @@ class Judge(msgspec.Struct):
                 case what if what == NUMBERS:
                     found += self._numbers(row)
         for first, last in self.holes:
-            # What is left of one that was known lies in the nearest that begins no later.
+            # The rest of a known hole lies in the nearest known one that begins no later.
             before = bisect_right(known, first, key=_begin) - 1
             if before < 0 or last > known[before][1]:
                 evidence = f"message {first - 1} is followed by {last + 1}"
@@ -114,7 +114,7 @@ class Judge(msgspec.Struct):
             return
         late_last = min(last, highest)
         if first < self.first:
-            # From before what was thought to be the beginning.
+            # Before the supposed beginning.
             yield Finding(DISORDER, first, min(late_last, self.first - 1), f"behind message {highest}")
             if late_last < self.first - 1:
                 self.holes.insert(0, (late_last + 1, self.first - 1))
@@ -122,7 +122,7 @@ class Judge(msgspec.Struct):
         yield from self._late(first, late_last, highest)
 
     def _late(self, first: int, last: int, highest: int) -> Iterator[Finding]:
-        """A run of messages that should have come before: each is in a hole, or has been there."""
+        """Check a late run: each message fills a hole or is a repeat."""
         at = first
         begins, ends = bisect_left(self.holes, first, key=_end), bisect_right(self.holes, last, key=_begin)
         kept: list[tuple[int, int]] = []
@@ -144,7 +144,7 @@ class Judge(msgspec.Struct):
         highest, seq, looked = self.time
         if row["end"] <= looked:
             return
-        # What begins with rows that came before is only held against what follows it.
+        # A segment that begins with known rows counts only for what follows it.
         if row["begin"] > looked and row["first"] < highest:
             last = row["end"] if row["last"] < highest else row["begin"]
             evidence = f"message {row['begin']} is of {_clock(row['first'])}, and {seq} before it of {_clock(highest)}"
@@ -160,7 +160,7 @@ class Judge(msgspec.Struct):
             last = row["end"] if row["last"] <= highest else row["begin"]
             evidence = f"message {row['begin']} has number {row['first']}, and {seq} before it {highest}"
             yield Finding(NUMBER, row["begin"], last, evidence, publisher)
-        # Put at the end of the dictionary: heard of last.
+        # At the end of the dictionary: heard of last.
         self.numbers.pop(publisher, None)
         self.numbers[publisher] = _reached(reached, row)
 

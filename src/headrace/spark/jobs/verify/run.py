@@ -1,15 +1,15 @@
-"""``verify`` as it runs: each micro-batch of one hub's log, or as much as that of each of several.
+"""``verify`` as it runs: each micro-batch of one hub's log, or the same range of several.
 
-A micro-batch of a lone hub is judged as it comes. Of several hubs, whichever answers says how far there is something to
-look at; each of them is then read by itself, up to there or as far as it has come, judged, and compared with the
-others. One that does not answer holds up nobody: what it missed is looked at when it is back.
+A micro-batch of a lone hub is checked as it comes. With several hubs, one that answers gives the range; each hub is
+then read by itself, up to its end or as far as it has come, checked, and compared with the others. A hub that does not
+answer delays nobody: what it missed is checked when it is back.
 
-Logs are compared in pairs, each with that of the hub that has been compared the furthest. Those that have come as far
-as each other are the same so far, whoever was compared with whom; so if all that have come the furthest are away, the
-others wait for one of them with the comparison, not with the rest.
+Logs are compared in pairs, each with that of the leader, the hub that was compared furthest. Hubs that were compared
+equally far are equal so far, whatever the pairs were. If all the furthest are away, the comparison waits for one of
+them; the other checks go on.
 
-Findings are rows of Parquet files, one file for each micro-batch that has any, and a short account of them is the
-service ``verify``, which changes only when they do.
+Findings are rows of Parquet files, one file for each micro-batch that has any; the service ``verify`` summarizes them,
+and changes only when they do.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ import pyarrow.parquet as pq
 from headrace.client.link.client import Extent
 from headrace.errors import ClosedError, UnreachableError, UsageError
 from headrace.spark.hub_connections import link
-from headrace.spark.jobs.folder import Folder, blaming
-from headrace.spark.jobs.job import Run
-from headrace.spark.jobs.publishing import publish_services
+from headrace.spark.jobs.folder import Folder, storage_errors
+from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.verify import BLOCK, differing_blocks, disagreements, segments
-from headrace.spark.jobs.verify.findings import DISAGREEMENT, FINDINGS, HOLE, Finding, Judge, table
+from headrace.spark.jobs.verify.findings import DISAGREEMENT, FINDINGS, HOLE, Finding, SequenceChecker, table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,25 +44,25 @@ logger = logging.getLogger("headrace")
 SERVICE: Final = "verify"
 
 MAX_DISAGREEMENTS: Final = 10_000
-"""Messages of one comparison that are looked at one by one; beyond, their blocks are named."""
+"""Messages that one comparison reports one by one; beyond, it names their blocks."""
 
 ANSWER_SECONDS: Final = 5.0
-"""How long one of several hubs may be lost before it is left for later."""
+"""Seconds that one of several hubs may be lost before it is left for later."""
 
 _POLL_SECONDS: Final = 0.2
 
 
-class Known(msgspec.Struct):
-    """What is kept from micro-batch to micro-batch."""
+class VerifyState(msgspec.Struct):
+    """What is remembered from micro-batch to micro-batch."""
 
     id: str
-    """Whose micro-batches these are, for the hub to know one that comes again."""
-    judges: dict[str, Judge]
+    """The name under which the hub recognizes a repeated micro-batch."""
+    checkers: dict[str, SequenceChecker]
     findings: dict[str, int]
-    """How many there are of each kind."""
+    """Findings counted by kind."""
     told: bool = False
     begin: int = 0
-    """Where the run began; 0 before it has."""
+    """The first message checked; 0 before there is one."""
     compared: dict[str, int] = {}
     """How far each of several hubs has been compared."""
 
@@ -71,10 +70,10 @@ class Known(msgspec.Struct):
 class Verifier:
     """A run of ``verify``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self._run = run
         self._folder: Folder = run.folder
-        self._kept = run.kept()
+        self._memory = run.memory()
         self._servers = [server.strip() for server in run.access.servers.split(",")]
         patience = run.access.patience
         if len(self._servers) > 1:
@@ -84,44 +83,48 @@ class Verifier:
         }
         self.through = 0
         self.away: Sequence[str] = ()
-        """Hubs that did not answer the last time."""
+        """Hubs that did not answer last time."""
         self.findings: Mapping[str, int] = {}
-        with blaming(self._folder.path):
+        with storage_errors(self._folder.path):
             if not any(name.endswith(".parquet") for name in self._folder.names()):
-                # So that whoever reads the folder finds rows, if only none of them.
+                # So that readers of the folder find a table, if an empty one.
                 self._folder.write("findings.parquet", _parquet([]))
 
     def verify(self, rows: DataFrame, batch: int) -> None:
-        """Look at one micro-batch."""
-        content = self._kept.before(batch)
-        known = Known(uuid4().hex, {}, {}) if content is None else msgspec.json.decode(content, type=Known)
+        """Check one micro-batch."""
+        content = self._memory.before(batch)
+        known = (
+            VerifyState(uuid4().hex, {}, {})
+            if content is None
+            else msgspec.json.decode(content, type=VerifyState)
+        )
         for server in self._servers:
-            known.judges.setdefault(server, Judge())
+            known.checkers.setdefault(server, SequenceChecker())
         if len(self._servers) == 1:
             (server,) = self._servers
-            found = list(self._judge(known.judges[server], server, rows))
+            found = list(self._check(known.checkers[server], server, rows))
         else:
             found = self._look_at_all(known, rows)
         known.findings = dict(Counter(known.findings) + Counter(finding.kind for finding in found))
         if found or not known.told:
             self._tell(known, found, batch)
         known.told = True
-        self._kept.after(batch, msgspec.json.encode(known))
-        self.through = max(known.judges[server].last for server in self._servers)
+        self._memory.after(batch, msgspec.json.encode(known))
+        self.through = max(known.checkers[server].last for server in self._servers)
         self.findings = known.findings
 
-    def _judge(self, judge: Judge, server: str, rows: DataFrame) -> Iterator[Finding]:
-        found = judge.judge(segments(rows).toArrow())
+    def _check(self, checker: SequenceChecker, server: str, rows: DataFrame) -> Iterator[Finding]:
+        found = checker.check(segments(rows).toArrow())
         with link(self._access[server]) as client:
             oldest = client.head().first
         for finding in found:
-            # Retention removed them before they were looked at: nobody can tell, and nothing is wrong.
+            # Retention removed them before they were checked: nothing is known to be wrong.
             if finding.kind != HOLE or finding.last >= oldest:
                 yield _of(finding, server)
 
     # Several hubs
 
-    def _look_at_all(self, known: Known, rows: DataFrame) -> list[Finding]:
+    def _look_at_all(self, known: VerifyState, rows: DataFrame) -> list[Finding]:
         from pyspark.sql import functions as F
 
         (span,) = rows.agg(F.min("seq").alias("first"), F.max("seq").alias("last")).collect()
@@ -133,13 +136,13 @@ class Verifier:
         present = self._present(int(span.last))
         found: list[Finding] = []
         for server, extent in tuple(present.items()):
-            judge = deepcopy(known.judges[server])
-            first, last = max(judge.last + 1, known.begin, extent.first), min(extent.head, int(span.last))
+            checker = deepcopy(known.checkers[server])
+            first, last = max(checker.last + 1, known.begin, extent.first), min(extent.head, int(span.last))
             if first <= last:
                 with self._unless_gone(present, server):
-                    wrong = list(self._judge(judge, server, self._range(server, first, last)))
+                    wrong = list(self._check(checker, server, self._range(server, first, last)))
                     found += wrong
-                    known.judges[server] = judge
+                    known.checkers[server] = checker
         furthest = max(known.compared[server] for server in self._servers)
         leader = next((server for server in present if known.compared[server] == furthest), None)
         for server in tuple(present):
@@ -150,7 +153,7 @@ class Verifier:
         return found
 
     def _present(self, last: int) -> dict[str, Extent]:
-        """How far each hub is that answers, once one of them is as far as ``last``, if one comes that far."""
+        """The extents of the hubs that answer, once one of them has reached ``last`` or time is up."""
         deadline = monotonic() + self._run.access.patience
         while True:
             present, lost = {}, None
@@ -176,7 +179,7 @@ class Verifier:
 
     @contextmanager
     def _unless_gone(self, present: dict[str, Extent], *servers: str) -> Iterator[None]:
-        """Leave what concerns a hub for later if it fails because the hub is gone."""
+        """Leave a hub for later if something fails because the hub is gone."""
         try:
             yield
         except Exception:
@@ -212,11 +215,11 @@ class Verifier:
         )
 
     def _compare_with(
-        self, server: str, leader: str, present: Mapping[str, Extent], known: Known
+        self, server: str, leader: str, present: Mapping[str, Extent], known: VerifyState
     ) -> list[Finding]:
         """Compare a log with the leader's, as far as both have come."""
         theirs, ours = present[server], present[leader]
-        last = min(known.judges[server].last, known.judges[leader].last)
+        last = min(known.checkers[server].last, known.checkers[leader].last)
         first = max(known.compared[server] + 1, theirs.first, ours.first)
         found: list[Finding] = []
         if first <= last:
@@ -245,9 +248,9 @@ class Verifier:
                 evidence = f"not looked at one by one: {leader} and {server} differ in too many"
                 yield Finding(DISAGREEMENT, block * BLOCK, block * BLOCK + BLOCK - 1, evidence, "", server)
 
-    def _tell(self, known: Known, found: list[Finding], batch: int) -> None:
+    def _tell(self, known: VerifyState, found: list[Finding], batch: int) -> None:
         if found:
-            with blaming(self._folder.path):
+            with storage_errors(self._folder.path):
                 self._folder.write(f"findings-{batch:012d}.parquet", _parquet(found))
             for finding in found[:10]:
                 logger.warning(
@@ -257,7 +260,7 @@ class Verifier:
         account = {"findings": sum(known.findings.values()), "kinds": known.findings}
         if found:
             account["newest"] = msgspec.to_builtins(found[-1])
-        publish_services(self._run.access, f"{SERVICE}-{known.id}", batch, {SERVICE: account})
+        self._run.publish_services(f"{SERVICE}-{known.id}", batch, {SERVICE: account})
 
 
 def _of(finding: Finding, server: str) -> Finding:

@@ -1,19 +1,19 @@
-"""What a task makes of its part of the sequence: a few segments that tell all that ``verify`` must know of it.
+"""Reduce a task's part of the sequence to a few segments with all that ``verify`` must know of it.
 
 A **run** is rows, as they come, whose sequence numbers follow one another. A part without a fault is one run. Inside a
 run, a **times** segment is rows whose times do not decrease, and a **numbers** segment is rows of one publisher whose
-own numbers increase. Each segment keeps its first and last value, and where in the sequence it begins and ends. So
-millions of rows come down to a row per publisher and one or two more per fault, and parts can be joined at their edges.
+own numbers increase. Each segment has its first and last value, and its beginning and end in the sequence. So millions
+of rows become a row per publisher and one or two more per fault, and parts can be joined at their edges.
 
-Times and numbers are looked at inside runs because they belong to the sequence, not to the order in which rows happen
-to come: a row in the wrong place is one fault, not three.
+Times and numbers are checked inside runs because they belong to the sequence, not to the order in which rows happen to
+come: a row in the wrong place is one fault, not three.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 CHUNK: Final = 262_144
-"""Rows that are looked at together: enough for numpy, little enough for a task's memory."""
+"""Rows checked together: enough for numpy, little enough for a task's memory."""
 
 RUN: Final = "run"
 TIMES: Final = "times"
 NUMBERS: Final = "numbers"
 
-SCHEMA: Final = pa.schema(
+SEGMENTS: Final = pa.schema(
     [
         pa.field("part", pa.int32()),
         pa.field("at", pa.int64()),
@@ -39,16 +39,12 @@ SCHEMA: Final = pa.schema(
         pa.field("end", pa.int64()),
     ]
 )
-"""``at`` is the row of the part at which a segment begins; parts and rows order the segments as their rows came."""
-
-DDL: Final = (
-    "part int, at long, what string, publisher string, first long, last long, `begin` long, `end` long"
-)
+"""``at`` is the row of the part at which a segment begins; parts and rows order the segments."""
 
 Longs = npt.NDArray[np.int64]
 
 
-class Segment(NamedTuple):
+class RowSegment(NamedTuple):
     """Rows from sequence number ``begin`` to ``end``, whose values go from ``first`` to ``last``."""
 
     at: int
@@ -57,25 +53,25 @@ class Segment(NamedTuple):
     begin: int
     end: int
 
-    def and_then(self, other: Segment) -> Segment:
-        """Both as one."""
-        return Segment(self.at, self.first, other.last, self.begin, other.end)
+    def and_then(self, other: RowSegment) -> RowSegment:
+        """Join two segments."""
+        return RowSegment(self.at, self.first, other.last, self.begin, other.end)
 
 
-class Segments:
+class SegmentFinder:
     """The segments of one part, found chunk by chunk."""
 
     def __init__(self) -> None:
         self._row = 0
-        self._done: list[tuple[str, str, Segment]] = []
-        self._run: Segment | None = None
-        self._times: Segment | None = None
-        self._numbers: dict[str, Segment] = {}
+        self._done: list[tuple[str, str, RowSegment]] = []
+        self._run: RowSegment | None = None
+        self._times: RowSegment | None = None
+        self._numbers: dict[str, RowSegment] = {}
 
-    def look(self, rows: pa.Table) -> None:
-        """Look at the next rows: ``seq``, ``time`` in µs, ``publisher`` and ``number``."""
+    def take(self, rows: pa.Table) -> None:
+        """Take the next rows: ``seq``, ``time`` in µs, ``publisher`` and ``number``."""
         seqs, times = _longs(rows.column("seq")), _longs(rows.column("time"))
-        # Unnumbered publishers' rows get a number that the mask then takes away.
+        # Rows without a number get one that the mask excludes.
         numbered = pc.is_valid(rows.column("number")).to_numpy()
         numbers = _longs(pc.fill_null(rows.column("number"), 0))
         publishers = rows.column("publisher").combine_chunks().dictionary_encode()
@@ -84,31 +80,27 @@ class Segments:
         for begin, end in itertools.pairwise([0, *steps.tolist(), len(seqs)]):
             at = self._row + begin
             here = slice(begin, end)
-            run = Segment(at, int(seqs[begin]), int(seqs[end - 1]), int(seqs[begin]), int(seqs[end - 1]))
+            run = RowSegment(at, int(seqs[begin]), int(seqs[end - 1]), int(seqs[begin]), int(seqs[end - 1]))
             if self._run is not None and run.first == self._run.last + 1:
                 self._run = self._run.and_then(run)
             else:
                 self._end_run()
                 self._run = run
-            self._look_at_times(times[here], seqs[here], at)
-            self._look_at_numbers(codes[here], names, numbers[here], seqs[here], numbered[here], at)
+            self._take_times(times[here], seqs[here], at)
+            self._take_numbers(codes[here], names, numbers[here], seqs[here], numbered[here], at)
         self._row += len(seqs)
 
     def finish(self, part: int) -> pa.RecordBatch:
         """All segments of the part, in the order in which their rows came."""
         self._end_run()
         done = sorted(self._done, key=lambda each: each[2].at)
-        columns: list[list[Any]] = [
-            [part] * len(done),
-            [segment.at for _, _, segment in done],
-            [what for what, _, _ in done],
-            [publisher for _, publisher, _ in done],
-            *([segment[index] for _, _, segment in done] for index in range(1, len(Segment._fields))),
+        rows = [
+            {"part": part, "what": what, "publisher": publisher, **segment._asdict()}
+            for what, publisher, segment in done
         ]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        return pa.RecordBatch.from_pylist(rows, SEGMENTS)
 
-    def _look_at_times(self, times: Longs, seqs: Longs, at: int) -> None:
+    def _take_times(self, times: Longs, seqs: Longs, at: int) -> None:
         for segment in _segments(times, seqs, np.arange(at, at + len(seqs)), np.diff(times) < 0):
             if self._times is not None and segment.first >= self._times.last:
                 self._times = self._times.and_then(segment)
@@ -117,7 +109,7 @@ class Segments:
                     self._done.append((TIMES, "", self._times))
                 self._times = segment
 
-    def _look_at_numbers(
+    def _take_numbers(
         self,
         codes: npt.NDArray[np.int32],
         names: list[str],
@@ -153,30 +145,30 @@ class Segments:
 
 def find_segments(part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The segments of a part whose rows come in batches."""
-    segments = Segments()
+    segments = SegmentFinder()
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
         if rows >= CHUNK:
-            segments.look(pa.Table.from_batches(waiting))
+            segments.take(pa.Table.from_batches(waiting))
             waiting, rows = [], 0
     if rows:
-        segments.look(pa.Table.from_batches(waiting))
+        segments.take(pa.Table.from_batches(waiting))
     yield segments.finish(part)
 
 
 def _segments(
     values: Longs, seqs: Longs, rows: npt.NDArray[np.int64], breaks: npt.NDArray[np.bool_]
-) -> Iterator[Segment]:
+) -> Iterator[RowSegment]:
     """The segments of values that break before the row after each mark in ``breaks``."""
     if not len(values):
         return
     begins = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     ends = np.concatenate((begins[1:], [len(values)])) - 1
     columns = (rows[begins], values[begins], values[ends], seqs[begins], seqs[ends])
-    yield from map(Segment._make, zip(*(column.tolist() for column in columns), strict=True))
+    yield from map(RowSegment._make, zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _longs(column: pa.ChunkedArray) -> Longs:

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import DamagedError
 from headrace.log import Log
-from headrace.log.copy_start import begin, begin_anew, is_log
 from headrace.log.snapshot import Snapshot
+from headrace.log.start_after_snapshot import begin, begin_anew, is_log
 from headrace.message import Batch, Run
 
 

@@ -1,0 +1,126 @@
+"""Begin a log after a snapshot of another one, as its copy or in its place.
+
+A frontend's log is a **copy** (:func:`begin`): the snapshot and an empty tail. The snapshot is written first; if only
+that is there, the beginning was interrupted, and a second one replaces it. A copy has the uuid of its original, so it
+must not go on by itself: there would be two histories of one name. The file ``copy`` says what it is; to let it go on
+by itself, because the original is gone for good, remove that file.
+
+A node of a cluster that lacks messages which nobody keeps any more **installs** a snapshot (:func:`install`): its log
+goes on after that, and what it had before is removed. First the snapshot is written to the disk as one file,
+``installing``. From then on the log is the new one, and opening it finishes what a crash interrupted. Before that, it
+is the old one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import DamagedError, UsageError
+from headrace.log import snapshot as snapshots
+from headrace.log.checksum import crc32c
+from headrace.log.files import WriterLock, sync_directory, translating, write_whole
+from headrace.log.snapshot import Snapshot
+from headrace.log.tail import TailFile
+
+COPY: Final = "copy"
+"""The file that says that a log is a copy, and of which log."""
+
+INSTALLING: Final = "installing"
+"""The file that holds the snapshot, and the earliest time of what follows, until the installation is done."""
+
+_OUTDATED: Final = ".outdated"
+_REPLACED: Final = re.compile(r"\d{16}\.(open|arrow|index|snapshot|torn)")
+
+
+def is_log(directory: Path) -> bool:
+    """Whether a directory holds a log, if an empty one."""
+    kept = "[0-9]" * 16
+    return any(directory.glob(f"{kept}.open")) or any(directory.glob(f"{kept}.arrow"))
+
+
+def begin(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
+    """Make an empty log with the snapshot's uuid that goes on after its sequence number."""
+    with translating(directory):
+        shutil.rmtree(_outdated(directory), ignore_errors=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in snapshots.paths(directory):
+            path.unlink()
+        if snapshot.seq:
+            snapshots.write(directory, snapshot, sync=sync)
+        following = snapshot.seq + 1
+        TailFile.create(directory / f"{following:016d}.open", snapshot.uuid, following, sync=sync)
+        if sync:
+            sync_directory(directory)
+
+
+def begin_anew(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
+    """Make such a log in place of a closed one, which is removed."""
+    with translating(directory):
+        shutil.rmtree(_outdated(directory), ignore_errors=True)
+        # Moved away in one step: whatever happens next, there is never half a log.
+        directory.rename(_outdated(directory))
+    begin(directory, snapshot, sync=sync)
+
+
+def note_copy(directory: Path, of: str) -> None:
+    """Mark a log as a copy of the one that ``of`` describes."""
+    with translating(directory):
+        (directory / COPY).write_text(of + "\n")
+
+
+def check_original(directory: Path) -> None:
+    """Raise if the log in a directory is marked as a copy."""
+    try:
+        of = (directory / COPY).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return
+    raise UsageError(
+        f"{directory} is a copy of {of}: start it with --upstream. To let it go on by itself, because that one is gone"
+        f" for good, remove {directory / COPY}"
+    )
+
+
+def install(directory: Path, snapshot: Snapshot, time: int) -> None:
+    """Replace the log in ``directory``, which must be closed, by one that begins after ``snapshot``.
+
+    Its uuid is the snapshot's. ``time`` (µs) is that of the last message which the snapshot covers.
+    """
+    with translating(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = WriterLock(directory / "lock")
+        try:
+            body = time.to_bytes(8, "little", signed=True) + snapshots.serialize(snapshot)
+            write_whole(directory / INSTALLING, crc32c(body).to_bytes(4, "little") + body, sync=True)
+            sync_directory(directory)
+            finish_installing(directory)
+        finally:
+            lock.release()
+
+
+def finish_installing(directory: Path) -> None:
+    """Finish an interrupted installation, if there is one."""
+    path = directory / INSTALLING
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    body = data[4:]
+    if data[:4] != crc32c(body).to_bytes(4, "little"):
+        raise DamagedError(str(path), 0, 1, None, "the snapshot to begin with does not match its checksum")
+    time = int.from_bytes(body[:8], "little", signed=True)
+    snapshot = snapshots.parse(body[8:], str(path))
+    for old in directory.iterdir():
+        if _REPLACED.fullmatch(old.name):
+            old.unlink(missing_ok=True)
+    snapshots.write(directory, snapshot, sync=True)
+    first = snapshot.seq + 1
+    TailFile.create(directory / f"{first:016d}.open", snapshot.uuid, first, time, sync=True)
+    sync_directory(directory)
+    path.unlink()
+    sync_directory(directory)
+
+
+def _outdated(directory: Path) -> Path:
+    return directory.with_name(directory.name + _OUTDATED)
