@@ -42,3 +42,20 @@ def test_what_is_loaded_is_not_cold(package: Path, monkeypatch: pytest.MonkeyPat
 def test_what_was_warmed_is_not_cold() -> None:
     warm_up.warm()
     assert not warm_up.is_cold()
+
+
+def test_caches_older_than_any_source_are_removed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "_PACKAGE", package)
+    monkeypatch.setattr(warm_up, "_SOURCES", ("kernels_of_a_test.py", "called.py", "ahead.py"))
+    for name in ("called.py", "ahead.py"):
+        (package / name).write_text("")
+    os.utime(package / "kernels_of_a_test.py", (1, 1))
+    os.utime(package / "called.py", (5, 5))
+    os.utime(package / "ahead.py", (1 << 40, 1 << 40))
+    caches = [package / "__pycache__" / f"kernels_of_a_test.{name}-1.py311.nbi" for name in ("old", "new")]
+    for cache, when in zip(caches, (4, 6), strict=True):
+        cache.touch()
+        os.utime(cache, (when, when))
+    warm_up.remove_stale_caches()
+    assert [cache.exists() for cache in caches] == [False, True]
+    assert not warm_up.is_cold()

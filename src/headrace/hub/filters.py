@@ -1,4 +1,4 @@
-"""Which rows a reader wants: by topic, origin and attributes, decided for a whole record batch at a time.
+"""Filters: which rows a reader wants by topic, origin and attributes, decided for a whole record batch at a time.
 
 - A **topic pattern** has ``*`` for any characters but ``/`` and ``**`` for any characters; everything else stands for
   itself, and the whole topic must match.
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 
 _SEEN: Final = 1000
-"""Topics that a filter remembers its answer for."""
+"""Topics whose match a filter remembers."""
 
 _SEEN_LENGTH: Final = 200
-"""Characters of the longest of them."""
+"""Characters of the longest topic that is remembered."""
 
 
 class Filter:
-    """What a reader wants; rows are selected by :meth:`apply`."""
+    """A reader's conditions; :meth:`apply` selects the rows."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Filter:
         self._where = dict(where or {})
         self._row_filter: RowFilter | None = None
         self._seen: dict[str, bool] = {}
-        """Whether topics that were asked for last match the pattern."""
+        """Whether recent topics match the pattern."""
 
     @property
     def everything(self) -> bool:
@@ -66,10 +66,9 @@ class Filter:
         return rows if mask.all() else rows.filter(pa.array(mask))
 
     def passes(self, batch: Batch) -> bool | None:
-        """Whether all messages of a batch pass, or none; ``None`` if it takes a look at each of them.
+        """Whether all messages of a batch pass, or none; ``None`` if each has to be looked at.
 
-        Messages that come one by one share their origin and topic with nobody: to know this beforehand saves making
-        rows of what is not wanted, and the other way round.
+        This is quick for messages that come one by one, for which making rows would take longer.
         """
         names = () if batch.columns is None else batch.columns.schema.names
         if "origin" in names or "topic" in names:

@@ -11,6 +11,7 @@ import contextlib
 import sys
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
+from time import time
 from typing import Final
 
 from headrace.matching.matcher import Matcher
@@ -24,8 +25,12 @@ _KERNELS: Final = "headrace.matching.kernels"
 
 _PACKAGE: Final = Path(__file__).parent
 
-_SHARED_SOURCES: Final = (predicate.__file__,)
-"""Functions outside this package that its kernels are made of."""
+_SOURCES: Final = (
+    *("kernels.py", "group_lookup.py", "attribute_reading.py", "row_filter.py"),
+    *("index/build.py", "index/grouping.py", "index/hashing.py", "index/layout.py", "index/merging.py"),
+    *("index/planning.py", "index/segment.py", predicate.__file__),
+)
+"""The files that kernels are made of."""
 
 
 def is_cold() -> bool:
@@ -44,7 +49,7 @@ def is_cold() -> bool:
 
 
 def remove_stale_caches() -> None:
-    """Have every kernel here compiled again if any of the sources is newer: kernels call functions of other files."""
+    """Remove caches that are older than any source of kernels: numba looks at a kernel's own file only."""
     newest = _newest_source()
     for index in _PACKAGE.rglob("__pycache__/*.nbi"):
         # A cache that is not ours to remove stays; another process may have removed it.
@@ -54,8 +59,10 @@ def remove_stale_caches() -> None:
 
 
 def _newest_source() -> float:
-    sources = (*_PACKAGE.rglob("*.py"), *map(Path, _SHARED_SOURCES))
-    return max(source.stat().st_mtime for source in sources)
+    """When a source was last changed. One from the future, of another clock, says nothing."""
+    times = ((_PACKAGE / source).stat().st_mtime for source in _SOURCES)
+    now = time()
+    return max((each for each in times if each <= now), default=0.0)
 
 
 def warm() -> None:

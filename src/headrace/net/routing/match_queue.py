@@ -1,9 +1,8 @@
 """The match queue: committed batches in, in order; the clients of each message out.
 
 The queue has a cursor, like any other reader. What is committed waits for it in a cache, up to :data:`MAX_WAITING`;
-past that it reads the log instead. A few messages are matched where they are, in the turn they
-were committed in; many are matched in a thread of their own, some at a time, so that nobody else waits for that. The
-index is rebuilt in a thread as well when it asks for that.
+past that it reads the log instead. A few messages are matched on the event loop, in the turn they were committed in;
+many are matched in a thread, some at a time, so that nothing else waits. The index is rebuilt in a thread, too.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ READ_BYTES: Final = 1 << 20
 logger = logging.getLogger("headrace")
 
 Matched = Callable[[Batch, Matches | None], None]
-"""Takes what was matched; ``None`` stands for a batch that nobody could want."""
+"""Takes a matched batch; ``None`` if there is no subscription at all."""
 
 
 class Batches(NamedTuple):

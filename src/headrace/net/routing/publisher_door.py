@@ -1,6 +1,6 @@
 """The ``publisher`` door: messages that say what they are about, over TCP.
 
-There is no answer at this door: who publishes hears nothing but the end of the connection. So a publisher is not read
+There is no answer at this door: a publisher hears nothing but the end of the connection. So a publisher is not read
 while the hub is congested, a message past the protocol's 2000 bytes ends the connection with the reason counted, and
 what came before it is taken.
 """

@@ -1,4 +1,4 @@
-"""Connections by which pushes come in: their parts are joined, and who is silent for too long is cut off."""
+"""Connections that pushes come in by: their parts are joined, and a silent peer is cut off."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JoiningStream(DoorConnection[D]):
         return self._joiner.join(push, self.loop.time())
 
     def judge(self, now: float) -> None:
-        """Forget what was never finished; cut off who has not been heard of for too long."""
+        """Drop pushes whose Tail is overdue; cut off a peer that was silent for too long."""
         for msg_id in self._joiner.expire(now):
             self.counters.refuse(
                 self.door.name, "unfinished", self.name, f"the Tail of {msg_id.hex()} never came"

@@ -86,7 +86,7 @@ class Routing(RoutingRules):
     def _compile(self) -> None:
         """Compile the matcher's kernels in a thread, which takes a minute, while all but matching goes on.
 
-        The thread is left alone when the hub stops: it takes longer than anybody would wait for.
+        When the hub stops, the thread is not waited for: it takes too long.
         """
         self.begin_loading()
         loop = asyncio.get_running_loop()

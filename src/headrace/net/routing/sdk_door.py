@@ -86,7 +86,7 @@ class SdkStream(DoorConnection[SdkDoor]):
             self.door.connector.resume(self._session)
 
     def judge(self, now: float) -> None:
-        """Cut off a client that does not say who it is, or has not been heard of for too long."""
+        """Cut off a client that does not authenticate in time, or was silent for too long."""
         locked = self._machine.state is SdkState.LOCKED
         if locked and now - self.since >= self.limits.handshake_seconds:
             self.refuse("handshake", f"no auth within {self.limits.handshake_seconds:g} s")
@@ -94,7 +94,7 @@ class SdkStream(DoorConnection[SdkDoor]):
             self.judge_silence(now)
 
     def later(self) -> None:
-        """Go on as soon as there is room: when the transport says so or, if it never was full to it, in a moment."""
+        """Resume when there is room: when the transport says so or, if it was never full, in a moment."""
         if not (self._full or self._retrying):
             self._retrying = True
             self.loop.call_later(RETRY_SECONDS, self._retry)
@@ -115,7 +115,7 @@ class SdkStream(DoorConnection[SdkDoor]):
             self.close()
 
     def refuse(self, reason: str, detail: object) -> None:
-        """ "-command error", and nothing follows; who takes no answer gets none."""
+        """Answer "-command error" and close; a client that takes no answer gets none."""
         self.counters.refuse(self.door.name, reason, self.name, detail)
         if not self.admitted or reason in _NO_ANSWER:
             self.abort()
