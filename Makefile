@@ -19,8 +19,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
-# One more than there are cores, as some tests wait.
-JOBS   ?= $(shell expr $$(nproc) + 1)
+# One more than there are cores, as some tests wait; not many, as each may start a JVM.
+JOBS   ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) + 1 }')
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 FUZZ_SECONDS ?= 5
 

@@ -32,6 +32,7 @@ def payloads(hub: HubProcess, first: int, last: int) -> list[bytes]:
     return [message.payload for message in kept(hub, first, last)]
 
 
+@pytest.mark.slow
 def test_between_hubs_and_again(hub: HubProcess, other: HubProcess, command: Command) -> None:
     told = facts(
         command("pub", "one", "two", "--topic", "t", "--attr", "n=1", "--attr", "s=x", "--url", url(hub))

@@ -134,6 +134,7 @@ class TestOpenTail:
                 assert (error.path, error.offset, error.first) == (str(path), begin, first)
                 assert error.last == (following - 1 if frame else None)
 
+    @pytest.mark.slow
     def test_every_length(self, small: Small) -> None:
         whole = small.content[TAIL]
         for size in range(len(whole)):
@@ -175,6 +176,7 @@ class TestSealedSegment:
     ARROW = NAME(7, "arrow")
     INDEX = NAME(7, "index")
 
+    @pytest.mark.slow
     def test_every_byte_changed(self, small: Small) -> None:
         whole = small.content[self.ARROW]
         entries = SegmentIndex.read(small.damaged("unused", b"").with_name(self.INDEX)).entries
