@@ -129,6 +129,8 @@ class _Files:
 
 def _target(hub: Access) -> ReplayTarget:
     """The hub that gets the messages."""
+    if hub.url.rstrip("/").endswith(":"):
+        raise UsageError(f"{hub.url!r} names no host: expected tube://host:port")
     return ReplayTarget.at(hub.url, name="headrace replay", **hub.proof)
 
 

@@ -194,10 +194,10 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         if isinstance(limit, ReadMaxBytes):
             most_bytes = limit.max_bytes
         first = None if most_bytes is None else begin + 1
-        extent = self._look(start, first=first, size=most_bytes)
+        extent = self._look(start, from_seq=first, size=most_bytes)
         if extent.head < begin:
             self._catch_up(begin)
-            extent = self._look(start, first=first, size=most_bytes)
+            extent = self._look(start, from_seq=first, size=most_bytes)
         end = extent.head if self._target is None else min(self._target, extent.head)
         if end <= begin or extent.message <= begin or (self._target is None and not self._due(begin)):
             return start
