@@ -57,7 +57,8 @@ from headrace.net.server.process import Server
 __all__ = ["Hub"]
 
 _DOORS: Final = {"tube": "tube_tcp", "ws": "tube_ws", "fyrehose+udp": "fyrehose"}
-"""The doors that have another name than their scheme."""
+_SCHEMES: Final = {"tube_tcp": "tube", "tube_ws": "ws"}
+"""The schemes and doors that have different names."""
 _POLL: Final = 0.005
 
 
@@ -132,8 +133,12 @@ class Hub:
 
     def url(self, scheme: str) -> str:
         """Return the URL of a door by its scheme, for :func:`headrace.connect`: ``hub.url("spp")``."""
-        scheme = {door: name for name, door in _DOORS.items()}.get(scheme, scheme).removesuffix("://")
-        return f"{scheme}://{self._hosts(scheme)}"
+        scheme = scheme.removesuffix("://")
+        doors = self.doors
+        door = _DOORS.get(scheme, scheme)
+        if door not in doors:
+            raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
+        return f"{_SCHEMES.get(door, scheme)}://{doors[door]}"
 
     @overload
     def connect(self, scheme: LinkScheme = ..., **options: Unpack[LinkOptions]) -> LinkClient: ...
@@ -198,13 +203,6 @@ class Hub:
     def status(self) -> dict[str, object]:
         """The hub's status, as ``/api/status`` has it."""
         return self._running.status()
-
-    def _hosts(self, scheme: str) -> str:
-        doors = self.doors
-        door = _DOORS.get(scheme, scheme)
-        if door not in doors:
-            raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
-        return doors[door]
 
     @property
     def _running(self) -> Server:
