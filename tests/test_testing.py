@@ -43,6 +43,11 @@ def test_settings_and_doors() -> None:
         assert "spp" not in hub.doors
         assert hub.url("http").startswith("http://127.0.0.1:")
         assert hub.url("ws") == hub.url("tube_ws") == f"ws://{hub.doors['tube_ws']}"
+        assert (
+            hub.url("tube") == hub.url("tube://") == hub.url("tube_tcp") == f"tube://{hub.doors['tube_tcp']}"
+        )
+        assert hub.url("fyrehose") == f"fyrehose://{hub.doors['fyrehose']}"
+        assert hub.url("fyrehose+udp://") == f"fyrehose+udp://{hub.doors['fyrehose']}"
         with pytest.raises(UsageError, match="no door 'spp'"):
             hub.url("spp")
         assert hub.status["head"] == 1  # services.auto is an entry of the log

@@ -57,6 +57,8 @@ from headrace.protocols import SCHEMES
 
 __all__ = ["Hub"]
 
+_SCHEMES: Final = {"tube_tcp": "tube", "tube_ws": "ws"}
+"""The schemes of doors that have another name."""
 _POLL: Final = 0.005
 
 
@@ -131,10 +133,12 @@ class Hub:
 
     def url(self, scheme: str) -> str:
         """Return the URL of a door by its scheme, for :func:`headrace.connect`: ``hub.url("spp")``."""
-        scheme = {door: name for name, door in SCHEMES.items() if name != "fyrehose+udp"}.get(
-            scheme, scheme
-        ).removesuffix("://")
-        return f"{scheme}://{self._hosts(scheme)}"
+        scheme = scheme.removesuffix("://")
+        doors = self.doors
+        door = SCHEMES.get(scheme, scheme)
+        if door not in doors:
+            raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
+        return f"{_SCHEMES.get(door, scheme)}://{doors[door]}"
 
     @overload
     def connect(self, scheme: LinkScheme = ..., **options: Unpack[LinkOptions]) -> LinkClient: ...
@@ -199,13 +203,6 @@ class Hub:
     def status(self) -> dict[str, object]:
         """The hub's status, as ``/api/status`` has it."""
         return self._running.status()
-
-    def _hosts(self, scheme: str) -> str:
-        doors = self.doors
-        door = SCHEMES.get(scheme, scheme)
-        if door not in doors:
-            raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
-        return doors[door]
 
     @property
     def _running(self) -> Server:

@@ -140,7 +140,6 @@ def test_every_way_to_the_link_acknowledges(hub: HubProcess, command: Command) -
         (["x", "--door", "fyrehose"], "different doors"),
         (["x", "--url", "fyrehose://127.0.0.1:1", "--topic", "t"], "fyrehose carries no --topic"),
         (["--file", "/dev/zero"], "/dev/zero has more than 7340032 bytes"),
-        (["x", "--url", "tube://"], "names no host"),
         (
             ["x", "--url", "pigeon://roof"],
             "expected tube://host:port, ws://host:port, fyrehose://host:port or publisher://host:port",

@@ -160,7 +160,7 @@ def test_parts_are_in_order_and_a_repeat_changes_nothing(kept: Hub) -> None:
     commit(options(kept), parts, services=False)
     # The batch was run again, by other tasks in other parts.
     commit(options(kept), [staged(kept, 0, 0, b"a", b"b", b"c", b"d")], services=False)
-    got = kept.messages(first=before + 1)
+    got = kept.messages(from_seq=before + 1)
     assert [message.payload for message in got] == [b"a", b"b", b"c", b"d"]
     assert {(message.origin, message.publisher) for message in got} == {("spark", "q")}
 
@@ -182,7 +182,7 @@ def test_many_rows_are_staged_in_pieces(kept: Hub) -> None:
     assert len(message.stages) > 4
     commit(options(kept), [message], services=False)
     expected = [payload for batch in batches for payload in batch.column("payload").to_pylist()]
-    assert kept.payloads(first=before + 1) == expected
+    assert kept.payloads(from_seq=before + 1) == expected
 
 
 def test_what_was_aborted_cannot_be_committed(kept: Hub) -> None:
@@ -289,7 +289,7 @@ def test_a_batch_is_written_whole_or_not_at_all(spark: SparkSession, kept: Hub) 
     columns = "cast(id as string) as payload", "map('half', id / 2) as numbers"
     good = spark.range(0, 5000, 1, 4).selectExpr(*columns)
     good.write.format("headrace").option("servers", kept.servers).option("topic", "t").mode("append").save()
-    got = kept.messages(first=before + 1)
+    got = kept.messages(from_seq=before + 1)
     assert sorted(int(message.payload) for message in got) == list(range(5000))
     assert {message.topic for message in got} == {"t"}
     assert got[3].numbers == {"half": int(got[3].payload) / 2}
