@@ -17,6 +17,7 @@ from typing import Final, cast
 
 from aiohttp import web
 
+from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
 from headrace.web.access import Access
@@ -32,7 +33,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpDoor:
     """A running http door."""
 
-    def __init__(self, runner: web.AppRunner, listening: asyncio.Server) -> None:
+    def __init__(self, runner: web.AppRunner, listening: asyncio.Server, admission: Admission) -> None:
+        self.admission = admission
         self._runner = runner
         self._listening = listening
 
@@ -45,6 +47,7 @@ class HttpDoor:
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
     deadlines = _Deadlines(server)
+    admission = Admission(per_address=MAX_CONNECTIONS, total=MAX_CONNECTIONS, setting="http")
     runner = web.AppRunner(
         application(server, deadlines),
         access_log=None,
@@ -53,18 +56,21 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
     )
     await runner.setup()
     listening = await asyncio.get_running_loop().create_server(
-        lambda: _Gate(server, runner, deadlines), sock=sock, backlog=128
+        lambda: _Gate(server, runner, deadlines, admission), sock=sock, backlog=128
     )
-    return HttpDoor(runner, listening)
+    return HttpDoor(runner, listening, admission)
 
 
 class _Gate(asyncio.Protocol):
     """Admits a connection like every other door's, and passes what happens to it on to the http protocol."""
 
-    def __init__(self, server: Server, runner: web.AppRunner, deadlines: _Deadlines) -> None:
+    def __init__(
+        self, server: Server, runner: web.AppRunner, deadlines: _Deadlines, admission: Admission
+    ) -> None:
         self._server = server
         self._runner = runner
         self._deadlines = deadlines
+        self._admission = admission
         self._handler: asyncio.Protocol | None = None
         self._address = ""
 
@@ -75,10 +81,7 @@ class _Gate(asyncio.Protocol):
         if serving is None or peer is None:
             stream.abort()
             return
-        if len(serving.connections) >= MAX_CONNECTIONS:
-            refusal: str | None = f"{MAX_CONNECTIONS} are open"
-        else:
-            refusal = self._server.admission.admit(peer[0])
+        refusal = self._admission.admit(peer[0])
         if refusal is not None:
             self._server.hub.counters.refuse("http", "connections", str(peer), refusal)
             stream.abort()
@@ -91,7 +94,7 @@ class _Gate(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
         if self._handler is not None:
-            self._server.admission.release(self._address)
+            self._admission.release(self._address)
             self._handler.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
