@@ -34,7 +34,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpDoor:
     """A running http door."""
 
-    def __init__(self, runner: web.AppRunner, listening: asyncio.Server) -> None:
+    def __init__(self, runner: web.AppRunner, listening: asyncio.Server, admission: Admission) -> None:
+        self.admission = admission
         self._runner = runner
         self._listening = listening
 
@@ -47,7 +48,7 @@ class HttpDoor:
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
     deadlines = _FirstRequestDeadlines(server)
-    admission = Admission(per_address=MAX_CONNECTIONS, total=MAX_CONNECTIONS)
+    admission = Admission(per_address=MAX_CONNECTIONS, total=MAX_CONNECTIONS, setting="http")
     runner = web.AppRunner(
         application(server, deadlines),
         access_log=None,
@@ -58,7 +59,7 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
     listening = await asyncio.get_running_loop().create_server(
         lambda: _ConnectionLimit(server, runner, deadlines, admission), sock=sock, backlog=128
     )
-    return HttpDoor(runner, listening)
+    return HttpDoor(runner, listening, admission)
 
 
 class _ConnectionLimit(asyncio.Protocol):

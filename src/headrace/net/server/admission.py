@@ -37,19 +37,24 @@ def room_for(connections: int) -> int:
 
 
 class Admission:
-    """Bounded counts of open connections; every door asks here."""
+    """Bounded counts of open connections; every door asks here.
 
-    def __init__(self, *, per_address: int, total: int) -> None:
+    The http door has one of its own: an operator must be able to look at a hub whose other doors are full.
+    """
+
+    def __init__(self, *, per_address: int, total: int, setting: str = "limits.connections") -> None:
         self._per_address = per_address
         self._total = total
+        self._setting = setting
+        """What a refusal names as the limit."""
         self._open: Counter[str] = Counter()
 
     def admit(self, address: str) -> str | None:
         """Take one more connection from ``address``; return why not, if it must be refused."""
         if self._open.total() >= self._total:
-            return f"{self._total} connections are open (limits.connections)"
+            return f"{self._total} connections are open ({self._setting})"
         if self._open[address] >= self._per_address:
-            return f"{self._per_address} connections from {address} are open (limits.connections_per_address)"
+            return f"{self._per_address} connections from {address} are open ({self._setting}_per_address)"
         self._open[address] += 1
         return None
 

@@ -293,14 +293,14 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         try:
             for frame in self._decoder.feed(data):
                 self.take(frame)
-                if self._is_over():
+                if not self.admitted:
                     return
                 left -= 1
                 if not left:
                     break
         except WireError as error:
             # What came before the bad frame has been acted on.
-            if not self._is_over():
+            if self.admitted:
                 self.done_taking()
                 self.refuse(error.reason, error)
             return
@@ -424,9 +424,6 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Close at once."""
         self._release()
         self._transport.abort()
-
-    def _is_over(self) -> bool:
-        return not self.admitted
 
     def _release(self) -> None:
         """Take nothing more from the connection, and owe it nothing."""
