@@ -13,6 +13,7 @@ from headrace import __version__, web
 from headrace.errors import FullError, StorageError
 from headrace.log.sealed import SealedSegment
 from headrace.net.server.process import Server
+from headrace.web import door
 
 
 async def published(server: Server, *payloads: bytes) -> None:

@@ -13,7 +13,7 @@ from headrace.hub.consumers.delivery import Assign
 from headrace.hub.consumers.group import ConsumerFilter, ConsumerGroup, Found, WhenRead
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.sequence import Hub
-from headrace.hub.state import State
+from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run, merge
 from headrace.wire.link.message import Buffer, body_of
@@ -52,7 +52,7 @@ class Scene:
     def __init__(self, directory: Path, messages: int = 3, **terms: object) -> None:
         self.log = Log.open(directory, fsync="never")
         self.consumers = Consumers()
-        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=State(self.consumers))
+        self.hub = Hub(self.log, 1, max_uncommitted=1 << 20, state=HubState(self.consumers))
         self.publish(create("c", Terms(**terms), 2))  # type: ignore[arg-type]
         for number in range(messages):
             self.publish(Batch(Run.one(b"%d" % number), origin="tube"))

@@ -176,7 +176,7 @@ async def test_a_primary_whose_tubes_are_off_knows_repeats_all_the_same(tmp_path
             for _ in range(2):
                 publisher = link.publisher("one")
                 publisher._number = 0  # as if it had not heard of the acknowledgement
-                places.add(await (await publisher.publish([b"a"])))
+                places.add(await publisher.publish([b"a"]))
                 stage = await link.stage("query", 1, [b"x"])
                 spans.add(tuple(await link.commit("query", 1, [stage])))
         assert (len(places), len(spans)) == (1, 1)

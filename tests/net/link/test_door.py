@@ -88,7 +88,7 @@ async def test_half_a_message_is_not_kept_for_long(start: Start, door: str) -> N
         cut = stream_pieces if door == "tube_tcp" else websocket_pieces
         pieces = list(cut(bytes(2 << 18), 1 << 18, RAW))
         for piece in pieces[:-1]:
-            peer.tube._session._line.write([bytes(piece)])
+            peer.tube._session._connection.write([bytes(piece)])
         assert await peer.gone()
         assert (await idle.ask(op="head", id=1))["ok"]
 
