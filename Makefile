@@ -6,6 +6,7 @@
 #   make test    every test
 #   make check   format, lint, types, layers, docs, and a second of fuzzing per codec
 #   make fmt     format the code and redraw the generated pages, as `check` and `test` require
+#   make walks   trace the walks of docs/architecture.md anew, and the figures of ADR 0013
 #   make fuzz    fuzz every codec for FUZZ_SECONDS (5) each
 #   make soak    long repetitions: simulations, random examples, kills and fuzzing
 #   make bench   every benchmark, with its ratios
@@ -31,7 +32,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up quick test check fmt soak bench clean docs fuzz
+.PHONY: help setup up quick test check fmt walks soak bench clean docs fuzz
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -77,7 +78,11 @@ check: setup
 fmt: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python tools/pictures.py
 	$(BIN)/python tools/diagrams.py
+
+walks: setup
+	$(BIN)/python tools/walks.py --figures
 
 fuzz: setup
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
