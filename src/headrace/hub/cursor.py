@@ -287,9 +287,10 @@ class Cursor(Generic[C]):
             else:
                 self._ready_for.first = chunk.last + 1
 
-    def drop(self) -> None:
-        """Drop the chunk that is ready: what is left of it is read again."""
-        self._ready = None
+    def pop(self) -> C | None:
+        """Return the chunk that is ready, if it is still wanted, and forget it: what is left of it is read again."""
+        chunk, self._ready = self._ready, None
+        return chunk if chunk is not None and chunk.first == self.next else None
 
     def was_read(self, chunk: C) -> None:
         """Take the outcome of the read that :meth:`step` asked for."""
@@ -316,6 +317,10 @@ class Cursor(Generic[C]):
             return Lost(first, gone, ended=False)
         self.close()
         return Lost(first, last, ended=True)
+
+    def read_again(self) -> None:
+        """Forget the read that is under way: the next :meth:`step` asks for it again."""
+        self._reading = None
 
     def skip_to(self, first: int) -> Range:
         """Go on at ``first``; return the messages passed over."""

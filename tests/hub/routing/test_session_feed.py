@@ -61,6 +61,19 @@ class TestFeeding:
         assert wire.parted == "lagging"
         assert scene.hub.counters.get("undeliverable", door="sdk") == 2
 
+    def test_what_came_from_the_log_without_room_is_not_kept(self, scene: Scene) -> None:
+        """However many clients take nothing, what was read for them is read again."""
+        seqs = scene.publish(3)
+        wire = scene.subscribed(after=seqs[0] - 1)
+        wire.free = 0
+        scene.read()
+        assert scene.session().place.pop() is None
+        wire.free = 1 << 20
+        scene.connector.resume(scene.session())
+        assert [first for _, first, _, _ in scene.reads] == [seqs[0]]
+        scene.read_all()
+        assert wire.got == seqs
+
     def test_a_read_for_who_has_left_goes_nowhere(self, scene: Scene) -> None:
         seqs = scene.publish(3)
         wire = scene.subscribed(after=seqs[0] - 1)
@@ -107,6 +120,23 @@ class TestPaths:
         assert wire.got == []
         scene.connector.pushed(source, msg_id(seq, 1), b"m", [ALICE])
         assert wire.got == [seq]
+
+    def test_a_path_that_comes_during_a_read_leaves_nothing_of_it(
+        self, scene: Scene, paths: MatcherPaths
+    ) -> None:
+        wire = scene.subscribed()
+        (seq,) = scene.publish(1)
+        source = PushSource()
+        paths.mark(source, 7, seq - 1)
+        scene.connector.reroute()
+        scene.read()
+        assert scene.session().live
+        assert scene.session().place.pop() is None
+        scene.connector.pushed(source, msg_id(seq, 1), b"m", [ALICE])
+        assert wire.got == [seq]
+        # What is asked for again at the same place is read again: the client may want something else by now.
+        scene.session().cursor = seq
+        assert scene.session().place.step(seq).chunk is None
 
     def test_a_push_that_came_too_early_is_found_in_the_log(self, scene: Scene, paths: MatcherPaths) -> None:
         """The matcher is ahead of this process's own copy of the log."""

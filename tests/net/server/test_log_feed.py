@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import DamagedError, HeadraceError, StorageError, TrimmedError
+from headrace.errors import DamagedError, HeadraceError, TrimmedError
 from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
 from headrace.net.server.log_feed import LogFeed
 
@@ -93,7 +93,7 @@ class Readers(Executor):
         self._waiting.clear()
         try:
             future.set_result(work())
-        except StorageError as error:
+        except Exception as error:  # noqa: BLE001 -- whatever a read raises
             future.set_exception(error)
 
     @property
@@ -365,6 +365,20 @@ async def test_damage_ends_it(world: World) -> None:
     await world.settle()
     assert world.consumer.failed == [(1, 5, world.log.error)]
     assert not world.cursor.ranges
+
+
+async def test_a_read_that_fails_unexpectedly_is_tried_again(world: World) -> None:
+    raised: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: raised.append(what["exception"]))
+    world.append(5)
+    world.log.error = MemoryError()
+    world.ask(1, 5)
+    await world.settle()
+    assert raised == [world.log.error]
+    world.log.error = None
+    world.feed.pump()
+    await world.settle()
+    assert world.consumer.sent == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -132,14 +132,9 @@ class SessionFeed:
         if session.catch_on():
             self._behind.pop(session, None)
             return
-        found, wanted = session.place.step(self._hub.log.head)
+        wanted = session.place.step(self._hub.log.head).read
         if wanted is not None:
             self._read(session.client, *wanted, lambda outcome: self._was_read(session, outcome))
-        elif found is not None:
-            # What has no room is read again later: the client may want something else by then.
-            session.place.drop()
-            if all(self._feed(session, batch, rows) for batch, rows in found.batches):
-                self.pump(session)
 
     def _concerned(self, matches: Matches) -> dict[ClientSession, list[int]]:
         """The places in the batch of each live session's messages."""
@@ -196,6 +191,10 @@ class SessionFeed:
                 return
         else:
             session.place.was_read(FoundRows(outcome[0][0].first, outcome[-1][0].last, outcome))
+            # What has no room is read again later: kept, it would cost every slow client a chunk of memory.
+            found = session.place.pop()
+            if found is not None and not all(self._feed(session, *rows) for rows in found.batches):
+                return
         self.pump(session)
 
     def _feed(self, session: ClientSession, batch: Batch, rows: list[int]) -> bool:

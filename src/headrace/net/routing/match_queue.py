@@ -109,6 +109,7 @@ class MatchQueue:
     def stop(self) -> None:
         """Match nothing more; the log has the rest."""
         self._stopped = True
+        self._cursor.close()
 
     def when(self, seq: int, act: Callable[[], None]) -> None:
         """Call ``act`` once everything up to ``seq``, and nothing after it, is matched."""

@@ -81,5 +81,7 @@ class LogFeed(Generic[C]):
             if lost is not None:
                 self._consumer.read_failed(lost, error)
         else:
+            # Logged by the event loop; the next commit tries again.
+            self.cursor.read_again()
             raise error
         self._consumer.pump()
