@@ -83,9 +83,9 @@ class DialPlan:
         """Note that the first host answered."""
         self._since = now
 
-    def lost(self, now: float, *, useful: bool = False) -> None:
-        """Note the end of a connection: unless it was ``useful`` or steady, the next one is made more slowly."""
-        steady = useful or now - self._since >= STEADY_SECONDS
+    def lost(self, now: float) -> None:
+        """Note the end of a connection: unless it was steady, the next one is made more slowly."""
+        steady = now - self._since >= STEADY_SECONDS
         self.failures = 0 if steady else self.failures + 1
 
     def pause(self) -> float:
@@ -153,11 +153,15 @@ async def redial(
 async def keep_dialling(
     plan: DialPlan, dial: Callable[[Address], Awaitable[T]], over: Callable[[T], Awaitable[bool]]
 ) -> None:
-    """Dial for ever: again whenever ``over`` returns, which tells whether the connection was useful."""
+    """Dial for ever: again whenever ``over`` returns, which tells whether the connection was useful.
+
+    After a useful one the pause is the shortest, but there is one: a peer that greets and hangs up must not be dialled
+    without end, nor one that restarts by everybody at once.
+    """
     while True:
         connection = await redial(plan, dial)
         useful = await over(connection)
-        plan.failures = 0 if useful else plan.failures + 1
+        plan.failures = 1 if useful else plan.failures + 1
 
 
 class Dialled(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import headrace
 from headrace.client import reconnect
 from headrace.client.link import connection
 from headrace.client.link.client import LinkClient
+from headrace.client.link.connection import link_plan
+from headrace.config import Address
 from headrace.errors import RefusedError, UnexpectedError, UnreachableError
 from headrace.net.server.process import Server
 
@@ -85,3 +88,8 @@ async def test_patience_ends(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError):
         await link.publish(b"x")
     await link.close()
+
+
+@pytest.mark.parametrize(("hosts", "seconds"), [(1, 5.0), (4, 1.25), (9, 1.0)])
+def test_a_host_that_hangs_delays_the_others_little(hosts: int, seconds: float) -> None:
+    assert link_plan([Address("host", port) for port in range(1, hosts + 1)], Random(1)).attempt == seconds

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Final
 
 from headrace.client.link.requests import LinkSession, LostTubeError, Make, R, check
-from headrace.client.reconnect import DialPlan, dial_hosts, redial
+from headrace.client.reconnect import ATTEMPT_SECONDS, DialPlan, dial_hosts, redial
 from headrace.config import Address
 from headrace.errors import (
     ClosedError,
@@ -29,6 +29,8 @@ from headrace.tube import TubeOptions, connect
 from headrace.wire.link.message import MAX_ANSWER, VERSION, VERSIONS, Body, LinkMessage
 from headrace.wire.link.requests import HelloRequest
 
+_HOST_SECONDS: Final = 1.0
+"""The least time that a host has to answer."""
 _MOST_LOST: Final = 10
 """Tubes that one request may lose: what breaks every one of them breaks the next as well."""
 _REFUSED: Final = "nobody listens there; is the hub running? `headrace serve` starts one"
@@ -204,5 +206,6 @@ class LinkConnection:
 
 
 def link_plan(hosts: Sequence[Address], random: Random) -> DialPlan:
-    """Plan the dialling of the link's door."""
-    return DialPlan(hosts, random, no_answer=_NO_ANSWER)
+    """Plan the dialling of the link's door: hosts share the time, so that one that hangs delays the others little."""
+    attempt = max(ATTEMPT_SECONDS / len(hosts), _HOST_SECONDS)
+    return DialPlan(hosts, random, attempt=attempt, no_answer=_NO_ANSWER)

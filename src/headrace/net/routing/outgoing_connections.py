@@ -78,7 +78,7 @@ class Dialled(DoorConnection[D]):
         super().__init__(door, decoder)
         self.over = asyncio.Event()
         self.useful = False
-        """Whether it served: then the next one is dialled at once."""
+        """Whether it served: then the next one is dialled soon."""
         self._beaten = 0.0
 
     def heartbeat(self) -> bytes:
