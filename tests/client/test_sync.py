@@ -428,6 +428,27 @@ def test_without_an_event_loop_opening_fails_and_may_be_tried_again(
         assert client.double(2) == 4
 
 
+def test_a_thread_that_comes_while_another_opens_the_client_waits_for_that() -> None:
+    class Opening(Stub):
+        async def open(self) -> None:
+            opening.set()
+            await asyncio.to_thread(answer.wait, 30)
+            await super().open()
+
+    opening, answer = threading.Event(), threading.Event()
+    client = SyncStub(Opening())
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(client.double, 1)
+        assert opening.wait(30)
+        second = threads.submit(client.double, 2)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        answer.set()
+        assert (first.result(30), second.result(30)) == (2, 4)
+    client.close()
+    assert client.calls == ["open", "close"]
+
+
 def test_what_does_not_wait_is_evaluated_where_nothing_changes_meanwhile() -> None:
     client = SyncStub(Stub())
     mine = threading.current_thread().name

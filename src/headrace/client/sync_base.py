@@ -238,7 +238,8 @@ class SyncClient(SyncObject, Generic[C_co]):
         self._async = client
         self._thread = LoopThread()
         self._taking = threading.RLock()
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
+        self._opened = False
 
     @property
     def client(self) -> C_co:
@@ -247,13 +248,16 @@ class SyncClient(SyncObject, Generic[C_co]):
 
     def open(self) -> Self:
         """Connect; the first use does it."""
-        self._thread.start()
-        atexit.register(self._close_at_exit)
-        try:
-            self._thread.wait(self._async.open())
-        except BaseException:
-            self.close()
-            raise
+        with self._opening:
+            self._thread.start()
+            atexit.register(self._close_at_exit)
+            try:
+                self._thread.wait(self._async.open())
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                self._opened = True
         return self
 
     def close(self) -> None:
@@ -291,7 +295,8 @@ class SyncClient(SyncObject, Generic[C_co]):
         return Begun(self._thread.begin(work))
 
     def _prepare(self) -> None:
-        if not self._thread.started and not self._thread.here:
+        if not self._opened and not self._thread.here:
+            # Another thread may be opening it: then this one waits, as it could not be used yet.
             with self._opening:
                 if not self._thread.started:
                     self.open()
