@@ -335,6 +335,23 @@ def test_calls_wait_while_the_rows_of_a_commit_are_brought(hub: Hub, there: Ther
     assert client.busy
 
 
+def test_calls_that_are_lost_together_are_tried_again_together(hub: Hub, there: There) -> None:
+    client = PrimaryClient(hub, there.primary, patience=5.0, name=lambda: "name", now=0.0)
+    wakes: list[float] = []
+    client.schedule = wakes.append
+    stream = Recorder()
+    client.aim(stream, 1, 1.0)
+    for number in range(100):
+        client.newest(f"publisher {number}", lambda _: None)
+    client.aim(None, 0, 2.0)
+    assert wakes == [pytest.approx(2.05)]
+    client.aim(stream, 2, 2.01)
+    assert len(stream.posted) == 100
+    client.tick(2.06)
+    asked = [request.publisher for _, request in stream.posted]
+    assert asked[:100] == asked[100:]
+
+
 def test_a_call_is_refused_when_no_primary_has_answered_for_long(hub: Hub, there: There) -> None:
     client = PrimaryClient(hub, there.primary, patience=5.0, name=lambda: "name", now=0.0)
     wakes: list[float] = []

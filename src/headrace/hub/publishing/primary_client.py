@@ -113,6 +113,8 @@ class PrimaryClient(PublishRelay):
         self._blocked = False
         """Whether the next request of a call waits for the answer to the one before."""
         self._advancing = False
+        self._scheduled = 0.0
+        """When the last retry of calls is due."""
         self._heard = 0.0
         """When a primary last answered a call."""
 
@@ -251,13 +253,14 @@ class PrimaryClient(PublishRelay):
         self._advancing = True
         try:
             while (self._here or self._stream is not None) and not self._blocked:
+                call = self._calling or next(
+                    (call for call in self._calls if call.ready_at <= self._now), None
+                )
+                if call is None:
+                    return
                 if self._calling is None:
-                    ready = [call for call in self._calls if call.ready_at <= self._now]
-                    if not ready:
-                        return
-                    self._calling = ready[0]
-                    self._calls.remove(ready[0])
-                call = self._calling
+                    self._calling = call
+                    self._calls.remove(call)
                 request, body = next(call.left)
                 if request.kind == "stage":
                     self._blocked = True
@@ -280,7 +283,10 @@ class PrimaryClient(PublishRelay):
             call.left = call.make()
             call.ready_at = self._now + _RETRY_SECONDS
             self._calls.append(call)
-            self.schedule(call.ready_at)
+            if call.ready_at != self._scheduled:
+                # Once, however many calls are lost together: each tick looks at all of them.
+                self._scheduled = call.ready_at
+                self.schedule(call.ready_at)
             if answer is not None and answer.error == NOT_PRIMARY:
                 self._not_primary()
             return
