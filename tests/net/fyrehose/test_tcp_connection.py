@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import threading
 from pathlib import Path
 from random import Random
 
@@ -12,6 +13,7 @@ import pytest
 from tests.net.backbone_tcp import counted, door, filled, logged, narrow, refused
 from tests.net.conftest import Dial, Start
 from tests.net.raw import (
+    SECONDS,
     TcpPeer,
     ack,
     backbone_of,
@@ -491,6 +493,26 @@ class TestStorage:
         assert server.hub.counters.get("undeliverable", door="fyrehose") == 3
         await other.send(push(b"four"))
         assert await other.deliver() == (4, b"four")
+
+    async def test_who_sends_no_more_is_gone_once_it_is_cut_off(
+        self, server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await filled(server, dial, 3)
+        peer = await dial(server)
+        release = threading.Event()
+
+        def damaged(*_: object) -> list[Batch]:
+            release.wait(SECONDS)
+            raise DamagedError("0001.arrow", 7, 1, 3, "torn")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.hub.log, "read", damaged)
+            await peer.send(request(1, 3))
+            peer.sock.shutdown(socket.SHUT_WR)
+            await until(lambda: any(each._ended for each in door(server).connections))
+            release.set()
+            assert await peer.rest() == b""
+        await until(lambda: not any(each._ended for each in door(server).connections))
 
     async def test_a_full_disk_refuses_publishers_and_nobody_else(
         self, server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch

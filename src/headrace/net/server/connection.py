@@ -379,8 +379,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._release()
         self._leaving = True
         self._taken_at = self.loop.time()
-        if not self._transport.can_write_eof():
-            self._transport.close()  # TLS ends both directions at once.
+        if self._ended or not self._transport.can_write_eof():
+            self._transport.close()  # Nothing is left to be read, or TLS, which ends both directions at once.
         elif not self._transport.is_closing():
             self._transport.write_eof()
         if self.reading_paused:
