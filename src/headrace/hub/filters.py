@@ -60,6 +60,11 @@ class Filter:
         """Whether all messages pass."""
         return self._topic is None and self._origins is None and not self._where
 
+    @property
+    def compiled(self) -> bool:
+        """Whether :meth:`apply` is quick enough for an event loop: the first look at attributes loads kernels."""
+        return not self._where or self._row_filter is not None
+
     def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that pass, in their order; the same object if all do."""
         mask = self.mask(rows)

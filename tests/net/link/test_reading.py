@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from threading import Event
+from threading import Event, Thread, current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from headrace.hub.consumers.group import ConsumerFilter
 from headrace.hub.filters import Filter
 from headrace.hub.routing import subscriptions
 from headrace.log import snapshot
+from headrace.matching.row_filter import RowFilter
 from headrace.message import SCHEMA, Batch, Run
 from headrace.net.link import connection, consumers, reading, row_bodies
 from headrace.net.server.process import Server
@@ -240,6 +241,28 @@ async def test_a_filter_says_how_far_it_has_come(server: Server, peer: LinkPeer)
     assert [m.seq for m in opened(body)] == [51]
     assert head["last"] == 51
     assert delivered(server) == 1
+
+
+async def test_the_kernels_of_a_filter_are_loaded_off_the_event_loop(
+    peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that routes nothing has not loaded them, and compiling them takes seconds."""
+    threads: list[Thread] = []
+    plainly = Filter._attributes
+
+    def watched(self: Filter) -> RowFilter:
+        if self._row_filter is None:
+            threads.append(current_thread())
+        return plainly(self)
+
+    monkeypatch.setattr(Filter, "_attributes", watched)
+    assert (await peer.ask(op="follow", id=1, where={"kind": {"use": 1, "strval": "a"}}))["event"] == "at"
+    for seq, kind in enumerate("aba", 1):
+        await peer.say(rows(b"!", kind=kind), op="publish", id=2)
+        heard = [await peer.hear() for _ in range(2 if kind == "a" else 1)]
+        assert [m.seq for _, body in heard if body for m in opened(body)] == [seq] * (kind == "a")
+    assert len(threads) == 1
+    assert threads != [main_thread()]
 
 
 async def test_a_follow_whose_tube_is_gone_leaves_nothing(server: Server) -> None:

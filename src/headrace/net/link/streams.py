@@ -214,7 +214,8 @@ class RowStream(_CreditedStream):
             return None
         if self._wanted is None:
             return chunk.piece(seq, None) if chunk.first == seq else None
-        return chunk.piece(seq, self._wanted) if chunk.last - chunk.first < _SMALL else None
+        quick = self._wanted.compiled and chunk.last - chunk.first < _SMALL
+        return chunk.piece(seq, self._wanted) if quick else None
 
     def _read(self, first: int, last: int) -> Piece:
         return read_piece(self._log, first, last, self._wanted)
