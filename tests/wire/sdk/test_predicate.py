@@ -279,6 +279,22 @@ def test_a_program_holds_where_the_plain_reading_does(
     assert found == naive.holds(predicate, value)
 
 
+@pytest.mark.parametrize(("kind", "value"), [(NOTHING, 0), (TEXT, -1)])
+def test_what_no_operand_can_equal_is_not_compared_with_each(kind: int, value: int) -> None:
+    class Counted(list[int]):
+        looks = 0
+
+        def __getitem__(self, at: Anything) -> Anything:
+            Counted.looks += 1
+            return super().__getitem__(at)
+
+    words = tuple(map(str, range(255)))
+    program = Counted(compile_predicate(In(words), 0, words.index))
+    nothing = np.zeros(0, np.uint8)
+    assert not holds(program, 0, kind, value, nothing, 0, 0, nothing, np.zeros(1, np.int32))  # type: ignore[arg-type]
+    assert Counted.looks < 10
+
+
 def test_equal_numbers_have_the_same_bits() -> None:
     assert bits(-0.0) == bits(0.0) == 0
     assert bits(7) == bits(7.0)

@@ -231,7 +231,9 @@ def holds(
             continue
         truth = 0
         if operation in (EQUALS, IN):
-            for operand in range(at, at + 2 * count, 2):
+            # A string that no predicate has equals none of the operands, however many there are.
+            tried = count if kind == NUMBER or (kind == TEXT and value >= 0) else 0
+            for operand in range(at, at + 2 * tried, 2):
                 if pool[operand] == kind and pool[operand + 1] == value:
                     truth = 1
                     break
