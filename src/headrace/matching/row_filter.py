@@ -48,12 +48,18 @@ class _Compiled(NamedTuple):
     program: Wide
     words: pa.Array
     """The strings that the program names; a word's code is its place."""
+    holding: Mask
+    """Which of these words the predicate holds for: however many there are, a row with one of them is looked up."""
 
     @classmethod
     def of(cls, predicate: Predicate) -> _Compiled:
         codes: dict[str, int] = {}
-        program = compile_predicate(predicate, 0, lambda text: codes.setdefault(text, len(codes)))
-        return cls(np.array(program, np.int64), pa.array(codes, pa.string()))
+        compiled = compile_predicate(predicate, 0, lambda text: codes.setdefault(text, len(codes)))
+        program, words = np.array(compiled, np.int64), pa.array(codes, pa.string())
+        kinds, holding = np.full(len(codes), TEXT, np.uint8), np.empty(len(codes), np.uint8)
+        strings = _strings(words)
+        evaluate(program, *strings, kinds, np.arange(len(codes)), *strings, holding)
+        return cls(program, words, holding.view(np.bool_))
 
     def mask(self, texts: pa.Array, numbers: pa.Array) -> Mask:
         """Which rows the predicate holds for, of an attribute's strings and numbers, null where a row has none."""
@@ -62,12 +68,15 @@ class _Compiled(NamedTuple):
         kinds = np.where(has_text, np.uint8(TEXT), np.where(has_number, np.uint8(NUMBER), np.uint8(NOTHING)))
         # Adding 0.0 makes -0.0 the 0.0 that it equals.
         values = (pc.fill_null(numbers, 0.0).to_numpy() + 0.0).view(np.int64)
-        if has_text.any():
-            codes = pc.fill_null(pc.index_in(texts, value_set=self.words), -1).to_numpy()
-            values = np.where(has_text, codes, values)
+        codes = pc.fill_null(pc.index_in(texts, value_set=self.words), -1).to_numpy()
+        values = np.where(has_text, codes, values)
+        known = np.flatnonzero(codes >= 0)  # Their verdict is known: the program need not run for them.
+        kinds[known] = NOTHING
         out = np.empty(len(kinds), np.uint8)
         evaluate(self.program, *_strings(self.words), kinds, values, *_strings(texts), out)
-        return out.view(np.bool_)
+        mask = out.view(np.bool_)
+        mask[known] = self.holding[codes[known]]
+        return mask
 
 
 def _strings(array: pa.Array) -> tuple[Ints, Bytes]:
