@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from tests.hub.connector_scene import ALICE, WANTED, Scene, Wire
 
 from headrace.errors import TrimmedError
 from headrace.hub.routing.client_session import NOTHING, MatcherPaths, PushSource
+from headrace.hub.routing.session_feed import CACHE_BYTES
 from headrace.wire.attribute.messages import msg_id
 
 
@@ -73,6 +75,14 @@ class TestFeeding:
         assert [first for _, first, _, _ in scene.reads] == [seqs[0]]
         scene.read_all()
         assert wire.got == seqs
+
+    def test_many_short_messages_take_no_more_memory_than_few_long_ones(self, scene: Scene) -> None:
+        scene.subscribed()
+        scene.match(None)
+        for _ in range(20):
+            scene.publish(1000, ALICE)
+        kept = [frame for chunk in scene.connector._feeding._cache._chunks for frame in chunk.frames.values()]
+        assert 0 < sum(map(sys.getsizeof, kept)) <= CACHE_BYTES
 
     def test_a_read_for_who_has_left_goes_nowhere(self, scene: Scene) -> None:
         seqs = scene.publish(3)

@@ -29,7 +29,10 @@ Read: TypeAlias = Callable[[bytes, int, int, Then], None]
 
 
 CACHE_BYTES: Final = 1 << 20
-"""Payload bytes of the newest messages whose pushes are kept encoded."""
+"""Bytes of the newest messages' pushes that are kept encoded."""
+
+_FRAME_OVERHEAD: Final = 128
+"""What a push takes besides its payload: its head, and the objects around it."""
 
 
 class PushFrames(NamedTuple):
@@ -42,7 +45,8 @@ class PushFrames(NamedTuple):
 
 
 def _push_frames(batches: Sequence[Batch]) -> PushFrames:
-    return PushFrames(batches[0].first, batches[-1].last, sum(batch.size for batch in batches), {})
+    size = sum(batch.size + _FRAME_OVERHEAD * len(batch) for batch in batches)
+    return PushFrames(batches[0].first, batches[-1].last, size, {})
 
 
 class SessionFeed:
