@@ -270,6 +270,8 @@ def hub_status(settings: Settings, credentials: Credentials | None = None) -> di
 def _free(address: Address, *, datagrams: bool) -> bool:
     kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM) if datagrams else (socket.SOCK_STREAM,)
     for kind in kinds:
+        if ":" in address.host and kind is socket.SOCK_DGRAM:
+            continue  # Over IPv6 the fyrehose door serves TCP only.
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         with socket.socket(family, kind) as sock:
             if kind is socket.SOCK_STREAM:
