@@ -173,6 +173,9 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         yield Finding("ports", Verdict.WARNING, f"{address} ({door}) is taken", remedy)
     if not taken:
         yield Finding("ports", Verdict.OK, "every door's is free")
+    backbone = settings.listen.fyrehose
+    if backbone is not None and ":" in backbone.host:
+        yield Finding("backbone", Verdict.OK, f"{backbone} is IPv6: TCP only, since its UDP is for IPv4")
 
 
 def _guarded_hub(credentials: Credentials | None) -> Iterator[Finding]:
