@@ -8,7 +8,7 @@ import socket
 
 import pytest
 from tests.net.conftest import Start
-from tests.net.raw import address_of, backbone_of, deliver, keepalive, push, until
+from tests.net.raw import address_of, backbone_of, deliver, keepalive, push
 
 from headrace.net.server.process import Server
 
@@ -36,4 +36,4 @@ async def test_on_ipv6_it_serves_tcp_only_and_says_so(start: Start, caplog: pyte
     assert await reader.readexactly(14) == deliver(1, b"hello")
     assert backbone_of(server).facts() == {"fyrehose_tcp": 1, "fyrehose_udp": 0}
     writer.close()
-    await until(lambda: server.connections == 0)
+    await writer.wait_closed()
