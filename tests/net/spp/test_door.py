@@ -128,7 +128,7 @@ class TestStrangersMessages:
     async def test_a_user_name_and_a_password_go_nowhere(
         self, server: Server, dial: Dial, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.DEBUG)
+        caplog.set_level(logging.DEBUG, logger="headrace")
         secrets = documented("33 with a user name and a password")
         bystander, peer = await dial(server), await dial(server)
         await peer.send(secrets + packet(32, secrets[8:]) + publish("after", b"1") + subscribe("after"))
