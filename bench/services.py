@@ -32,6 +32,7 @@ CHUNK = 50
 """Changes that the publisher sends at once."""
 
 _SERVICE = b"b"
+_PUBLISH = 0x48520002
 
 
 class Services(Headrace):
@@ -52,7 +53,7 @@ class Services(Headrace):
         return b"x" * size
 
     def publication(self, payload: bytes) -> bytes:
-        return _packet(33, _SERVICE, payload)
+        return _packet(_PUBLISH, _SERVICE, payload)
 
     def subscribing(self, size: int) -> Subscribing:
         snapshot = _packet(16, _SERVICE, self.payload(0))

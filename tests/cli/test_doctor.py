@@ -59,6 +59,11 @@ def test_a_udp_port_counts_too(run: Run, tmp_path: Path) -> None:
     assert "(fyrehose) is taken" in about(found, "ports")["found"]
 
 
+def test_a_backbone_on_ipv6_has_no_udp(run: Run, tmp_path: Path) -> None:
+    found = findings(run, "--data", tmp_path, "--set", "listen.fyrehose=[::1]:0")
+    assert "TCP only" in about(found, "backbone")["found"]
+
+
 def test_a_data_directory_that_is_a_file_must_be_mended(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = findings(run, "--data", tmp_path / "file" / "data", code=1)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Self, cast
 
 from tests.hubprocess import lasting_port
-from tests.net.raw import ack
+from tests.net.raw import ack, keepalive
 
 SECONDS = 20.0
 """How long anything may take: much longer than it does, so that a busy machine fails no test."""
@@ -140,7 +140,7 @@ class UdpHub:
     async def subscribed(self) -> Endpoint:
         """Wait for a KEEPALIVE, acknowledge it, and tell whose it is."""
         datagram, source = await self.datagram()
-        assert datagram == b"\x10" + bytes(6)
+        assert datagram == keepalive(*source)
         self.send(b"\x20" + datagram[1:], source)
         return source
 

@@ -32,6 +32,9 @@ def packet(msgtype: int, data: bytes) -> bytes:
     return integer(msgtype) + integer(len(data)) + data
 
 
+AUTH, PUBLISH = 0x48520001, 0x48520002
+
+
 def subscribe(service: str) -> bytes:
     return packet(1, string(service))
 
@@ -41,13 +44,13 @@ def unsubscribe(service: str) -> bytes:
 
 
 def publish(service: str, change: bytes) -> bytes:
-    return packet(33, string(service) + string(change))
+    return packet(PUBLISH, string(service) + string(change))
 
 
 def auth(client_id: str, key: str, timestamp: str) -> bytes:
     token = hmac.new(key.encode(), (client_id.lower() + timestamp).encode(), hashlib.sha256).hexdigest()
     text = json.dumps({"client_id": client_id, "timestamp": timestamp, "token": token})
-    return packet(32, string(text))
+    return packet(AUTH, string(text))
 
 
 def offer(service: str) -> Packet:

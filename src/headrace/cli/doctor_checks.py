@@ -173,6 +173,9 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         yield Finding("ports", Verdict.WARNING, f"{address} ({door}) is taken", remedy)
     if not taken:
         yield Finding("ports", Verdict.OK, "every door's is free")
+    backbone = settings.listen.fyrehose
+    if backbone is not None and ":" in backbone.host:
+        yield Finding("backbone", Verdict.OK, f"{backbone} is IPv6: TCP only, since its UDP is for IPv4")
 
 
 def _guarded_hub(credentials: Credentials | None) -> Iterator[Finding]:
@@ -270,6 +273,8 @@ def hub_status(settings: Settings, credentials: Credentials | None = None) -> di
 def _free(address: Address, *, datagrams: bool) -> bool:
     kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM) if datagrams else (socket.SOCK_STREAM,)
     for kind in kinds:
+        if ":" in address.host and kind is socket.SOCK_DGRAM:
+            continue  # Over IPv6 the fyrehose door serves TCP only.
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         with socket.socket(family, kind) as sock:
             if kind is socket.SOCK_STREAM:

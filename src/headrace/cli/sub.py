@@ -11,6 +11,7 @@ import typer
 from headrace.cli.terminal.access import run_client
 from headrace.cli.terminal.exits import FAILED, TERMINATED
 from headrace.cli.terminal.options import (
+    HUB_PANEL,
     ClientId,
     Count,
     DoorScheme,
@@ -70,6 +71,14 @@ def sub(
         str | None, url_option("door", "fyrehose://127.0.0.1:2323, or sdk://127.0.0.1:7253 with --where")
     ] = None,
     transport: HubTransport = None,
+    translated: Annotated[
+        bool,
+        typer.Option(
+            "--translated",
+            help="Over UDP, an address translator stands between this machine and the hub.",
+            rich_help_panel=HUB_PANEL,
+        ),
+    ] = False,
     client_id: ClientId = None,
 ) -> None:
     """Print the hub's messages as they are delivered, in order and without a hole.
@@ -87,8 +96,8 @@ def sub(
 
     form = choose_format(as_json=as_json, text=text, raw=raw)
     if wheres:
-        if transport is not None:
-            raise UsageError("--transport is fyrehose's: leave it out, or --where")
+        if transport is not None or translated:
+            raise UsageError("--transport and --translated are fyrehose's: leave them out, or --where")
         from headrace.cli.terminal.attribute_syntax import parse_conditions
 
         address = hub_url(url, DoorScheme.SDK)
@@ -101,12 +110,17 @@ def sub(
     if url is not None and door_of(url) is DoorScheme.TUBE:
         raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
     address = hub_url(url, DoorScheme.FYREHOSE)
-    if run_client(_print_all(address, transport, from_seq, count, form)):
+    if run_client(_print_all(address, transport, translated, from_seq, count, form)):
         raise typer.Exit(FAILED)
 
 
 async def _print_all(
-    url: str, transport: Transport | None, from_seq: int | None, count: int | None, form: LineFormat
+    url: str,
+    transport: Transport | None,
+    translated: bool,
+    from_seq: int | None,
+    count: int | None,
+    form: LineFormat,
 ) -> list[LostRangeError]:
     """Print what the backbone delivers; return what could not be delivered."""
     from headrace.cli.terminal.pipes import PipeWriter
@@ -116,7 +130,7 @@ async def _print_all(
     output = PipeWriter(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
     lost: list[LostRangeError] = []
-    options: FyrehoseOptions = {"from_seq": from_seq, "on_lost": lost.append}
+    options: FyrehoseOptions = {"from_seq": from_seq, "on_lost": lost.append, "translated": translated}
     if transport is not None:
         options["transport"] = transport.value
     with output.while_read():

@@ -77,7 +77,9 @@ def host_name() -> str:
 class Listen:
     """Where each door listens; `off` keeps it shut."""
 
-    fyrehose: Address | None = door(PORTS["fyrehose"], "The backbone: UDP and TCP on the same port number.")
+    fyrehose: Address | None = door(
+        PORTS["fyrehose"], "The backbone: UDP and TCP on one port number; on IPv6, TCP only."
+    )
     spp: Address | None = door(PORTS["spp"], "Services.")
     parcel: Address | None = door(PORTS["parcel"], "The cluster's parcels.")
     sdk: Address | None = door(PORTS["sdk"], "Attribute pub/sub: the connector's side toward SDK clients.")
@@ -146,7 +148,7 @@ class Fyrehose:
     allow: tuple[IPv4Network, ...] = setting(
         list_of(network()),
         (),
-        "Addresses that a KEEPALIVE from another address may subscribe; under `auth.required`, the only ones served.",
+        "Addresses that a KEEPALIVE or REQUEST of others may name; under `auth.required`, the only ones served.",
     )
     coalesce: bool = setting(
         flag(),
@@ -289,6 +291,11 @@ class Node:
         "",
         "The client id, one of `auth.clients`, with which a frontend authenticates to its upstream hub.",
         shown="none",
+    )
+    upstream_translated: bool = setting(
+        flag(),
+        False,
+        "Whether an address translator stands between this hub and a `fyrehose+udp` upstream hub.",
     )
 
 

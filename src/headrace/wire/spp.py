@@ -11,10 +11,12 @@ are here, before waiting for anything after it.
 
 Invariants:
 
-- The msgtypes below 32 that the protocol defines are strict: data that is not just their STRINGs is refused.
-- Msgtypes from 32 up "should be ignored by the protocol". Two of them are ours, AUTH and PUBLISH; a packet
-  that does not parse as ours is somebody else's and is ignored like the rest.
-- An ignored packet is dropped as it arrives, whatever its length; a session counts the :class:`Ignored`.
+- A msgtype that is known in its direction is strict: data that is not just its fields is refused, and so is a
+  length over the limit.
+- Msgtypes from 32 up "should be ignored by the protocol". Other applications use the low ones, so ours, AUTH and
+  PUBLISH, carry a mark in the number itself: "HR" in the upper half.
+- Every other packet is ignored: dropped as it arrives, whatever it holds and however long it is. A session counts
+  the :class:`Ignored`.
 """
 
 from __future__ import annotations
@@ -24,28 +26,22 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias, TypeVar
-
-import msgspec
+from typing import ClassVar, TypeAlias, TypeVar
 
 from headrace.errors import LimitError, MalformedError
 from headrace.protocols import PORTS
 from headrace.wire.receive_buffer import Decoder
-from headrace.wire.typed_json import decode_json
 
 PORT = PORTS["spp"]
 
 MAX_PACKET = 8 * 1024 * 1024
-"""The longest data of one packet we take: a service's whole object has to fit."""
+"""The longest data of one packet we read: a service's whole object has to fit."""
 
 MAX_SERVICE = 1024
 """The longest service id in bytes. Every Info repeats it."""
 
 MAX_AUTH = 4096
-"""The longest AUTH text we read. It comes before we know the client, so it is kept short."""
-
-FIRST_FOREIGN = 32
-"""The first msgtype that is free for extensions; the protocol ignores those it does not know."""
+"""The longest AUTH text, and the longest challenge. It comes before we know the client, so it is kept short."""
 
 _HEADER = struct.Struct("!II")
 _INTEGER = struct.Struct("!I")
@@ -58,7 +54,7 @@ class ServerType(IntEnum):
     OFFER = 1
     REMOVED = 2
     INFO = 16
-    AUTHENTICATED = 32
+    AUTHENTICATED = 0x48520001
 
 
 class ClientType(IntEnum):
@@ -66,8 +62,8 @@ class ClientType(IntEnum):
 
     SUBSCRIBE = 1
     UNSUBSCRIBE = 2
-    AUTH = 32
-    PUBLISH = 33
+    AUTH = 0x48520001
+    PUBLISH = 0x48520002
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +94,10 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """Server: the answer to AUTH."""
+    """Server: the answer to AUTH; ``challenge`` is empty unless the server asks for another proof."""
 
     accepted: bool
+    challenge: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """Client: its identity, as the JSON object that the attribute SDK's ``auth`` also takes."""
+    """Client: its identity, as the JSON text that the attribute SDK's ``auth`` also takes; not parsed here."""
 
     json: bytes
 
@@ -175,7 +172,10 @@ def serialize_infos(changes: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 class _PacketDecoder(Decoder[F | Ignored]):
-    """Reads packets and STRINGs, and skips packets that are not ours."""
+    """Reads packets and STRINGs, and skips packets that are not for us."""
+
+    known: ClassVar[frozenset[int]]
+    """The msgtypes of this direction that are read; the others are ignored."""
 
     def __init__(self, *, max_packet: int = MAX_PACKET, max_service: int = MAX_SERVICE) -> None:
         super().__init__()
@@ -190,11 +190,12 @@ class _PacketDecoder(Decoder[F | Ignored]):
 
     @property
     def frame_at(self) -> int:
-        """Bytes of the stream before the packet under way."""
-        return self._begin
+        """Bytes of the stream before the packet under way; one that is ignored may take its time while it comes."""
+        return self.inbox.position if self._skipping else self._begin
 
     def _start_packet(self) -> None:
         self._begin = self.inbox.position
+        self._skipping = False
         self._reader: Generator[int, None, F | Ignored] = self._read_packet()
         self._needed: int = next(self._reader)
 
@@ -213,27 +214,23 @@ class _PacketDecoder(Decoder[F | Ignored]):
         inbox = self.inbox
         yield _HEADER.size
         msgtype, length = _HEADER.unpack(inbox.peek(_HEADER.size))
-        if length > self.max_packet:
-            raise LimitError("spp", "length", length, self.max_packet, offset=inbox.position)
+        if msgtype in self.known:
+            if length > self.max_packet:
+                raise LimitError("spp", "length", length, self.max_packet, offset=inbox.position)
+            inbox.skip(_HEADER.size)
+            return (yield from self._read_data(msgtype, inbox.position + length))
+        # "32- : Other messages, should be ignored by the protocol", and so are test values and reserved types.
         inbox.skip(_HEADER.size)
         end = inbox.position + length
-        try:
-            frame = yield from self._read_data(msgtype, end)
-        except (MalformedError, LimitError):
-            # "32- : Other messages, should be ignored by the protocol": not ours after all.
-            if msgtype < FIRST_FOREIGN:
-                raise
-            frame = None
-        if frame is not None:
-            return frame
+        self._skipping = True
         while inbox.position < end:
             yield 1
             inbox.skip(min(len(inbox), end - inbox.position))
         return Ignored(msgtype, length)
 
     @abstractmethod
-    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, F | None]:
-        """Read data that ends at position ``end`` as a frame of this direction; ``None`` means ignore it."""
+    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, F]:
+        """Read data of a known msgtype that ends at position ``end`` as a frame of this direction."""
 
     def _read_service(self, end: int, *, last: bool) -> Generator[int, None, str]:
         begin = self.inbox.position
@@ -265,28 +262,30 @@ class _PacketDecoder(Decoder[F | Ignored]):
 class ServerDecoder(_PacketDecoder[ClientFrame]):
     """Reads what clients send."""
 
-    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, ClientFrame | None]:
+    known = frozenset(ClientType)
+
+    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, ClientFrame]:
         match msgtype:
             case ClientType.SUBSCRIBE:
                 return Subscribe((yield from self._read_service(end, last=True)))
             case ClientType.UNSUBSCRIBE:
                 return Unsubscribe((yield from self._read_service(end, last=True)))
             case ClientType.AUTH:
-                json = yield from self._read_string("json", end, MAX_AUTH, last=True)
-                _check_json_object(json)
-                return Auth(json)
+                return Auth((yield from self._read_string("json", end, MAX_AUTH, last=True)))
             case ClientType.PUBLISH:
                 service = yield from self._read_service(end, last=False)
                 change = yield from self._read_string("change", end, self.max_packet, last=True)
                 return Publish(service, change)
             case _:
-                return None
+                raise AssertionError(msgtype)
 
 
 class ClientDecoder(_PacketDecoder[ServerFrame]):
     """Reads what servers send."""
 
-    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, ServerFrame | None]:
+    known = frozenset(ServerType)
+
+    def _read_data(self, msgtype: int, end: int) -> Generator[int, None, ServerFrame]:
         match msgtype:
             case ServerType.OFFER:
                 return Offer((yield from self._read_service(end, last=True)))
@@ -296,15 +295,23 @@ class ClientDecoder(_PacketDecoder[ServerFrame]):
                 service = yield from self._read_service(end, last=False)
                 message = yield from self._read_string("message", end, self.max_packet, last=True)
                 return Info(service, message)
-            case ServerType.AUTHENTICATED if end - self.inbox.position == _INTEGER.size:
-                yield _INTEGER.size
-                (answer,) = _INTEGER.unpack(self.inbox.peek(_INTEGER.size))
-                if answer not in (_ACCEPTED, _REFUSED):
-                    return None
-                self.inbox.skip(_INTEGER.size)
-                return Authenticated(answer == _ACCEPTED)
+            case ServerType.AUTHENTICATED:
+                accepted = yield from self._read_answer(end)
+                return Authenticated(
+                    accepted, (yield from self._read_string("challenge", end, MAX_AUTH, last=True))
+                )
             case _:
-                return None
+                raise AssertionError(msgtype)
+
+    def _read_answer(self, end: int) -> Generator[int, None, bool]:
+        begin = self.inbox.position
+        if end - begin < _INTEGER.size:
+            raise MalformedError("spp", "answer", end - begin, "an INTEGER takes 4 bytes", offset=begin)
+        yield _INTEGER.size
+        (answer,) = _INTEGER.unpack(self.inbox.take(_INTEGER.size))
+        if answer not in (_ACCEPTED, _REFUSED):
+            raise MalformedError("spp", "answer", answer, "must be 0 or 1", offset=begin)
+        return bool(answer == _ACCEPTED)
 
 
 def _parts(frame: ServerFrame | ClientFrame) -> tuple[bytes, ...]:
@@ -315,16 +322,15 @@ def _parts(frame: ServerFrame | ClientFrame) -> tuple[bytes, ...]:
             return _packet(ServerType.REMOVED, _service_string(service))
         case Info(service, message):
             return _packet(ServerType.INFO, _service_string(service), *_string("message", message))
-        case Authenticated(accepted):
-            return _packet(ServerType.AUTHENTICATED, _INTEGER.pack(_ACCEPTED if accepted else _REFUSED))
+        case Authenticated(accepted, challenge):
+            answer = _INTEGER.pack(_ACCEPTED if accepted else _REFUSED)
+            return _packet(ServerType.AUTHENTICATED, answer, *_string("challenge", challenge, MAX_AUTH))
         case Subscribe(service):
             return _packet(ClientType.SUBSCRIBE, _service_string(service))
         case Unsubscribe(service):
             return _packet(ClientType.UNSUBSCRIBE, _service_string(service))
         case Auth(json):
-            string = _string("json", json, MAX_AUTH)
-            _check_json_object(json)
-            return _packet(ClientType.AUTH, *string)
+            return _packet(ClientType.AUTH, *_string("json", json, MAX_AUTH))
         case Publish(service, change):
             return _packet(ClientType.PUBLISH, _service_string(service), *_string("change", change))
 
@@ -348,10 +354,3 @@ def _service_string(service: str) -> bytes:
     except UnicodeEncodeError:
         raise MalformedError("spp", "service", ascii(service), "must be UTF-8") from None
     return b"".join(_string("service", encoded, MAX_SERVICE))
-
-
-def _check_json_object(text: bytes) -> None:
-    decode_json(_JSON_OBJECT, text, "spp", "json", "must be a JSON object")
-
-
-_JSON_OBJECT = msgspec.json.Decoder(dict[str, Any])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.net.raw import address_of, running_hub, until
-from tests.net.spp_peer import packet, string
+from tests.net.spp_peer import AUTH, integer, packet, string
 
 import headrace
 from headrace.client.spp.client import LiveService, Offers, SppClient
@@ -435,7 +435,7 @@ class TestAStrangersHub:
             visits += 1
             header = await reader.readexactly(8)
             await reader.readexactly(int.from_bytes(header[4:]))
-            writer.write(packet(32, (0 if visits == 1 else 1).to_bytes(4)))
+            writer.write(packet(AUTH, integer(0 if visits == 1 else 1) + string(b"")))
             if visits > 1:
                 await reader.read()
 

@@ -391,10 +391,11 @@ class TestRequest:
         effects = backbone.request(ask(1, 2, *ALICE), BOB, 0)
         assert effects == [Refused(Reason.FOREIGN_ADDRESS, BOB)]
 
-    def test_even_an_allowed_address_is_not_asked_for_by_another(self, log: Log) -> None:
+    def test_an_allowed_address_may_be_asked_for_by_another_as_in_a_keepalive(self, log: Log) -> None:
         backbone = make(log, BackboneAccess(allow={BOB[0]}))
+        assert backbone.request(ask(1, 2, *BOB), ALICE, 0) == [Refused(Reason.NOT_SUBSCRIBED, ALICE)]
         backbone.keepalive(Keepalive(*BOB), ALICE, 0)
-        assert backbone.request(ask(1, 2, *BOB), ALICE, 0) == [Refused(Reason.FOREIGN_ADDRESS, ALICE)]
+        assert ranges(backbone.request(ask(1, 2, *BOB), ALICE, 0)) == [(BOB, 1, 2)]
 
     def test_only_a_subscriber_may_ask(self, backbone: Backbone) -> None:
         assert backbone.request(ask(1, 2), BOB, 0) == [Refused(Reason.NOT_SUBSCRIBED, BOB)]

@@ -30,7 +30,6 @@ from tests.net.raw import (
 
 from headrace.client.udp_offload import UDP_GRO, UDP_SEGMENT
 from headrace.errors import DamagedError
-from headrace.hub.backbone.rules import SendForward
 from headrace.hub.backbone.udp_subscribers import SendRange
 from headrace.hub.holds import hold
 from headrace.hub.state import entry
@@ -40,7 +39,6 @@ from headrace.net.fyrehose import udp as fyrehose_udp
 from headrace.net.fyrehose.udp import FyrehoseUdp, Packets
 from headrace.net.server import log_maintenance
 from headrace.net.server.process import Server
-from headrace.wire.fyrehose.stream import Forward
 
 
 def refused(server: Server, reason: str) -> int:
@@ -60,7 +58,9 @@ def subscribers(server: Server) -> int:
 
 
 def door(server: Server) -> FyrehoseUdp:
-    return backbone_of(server).udp
+    udp = backbone_of(server).udp
+    assert udp is not None
+    return udp
 
 
 async def filled(server: Server, count: int) -> None:
@@ -608,9 +608,20 @@ class TestRequest:
         assert await peer.fence() == []
         assert refused(server, "not-subscribed") == 2
 
-    async def test_never_toward_another_address(self, start: Start, bind: Bind) -> None:
-        # Even where that address is a subscriber, and allowed: 19 bytes must not aim a log at anybody.
+    async def test_toward_another_address_that_is_allowed_and_subscribed(
+        self, start: Start, bind: Bind
+    ) -> None:
         server = await start('fyrehose.allow=["127.0.0.2"]')
+        await filled(server, 3)
+        listener, asker = bind(server, address="127.0.0.2"), bind(server)
+        asker.send(request(1, 3, *listener.endpoint))
+        await until(lambda: refused(server, "not-subscribed") == 1)
+        await listener.subscribe()
+        asker.send(request(1, 3, *listener.endpoint))
+        assert await listener.delivers(1, 3) == [b"1", b"2", b"3"]
+
+    async def test_never_toward_an_address_that_is_not(self, server: Server, bind: Bind) -> None:
+        # Even where that address is a subscriber: 19 bytes must not aim a log at anybody.
         await filled(server, 3)
         victim, attacker = bind(server, address="127.0.0.2"), bind(server)
         await victim.subscribe()
@@ -723,11 +734,6 @@ class TestForward:
         assert server.hub.counters.get("unavailable", door="fyrehose") == 3
         await stream.send(push(b"nine"))
         assert await stream.deliver() == (9, b"nine")
-
-    async def test_who_listens_at_an_address_that_does_not_fit_is_only_counted(self, server: Server) -> None:
-        door(server)._do([SendForward(("::1", 5), Forward("::1", 6, 2, 4))])
-        assert server.hub.counters.get("unavailable", door="fyrehose") == 3
-        assert server.hub.counters.get("forwards", door="fyrehose") == 0
 
     async def test_a_flood_of_requests_is_not_passed_on_without_end(
         self, start: Start, bind: Bind, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import struct
 import time
@@ -16,6 +17,8 @@ import pytest
 from tests.net.conftest import Start
 from tests.net.raw import SECONDS, TcpPeer, push, running_hub, until
 from tests.net.spp_peer import (
+    AUTH,
+    PUBLISH,
     SppPeer,
     auth,
     documented,
@@ -69,6 +72,11 @@ async def commit_turn() -> None:
         await asyncio.sleep(0)
 
 
+def stored(directory: Path) -> bytes:
+    """Everything that is on disk."""
+    return b"".join(file.read_bytes() for file in directory.rglob("*") if file.is_file())
+
+
 def message(topic: str, payload: bytes) -> Batch:
     return Batch(Run.one(payload), origin="elsewhere", topic=topic)
 
@@ -92,7 +100,7 @@ class TestAStrangersSession:
         assert await peer.read(len(documented("Info load"))) == documented("Info load")
         for title in ("test value", "empty test value", "16 from a client", "type 4294967295"):
             await peer.send(documented(title))
-        for title in ("somebody else's 32 from a client", "somebody else's 33"):
+        for title in ("32 from a client", "33 with a user name and a password"):
             await peer.send(documented(title))
         await commit(server, remove("load"))
         assert await peer.read(len(documented("Removed load"))) == documented("Removed load")
@@ -112,6 +120,62 @@ class TestAStrangersSession:
         if count(server, "not_offered", door="spp"):
             await peer.send(documented("Subscribe load"))
         assert await peer.packet() == info("load", b'{"cpu":8}')
+
+
+class TestStrangersMessages:
+    """32, 33 and all others belong to other applications: the hub does not read them."""
+
+    async def test_a_user_name_and_a_password_go_nowhere(
+        self, server: Server, dial: Dial, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG, logger="headrace")
+        secrets = documented("33 with a user name and a password")
+        bystander, peer = await dial(server), await dial(server)
+        await peer.send(secrets + packet(32, secrets[8:]) + publish("after", b"1") + subscribe("after"))
+        assert [await peer.packet() for _ in range(2)] == [offer("after"), info("after", b"1")]
+        assert await bystander.packet() == offer("after"), "nothing was offered before it"
+        assert count(server, "ignored", door="spp") == 2
+        assert [row.topic for batch in server.hub.log.scan(1) for row in batch if row.origin == "spp"] == [
+            "after"
+        ]
+        held = stored(tmp_path)
+        assert b"after" in held
+        shown = repr(server.status()).encode() + caplog.text.encode()
+        for secret in (b"anna", b"cat8dog9!"):
+            assert secret not in held
+            assert secret not in shown
+
+    @pytest.mark.parametrize("msgtype", [0, 16, 32, 33, 99])
+    async def test_one_longer_than_any_limit_is_skipped(
+        self, server: Server, dial: Dial, msgtype: int
+    ) -> None:
+        peer = await dial(server)
+        await peer.send(integer(msgtype) + integer(MAX_PACKET + 1))
+        await peer.send(bytes(MAX_PACKET + 1))
+        await peer.send(publish("after", b"1"))
+        assert await peer.packet() == offer("after")
+        assert count(server, "ignored", door="spp") == 1
+
+    async def test_one_may_be_long_before_auth_too(self, start: Start, dial: Dial) -> None:
+        server = await start(*AUTH_ON)
+        peer = await dial(server)
+        await peer.send(packet(33, bytes(1 << 20)) + auth(CLIENT, KEY, str(time.time())))
+        assert await peer.read(16) == ACCEPTED
+        assert count(server, "ignored", door="spp") == 1
+
+    async def test_one_that_comes_slowly_is_waited_for(self, start: Start, dial: Dial) -> None:
+        server = await start("limits.slow_seconds=0.3")
+        peer = await dial(server)
+        await peer.send(integer(33) + integer(10_000_000))
+        loop = asyncio.get_running_loop()
+        later, sent = loop.time() + 1.0, 0
+        while loop.time() < later:
+            await peer.send(bytes(100))
+            sent += 100
+            await commit_turn()
+        assert refused(server, "stalled") == 0
+        await peer.send(bytes(10_000_000 - sent) + publish("after", b"1"))
+        assert await peer.packet() == offer("after")
 
 
 class TestOffers:
@@ -444,7 +508,7 @@ class TestAuth:
         await peer.send(
             auth(CLIENT.upper(), KEY, str(time.time())) + subscribe("a") + publish("b", bytes(100_000))
         )
-        assert await peer.read(12) == ACCEPTED
+        assert await peer.read(16) == ACCEPTED
         assert await peer.packet() == offer("a")
         assert await peer.packet() == info("a", b"")
         assert await peer.packet() == offer("b")
@@ -458,6 +522,7 @@ class TestAuth:
             ("unknown_client", lambda: auth("ff" * 12, KEY, str(time.time()))),
             ("stale_timestamp", lambda: auth(CLIENT, KEY, str(time.time() - 301))),
             ("malformed", lambda: documented("Auth")),
+            ("malformed", lambda: packet(AUTH, string("no JSON"))),
         ],
     )
     async def test_refused(
@@ -519,7 +584,7 @@ class TestAuth:
         proof = auth(CLIENT, KEY, str(time.time()))
         first, second = await dial(server), await dial(server)
         await first.send(proof)
-        assert await first.read(12) == ACCEPTED
+        assert await first.read(16) == ACCEPTED
         await second.send(proof)
         assert await second.rest() == REFUSED
         assert refused(server, "repeated_token") == 1
@@ -527,7 +592,7 @@ class TestAuth:
     async def test_long_packets_are_refused_before_it(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)
         peer = await dial(server)
-        await peer.send(integer(33) + integer(100_000))
+        await peer.send(integer(PUBLISH) + integer(100_000))
         assert await peer.rest() == b""
         assert refused(server, "limit") == 1
 
@@ -540,7 +605,7 @@ class TestAuth:
     async def test_with_auth_off_any_well_formed_one_succeeds_once(self, server: Server, dial: Dial) -> None:
         peer = await dial(server)
         await peer.send(auth(CLIENT, "whatever", "1") * 2 + publish("a", b"1"))
-        assert await peer.read(12) == ACCEPTED
+        assert await peer.read(16) == ACCEPTED
         assert await peer.packet() == offer("a")
         assert count(server, "ignored", door="spp") == 1
         (row,) = [one for batch in server.hub.log.scan(1) for one in batch if one.topic == "a"]
@@ -556,8 +621,10 @@ class TestRefusing:
             (packet(2, b""), "malformed"),
             (packet(1, string(b"\xff")), "malformed"),
             (packet(1, string("a" * 1025)), "limit"),
-            (integer(0) + integer(MAX_PACKET + 1), "limit"),
-            (integer(99) + integer(0xFFFFFFFF), "limit"),
+            (integer(1) + integer(0xFFFFFFFF), "limit"),
+            (integer(PUBLISH) + integer(MAX_PACKET + 1), "limit"),
+            (packet(PUBLISH, string("a")), "malformed"),
+            (packet(AUTH, b""), "malformed"),
         ],
     )
     async def test_what_breaks_the_protocol(

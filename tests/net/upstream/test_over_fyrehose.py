@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from tests.client.hubs import UdpHub
-from tests.net.raw import TcpPeer, deliver, forward, push, running_hub, until
+from tests.net.raw import TcpPeer, ack, deliver, forward, keepalive, push, running_hub, until
 
 import headrace
 from headrace.client.link.client import LinkClient
@@ -118,6 +118,21 @@ async def test_it_follows_a_backbone_of_another_make(tmp_path: Path) -> None:
             assert kept(front) == [(n, b"%d" % n) for n in range(1, 6)]
             hub.send(forward(4, 5, *other.endpoint), frontend_at)
             assert {(await other.receive())[0] for _ in range(2)} == {deliver(4, b"4"), deliver(5, b"5")}
+
+
+async def test_behind_an_address_translator_it_states_no_address(tmp_path: Path) -> None:
+    with UdpHub() as hub:
+        host, port = hub.endpoint
+        begin(tmp_path / "front" / "log", Snapshot(uuid4(), 0, {}), sync=False)
+        where = f"node.upstream=fyrehose+udp://{host}:{port}"
+        async with running_hub(
+            tmp_path / "front", "listen.http=off", where, "node.upstream_translated=true"
+        ) as front:
+            datagram, frontend_at = await hub.datagram()
+            assert datagram == keepalive()
+            hub.send(ack(), frontend_at)
+            hub.send(deliver(1, b"1"), frontend_at)
+            await until(lambda: front.hub.log.head == 1)
 
 
 async def test_numbers_that_nobody_has_are_kept_empty(

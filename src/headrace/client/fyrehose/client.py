@@ -21,6 +21,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from random import Random
@@ -63,6 +64,7 @@ class FyrehoseOptions(TypedDict, total=False):
     repair_timeout: float | None
     buffer_bytes: int
     journal: JournalBounds | None
+    translated: bool
     random: Random | None
 
 
@@ -98,6 +100,9 @@ class FyrehoseClient(Client):
         How much may wait for a slow consumer. Past it, TCP makes the hub wait; UDP drops, and asks again later.
     ``journal``
         What is kept on UDP to answer FORWARD with.
+    ``translated``
+        With ``True``, the client states 0.0.0.0:0 on UDP in place of its own address: for one behind an address
+        translator, whose hub answers to where its datagrams come from.
     ``random``
         The source of randomness for delays.
     """
@@ -116,6 +121,7 @@ class FyrehoseClient(Client):
         repair_timeout: float | None = None,
         buffer_bytes: int = 8 << 20,
         journal: JournalBounds | None = None,
+        translated: bool = False,
         random: Random | None = None,
     ) -> None:
         if transport not in ("tcp", "udp"):
@@ -138,7 +144,8 @@ class FyrehoseClient(Client):
             buffer_bytes=buffer_bytes,
             journal=None if stream else journal or JournalBounds(),
         )
-        self._connection = FyrehoseConnection(hosts, carrier.dial, self._subscription, self.stats, random)
+        dial = FyrehoseTcp.dial if stream else partial(FyrehoseUdp.dial, translated=translated)
+        self._connection = FyrehoseConnection(hosts, dial, self._subscription, self.stats, random)
         self._failover = self._connection.failover
         super().__init__(self._failover, timeout)
         self._on_lost = on_lost

@@ -62,7 +62,7 @@ _MESSAGE_COST: Final = 4
 """What a batch costs besides its payloads: two arrays and the objects around them, and an offset a message."""
 
 HERE: Final = ("0.0.0.0", 0)
-"""ADDR and PORT that stand for the packet's own source."""
+"""ADDR and PORT that stand for the packet's own source; over UDP the transport states its address instead."""
 
 Outgoing = Keepalive | Request | SendDelivers
 

@@ -1,8 +1,13 @@
 """A UDP socket toward the backbone.
 
 The socket is not connected: other clients send what they store straight to it. Whether a datagram is the hub's is told
-by where it comes from. FyrehoseUdp are received side by side into one buffer and scanned together; only if they are not
-all that they should be are they read one by one, so that one that is refused disturbs no other.
+by where it comes from.
+
+KEEPALIVE and REQUEST state the address that the socket has toward the hub: a backbone that knows only the protocol has
+nowhere else to send.
+
+Datagrams are received side by side into one buffer and scanned together; only if they are not all that they should be
+are they read one by one, so that one that is refused disturbs no other.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.client.fyrehose.journal import SendDelivers
-from headrace.client.fyrehose.subscription import Outgoing
+from headrace.client.fyrehose.subscription import HERE, Outgoing
 from headrace.client.udp_offload import ETHERNET, enable_segments, enlarge, segment_size
 from headrace.config import Address
 from headrace.errors import WireError
@@ -30,6 +36,7 @@ from headrace.wire.fyrehose.stream import (
     Deliver,
     DeliverRun,
     Forward,
+    Keepalive,
     KeepaliveAck,
     deliver_packets,
     parse_client_datagram,
@@ -61,9 +68,13 @@ class FyrehoseUdp:
     max_data = MAX_PUSH_DATAGRAM
     ended: str | None = None
 
-    def __init__(self, sock: socket.socket, hub: Endpoint, receiver: FyrehoseConnection) -> None:
+    def __init__(
+        self, sock: socket.socket, hub: Endpoint, receiver: FyrehoseConnection, *, translated: bool = False
+    ) -> None:
         self._sock = sock
         self._hub = hub
+        self._translated = translated
+        self._stated = HERE
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._largest = MAX_DATAGRAM if hub[0].startswith("127.") else ETHERNET
@@ -74,8 +85,13 @@ class FyrehoseUdp:
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
-    async def dial(cls, address: Address, receiver: FyrehoseConnection) -> FyrehoseUdp:
-        """Open a socket toward a hub; ``OSError`` if there is no such host."""
+    async def dial(
+        cls, address: Address, receiver: FyrehoseConnection, *, translated: bool = False
+    ) -> FyrehoseUdp:
+        """Open a socket toward a hub; ``OSError`` if there is no such host.
+
+        ``translated``: the hub sees another address than this machine does, so let it use the datagrams' source.
+        """
         # ADDR is four bytes: the backbone's datagrams are for IPv4.
         found = await asyncio.get_running_loop().getaddrinfo(
             address.host, address.port, family=socket.AF_INET, type=socket.SOCK_DGRAM
@@ -88,7 +104,7 @@ class FyrehoseUdp:
             enable_segments(sock)
             enlarge(sock, socket.SO_RCVBUF, _SOCKET_BYTES)
             enlarge(sock, socket.SO_SNDBUF, _SOCKET_BYTES)
-            return cls(sock, (str(host), int(port)), receiver)
+            return cls(sock, (str(host), int(port)), receiver, translated=translated)
         except BaseException:
             sock.close()
             raise
@@ -102,7 +118,11 @@ class FyrehoseUdp:
                 for begin, end in pairwise(edges.tolist()):
                     self._send(whole[begin:end], each.to)
             else:
-                self._send(serialize(each), self._hub)
+                if isinstance(each, Keepalive) and not self._translated:
+                    # Each time anew: a machine that moves to another network has another address there.
+                    self._stated = self._own_address()
+                address, port = self._stated
+                self._send(serialize(replace(each, address=address, port=port)), self._hub)
 
     async def push(self, run: Run) -> None:
         """Send a PUSH per payload, several in a datagram where they fit."""
@@ -135,6 +155,16 @@ class FyrehoseUdp:
             if self._room is not None and not self._room.done():
                 self._room.set_result(None)
 
+    def _own_address(self) -> Endpoint:
+        """Return where datagrams to the hub come from; the last known address while there is no way to it."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                # Connecting a datagram socket sends nothing: the system only chooses the address.
+                probe.connect(self._hub)
+                return probe.getsockname()[0], self._sock.getsockname()[1]
+            except OSError:
+                return self._stated
+
     def _send(self, datagram: bytes | memoryview, to: Endpoint) -> None:
         if self._closed:
             return
@@ -157,7 +187,7 @@ class FyrehoseUdp:
             self._room.set_result(None)
 
     def _readable(self) -> None:
-        # FyrehoseUdp side by side from one source make one batch.
+        # Datagrams side by side from one source make one batch.
         source: Endpoint | None = None
         edges: list[int] = []
         at = 0

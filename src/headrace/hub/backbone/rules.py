@@ -47,7 +47,7 @@ class Reason(StrEnum):
     NOT_ALLOWED = "not-allowed"
     """``auth.required`` is on and ``fyrehose.allow`` does not list the source."""
     FOREIGN_ADDRESS = "foreign-address"
-    """ADDR is neither the source nor, in a KEEPALIVE, listed in ``fyrehose.allow``."""
+    """ADDR is neither the source nor listed in ``fyrehose.allow``."""
     OWN_DOOR = "own-door"
     """ADDR:PORT is the hub itself."""
     TABLE_FULL = "table-full"
@@ -187,8 +187,8 @@ class Backbone:
         effects = self._expire(now)
         # "The backbone has to respond to every KEEPALIVE": to the source, whatever ADDR and PORT say.
         effects.append(Acknowledge(source, KeepaliveAck(frame.address, frame.port)))
-        endpoint = _resolve(frame, source)
-        if endpoint[0] != source[0] and endpoint[0] not in self._access.allow:
+        endpoint = self._resolve(frame, source)
+        if endpoint is None:
             return [*effects, Refused(Reason.FOREIGN_ADDRESS, source)]
         if endpoint in self._door:
             return [*effects, Refused(Reason.OWN_DOOR, source)]
@@ -211,8 +211,8 @@ class Backbone:
         if frame.first > frame.last:
             return [Refused(Reason.BACKWARDS, source)]
         effects = self._expire(now)
-        endpoint = _resolve(frame, source)
-        if endpoint[0] != source[0]:
+        endpoint = self._resolve(frame, source)
+        if endpoint is None:
             return [*effects, Refused(Reason.FOREIGN_ADDRESS, source)]
         subscriber = self._subscribers.get(endpoint)
         if subscriber is None:
@@ -285,11 +285,9 @@ class Backbone:
     def _expire(self, now: float) -> list[BackboneEffect]:
         return [Lapsed(gone.endpoint, gone.cursor.next) for gone in self._subscribers.expire(now)]
 
-
-def _resolve(frame: Keepalive | Request, source: Endpoint) -> Endpoint:
-    """Return where a client listens: 0.0.0.0 and port 0 mean its datagram's source."""
-    address, port = source
-    return (
-        address if frame.address == _ANY_ADDRESS else frame.address,
-        port if frame.port == _ANY_PORT else frame.port,
-    )
+    def _resolve(self, frame: Keepalive | Request, source: Endpoint) -> Endpoint | None:
+        """Return where a client listens: 0.0.0.0 and port 0 mean its datagram's source. ``None`` if it may not."""
+        address = source[0] if frame.address == _ANY_ADDRESS else frame.address
+        if address != source[0] and address not in self._access.allow:
+            return None
+        return address, source[1] if frame.port == _ANY_PORT else frame.port

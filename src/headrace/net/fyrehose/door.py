@@ -1,7 +1,11 @@
-"""The fyrehose door: one port number, TCP and UDP, one set of rules."""
+"""The fyrehose door: one port number, TCP and UDP, one set of rules.
+
+ADDR is four bytes, so UDP is for IPv4. A door that listens on IPv6 serves TCP only.
+"""
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Network
@@ -15,33 +19,43 @@ from headrace.net.fyrehose.udp import FyrehoseUdp
 from headrace.net.server.door import DoorContext
 from headrace.net.server.recording import recorded_datagrams
 
+logger = logging.getLogger("headrace")
+
 
 class FyrehoseDoor(FyrehoseTcpDoor):
-    """The backbone: a TCP door with a UDP socket beside it."""
+    """The backbone: a TCP door with a UDP socket beside it, on IPv4."""
 
-    def __init__(self, context: DoorContext, tcp: socket.socket, udp: socket.socket) -> None:
-        udp = recorded_datagrams(udp, "fyrehose")
-        super().__init__(context, _backbone(context, udp), tcp)
-        self.udp = FyrehoseUdp(context, self.backbone, udp)
+    def __init__(self, context: DoorContext, tcp: socket.socket, udp: socket.socket | None) -> None:
+        super().__init__(context, _backbone(context, tcp), tcp)
+        self.udp: FyrehoseUdp | None = None
+        if udp is not None:
+            self.udp = FyrehoseUdp(context, self.backbone, recorded_datagrams(udp, "fyrehose"))
+        else:
+            logger.warning(
+                "listen.fyrehose is an IPv6 address: the backbone serves TCP only, since fyrehose addresses"
+                " datagrams by IPv4"
+            )
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to every subscriber that has room."""
         super().deliver(batches)
-        self.udp.deliver(batches)
+        if self.udp is not None:
+            self.udp.deliver(batches)
 
     def facts(self) -> dict[str, int]:
         """Return how many subscribers there are."""
-        return {"fyrehose_tcp": len(self.subscribers), "fyrehose_udp": len(self.udp)}
+        return {"fyrehose_tcp": len(self.subscribers), "fyrehose_udp": len(self.backbone)}
 
     def stop(self) -> None:
         """Accept and read nothing more."""
         super().stop()
-        self.udp.close()
+        if self.udp is not None:
+            self.udp.close()
 
 
-def _backbone(context: DoorContext, udp: socket.socket) -> Backbone:
+def _backbone(context: DoorContext, bound: socket.socket) -> Backbone:
     settings = context.settings
-    host, port = udp.getsockname()[:2]
+    host, port = bound.getsockname()[:2]
     everyone = Addresses([IPv4Network("0.0.0.0/0")] if settings.fyrehose.coalesce else [])
     bounds = UdpBounds(
         subscribers=settings.limits.connections,

@@ -209,9 +209,6 @@ class FyrehoseUdp:
                     self._send_range(effect)
                 case Acknowledge(to, frame):
                     self._send_datagram(serialize(frame), to)
-                case SendForward(to, frame) if ":" in frame.address:
-                    # ADDR has room for IPv4 only: there is no way to say where this one listens.
-                    self._do([Unserved((frame.address, frame.port), frame.first, frame.last)])
                 case SendForward(to, frame):
                     counters.add("forwards", door="fyrehose")
                     self._send_datagram(serialize(frame), to)

@@ -30,8 +30,10 @@ class DoorBinder:
         self._opened(door, wanted, sock)
         return sock
 
-    def stream_and_datagrams(self, door: str, wanted: Address) -> tuple[socket.socket, socket.socket]:
-        """Bind TCP and UDP to one port number; if any free one will do, look until both are free."""
+    def stream_and_datagrams(self, door: str, wanted: Address) -> tuple[socket.socket, socket.socket | None]:
+        """Bind TCP and, for IPv4, UDP to one port number; if any free one will do, look until both are free."""
+        if ":" in wanted.host:
+            return self.stream(door, wanted), None
         address = wanted
         for _ in range(_TRIES):
             tcp = self._bind(door, address)

@@ -191,6 +191,7 @@ class FyrehoseUpstream:
             timeout=_ATTEMPT_SECONDS,
             repair_timeout=repair_timeout,
             on_lost=self._lost.append,
+            translated=self._settings.node.upstream_translated,
         )
 
     async def _before_oldest(self, _first: Address) -> int:
