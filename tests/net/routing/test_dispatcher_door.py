@@ -143,7 +143,7 @@ class TestDoor:
         [
             (message(4), "malformed"),
             (message(1, item(1, msg_id(1)), item(3, b"x" * 19)), "malformed"),
-            (message(3, item(1, msg_id(1))), "malformed"),
+            (message(3, item(1, msg_id(1)), item(6, b"conn")), "malformed"),
         ],
     )
     async def test_what_is_wrong_is_refused(

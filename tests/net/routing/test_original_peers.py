@@ -76,6 +76,13 @@ def group(server: Server, name: str) -> ConnectionGroup[Any]:
     return found
 
 
+async def only(server: Server, name: str) -> Any:
+    """The one connection of its kind, once it is there."""
+    await until(lambda: group(server, name).connections)
+    (connection,) = group(server, name).connections
+    return connection
+
+
 def refused(server: Server, door: str, reason: str) -> int:
     return server.hub.counters.get("refused", door=door, reason=reason)
 
@@ -114,7 +121,7 @@ class TestConnectors:
         server = await start(f"dispatcher.connectors={WEST.decode()}@{there.address}")
         connector = stack.enter_context(await there.accept())
         await connector.send(message(1, item(5, EAST)))
-        (link,) = group(server, "to_connectors").connections
+        link = await only(server, "to_connectors")
         await until(lambda: link.connector == EAST)
         matcher = stack.enter_context(await DispatcherPeer.connect(server))
         await matcher.send(message(1, item(1, FOREIGN), item(3, ALICE + WEST + BOB + EAST)))
@@ -139,7 +146,7 @@ class TestConnectors:
         server = await start(f"dispatcher.connectors={there.address}")
         with await there.accept() as connector:
             await connector.send(message(1, item(5, WEST)))
-            (link,) = group(server, "to_connectors").connections
+            link = await only(server, "to_connectors")
             await until(lambda: link.connector == WEST)
             group(server, "to_connectors").tick(soon(10 * HEARTBEAT_SECONDS))
             assert link.admitted
@@ -153,7 +160,7 @@ class TestDispatchers:
         server = await start(f"matching.dispatchers={there.address}")
         with await there.accept() as dispatcher:
             assert (await dispatcher.message())[0] == 2
-            (link,) = group(server, "to_dispatcher").connections
+            link = await only(server, "to_dispatcher")
             group(server, "to_dispatcher").tick(soon(10 * HEARTBEAT_SECONDS))
             assert link.admitted
             assert (await dispatcher.message())[0] == 2
@@ -166,7 +173,7 @@ class TestDispatchers:
         server = await start(f"matching.dispatchers={there.address}")
         with await there.accept() as dispatcher:
             await dispatcher.send(message(2, item(4, (1700000000).to_bytes(8))))
-            (link,) = group(server, "to_dispatcher").connections
+            link = await only(server, "to_dispatcher")
             await until(lambda: link.answers)
             group(server, "to_dispatcher").tick(soon(server.settings.limits.idle_seconds + 1))
         assert refused(server, "to_dispatcher", "idle") == 1
@@ -217,9 +224,7 @@ async def test_who_sends_a_heartbeat_every_300_seconds_stays(
     server: Server, stack: AsyncExitStack, peer: type[TcpPeer]
 ) -> None:
     stack.enter_context(await peer.connect(server))
-    door = group(server, peer.door)
-    await until(lambda: door.connections)
-    (stream,) = door.connections
+    door, stream = group(server, peer.door), await only(server, peer.door)
     door.tick(stream.heard + 2 * HEARTBEAT_SECONDS)
     assert stream.admitted
     door.tick(stream.heard + 3 * HEARTBEAT_SECONDS)
@@ -228,9 +233,7 @@ async def test_who_sends_a_heartbeat_every_300_seconds_stays(
 
 async def test_the_kernel_finds_a_peer_that_vanished_sooner(server: Server, stack: AsyncExitStack) -> None:
     stack.enter_context(await SdkPeer.connect(server))
-    door = group(server, "sdk")
-    await until(lambda: door.connections)
-    (stream,) = door.connections
+    stream = await only(server, "sdk")
     sock = stream._transport.get_extra_info("socket")
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     idle, between, probes = (
