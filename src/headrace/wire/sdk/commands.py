@@ -240,7 +240,8 @@ def parse_push(body: bytes) -> Push:
     if not body.endswith(CRLF):
         raise MalformedError("sdk", "push", body[-len(CRLF) :], "must end with CRLF")
     # To JSON the CRLF is white space.
-    content = decode_json(_CONTENT, body, "sdk", "push", "a JSON object of payload, type (1 or 2), seq")
+    rule = "a JSON object of payload, type (1 or 2) and, in our own pushes, seq"
+    content = decode_json(_CONTENT, body, "sdk", "push", rule)
     payload = content.payload.encode()
     return Push(content.seq, payload if content.type == _TEXT else _parse_base64(payload))
 
