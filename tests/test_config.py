@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import DOORS, Address, Secret, Settings, load, reference
+from headrace.config import DOORS, Address, PeerAddress, Secret, Settings, load, reference
 from headrace.config.sections import host_name
 from headrace.config.sources import variable_of
 from headrace.config.value_types import show_size
@@ -416,6 +416,26 @@ class TestValues:
     def test_what_is_listed_twice_counts_once(self) -> None:
         peers = load(environ={}, sets=["cluster.peers=a,A:7878,b,a"]).cluster.peers
         assert peers == (Address("a", 7878), Address("b", 7878))
+
+
+class TestPeerAddress:
+    def test_with_and_without_the_id_of_the_peer(self) -> None:
+        settings = load(environ={}, sets=["dispatcher.connectors=conn-001@mill:7354,[::1],disp@1_x@mill"])
+        connectors = settings.dispatcher.connectors
+        assert connectors == (
+            PeerAddress("mill", 7354, "conn-001"),
+            PeerAddress("::1", 7353),
+            PeerAddress("mill", 7353, "disp@1_x"),
+        )
+        again = load(environ={}, sets=["dispatcher.connectors=" + ",".join(map(str, connectors))])
+        assert again.dispatcher.connectors == connectors
+
+    @pytest.mark.parametrize(
+        "text", ["conn-01@mill", "conn-0001@mill", "cönn-001@mill", "@mill", "conn-001@", "a\tb-0001@mill"]
+    )
+    def test_an_id_has_8_printable_ascii_characters(self, text: str) -> None:
+        with pytest.raises(ConfigError, match=r"dispatcher\.connectors"):
+            load(environ={}, sets=[f"dispatcher.connectors={text}"])
 
 
 class TestAddress:

@@ -112,3 +112,11 @@ class TestReport:
             counters.report("unavailable", 1, 3, "asked", at_will=True)
         assert counters.get("unavailable") == 3000
         assert len(caplog.messages) == 21
+
+    def test_a_message_without_a_number_is_logged_by_its_id(self, caplog: pytest.LogCaptureFixture) -> None:
+        counters = Counters()
+        for _ in range(30):
+            counters.report_foreign("undeliverable", b"\xab\x01", "nobody has it", door="sdk")
+        assert counters.get("undeliverable", door="sdk") == 30
+        assert caplog.messages[0] == "undeliverable: message with the MsgId ab01: nobody has it"
+        assert len(caplog.messages) == 20

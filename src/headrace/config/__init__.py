@@ -33,7 +33,7 @@ from headrace.config.sections import (
 )
 from headrace.config.settings import Described, Settings, reference
 from headrace.config.sources import load
-from headrace.config.value_types import Address, Secret
+from headrace.config.value_types import Address, PeerAddress, Secret
 
 __all__ = [
     "DOORS",
@@ -49,6 +49,7 @@ __all__ = [
     "Log",
     "Matching",
     "Node",
+    "PeerAddress",
     "Secret",
     "Services",
     "Settings",

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 from headrace.config.value_types import (
     Address,
+    PeerAddress,
     Secret,
     ValueType,
     address,
@@ -31,6 +32,7 @@ from headrace.config.value_types import (
     parameter_name,
     parameter_value,
     path,
+    peer_address,
     seconds,
     secret,
     size,
@@ -217,10 +219,11 @@ class Matching:
 class Dispatcher:
     """Passing matched messages on to connectors."""
 
-    connectors: tuple[Address, ...] = setting(
-        list_of(address("host:port, or host for port 7353", PORTS["router"], 1)),
+    connectors: tuple[PeerAddress, ...] = setting(
+        list_of(peer_address("host:port or ID@host:port; without a port, 7353", PORTS["router"], 8)),
         (),
-        "The router doors of the connectors that this dispatcher passes messages to.",
+        "The router doors of the connectors that this dispatcher passes messages to."
+        " One that never answers a handshake is named by its 8-character id.",
     )
     peers: tuple[Address, ...] = setting(
         list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
@@ -353,7 +356,14 @@ class Limits:
     idle_seconds: float = setting(
         seconds(0.1),
         120.0,
-        "How long a peer may be silent before it is cut off, where its protocol has heartbeats.",
+        "How long a peer may be silent before it is cut off, where its protocol has heartbeats."
+        " A TCP peer that has vanished is found within about this time.",
+    )
+    # SDK clients and dispatchers of the original send a heartbeat every 300 s.
+    routing_idle_seconds: float = setting(
+        seconds(0.1),
+        900.0,
+        "The same for SDK clients, matchers and dispatchers, at the `sdk`, `router` and `dispatcher` doors.",
     )
     slow_seconds: float = setting(
         seconds(0.1),

@@ -64,6 +64,17 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class PeerAddress(Address):
+    """An address, and the id of the peer there where the settings name it."""
+
+    id: str = ""
+
+    def __str__(self) -> str:
+        place = Address.__str__(self)
+        return f"{self.id}@{place}" if self.id else place
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
     """Text that is shown only on request; the empty one is false."""
@@ -186,6 +197,19 @@ def address(expected: str, default_port: int | None = None, least_port: int = 0)
     def read(value: object) -> Address:
         host, port = _host_and_port(_of(str, value), default_port)
         return Address(host, _within(port, least_port, 0xFFFF))
+
+    return ValueType(expected, read, literals=str)
+
+
+def peer_address(expected: str, default_port: int, id_bytes: int) -> ValueType[PeerAddress]:
+    """Make a type of addresses to connect to, each perhaps after the peer's id and ``@``."""
+
+    def read(value: object) -> PeerAddress:
+        peer, at, place = _of(str, value).rpartition("@")
+        if at and not (peer.isascii() and peer.isprintable() and len(peer) == id_bytes):
+            raise ValueError(value)
+        host, port = _host_and_port(place, default_port)
+        return PeerAddress(host, _within(port, 1, 0xFFFF), peer)
 
     return ValueType(expected, read, literals=str)
 

@@ -63,11 +63,20 @@ class Counters:
         Events that a peer can cause ``at_will`` are logged as sparingly as refusals.
         """
         self.add(name, last - first + 1, **labels)
-        if at_will:
-            self._at_will[name] += 1
-            if not _is_shown(self._at_will[name]):
-                return
-        logger.warning("%s: messages %d to %d: %s", name, first, last, detail)
+        if self._is_logged(name, at_will=at_will):
+            logger.warning("%s: messages %d to %d: %s", name, first, last, detail)
+
+    def report_foreign(self, name: str, msg_id: bytes, detail: str, **labels: str) -> None:
+        """Count and log something that a peer can cause at will to a message without a sequence number."""
+        self.add(name, 1, **labels)
+        if self._is_logged(name, at_will=True):
+            logger.warning("%s: message with the MsgId %s: %s", name, msg_id.hex(), detail)
+
+    def _is_logged(self, name: str, *, at_will: bool) -> bool:
+        if not at_will:
+            return True
+        self._at_will[name] += 1
+        return _is_shown(self._at_will[name])
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, str], int]]:
         for (name, labels), counter in sorted(self._counters.items(), key=lambda item: item[0]):

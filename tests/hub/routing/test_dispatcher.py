@@ -30,6 +30,7 @@ from headrace.wire.receive_buffer import Decoder
 A, B, C = (bytes([n]) * 12 for n in (1, 2, 3))
 EAST, WEST = b"east0001", b"west0001"
 ID = msg_id(9, 1)
+FOREIGN = bytes.fromhex("5f3c0a10b1e24d7780c1a2ff")
 
 
 class Wire:
@@ -136,6 +137,36 @@ def test_what_another_dispatcher_passes_on_goes_no_further(dispatcher: Dispatche
     assert other.frames == []
     assert undeliverable(dispatcher) == 1
     assert here.told == [(ID, b"snow", B)]
+
+
+def test_what_names_no_connector_goes_to_all_that_are_here(dispatcher: Dispatcher, here: Here) -> None:
+    east, west, other = connector(), connector(), peer()
+    dispatcher.joined(EAST, east, relying=False)
+    dispatcher.joined(WEST, west, relying=False)
+    dispatcher.told(other, b"far00001", b"")
+    dispatcher.forward(Feeder(PushSource()), DispatcherPush(FOREIGN, b"", b"hello", A + B))
+    assert east.frames == west.frames == [Push(FOREIGN, b"hello", A + B)]
+    assert here.told == [(FOREIGN, b"hello", A + B)]
+    assert other.frames == []
+
+
+def test_a_message_of_the_sequence_that_names_no_connector_is_withheld_from_those_who_rely_on_marks(
+    dispatcher: Dispatcher,
+) -> None:
+    east, west = connector(), connector()
+    dispatcher.joined(EAST, east, relying=True)
+    dispatcher.joined(WEST, west, relying=False)
+    dispatcher.reach = lambda: 9
+    dispatcher.forward(Feeder(PushSource()), DispatcherPush(ID, b"", b"hello", A))
+    assert (east.frames, west.frames) == ([], [Push(ID, b"hello", A)])
+    dispatcher.forward(Feeder(PushSource()), DispatcherPush(ID))  # A mark for no connector marks nothing.
+    assert (east.frames, west.frames) == ([], [Push(ID, b"hello", A)])
+
+
+def test_what_names_no_connector_is_counted_where_there_is_none() -> None:
+    dispatcher = Dispatcher(Counters(), None)
+    dispatcher.forward(Feeder(PushSource()), DispatcherPush(FOREIGN, b"", b"hello", A))
+    assert undeliverable(dispatcher) == 1
 
 
 def test_an_own_connector_goes_before_a_peer_that_claims_it(dispatcher: Dispatcher, matcher: Feeder) -> None:

@@ -143,7 +143,7 @@ class TestDoor:
         [
             (message(4), "malformed"),
             (message(1, item(1, msg_id(1)), item(3, b"x" * 19)), "malformed"),
-            (message(3, item(1, msg_id(1))), "malformed"),
+            (message(3, item(1, msg_id(1)), item(6, b"conn")), "malformed"),
         ],
     )
     async def test_what_is_wrong_is_refused(
@@ -482,9 +482,11 @@ async def test_a_connector_that_is_not_listened_to_is_not_taken_for_silent(
     there = accepting()
     server = await start(f"dispatcher.connectors={there.address}")
     with await there.accept() as peer:
-        await peer.message()
+        await peer.send(message(1, item(5, CONN)) + heartbeat())
+        await until(lambda: CONN in _dispatcher(server).connectors)
         (door,) = [door for door in server._doors if getattr(door, "name", "") == "to_connectors"]
         (stream,) = door.connections  # type: ignore[attr-defined]
+        await until(lambda: stream.answers)
         late = asyncio.get_running_loop().time() + server.settings.limits.idle_seconds + 1.0
         stream.pause_reading()
         door.tick(late)

@@ -170,7 +170,7 @@ async def test_what_is_wrong_is_refused(server: Server, router: RouterPeer, wire
 
 
 async def test_a_silent_dispatcher_is_cut_off(start: Start, stack: AsyncExitStack) -> None:
-    server = await start("limits.idle_seconds=0.3")
+    server = await start("limits.routing_idle_seconds=0.3")
     router = stack.enter_context(await RouterPeer.connect(server))
     assert await router.rest() == b""
     assert server.hub.counters.get("refused", door="router", reason="idle") == 1

@@ -263,7 +263,7 @@ class TestConnections:
         assert (await newer.push())[1] == b"hi"
 
     async def test_a_silent_client_is_cut_off(self, start: Start, locked: Scene) -> None:
-        locked.server = await start("limits.idle_seconds=0.3")
+        locked.server = await start("limits.routing_idle_seconds=0.3")
         client = await locked.client()
         assert await client.rest() == b""
         assert refused(locked.server, "idle") == 1

@@ -38,6 +38,7 @@ async def test_whoever_connects_is_told_the_place_on_the_ring(asker: StatusPeer)
     assert (command, extra) == (1, 0)
     assert set(items) == {1, 2, 3, 4, 5}
     assert items[2].decode() == server.doors["status"]
+    assert items[3].decode() == server.doors["tube_tcp"]
     assert items[4] == hashlib.sha1(b"one").hexdigest().encode()
     assert items[5] == b"one"
     command, extra, items = await asker.message()

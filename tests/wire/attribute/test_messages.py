@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,7 @@ from headrace.wire.attribute.messages import (
     VnodeInfo,
     msg_id,
     parse_msg_id,
+    seq_of,
     serialize,
     unpack_clients,
 )
@@ -44,6 +46,7 @@ from headrace.wire.attribute.publish import PublisherDecoder, Publishes
 from headrace.wire.receive_buffer import Decoder
 
 MSG_ID = msg_id(1000, 60396)
+FOREIGN_ID = bytes.fromhex("5f3c0a10b1e24d7780c1a2ff")
 CLIENT_1, CLIENT_2, CLIENT_3 = (bytes.fromhex(f"5f3c0a10b1e24d7780c1a20{n}") for n in (1, 2, 3))
 
 GOLDEN = [
@@ -65,6 +68,12 @@ GOLDEN = [
         DispatcherPush(MSG_ID, b"conn-001", b"snow", CLIENT_1 + CLIENT_3),
         "03 00 3c 01 01 00 0c 00 00 00 00 03 e8 eb ec 00 00 00 00 02 00 04 73 6e 6f 77 06 00 08 63 6f 6e "
         "6e 2d 30 30 31 03 00 18 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 01 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 03",
+    ),
+    Golden(
+        "dispatcher push of the original",
+        DispatcherPush(FOREIGN_ID, b"", b"snow", CLIENT_1 + CLIENT_3),
+        "03 00 31 01 01 00 0c 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 ff 02 00 04 73 6e 6f 77 03 00 18 5f 3c 0a "
+        "10 b1 e2 4d 77 80 c1 a2 01 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 03",
     ),
     Golden(
         "heartbeat",
@@ -134,6 +143,7 @@ DOORS: dict[str, list[Callable[[], Decoder[Any]]]] = {
     "publish": [PublisherDecoder],
     "matcher push": [DispatcherDecoder],
     "dispatcher push": [DispatcherDecoder],
+    "dispatcher push of the original": [DispatcherDecoder],
     "heartbeat": [DispatcherDecoder, RouterDecoder, ConnectorDecoder],
     "handshake": [RouterDecoder, ConnectorDecoder],
     "handshake of a connector that relies on marks": [RouterDecoder, ConnectorDecoder],
@@ -267,7 +277,7 @@ def message(command: int, *items: tuple[int, bytes]) -> bytes:
         (DispatcherDecoder, message(1, (1, MSG_ID), (3, CLIENT_1)), "clients"),
         (DispatcherDecoder, message(1, (1, MSG_ID), (3, CLIENT_1 + b"conn-00\xff")), "connector"),
         (DispatcherDecoder, message(1, (1, MSG_ID), (3, CLIENT_1 + b"\x80onn-001")), "connector"),
-        (DispatcherDecoder, message(3, (1, MSG_ID), (3, CLIENT_1)), "item 6"),
+        (DispatcherDecoder, message(3, (1, MSG_ID), (3, CLIENT_1), (6, b"")), "connector"),
         (DispatcherDecoder, message(3, (1, MSG_ID), (6, b"conn-0001")), "connector"),
         (DispatcherDecoder, message(3, (1, MSG_ID), (6, "cönn-01".encode())), "connector"),
         (RouterDecoder, message(1), "item 5"),
@@ -300,6 +310,31 @@ def test_a_start_hash_may_have_capital_digits() -> None:
     items = [(1, b"h"), (2, b"b"), (3, b"r"), (4, b"AbCdEf" + b"00" * 17), (5, b"n")]
     [info] = read_whole(StatusDecoder(), message(1, *items))
     assert info.start_hash == bytes.fromhex("abcdef") + bytes(17)
+
+
+def test_a_dispatcher_push_may_name_no_connector() -> None:
+    wire = message(3, (1, MSG_ID), (2, b"snow"), (3, CLIENT_1))
+    assert read_whole(DispatcherDecoder(), wire) == [DispatcherPush(MSG_ID, b"", b"snow", CLIENT_1)]
+
+
+VNODES = b"".join(bytes([n]) * 20 for n in (0x40, 0x50))
+
+
+@pytest.mark.parametrize("text", [b64encode(VNODES), b64encode(VNODES[:20]) + b64encode(VNODES[20:])])
+def test_vnodes_may_be_base64_of_the_list_or_of_each(text: bytes) -> None:
+    wire = message(2, (1, b"mill"), (5, b"Ivan"), (6, text))
+    assert read_whole(StatusDecoder(), wire) == [VnodeInfo("mill", "Ivan", VNODES)]
+
+
+@pytest.mark.parametrize("text", [b64encode(VNODES)[:-2], b64encode(VNODES[:-1]), b"!" + b64encode(VNODES)])
+def test_what_is_no_list_of_vnodes(text: bytes) -> None:
+    assert refusal(StatusDecoder, message(2, (1, b"mill"), (5, b"Ivan"), (6, text)))[2] == "vnodes"
+
+
+def test_a_foreign_msg_id_has_no_number() -> None:
+    assert seq_of(MSG_ID) == 1000
+    assert seq_of(MSG_ID[:-1] + b"\1") is None
+    assert seq_of(FOREIGN_ID) is None
 
 
 def test_a_push_may_be_for_nobody_and_say_nothing() -> None:
@@ -429,7 +464,7 @@ MESSAGES: dict[Callable[[], Decoder[Any]], st.SearchStrategy[AttributeMessage]] 
     DispatcherDecoder: st.one_of(
         st.builds(MatcherPush, IDS, PAYLOADS, ROUTES, st.sampled_from(Extra)),
         HEARTBEATS,
-        st.builds(DispatcherPush, IDS, NODES, PAYLOADS, CLIENTS, st.sampled_from(Extra)),
+        st.builds(DispatcherPush, IDS, NODES | st.just(b""), PAYLOADS, CLIENTS, st.sampled_from(Extra)),
     ),
     RouterDecoder: st.one_of(
         st.builds(Handshake, NODES, st.booleans()),

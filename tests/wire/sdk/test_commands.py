@@ -19,6 +19,7 @@ from headrace.wire.receive_buffer import Decoder
 from headrace.wire.sdk.auth import Auth, sign
 from headrace.wire.sdk.commands import (
     TRANSITIONS,
+    UNPLACED,
     AuthSuccess,
     ClientDecoder,
     Command,
@@ -118,6 +119,12 @@ GOLDEN = [
         "23 34 30 0d 0a 7b 22 70 61 79 6c 6f 61 64 22 3a 22 2f 77 44 2b 22 2c 22 74 79 70 65 22 3a 32 2c "
         "22 73 65 71 22 3a 31 30 30 31 7d 0d 0a",
     ),
+    Golden(
+        "push of the original",
+        Push(UNPLACED, b"snow"),
+        "23 32 39 0d 0a 7b 22 70 61 79 6c 6f 61 64 22 3a 22 73 6e 6f 77 22 2c 22 74 79 70 65 22 3a 31 7d "
+        "0d 0a",
+    ),
 ]
 
 FROM_CLIENT = ("auth", "auth with a number", "hb", "sub", "sub with extra", "sub withdrawing")
@@ -158,6 +165,9 @@ def test_golden_is_what_we_write(golden: Golden) -> None:
     if golden.name == "auth with a number":
         # We write timestamps as strings.
         assert read_whole(ServerDecoder(), serialize(golden.frame)) == [golden.frame]
+    elif golden.name == "push of the original":
+        # We write a number in every push.
+        assert read_whole(ClientDecoder(), serialize(golden.frame)) == [golden.frame]
     else:
         assert serialize(golden.frame) == golden.wire
 
@@ -380,6 +390,10 @@ def test_a_push_may_be_spaced_ordered_and_extended_otherwise() -> None:
     assert read_whole(ClientDecoder(), wire) == [Push(7, b"snow")]
 
 
+def test_a_push_of_the_original_has_no_sequence_number() -> None:
+    assert read_whole(ClientDecoder(), push(payload="x", type=1)) == [Push(UNPLACED, b"x")]
+
+
 @pytest.mark.parametrize(
     "wire",
     [
@@ -394,7 +408,6 @@ def test_a_push_may_be_spaced_ordered_and_extended_otherwise() -> None:
         command(b'{"payload":"x","type":1,"seq":1,"deep":' + b"[" * 9000 + b"\r\n"),
         push(type=1, seq=1),
         push(payload="x", seq=1),
-        push(payload="x", type=1),
         push(payload=1, type=1, seq=1),
         push(payload="x", type=0, seq=1),
         push(payload="x", type=3, seq=1),

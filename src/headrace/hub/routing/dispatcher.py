@@ -3,7 +3,8 @@
 A push names clients and the connector of each. It is grouped by connector and goes, split where it is too long for one
 message, to the connector in this process, to a connector that this dispatcher has dialled, or to the dispatcher that
 says it has that connector. What another dispatcher passes on goes only to an own connector, so that nothing runs in
-circles. A push with nowhere to go is counted with its sequence number.
+circles; where it names no connector, as the original has it, it goes to each of them, and they skip clients they do not
+have. A push with nowhere to go is counted with its sequence number.
 
 **Marks.** A push to nobody says how far its matcher is: all up to its MsgId has been pushed, and all after the first
 such mark of a connection will be. Its MsgId has the matcher's node id. Marks go to connectors that said they rely on
@@ -136,16 +137,19 @@ class Dispatcher:
                 self._to_peers(connector, push.msg_id, push.payload, clients, vouched)
 
     def forward(self, feeder: Feeder, push: DispatcherPush) -> None:
-        """Take a whole push of another dispatcher."""
+        """Take a whole push of another dispatcher, for one own connector or, if it names none, for all of them."""
         if not push.clients:
-            if is_msg_id(push.msg_id):
+            if push.connector and is_msg_id(push.msg_id):
                 self._pass_mark(feeder, push.connector, push.msg_id)
             return
-        vouched = not is_msg_id(push.msg_id) or (
-            self._reached(feeder, push.msg_id) and bool(feeder.passed.get(push.connector))
-        )
-        if not self._to_own(feeder, push.connector, push.msg_id, push.payload, push.clients, vouched):
-            self._cannot(push.msg_id, push.connector, "its dispatcher has lost it")
+        reached = not is_msg_id(push.msg_id) or self._reached(feeder, push.msg_id)
+        connectors = [push.connector] if push.connector else self._own()
+        if not connectors:
+            self._cannot(push.msg_id, b"(any)", "this dispatcher has none")
+        for connector in connectors:
+            vouched = not is_msg_id(push.msg_id) or (reached and bool(feeder.passed.get(connector)))
+            if not self._to_own(feeder, connector, push.msg_id, push.payload, push.clients, vouched):
+                self._cannot(push.msg_id, connector, "its dispatcher has lost it")
 
     def joined(self, connector: bytes, target: DispatchTarget, *, relying: bool) -> None:
         """Note a connector's id. Of two connections with one id, or two ids on one connection, the newer stays."""
@@ -204,11 +208,9 @@ class Dispatcher:
 
         A matcher marks if any connector relies on it: where none does here, one of another dispatcher is named.
         """
-        ids, relying = sorted(self.connectors), sorted(self.relying)
-        if self.local is not None:
-            ids = [self.local.id, *ids]
-            if self.local.relying:
-                relying = [self.local.id, *relying]
+        ids, relying = self._own(), sorted(self.relying)
+        if self.local is not None and self.local.relying:
+            relying = [self.local.id, *relying]
         if not relying:
             relying = sorted(one for known in self.peers.values() if known for one in known.relying)[:1]
         return b"".join(
@@ -238,7 +240,7 @@ class Dispatcher:
 
     def _reached(self, feeder: Feeder, message: bytes) -> bool:
         """Note a MsgId's place; one that the sequence cannot have reached breaks what its feeder vouched for."""
-        seq = seq_of(message)
+        seq, _ = parse_msg_id(message)
         if seq <= (most := self.reach()):
             self._newest = max(self._newest, seq)
             return True
@@ -248,6 +250,10 @@ class Dispatcher:
         feeder.nodes.clear()
         feeder.passed.clear()
         return False
+
+    def _own(self) -> list[bytes]:
+        """The ids of the connectors here, that of this process first."""
+        return [*(() if self.local is None else (self.local.id,)), *sorted(self.connectors)]
 
     def _is_own(self, connector: bytes) -> bool:
         return connector in self.connectors or (self.local is not None and connector == self.local.id)
@@ -366,9 +372,12 @@ class Dispatcher:
                 self._cannot(message, connector, "no room (dispatcher.queue_bytes)")
 
     def _cannot(self, message: bytes, connector: bytes, why: str) -> None:
-        seq = seq_of(message)
         detail = f"for connector {connector.decode(errors='replace')}: {why}"
-        self._counters.report("undeliverable", seq, seq, detail, at_will=True, door="dispatcher")
+        seq = seq_of(message)
+        if seq is None:
+            self._counters.report_foreign("undeliverable", message, detail, door="dispatcher")
+        else:
+            self._counters.report("undeliverable", seq, seq, detail, at_will=True, door="dispatcher")
 
 
 def _by_connector(routes: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -31,7 +31,6 @@ from headrace.message import Batch, node_id
 from headrace.wire.attribute.messages import (
     NODE_ID_BYTES,
     MatcherPush,
-    is_msg_id,
     parse_msg_id,
     seq_of,
     unpack_clients,
@@ -219,7 +218,8 @@ class RoutingRules:
 
     def pushed(self, source: PushSource, msg_id: bytes, payload: bytes, clients: bytes) -> None:
         """Push a message that a dispatcher brings to clients of this connector."""
-        if self.connector is not None and not (is_msg_id(msg_id) and self._is_ahead(source, seq_of(msg_id))):
+        seq = seq_of(msg_id)
+        if self.connector is not None and (seq is None or not self._is_ahead(source, seq)):
             self.connector.pushed(source, msg_id, payload, unpack_clients(clients))
 
     def marked(self, source: PushSource, msg_id: bytes) -> None:

@@ -17,7 +17,7 @@ from headrace.hub.routing.client_session import ClientSession, FoundRows, PushSo
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES, is_msg_id, seq_of
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, seq_of
 from headrace.wire.sdk import commands as sdk
 
 Found: TypeAlias = list[tuple[Batch, list[int]]]
@@ -92,8 +92,8 @@ class SessionFeed:
         the state here has its subscription. A MsgId that is not of our form has no sequence number, so it never
         counts as a repeat.
         """
-        seq, placed = seq_of(msg_id), is_msg_id(msg_id)
-        if placed:
+        seq = seq_of(msg_id)
+        if seq is not None:
             source.seen = max(source.seen, seq)
         frame: bytes | None = None
         for client in clients:
@@ -101,25 +101,23 @@ class SessionFeed:
             if session is None:
                 self._hub.counters.add("absent", door="sdk")
                 continue
-            if placed and seq <= session.last:
+            if seq is not None and seq <= session.last:
                 self._repeats.value += 1
                 continue
             fed = session.live and source.vouches_for(session.path)
-            if placed and (session.wants or relying) and not fed:
+            if seq is not None and (session.wants or relying) and not fed:
                 continue  # Its own path or the log brings it, if the client wants it.
             if frame is None:
-                frame = self._encode(seq if placed else sdk.UNPLACED, payload)
+                frame = self._encode(seq, payload, msg_id)
                 if frame is None:
                     return
-            if placed:
+            if seq is not None:
                 self._sent(session, [seq], [frame])
             elif session.outlet.room > 0:
                 session.outlet.send(frame)
                 self._delivered.value += 1
             else:
-                self._hub.counters.report(
-                    "undeliverable", seq, seq, "a client is full", at_will=True, door="sdk"
-                )
+                self._hub.counters.report_foreign("undeliverable", msg_id, "a client is full", door="sdk")
 
     def advance(self) -> None:
         """Feed the sessions that are behind: the log has grown, or a path has come."""
@@ -180,11 +178,15 @@ class SessionFeed:
             frames.append((seq, frame))
         return frames
 
-    def _encode(self, seq: int, payload: bytes) -> bytes | None:
+    def _encode(self, seq: int | None, payload: bytes, msg_id: bytes = b"") -> bytes | None:
+        """Encode a push; one without a number is known by its MsgId."""
         try:
-            return sdk.serialize(sdk.Push(seq, payload))
+            return sdk.serialize(sdk.Push(sdk.UNPLACED if seq is None else seq, payload))
         except LimitError as error:
-            self._hub.counters.report("undeliverable", seq, seq, str(error), door="sdk")
+            if seq is None:
+                self._hub.counters.report_foreign("undeliverable", msg_id, str(error), door="sdk")
+            else:
+                self._hub.counters.report("undeliverable", seq, seq, str(error), door="sdk")
             return None
 
     def _was_read(self, session: ClientSession, outcome: Found | StorageError) -> None:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from time import time
 
-from headrace.config import Address
+from headrace.config import Address, PeerAddress
 from headrace.hub.routing.dispatcher import Dispatcher
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
 from headrace.net.routing.push_stream import JoiningStream
@@ -71,8 +71,10 @@ class DispatcherStream(JoiningStream[DispatcherDoor]):
 class _Target(Dialled["Targets"]):
     """A connection that pushes go out by."""
 
-    def __init__(self, door: Targets) -> None:
+    def __init__(self, door: Targets, address: Address) -> None:
         super().__init__(door, ConnectorDecoder())
+        self.connector = address.id.encode() if isinstance(address, PeerAddress) else b""
+        """The id of the connector there, once it is known."""
 
     def pass_on(self, data: bytes) -> bool:
         """Send, unless too much waits already."""
@@ -99,8 +101,10 @@ class ConnectorLink(_Target):
     """A connection to a connector's router door."""
 
     def opened(self) -> None:
-        """Say who we are."""
+        """Say who we are; a connector that the settings name is served without an answer."""
         self.send(serialize(Handshake(self.door.node)))
+        if self.connector:
+            self._join(self.connector, relying=False)
 
     def heartbeat(self) -> bytes:
         """What tells the connector that we live."""
@@ -110,15 +114,30 @@ class ConnectorLink(_Target):
         """Take the connector's answers."""
         self.useful = True
         if isinstance(frame, Handshake):
-            self.is_called(frame.node.decode())
-            self.door.dispatcher.joined(frame.node, self, relying=frame.relying)
+            self._join(frame.node, relying=frame.relying)
+        else:
+            self.answers = True
+
+    def judge(self, now: float) -> None:
+        """Give up a connector whose id does not become known."""
+        patience = self.limits.handshake_seconds
+        if self.connector or self.reading_paused or now - self.since < patience:
+            super().judge(now)
+            return
+        way = "a connector that never answers is named as ID@host:port in dispatcher.connectors"
+        self.refuse("handshake", f"no answer to the handshake within {patience:g} s; {way}")
+
+    def _join(self, connector: bytes, *, relying: bool) -> None:
+        self.connector = connector
+        self.is_called(connector.decode())
+        self.door.dispatcher.joined(connector, self, relying=relying)
 
 
 class DispatcherLink(_Target):
     """A connection to another dispatcher's door."""
 
-    def __init__(self, door: Targets) -> None:
-        super().__init__(door)
+    def __init__(self, door: Targets, address: Address) -> None:
+        super().__init__(door, address)
         self._heartbeats = HeartbeatJoiner()
 
     def opened(self) -> None:
@@ -132,7 +151,7 @@ class DispatcherLink(_Target):
 
     def take(self, frame: ConnectorMessage) -> None:
         """Learn which connectors it has."""
-        self.useful = True
+        self.useful = self.answers = True
         if isinstance(frame, Heartbeat) and (whole := self._heartbeats.join(frame)) is not None:
             self.door.dispatcher.told(self, whole.connectors, whole.relying)
 
@@ -163,6 +182,6 @@ class Targets(Dialling[_Target]):
             cls(context, dispatcher, node, "to_dispatchers", settings.peers, DispatcherLink),
         ]
 
-    def connection(self) -> _Target:
+    def connection(self, address: Address) -> _Target:
         """The protocol of a new connection."""
-        return self._link(self)
+        return self._link(self, address)

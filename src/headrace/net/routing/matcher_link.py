@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from time import time
 
+from headrace.config import Address
 from headrace.hub.routing.local_matcher import mark
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
 from headrace.net.server.door import DoorContext
@@ -19,7 +20,7 @@ from headrace.wire.attribute.messages import (
     ConnectorMessage,
     Heartbeat,
     MatcherPush,
-    seq_of,
+    parse_msg_id,
     serialize,
 )
 from headrace.wire.attribute.push_parts import split
@@ -37,7 +38,7 @@ class ToDispatcher(Dialling["MatcherLink"]):
         """Returns the number up to which everything has been matched."""
         self.go_on = go_on
 
-    def connection(self) -> MatcherLink:
+    def connection(self, _address: Address) -> MatcherLink:
         """The protocol of a new connection."""
         return MatcherLink(self)
 
@@ -51,7 +52,7 @@ class ToDispatcher(Dialling["MatcherLink"]):
         links = [stream for stream in self.connections if stream.admitted]
         if not links:
             for push in pushes:
-                seq = seq_of(push.msg_id)
+                seq, _ = parse_msg_id(push.msg_id)
                 self.counters.report(
                     "undeliverable", seq, seq, "no dispatcher is connected", at_will=True, door=self.name
                 )
@@ -87,7 +88,7 @@ class MatcherLink(Dialled[ToDispatcher]):
 
     def take(self, frame: ConnectorMessage) -> None:
         """Begin to mark once the dispatcher names connectors that rely on it."""
-        self.useful = True
+        self.useful = self.answers = True
         if isinstance(frame, Heartbeat) and frame.relying and self._told is None:
             # Everything after this mark will be pushed.
             self._told = self.door.place()

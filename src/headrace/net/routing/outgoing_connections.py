@@ -31,8 +31,8 @@ class Dialling(ConnectionGroup[S]):
         self._lists = [[address] for address in addresses] if every else [list(addresses)]
         self._tasks: list[asyncio.Task[None]] = []
 
-    def connection(self) -> S:
-        """Make the protocol of a new connection."""
+    def connection(self, address: Address) -> S:
+        """Make the protocol of a new connection to an address."""
         raise NotImplementedError
 
     async def open(self) -> None:
@@ -59,7 +59,7 @@ class Dialling(ConnectionGroup[S]):
 
     async def _dial(self, address: Address) -> S:
         loop = asyncio.get_running_loop()
-        _, stream = await loop.create_connection(self.connection, address.host, address.port)
+        _, stream = await loop.create_connection(lambda: self.connection(address), address.host, address.port)
         return stream
 
 
@@ -72,7 +72,10 @@ D = TypeVar("D", bound=Dialling[Any])
 
 
 class Dialled(DoorConnection[D]):
-    """A connection that was dialled. It sends heartbeats, and expects an answer."""
+    """A connection that was dialled. It sends heartbeats; a peer that has answered one must go on to."""
+
+    answers: bool = False
+    """Whether the peer answers heartbeats. The original has no such answer: silence proves nothing without one."""
 
     def __init__(self, door: D, decoder: Any) -> None:
         super().__init__(door, decoder)
@@ -91,8 +94,9 @@ class Dialled(DoorConnection[D]):
         self.over.set()
 
     def judge(self, now: float) -> None:
-        """Send a heartbeat when it is due; give up a silent peer."""
-        self.judge_silence(now)
+        """Send a heartbeat when it is due; give up a peer that no longer answers."""
+        if self.answers:
+            self.judge_silence(now, self.limits.idle_seconds)
         if self.admitted and now - self._beaten >= min(self.limits.idle_seconds / HEARTBEATS, BEAT):
             self._beaten = now
             self.send(self.heartbeat())

@@ -30,4 +30,4 @@ class JoiningStream(DoorConnection[D]):
             self.counters.refuse(
                 self.door.name, "unfinished", self.name, f"the Tail of {msg_id.hex()} never came"
             )
-        self.judge_silence(now)
+        self.judge_silence(now, self.limits.routing_idle_seconds)

@@ -91,7 +91,7 @@ class SdkStream(DoorConnection[SdkDoor]):
         if locked and now - self.since >= self.limits.handshake_seconds:
             self.refuse("handshake", f"no auth within {self.limits.handshake_seconds:g} s")
         else:
-            self.judge_silence(now)
+            self.judge_silence(now, self.limits.routing_idle_seconds)
 
     def later(self) -> None:
         """Resume when there is room: when the transport says so or, if it was never full, in a moment."""

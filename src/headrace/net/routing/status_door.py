@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from headrace.config import Address
 from headrace.errors import StorageError
 from headrace.hub.routing.matcher_ring import MatcherRing, SilentMatchers, leave
 from headrace.hub.routing.roles import role_name
@@ -73,7 +74,7 @@ class StatusStream(DoorConnection[StatusDoor]):
 
     def judge(self, now: float) -> None:
         """Close a connection that only listens."""
-        self.judge_silence(now)
+        self.judge_silence(now, self.limits.idle_seconds)
 
 
 class ToMatchers(Dialling["MatcherPeer"]):
@@ -85,7 +86,7 @@ class ToMatchers(Dialling["MatcherPeer"]):
         self.silence = SilentMatchers(place.name, context.settings.limits.idle_seconds)
         self._matchers = matchers
 
-    def connection(self) -> MatcherPeer:
+    def connection(self, _address: Address) -> MatcherPeer:
         """The protocol of a new connection."""
         return MatcherPeer(self)
 
@@ -105,6 +106,8 @@ class ToMatchers(Dialling["MatcherPeer"]):
 
 class MatcherPeer(Dialled[ToMatchers]):
     """A connection to another matcher's status door."""
+
+    answers = True
 
     def __init__(self, door: ToMatchers) -> None:
         super().__init__(door, StatusDecoder())

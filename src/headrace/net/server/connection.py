@@ -31,6 +31,9 @@ MAX_FRAMES: Final = 256
 
 BACKLOG: Final = 1024
 
+LONGEST_KEEPALIVE: Final = 32767
+"""Seconds: the most that Linux takes for a keepalive setting."""
+
 TLS_SHUTDOWN_SECONDS: Final = 2.0
 """Seconds that the end of a connection under TLS may take: a peer that hangs must not hold up a hub that stops."""
 
@@ -212,9 +215,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def closed(self) -> None:
         """Clean up; called once, and only if the connection was admitted."""
 
-    def judge_silence(self, now: float) -> None:
-        """Cut off a peer that has not been heard of for too long, though it is listened to."""
-        idle = self.limits.idle_seconds
+    def judge_silence(self, now: float, idle: float) -> None:
+        """Cut off a peer that has not been heard of for ``idle`` seconds, though it is listened to."""
         if now - self.heard >= idle and not self.reading_paused:
             self.refuse("idle", f"not heard of for {idle:g} s")
 
@@ -237,8 +239,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self.endpoint = peer[:2]
         self.name = self._where = f"{peer[0]}:{peer[1]}"
         self._transport.set_write_buffer_limits(high=self.limits.queue_bytes - 1)
-        # Where the protocol has no heartbeat, a peer that vanished would otherwise stay until it is sent something.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._probe(transport.get_extra_info("socket"))
         refusal = self.door.admit(self.endpoint[0])
         if refusal is not None:
             self.refuse(*refusal)
@@ -309,6 +310,18 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         if self._crowded or self.must_wait():
             self.pause_reading()
         self.resume_reading()
+
+    def _probe(self, sock: socket.socket) -> None:
+        """Have the kernel find a peer that vanished, within ``limits.idle_seconds``.
+
+        Where a protocol has no heartbeats, or rare ones, it would otherwise stay until it is sent something.
+        """
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            idle = min(max(int(self.limits.idle_seconds), 8), LONGEST_KEEPALIVE)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle // 2)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, idle // 8)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
     def _take_rest(self) -> None:
         self._rest_due = False

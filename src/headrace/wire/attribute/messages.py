@@ -16,7 +16,10 @@ Invariants:
 
 from __future__ import annotations
 
+import binascii
+import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, TypeAlias
@@ -48,6 +51,8 @@ RING_BYTES = 20
 """A place on the ring of matchers: a SHA-1 digest."""
 
 _TIMESTAMP = struct.Struct("!Q")
+
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]+={0,2}")
 
 
 class Extra(IntEnum):
@@ -97,16 +102,17 @@ class MatcherPush:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherPush:
-    """Dispatcher to dispatcher, for one connector; an entry of ``clients`` is a client id.
+    """Dispatcher to dispatcher, for one connector or, where it names none, for all of the receiver's.
 
-    "This message can be sent to corresponding Connector directly": to it the same bytes are a :class:`Push`.
+    An entry of ``clients`` is a client id. "This message can be sent to corresponding Connector directly": to it the
+    same bytes are a :class:`Push`.
     """
 
     COMMAND: ClassVar[int] = 3
     ENTRY_BYTES: ClassVar[int] = CLIENT_ID_BYTES
 
     msg_id: bytes
-    connector: bytes
+    connector: bytes = b""
     payload: bytes = b""
     clients: bytes = b""
     extra: Extra = Extra.SINGLE
@@ -263,9 +269,9 @@ def is_msg_id(value: bytes) -> bool:
     return len(value) == MSG_ID_BYTES and not any(value[8:])
 
 
-def seq_of(value: bytes) -> int:
-    """The sequence number in a MsgId; in one that is not of our form, the number at that place."""
-    return int.from_bytes(value[:6])
+def seq_of(value: bytes) -> int | None:
+    """The sequence number in a MsgId; ``None`` in one that is not of our form."""
+    return int.from_bytes(value[:6]) if is_msg_id(value) else None
 
 
 def unpack_clients(clients: bytes) -> list[bytes]:
@@ -320,7 +326,9 @@ def _parse_matcher_push(extra: int, items: Items) -> MatcherPush:
 
 
 def _parse_dispatcher_push(extra: int, items: Items) -> DispatcherPush:
-    connector = _node_id("connector", required(items, PushItem.CONNECTOR_ID))
+    connector = items.get(PushItem.CONNECTOR_ID, b"")
+    if PushItem.CONNECTOR_ID in items:
+        _node_id("connector", connector)
     push = _parse_push(extra, items)
     return DispatcherPush(push.msg_id, connector, push.payload, push.clients, push.extra)
 
@@ -357,7 +365,7 @@ def _parse_vnode_info(_extra: int, items: Items) -> VnodeInfo:
     return VnodeInfo(
         hostname=required_text(items, StatusItem.HOSTNAME),
         node=required_text(items, StatusItem.SERF_NODE),
-        vnodes=entries("vnodes", required(items, StatusItem.VNODE_LIST), RING_BYTES),
+        vnodes=_vnodes(required(items, StatusItem.VNODE_LIST)),
     )
 
 
@@ -366,7 +374,7 @@ def _push_items(push: AnyPush) -> dict[PushItem, bytes]:
     # A Mid or a Tail has a payload item only where the payload itself is split.
     if push.payload or push.extra in (Extra.SINGLE, Extra.HEAD):
         items[PushItem.PAYLOAD] = push.payload
-    if isinstance(push, DispatcherPush):
+    if isinstance(push, DispatcherPush) and push.connector:
         items[PushItem.CONNECTOR_ID] = _node_id("connector", push.connector)
     if isinstance(push, MatcherPush):
         clients = _routes(push.clients)
@@ -413,6 +421,17 @@ def _routes(clients: bytes) -> bytes:
     if not all(clients[at::ROUTE_BYTES].isascii() for at in range(CLIENT_ID_BYTES, ROUTE_BYTES)):
         raise MalformedError("attribute", "connector", clients, "ASCII in every entry")
     return clients
+
+
+def _vnodes(content: bytes) -> bytes:
+    """Places on the ring: the bytes themselves or, where their number cannot be that, base64."""
+    if len(content) % RING_BYTES:
+        # Of the whole list, or of each entry: then there is padding inside.
+        texts = _BASE64.findall(content)
+        if b"".join(texts) == content:
+            with suppress(binascii.Error):
+                content = b"".join(map(binascii.a2b_base64, texts))
+    return entries("vnodes", content, RING_BYTES)
 
 
 def _start_hash(text: str) -> bytes:

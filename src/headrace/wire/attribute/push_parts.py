@@ -70,7 +70,7 @@ def split(push: P) -> Iterator[P]:
     size = push.ENTRY_BYTES
     entries("clients", push.clients, size)
     room = MAX_BODY - (ITEM.size + MSG_ID_BYTES)
-    if isinstance(push, DispatcherPush):
+    if isinstance(push, DispatcherPush) and push.connector:
         room -= ITEM.size + NODE_ID_BYTES
     paid = listed = 0
     extra = Extra.HEAD

@@ -152,7 +152,7 @@ _TEXT, _BASE64 = 1, 2
 """The types of a push's payload."""
 
 UNPLACED: Final = 0
-"""The ``seq`` of a push without a place in the sequence: it came from another implementation's matcher."""
+"""The ``seq`` of a push without a place in the sequence: from another implementation's matcher or connector."""
 
 
 def serialize(frame: Command | ConnectorFrame, limits: SdkLimits = DEFAULT_LIMITS) -> bytes:
@@ -240,7 +240,8 @@ def parse_push(body: bytes) -> Push:
     if not body.endswith(CRLF):
         raise MalformedError("sdk", "push", body[-len(CRLF) :], "must end with CRLF")
     # To JSON the CRLF is white space.
-    content = decode_json(_CONTENT, body, "sdk", "push", "a JSON object of payload, type (1 or 2) and seq")
+    rule = "a JSON object of payload, type (1 or 2) and, in our own pushes, seq"
+    content = decode_json(_CONTENT, body, "sdk", "push", rule)
     payload = content.payload.encode()
     return Push(content.seq, payload if content.type == _TEXT else _parse_base64(payload))
 
@@ -317,7 +318,7 @@ class ClientDecoder(_MessageDecoder[ConnectorFrame]):
 class _Content(msgspec.Struct):
     payload: str
     type: Literal[1, 2]
-    seq: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+    seq: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = UNPLACED
 
 
 _CONTENT = msgspec.json.Decoder(_Content)
