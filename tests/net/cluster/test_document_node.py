@@ -188,6 +188,17 @@ async def test_a_configured_node_of_the_document_is_listed_as_such_and_never_vot
     assert lines == [f"neighbour Olga ({olga.host}) is here, speaks only the document and never votes"]
 
 
+async def test_where_a_key_is_needed_a_node_without_one_is_one_line_in_the_log(
+    start: Start, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    olga = await make("Olga", 7)
+    server = await start("cluster.key=secret", f"cluster.peers={olga.host}")
+    await until(lambda: server.hub.counters.get("refused", door="parcel", reason="malformed") >= 3)
+    assert membership(server).neighbours == ()
+    lines = [record.getMessage() for record in caplog.records if "cluster.key" in record.getMessage()]
+    assert len(lines) == 1
+
+
 async def test_the_neighbours_of_a_configured_node_are_asked_and_added(start: Start, make: Make) -> None:
     """ "Ivan adds each of the received hosts to his list." """
     olga, boris = await make("Olga", 7), await make("Boris", 8)

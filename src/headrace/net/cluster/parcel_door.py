@@ -184,7 +184,7 @@ class ParcelStream(DoorConnection[Any]):
 
     def refuse(self, reason: str, detail: object) -> None:
         """Count a refusal, tell the peer, and close."""
-        self.counters.refuse(self.door.name, reason, self.name, detail)
+        self.note_refusal(reason, detail)
         if self.admitted and reason not in ("slow", "connections"):
             fault = Fault.BAD_RES if self.dialled else Fault.BAD_REQ
             why = str(detail)
@@ -195,6 +195,10 @@ class ParcelStream(DoorConnection[Any]):
             self.close()
         else:
             self.abort()
+
+    def note_refusal(self, reason: str, detail: object) -> None:
+        """Count and log a refusal."""
+        self.counters.refuse(self.door.name, reason, self.name, detail)
 
     def closed(self) -> None:
         """Tell the node."""

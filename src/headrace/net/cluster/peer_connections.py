@@ -85,6 +85,15 @@ class DialledStream(ParcelStream):
             case _:
                 super().answered(parcel, now)
 
+    def note_refusal(self, reason: str, detail: object) -> None:
+        """Count a refusal; of a configured peer, log it only if it is not the same as at the last attempt."""
+        if self._only_asked or self.door.refusals.get(self.address) != str(detail):
+            super().note_refusal(reason, detail)
+        else:
+            self.counters.add("refused", door=self.door.name, reason=reason)
+        if not self._only_asked:
+            self.door.refusals[self.address] = str(detail)
+
     def judge(self, now: float) -> None:
         """Give up a peer that is silent."""
         if self.peer is None and now - self.since > SILENCE_SECONDS:
@@ -102,6 +111,7 @@ class DialledStream(ParcelStream):
         self._obey(self.host.membership.answered(str(self.address), answer, now, hello=greeted))
         if not self.admitted:
             return
+        self.door.refusals.pop(self.address, None)
         if self._only_asked or not greeted:
             self.close()
             return
@@ -133,6 +143,8 @@ class PeerConnections(ConnectionGroup[DialledStream]):
         self._asking: set[asyncio.Task[None]] = set()
         self._beating: dict[Address, asyncio.Task[None]] = {}
         """Heartbeats that are not answered yet."""
+        self.refusals: dict[Address, str] = {}
+        """Why each configured peer was refused when it was last dialled; none once it is met."""
 
     def dial(self, address: Address) -> None:
         """Keep a connection to a peer."""
