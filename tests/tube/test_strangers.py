@@ -48,6 +48,8 @@ TCP_TALK = [
     ("a refusal of what was never sent, then a message", "48 78 01 0261", "01 0261"),
     ("deflate", "09 1e 78012b294d4a5528412100 47d30721", "01 26" + b"tube tube tube tube".hex()),
     *((f"compression {n}", f"{n << 3 | 1:02x} 06 010203", f"{8 + n << 3:02x}") for n in range(2, 8)),
+    ("raw deflate", "09 12 2b294d4a5528412100", "48"),
+    ("nothing at all as deflate", "08 00", "48"),
     (
         "250 bytes in fragments of 100",
         "01 f403" + "41" * 250,
@@ -58,21 +60,34 @@ TCP_TALK = [
 # The same over WebSocket: each element is one binary message.
 WEBSOCKET_TALK = [
     ("the header on its own", ["01", "68656c6c6f"], ["01", "68656c6c6f"]),
-    ("the header joined to the first fragment", ["01 68656c6c6f"], ["01", "68656c6c6f"]),
-    ("joined, in two", ["02 68656c", "6c6f"], ["01", "68656c6c6f"]),
-    ("joined, counted", ["00 04 68656c", "6c6f"], ["01", "68656c6c6f"]),
     ("on its own, counted", ["00 04", "68656c", "6c6f"], ["01", "68656c6c6f"]),
     ("an empty message", ["01", ""], ["01", ""]),
     ("of no fragments at all", ["00 00"], ["01", ""]),
     ("ping", ["80"], ["88"]),
     ("ping with low bits set", ["87"], ["88"]),
-    ("a pong nobody asked for, then a message", ["88", "01 61"], ["01", "61"]),
+    ("a pong nobody asked for, then a message", ["88", "01", "61"], ["01", "61"]),
     ("deflate", ["09", "78012b294d4a5528412100 47d30721"], ["01", b"tube tube tube tube".hex()]),
+    *((f"compression {n}", [f"{n << 3 | 1:02x}", "010203"], [f"{8 + n << 3:02x}"]) for n in range(2, 8)),
+    ("raw deflate", ["09", "2b294d4a5528412100"], ["48"]),
+    ("250 bytes in fragments of 100", ["01", "41" * 250], ["03", "41" * 100, "41" * 100, "41" * 50]),
+]
+
+# A client that begins the first fragment with the header is answered in its own framing.
+JOINED_TALK = [
+    ("on its own at first", ["01", "68656c6c6f"], ["01", "68656c6c6f"]),
+    ("the header joined to the first fragment", ["01 68656c6c6f"], ["01 68656c6c6f"]),
+    ("joined, in two", ["02 68656c", "6c6f"], ["01 68656c6c6f"]),
+    ("joined, counted", ["00 04 68656c", "6c6f"], ["01 68656c6c6f"]),
+    ("once on its own again", ["01", "68656c6c6f"], ["01 68656c6c6f"]),
+    ("an empty message: a lone header is never fragment 1", ["01", ""], ["01", ""]),
+    ("ping", ["80"], ["88"]),
+    ("deflate", ["09 78012b294d4a5528412100 47d30721"], ["01" + b"tube tube tube tube".hex()]),
     *((f"compression {n}", [f"{n << 3 | 1:02x} 010203"], [f"{8 + n << 3:02x}"]) for n in range(2, 8)),
+    ("raw deflate", ["09 2b294d4a5528412100"], ["48"]),
     (
-        "250 bytes, joined, in fragments of 100",
+        "250 bytes in fragments of 100, to which the header does not count",
         ["01" + "41" * 250],
-        ["03", "41" * 100, "41" * 100, "41" * 50],
+        ["03" + "41" * 100, "41" * 100, "41" * 50],
     ),
 ]
 
@@ -101,11 +116,12 @@ async def test_all_of_it_at_once_and_a_half_close() -> None:
         assert sorted(heard[3:]) == sorted(b"".join(answers))
 
 
-async def test_a_websocket_session_of_a_strange_client() -> None:
+@pytest.mark.parametrize("talk", [WEBSOCKET_TALK, JOINED_TALK], ids=["on its own", "joined"])
+async def test_a_websocket_session_of_a_strange_client(talk: list[tuple[str, list[str], list[str]]]) -> None:
     async with websocket_client() as stranger:
         stranger.say(octets("c801"))
         assert await stranger.hear_piece() == octets("808020")
-        for what, said, answers in WEBSOCKET_TALK:
+        for what, said, answers in talk:
             stranger.say(*map(octets, said))
             for answer in answers:
                 assert await stranger.hear_piece() == octets(answer), what
@@ -212,6 +228,44 @@ async def test_a_strange_websocket_server() -> None:
         assert await tube.receive() == b"abc"
 
 
+async def test_a_strange_websocket_server_that_joins_headers() -> None:
+    async def behave(stranger: Stranger) -> None:
+        assert isinstance(stranger, WebSocketStranger)
+        await stranger.hear_piece()
+        stranger.say(octets("06"), octets("02 616263"), b"d")
+        assert [await stranger.hear_piece() for _ in range(2)] == [octets("02") + b"hel", b"lo"]
+        # Eight fragments, and parts that were never one buffer.
+        assert [await stranger.hear_piece() for _ in range(8)] == [
+            octets("00 10") + b"aaa",
+            *[b"aaa"] * 6,
+            b"b",
+        ]
+        await stranger.hear_end()
+
+    options = TubeOptions(compress=False)
+    async with host("websocket", behave) as url, connect(url, options=options) as tube:
+        assert await tube.receive() == b"abcd"
+        await tube.send(b"hello")
+        await tube.send_parts([b"a" * 21, b"b"])
+
+
+async def test_a_strange_server_whose_deflate_is_raw(transport: str) -> None:
+    """Its message is answered with 9, and comes again uncompressed on the same connection."""
+    packed, tcp = zlib.compress(b"water " * 9, wbits=-15), transport == "tcp"
+
+    async def behave(stranger: Stranger) -> None:
+        await stranger.hear(3)
+        stranger.say(octets("80 80 20"))
+        stranger.say(*([octets("09") + varint(len(packed)) + packed] if tcp else [octets("09"), packed]))
+        assert await stranger.hear(1) == octets("48")
+        stranger.say(*([octets("01 0261")] if tcp else [octets("01"), b"a"]))
+        await stranger.hear_end()
+
+    async with host(transport, behave) as url, connect(url) as tube:
+        assert await tube.receive() == b"a"
+        assert tube.counts.discarded == 1
+
+
 async def test_a_strange_server_without_deflate(transport: str) -> None:
     """It answers 9 to the first compressed message, which then comes again, raw, and so does all the rest."""
     text = b"the wheel turns while the water runs; " * 100
@@ -255,7 +309,7 @@ REFUSED = [
     ("a negative count", [octets("00 01")], 1002),
     ("a count past five bytes", [octets("00 ffffffffff01")], 1002),
     ("2^31-1 fragments", [octets("00 feffffff0f")], 1009),
-    ("damaged deflate", [octets("09 0a 68656c6c6f")], 1002),
+    ("damaged deflate", [octets("09 0a 7801010203")], 1002),
 ]
 
 
@@ -276,6 +330,8 @@ async def test_refused_bytes(start: Start, transport: str, what: str, said: list
         await stranger.hear(3)
         # What came before is still handled.
         before = octets("01 0261") if transport == "tcp" else octets("01 61")
+        if transport == "websocket" and what == "damaged deflate":
+            said = [octets("09 7801010203")]  # no length stands in front
         stranger.say(before, *said)
         if isinstance(stranger, WebSocketStranger):
             first, payload = await stranger.hear_frame()

@@ -4,6 +4,11 @@ A node asks its configured peers for their identity (DscReq), learns of others f
 turn. It sends each neighbour a heartbeat every second, in every mode. A neighbour that is silent for more than five is
 removed, and found again by being asked again. Any parcel counts as a sign of life.
 
+The document gives the heartbeat no form. To nodes of ours it is a Ping. A neighbour that has only ever spoken the
+document gets a DscReq, which it answers, at an address that is its own: where it answered before, or the host that it
+named, if it came from there or configuration lists it. Its answers show that it is alive and make this node ask nobody
+else, unless configuration lists it.
+
 **Neighbours** are all nodes that introduced themselves; the list grows and shrinks. The **cluster** is what was
 configured: the node itself, and one node at each address of ``cluster.peers``. Only its members vote, and silence does
 not make it smaller. The id at a configured address is learnt from the answer of the node there, and fixed once the
@@ -78,6 +83,8 @@ class Discover:
     """Open a stream to ``host``, send a DscReq with this node's identity, and pass the answer to ``answered``."""
 
     host: str
+    heartbeat: bool = False
+    """Whether it goes to a neighbour that speaks only the document: then no hello follows the DscReq."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,8 @@ class NeighbourJoined:
 
     node: NodeInfo
     member: bool
+    hello: bool = True
+    """Whether it said hello; one that did not speaks only the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,8 @@ class Membership:
         self._heard: dict[int, float] = {}
         self._greeted: set[int] = set()
         """Neighbours that said hello."""
+        self._document: dict[int, str] = {}
+        """Host at which each neighbour that speaks only the document gets its heartbeats."""
         self._machine = StateMachine("parcel", MODES, Mode.DSC)
         self._fault: str | None = None
         self._normal = False
@@ -189,6 +200,12 @@ class Membership:
         """The id that answers at a configured address, if known."""
         return self._peers.get(parse_host(host))
 
+    def document_node_at(self, host: str) -> NodeInfo | None:
+        """The neighbour at an address that speaks only the document, if there is one."""
+        address = parse_host(host)
+        found = (node for node, at in self._document.items() if parse_host(at) == address)
+        return next((self._neighbours[node] for node in found), None)
+
     def start(self, now: float) -> list[MembershipEffect]:
         """Begin: the first input."""
         self._majority_heard = now
@@ -206,17 +223,27 @@ class Membership:
         return node in self._greeted or node in self.members
 
     def asked(
-        self, identity: NodeInfo, now: float, *, tag: int = 0, hello: bool = True, proven: bool = True
+        self,
+        identity: NodeInfo,
+        now: float,
+        *,
+        tag: int = 0,
+        hello: bool = True,
+        proven: bool = True,
+        source: str = "",
     ) -> list[MembershipEffect]:
-        """Answer a DscReq: add its sender and list the neighbours; ``tag`` bytes follow the answer.
+        """Answer a DscReq from the address ``source``: add its sender and list the neighbours.
 
-        One that is not ``proven`` may be a recording: its sender is added by :meth:`proved`, once it has shown that
-        it is there.
+        ``tag`` bytes follow the answer. A DscReq that is not ``proven`` may be a recording: its sender is added by
+        :meth:`proved`, once it has shown that it is there.
         """
         refusal = self._claim(identity, now, hello=hello)
         if refusal is not None:
             return [Refuse(Fault.BAD_REQ, refusal)]
         effects = self._add(identity, now, hello=hello) if proven else []
+        own = identity.address == self._me.address
+        if not hello and not own and (identity.address[0] == source or identity.address in self._peers):
+            self._document.setdefault(identity.id, identity.host)
         others = [node for node in self.neighbours if node.id != identity.id]
         return [*effects, Reply(discovered(self.me, others, tag=tag))]
 
@@ -235,12 +262,18 @@ class Membership:
             return [Refuse(Fault.BAD_RES, "a DscRes lists its sender first")]
         responder, *others = answer.neighbours
         address = parse_host(host)
-        refusal = self._claim(responder, now, hello=hello) or self._misplaced(address, responder)
+        refusal = self._claim(responder, now, hello=hello)
+        if hello:
+            refusal = refusal or self._misplaced(address, responder)
         if refusal is not None:
             return [Refuse(Fault.BAD_RES, refusal)]
-        if address in self._peers:
+        if hello and address in self._peers:
             self._peers[address] = responder.id
         effects = self._add(responder, now, hello=hello)
+        if not hello:
+            if responder.id in self._document and address not in self._peers:
+                others = []
+            self._document[responder.id] = host
         known = {node.address for node in self._neighbours.values()} | {self._me.address}
         for node in others:
             # Being named by another is a reason to be asked, not to be believed.
@@ -296,11 +329,13 @@ class Membership:
         for node in [node for node in self._heard if self._is_silent(node, now)]:
             del self._heard[node]
             self._greeted.discard(node)
+            self._document.pop(node, None)
             effects.append(NeighbourRemoved(self._neighbours.pop(node)))
         if now >= self._beat:
             self._beat = now + HEARTBEAT_SECONDS
-            if self._neighbours:
-                effects.append(Heartbeat(tuple(self._neighbours)))
+            if pinged := tuple(node for node in self._neighbours if node in self._greeted):
+                effects.append(Heartbeat(pinged))
+            effects += [Discover(host, heartbeat=True) for host in self._document.values()]
             effects += self._ask_missing()
         return [*effects, *self._judge(now)]
 
@@ -352,9 +387,10 @@ class Membership:
         new = node.id not in self._neighbours
         if hello:
             self._greeted.add(node.id)
+            self._document.pop(node.id, None)
         self._neighbours[node.id] = node
         self._heard[node.id] = now
-        return [NeighbourJoined(node, node.id in self.members)] if new else []
+        return [NeighbourJoined(node, node.id in self.members, hello)] if new else []
 
     def _ask_missing(self) -> list[MembershipEffect]:
         return [

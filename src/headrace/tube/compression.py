@@ -64,7 +64,7 @@ class TubeCodec(TubeConnection):
 
     def send_raw(self, parts: Parts) -> Iterator[Buffer]:
         """Queue a message as it is; return everything to be written."""
-        self._outbox.append(pieces(self.transport, parts, self._opened("message")))
+        self._outbox.append(self._framed(pieces(self.transport, parts, self._opened("message"))))
         return self.data_to_send()
 
     def send_deflated(self, packed: bytes, parts: Parts) -> Iterator[Buffer]:

@@ -306,6 +306,17 @@ def test_unknown_keys_are_passed_over(extra: object) -> None:
     assert read_whole(ParcelDecoder(), framed(plain)) == [parcel]
 
 
+@pytest.mark.parametrize("body", ["Empty", {"SeqRes": {"seq_number": 0}}])
+def test_a_seq_res_that_is_no_response_is_a_seq_req(body: object) -> None:
+    """ "Ivan can send a `SeqRes` to each of its neighbours. Each one responds with their `SEQ` number." """
+    parcel = {"is_response": False, "parcel_type": "SeqRes", "id": 7, "size": 0, "body": body}
+    assert parse_parcel(cbor2.dumps(parcel)) == (Parcel(7, SeqReq()), 0)
+    with pytest.raises(MalformedError):
+        parse_parcel(cbor2.dumps({**parcel, "body": {"SeqReq": {}}}))
+    with pytest.raises(MalformedError):
+        parse_parcel(cbor2.dumps({**parcel, "is_response": True, "body": "Empty"}))
+
+
 def test_an_empty_body_may_be_spelt_out() -> None:
     plain = envelope(Parcel(1, SeqReq()))
     assert read_whole(ParcelDecoder(), framed({**plain, "body": {"SeqReq": {}}})) == [Parcel(1, SeqReq())]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import os
 import zlib
 from collections.abc import Iterable
@@ -260,6 +261,43 @@ def test_messages_in_unsupported_compressions_are_discarded_and_answered(
     assert written(server.data_to_send()) == [bytes([(8 + compression) << 3])]
 
 
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"x",
+        b"not deflate",
+        zlib.compress(TEXT, wbits=-15),
+        zlib.compress(TEXT, 0, wbits=-15),
+        gzip.compress(TEXT),
+    ],
+    ids=["nothing", "a byte", "text", "raw deflate", "raw stored blocks", "gzip"],
+)
+@both_transports
+def test_bytes_under_id_1_that_are_not_zlib_are_discarded_and_answered(
+    transport: Transport, packed: bytes
+) -> None:
+    _, server = pair(transport)
+    wire = raw(transport, packed, DEFLATE)
+    assert received(server, *wire, *raw(transport, b"next")) == [
+        Discarded(DEFLATE, len(packed)),
+        Message(b"next"),
+    ]
+    assert written(server.data_to_send()) == [REFUSAL]
+
+
+def test_a_peer_that_joins_headers_is_answered_so() -> None:
+    client, server = pair(Transport.WEBSOCKET, client=TubeLimits(fragment_size=3))
+    assert written(server.send(b"hello")) == [b"\x02", b"hel", b"lo"]
+    assert received(server, b"\x01hello") == [Message(b"hello")]
+    assert written(server.send(b"hello")) == [b"\x02hel", b"lo"]
+    assert written(server.send(b"")) == [b"\x01", b""]
+    assert received(client, b"\x02hel", b"lo", b"\x01", b"") == [Message(b"hello"), Message(b"")]
+    assert written(client.send(b"hello")) == [b"\x01hello"]
+    assert received(server, b"\x01", b"hello") == [Message(b"hello")]
+    assert written(server.send(b"abcd")) == [b"\x02abc", b"d"]
+
+
 @pytest.mark.parametrize("message", [b"", bytes(COMPRESS_FROM - 1), os.urandom(5000), os.urandom(1 << 16)])
 @both_transports
 def test_what_does_not_pay_goes_raw_and_starts_no_trial(transport: Transport, message: bytes) -> None:
@@ -287,7 +325,7 @@ def test_the_compression_table() -> None:
 @both_transports
 def test_a_refused_connection_stays_refused(transport: Transport) -> None:
     _, server = pair(transport)
-    broken = raw(transport, b"not deflate", DEFLATE)
+    broken = raw(transport, PACKED[:-1], DEFLATE)
     with pytest.raises(MalformedError) as refused:
         received(server, *broken)
     with pytest.raises(MalformedError) as again:

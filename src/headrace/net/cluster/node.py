@@ -81,8 +81,7 @@ class ClusterNode(ParcelHost):
         """Nodes of the cluster that are not heard, and when they last were."""
         self._fetched: Snapshot | None = None
         self._closed = False
-        self.ask: Callable[[Address], None] = lambda _: None
-        """Asks a node that others have named for its identity."""
+        self.ask = lambda _address, _heartbeat: None
         self.became_primary: Callable[[], None] = lambda: None
         self.beginning_anew = asyncio.Event()
         """Set when the log has to begin anew: drain the hub, call :meth:`begin_anew`, and start another one."""
@@ -187,8 +186,13 @@ class ClusterNode(ParcelHost):
         primary, replica = self._replication.primary, self._replication.replica
         infos = {info.id: info for info in self.membership.neighbours}
         nodes = [self._fact(self.membership.me, primary, 0.0)]
-        configured = set()
+        configured: set[int | None] = set()
         for address in self._peers:
+            if (document := self.membership.document_node_at(str(address))) is not None:
+                configured.add(document.id)
+                fact = self._fact(document, None, self._age(document.id))
+                nodes.append({**fact, "role": "document only"})
+                continue
             node = self.membership.at(str(address))
             configured.add(node)
             info, age = NodeInfo(node or 0, Mode.ERR, str(address), str(address)), self._age(node)
@@ -239,10 +243,10 @@ class ClusterNode(ParcelHost):
         """Carry out what the membership asks for."""
         for effect in effects:
             match effect:
-                case Discover(host):
+                case Discover(host, heartbeat):
                     address = Address(*parse_host(host))
-                    if address not in self._peers:  # those are dialled all the time
-                        self.ask(address)
+                    if heartbeat or address not in self._peers:  # those are dialled all the time
+                        self.ask(address, heartbeat)
                 case Heartbeat(to):
                     for node in to:
                         if (stream := self._streams.get(node)) is not None:
@@ -251,9 +255,11 @@ class ClusterNode(ParcelHost):
                     logger.info("this node's mode is %s", mode.value)
                     for stream in tuple(self._streams.values()):
                         stream.post(StateChange(mode))
-                case NeighbourJoined(info, member):
+                case NeighbourJoined(info, member, hello):
                     self._silent.pop(info.id, None)
-                    logger.info("%s %s (%s) is here", "node" if member else "neighbour", info.name, info.host)
+                    kind = "node" if member else "neighbour"
+                    vote = "" if hello else ", speaks only the document and never votes"
+                    logger.info("%s %s (%s) is here%s", kind, info.name, info.host, vote)
                 case NeighbourRemoved(info):
                     if info.id in self.membership.members:
                         self._silent[info.id] = (info, self._now() - SILENCE_SECONDS)

@@ -23,10 +23,18 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cluster.membership import SILENCE_SECONDS, Membership, MembershipEffect, Refuse, Reply
+from headrace.cluster.membership import (
+    SILENCE_SECONDS,
+    Discover,
+    Membership,
+    MembershipEffect,
+    Refuse,
+    Reply,
+)
+from headrace.config import Address
 from headrace.errors import UnexpectedError, WireError
 from headrace.hub.sequence import Hub
 from headrace.net.cluster.parcel_authentication import ParcelTags
@@ -46,6 +54,7 @@ from headrace.wire.parcel.body import (
     SeqReq,
     SeqRes,
     StateChange,
+    parse_host,
 )
 from headrace.wire.parcel.stream import Exchange, Parcel, ParcelDecoder
 
@@ -62,12 +71,17 @@ _TOGETHER: Final = 16 << 10
 
 
 class ParcelHost:
-    """The node that connections belong to. This one is in no cluster: it "goes straight into WRK" and dials nobody."""
+    """The node that connections belong to. This one is in no cluster: it "goes straight into WRK".
+
+    It dials only neighbours that speak the document, for their heartbeats.
+    """
 
     def __init__(self, hub: Hub, name: str, host: str, now: float) -> None:
         self._hub = hub
         self.membership = Membership(NodeInfo(hub.node, Mode.DSC, name, host), ())
         self.membership.start(now)
+        self.ask: Callable[[Address, bool], None] = lambda _address, _heartbeat: None
+        """Asks the node at an address for its identity; as a heartbeat, if it speaks only the document."""
 
     @property
     def seq(self) -> int:
@@ -76,6 +90,9 @@ class ParcelHost:
 
     def obey(self, effects: Sequence[MembershipEffect]) -> None:
         """Carry out what the membership asks for, except on the stream at hand."""
+        for effect in effects:
+            if isinstance(effect, Discover) and effect.heartbeat:
+                self.ask(Address(*parse_host(effect.host)), True)
 
     def take(self, stream: ParcelStream, parcel: Parcel) -> None:
         """Take a parcel beyond the document from a node of the cluster."""
@@ -87,8 +104,8 @@ class ParcelHost:
         """Note a node's sequence number."""
 
     def tick(self, now: float) -> None:
-        """Forget neighbours that have fallen silent."""
-        self.membership.tick(now)
+        """Send heartbeats, and forget neighbours that have fallen silent."""
+        self.obey(self.membership.tick(now))
 
     def left(self, stream: ParcelStream) -> None:
         """Forget a connection that is closed."""
@@ -167,7 +184,7 @@ class ParcelStream(DoorConnection[Any]):
 
     def refuse(self, reason: str, detail: object) -> None:
         """Count a refusal, tell the peer, and close."""
-        self.counters.refuse(self.door.name, reason, self.name, detail)
+        self.note_refusal(reason, detail)
         if self.admitted and reason not in ("slow", "connections"):
             fault = Fault.BAD_RES if self.dialled else Fault.BAD_REQ
             why = str(detail)
@@ -178,6 +195,10 @@ class ParcelStream(DoorConnection[Any]):
             self.close()
         else:
             self.abort()
+
+    def note_refusal(self, reason: str, detail: object) -> None:
+        """Count and log a refusal."""
+        self.counters.refuse(self.door.name, reason, self.name, detail)
 
     def closed(self) -> None:
         """Tell the node."""
@@ -252,7 +273,13 @@ class ParcelStream(DoorConnection[Any]):
         if greeted:
             self._parcels.max_bulk = wire.MAX_BULK
         tag = self._tags.hello if greeted else 0
-        self._obey(self.host.membership.asked(identity, now, tag=tag, hello=greeted, proven=proven))
+        # This node's own door, however its address is spelt, is nobody else's.
+        own = identity.address == self._transport.get_extra_info("sockname")[:2]
+        source = "" if own else self.endpoint[0]
+        asked = self.host.membership.asked(
+            identity, now, tag=tag, hello=greeted, proven=proven, source=source
+        )
+        self._obey(asked)
 
     def _pretended(self, parcel: Parcel) -> None:
         """Answer a peer without a hello that uses a node's id: it may ask, and is not taken for that node."""

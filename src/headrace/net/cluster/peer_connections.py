@@ -1,21 +1,27 @@
-"""The connections that a node makes: lasting ones to each configured peer, and a short one to each node others name."""
+"""The connections that a node makes: lasting ones to each configured peer, and short ones.
+
+A short one asks a node that others have named, or is a heartbeat to a neighbour that speaks only the document: a DscReq
+without a hello, answered by a DscRes. A configured peer that answers without a hello gets heartbeats of that kind, and
+is dialled in earnest again when it is silent, or says hello.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 from headrace.client.reconnect import DialPlan, keep_dialling
-from headrace.cluster.membership import SILENCE_SECONDS
+from headrace.cluster.membership import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
 from headrace.net.cluster.parcel_door import ParcelHost, ParcelStream
 from headrace.net.server.connection import TLS_SHUTDOWN_SECONDS, ConnectionGroup
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
-from headrace.wire.parcel.body import Body, DscReq, DscRes, Ping, SeqReq, SeqRes, StateChange
+from headrace.wire.parcel.body import Body, DscReq, DscRes, Mode, NodeInfo, Ping, SeqReq, SeqRes, StateChange
 from headrace.wire.parcel.stream import Parcel
 
 MAX_ASKED: Final = 4
@@ -26,15 +32,21 @@ _LONGEST_SECONDS: Final = 1.0
 
 
 class DialledStream(ParcelStream):
-    """A connection to a peer; if only its identity is ``asked`` for, it ends with the answer."""
+    """A connection to a peer; if only its identity is ``asked`` for, it ends with the answer.
+
+    As a ``heartbeat`` it speaks only the document.
+    """
 
     dialled = True
 
-    def __init__(self, door: PeerConnections, address: Address, *, asked: bool = False) -> None:
+    def __init__(
+        self, door: PeerConnections, address: Address, *, asked: bool = False, heartbeat: bool = False
+    ) -> None:
         super().__init__(door)
         self.address = address
         self.over = asyncio.Event()
         self._only_asked = asked
+        self._heartbeat = heartbeat
         self._recovering = False
 
     def opened(self) -> None:
@@ -43,7 +55,7 @@ class DialledStream(ParcelStream):
         me = self.host.membership.me
         body = DscReq(me)
         self._exchange.sent(body)
-        self.send(self._tags.greet(me.id, body))
+        self.send(wire.serialize(Parcel(me.id, body)) if self._heartbeat else self._tags.greet(me.id, body))
 
     def beat(self) -> None:
         """Send a heartbeat, ask how far the peer is, and tell how this node is."""
@@ -73,6 +85,15 @@ class DialledStream(ParcelStream):
             case _:
                 super().answered(parcel, now)
 
+    def note_refusal(self, reason: str, detail: object) -> None:
+        """Count a refusal; of a configured peer, log it only if it is not the same as at the last attempt."""
+        if self._only_asked or self.door.refusals.get(self.address) != str(detail):
+            super().note_refusal(reason, detail)
+        else:
+            self.counters.add("refused", door=self.door.name, reason=reason)
+        if not self._only_asked:
+            self.door.refusals[self.address] = str(detail)
+
     def judge(self, now: float) -> None:
         """Give up a peer that is silent."""
         if self.peer is None and now - self.since > SILENCE_SECONDS:
@@ -81,17 +102,17 @@ class DialledStream(ParcelStream):
             super().judge(now)
 
     def _met(self, sender: int, answer: DscRes, now: float) -> None:
+        greeted = self._tags.greeted
+        if not greeted:
+            answer = self._with_responder(sender, answer)
         if not answer.neighbours or answer.neighbours[0].id != sender:
             raise UnexpectedError("parcel", "neighbours", sender, "the responder first")
         responder = answer.neighbours[0]
-        greeted = self._tags.greeted
-        if not greeted and not self._only_asked:
-            self.refuse("identity", f"{responder.name} is no node of a cluster")
-            return
         self._obey(self.host.membership.answered(str(self.address), answer, now, hello=greeted))
         if not self.admitted:
             return
-        if self._only_asked:
+        self.door.refusals.pop(self.address, None)
+        if self._only_asked or not greeted:
             self.close()
             return
         # The peer has shown its identity: batches may come from it now.
@@ -99,6 +120,16 @@ class DialledStream(ParcelStream):
         self.peer = responder
         self.name = f"{responder.name} ({self.address})"
         self.host.joined(self, responder)
+
+    def _with_responder(self, sender: int, answer: DscRes) -> DscRes:
+        """Put the responder first: the document asks for its neighbours, and not for itself."""
+        known = self.host.membership.document_node_at(str(self.address))
+        listed = next((node for node in answer.neighbours if node.id == sender), None)
+        if known is not None and known.id == sender:
+            responder = known if listed is None else replace(known, mode=listed.mode)
+        else:
+            responder = listed or NodeInfo(sender, Mode.WRK, str(self.address), str(self.address))
+        return DscRes((responder, *(node for node in answer.neighbours if node.id != sender)))
 
 
 class PeerConnections(ConnectionGroup[DialledStream]):
@@ -110,6 +141,10 @@ class PeerConnections(ConnectionGroup[DialledStream]):
         self._tls = tls
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._beating: dict[Address, asyncio.Task[None]] = {}
+        """Heartbeats that are not answered yet."""
+        self.refusals: dict[Address, str] = {}
+        """Why each configured peer was refused when it was last dialled; none once it is met."""
 
     def dial(self, address: Address) -> None:
         """Keep a connection to a peer."""
@@ -121,37 +156,41 @@ class PeerConnections(ConnectionGroup[DialledStream]):
                 longest=_LONGEST_SECONDS,
                 on_failure=lambda _: self.counters.add("dial_failures", door=self.name),
             )
-            self._tasks[address] = asyncio.ensure_future(keep_dialling(plan, self._dial, _until_over))
+            self._tasks[address] = asyncio.ensure_future(keep_dialling(plan, self._dial, self._until_over))
 
-    def ask(self, address: Address) -> None:
-        """Ask a node that others have named for its identity, once."""
-        if address not in self._tasks and len(self._asking) < MAX_ASKED:
+    def ask(self, address: Address, heartbeat: bool) -> None:
+        """Ask a node for its identity, once: one that others have named, or a neighbour as a ``heartbeat``."""
+        if heartbeat and address not in self._beating:
+            self._beating[address] = asyncio.ensure_future(self._ask(address, heartbeat=True))
+            self._beating[address].add_done_callback(lambda _: self._beating.pop(address))
+        elif not heartbeat and address not in self._tasks and len(self._asking) < MAX_ASKED:
             task = asyncio.ensure_future(self._ask(address))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
     def stop(self) -> None:
         """Dial no more; open connections stay until the end."""
-        for task in (*self._tasks.values(), *self._asking):
+        for task in (*self._tasks.values(), *self._asking, *self._beating.values()):
             task.cancel()
 
     async def close(self) -> None:
         """Send what is buffered and close every connection."""
-        await asyncio.gather(*self._tasks.values(), *self._asking, return_exceptions=True)
+        tasks = (*self._tasks.values(), *self._asking, *self._beating.values())
+        await asyncio.gather(*tasks, return_exceptions=True)
         await super().close()
 
-    async def _ask(self, address: Address) -> None:
+    async def _ask(self, address: Address, *, heartbeat: bool = False) -> None:
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
-                stream = await self._dial(address, asked=True)
+                stream = await self._dial(address, asked=True, heartbeat=heartbeat)
         except (OSError, UnicodeError):  # UnicodeError: a name that no host can have
             self.counters.add("dial_failures", door=self.name)
         else:
             await stream.over.wait()
 
-    async def _dial(self, address: Address, *, asked: bool = False) -> DialledStream:
+    async def _dial(self, address: Address, *, asked: bool = False, heartbeat: bool = False) -> DialledStream:
         _, stream = await asyncio.get_running_loop().create_connection(
-            lambda: DialledStream(self, address, asked=asked),
+            lambda: DialledStream(self, address, asked=asked, heartbeat=heartbeat),
             address.host,
             address.port,
             ssl=self._tls,
@@ -160,7 +199,8 @@ class PeerConnections(ConnectionGroup[DialledStream]):
         )
         return stream
 
-
-async def _until_over(stream: DialledStream) -> bool:
-    await stream.over.wait()
-    return stream.peer is not None
+    async def _until_over(self, stream: DialledStream) -> bool:
+        await stream.over.wait()
+        while self.host.membership.document_node_at(str(stream.address)) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        return stream.peer is not None

@@ -107,6 +107,9 @@ class DoorOpener:
         now = asyncio.get_running_loop().time()
         where = self._binder.doors["parcel"]
         lone = ParcelHost(self._context.hub, self._settings.node.name, where, now)
+        dialled = PeerConnections(self._context, lone)
+        lone.ask = dialled.ask
+        self._add(dialled)
         door = ParcelDoor(self._context, lone, listening)
         self._add(door)
         await door.open()

@@ -12,7 +12,8 @@ limit before a byte of it is kept, and handed over whole, with its parcel.
 
 Invariants:
 
-- ``parcel_type`` settles ``is_response`` and the kind of body; a parcel that contradicts itself is refused.
+- ``parcel_type`` settles ``is_response`` and the kind of body; a parcel that contradicts itself is refused, except
+  that a SeqRes that is no response is the SeqReq that the document calls so.
 - What we write is exact: keys in declaration order, definite lengths, the shortest integers, ``size`` true.
 - What we read may have its keys in any order, keys we do not know, and any ``size``.
 - Discovery is strictly request and response on one stream, and only the node that opened a stream asks on it,
@@ -31,6 +32,7 @@ import cbor2
 
 from headrace.errors import LimitError, MalformedError, WireError
 from headrace.wire.parcel.body import (
+    EMPTY,
     Body,
     DscReq,
     DscRes,
@@ -207,7 +209,12 @@ def _beginning(kind: str, is_response: bool) -> bytes:
 def parse_parcel(encoded: bytes) -> tuple[Parcel, int]:
     """Parse a parcel from the CBOR after its length byte; return it and how many bytes of bulk follow."""
     envelope = unpack_struct(_ProtoParcel, "ProtoParcel", _load(encoded))
+    if envelope.parcel_type == SeqRes.__name__ and not envelope.is_response and envelope.body == EMPTY:
+        return Parcel(envelope.id, SeqReq()), 0
     body, bulk = unpack_body(envelope.parcel_type, envelope.body)
+    if isinstance(body, SeqRes) and not envelope.is_response:
+        # "Ivan can send a `SeqRes` to each of its neighbours", says the document of the request.
+        return Parcel(envelope.id, SeqReq()), bulk
     if envelope.is_response != body.is_response:
         raise MalformedError(
             "parcel", "is_response", envelope.is_response, f"not so for a {envelope.parcel_type}"

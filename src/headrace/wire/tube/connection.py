@@ -40,6 +40,7 @@ from headrace.wire.tube.frames import (
     Ping,
     Pong,
     deflate,
+    join_header,
     serialize,
     stream_pieces,
     websocket_pieces,
@@ -271,7 +272,11 @@ class TubeConnection:
         self._outbox.append(_PING)
 
     def _queue_message(self, message: Buffer, compression: int) -> None:
-        self._outbox.append(self._pieces(message, self._opened("message"), compression))
+        self._outbox.append(self._framed(self._pieces(message, self._opened("message"), compression)))
+
+    def _framed(self, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+        """Join a message's header to its first fragment for a peer that does so itself."""
+        return join_header(pieces) if self._decoder.joined else pieces
 
 
 _PING = (serialize(Ping()),)

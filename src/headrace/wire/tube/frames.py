@@ -81,7 +81,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A whole message in a compression we lack, taken and thrown away."""
+    """A whole message in a compression we lack, or whose bytes are not zlib: taken and thrown away."""
 
     compression: int
     length: int
@@ -199,6 +199,16 @@ def websocket_pieces(message: Buffer, fragment_size: int, compression: int = RAW
         yield view[begin : begin + fragment_size]
 
 
+def join_header(pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+    """Yield the pieces of a message over WebSocket with the header at the beginning of the first fragment.
+
+    An empty first fragment stays on its own: a lone header is never fragment 1.
+    """
+    header, first = next(pieces), next(pieces)
+    yield from (b"".join((header, first)),) if len(first) else (header, first)
+    yield from pieces
+
+
 def deflate(message: Buffer) -> bytes | None:
     """Return a message in the zlib format, or ``None`` if it is better sent as it is.
 
@@ -213,6 +223,18 @@ def deflate(message: Buffer) -> bytes | None:
             return None
     packed = zlib.compress(view, _LEVEL)
     return packed if len(packed) <= len(view) * _WORTH else None
+
+
+def begins_as_zlib(packed: Buffer) -> bool:
+    """Whether bytes have a zlib header: raw deflate, gzip and most other data have none.
+
+    Raw deflate could only look like one by a stored block with bits set in its padding, which encoders clear.
+
+    >>> begins_as_zlib(zlib.compress(b"tube")), begins_as_zlib(zlib.compress(b"tube", wbits=-15))
+    (True, False)
+    """
+    head = bytes(packed[:2])
+    return len(head) == 2 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and int.from_bytes(head) % 31 == 0
 
 
 def inflate(packed: Buffer, limit: int, *, offset: int | None = None) -> bytes:

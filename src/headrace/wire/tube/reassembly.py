@@ -34,6 +34,7 @@ from headrace.wire.tube.frames import (
     Frame,
     Header,
     Message,
+    begins_as_zlib,
     inflate,
     parse_header,
 )
@@ -113,6 +114,8 @@ class Reassembly(Decoder[Frame]):
         super().__init__()
         self.limits = limits
         self.machine = StateMachine("tube", TRANSITIONS, ReceivingState.OPENING)
+        self.joined = False
+        """Whether a header came at the beginning of a first fragment (WebSocket)."""
         self._received = 0
         """Bytes of the connection so far."""
         self._boundary = 0
@@ -176,6 +179,8 @@ class Reassembly(Decoder[Frame]):
             return Discarded(self._compression, self._length)
         message, self._message = self._message, bytearray()
         if self._compression == DEFLATE:
+            if not begins_as_zlib(message):
+                return Discarded(DEFLATE, self._length)
             return Message(inflate(message, self.limits.max_inflated, offset=self._boundary), DEFLATE)
         return Message(message)
 
@@ -305,6 +310,7 @@ class WebSocketDecoder(Reassembly):
             # The header's bytes do not count toward the fragment size.
             payload = payload[end:]
             offset += end
+            self.joined = True
         self._admit(len(payload), offset)
         if self.machine.state is ReceivingState.IN_MESSAGE:
             self._message += payload
