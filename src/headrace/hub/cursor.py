@@ -30,11 +30,11 @@ NOWHERE: Final = MAX_SEQUENCE + 2
 """The position of a cursor that does not want the sequence: no log reaches it."""
 
 _CHUNK_OVERHEAD: Final = 256
-"""What a small chunk takes besides its bytes: the objects around them."""
+"""Memory of a chunk besides its bytes: the objects around them."""
 
 
 class LogBounds(Protocol):
-    """What a reader must know of the log: it holds messages ``first`` to ``head``."""
+    """The bounds of the log: it holds messages ``first`` to ``head``."""
 
     @property
     def first(self) -> int:
@@ -98,7 +98,7 @@ class EncodedCache(Generic[K]):
         max_chunks: int = sys.maxsize,
     ) -> None:
         self.readers = 0
-        """Readers that want the newest messages; while there are none, nothing need be encoded."""
+        """Readers that want the newest messages; if there are none, nothing need be encoded."""
         self._encode = encode
         self._max_bytes = max_bytes
         self._max_chunks = max_chunks
@@ -119,7 +119,7 @@ class EncodedCache(Generic[K]):
                 begin, size = end, 0
 
     def add(self, chunk: K) -> None:
-        """Add what follows the newest chunk, and drop the oldest past the bounds."""
+        """Add the chunk that follows the newest, and drop the oldest beyond the bounds."""
         if self._chunks and self._chunks[-1].last + 1 != chunk.first:
             self.clear()
         self._chunks.append(chunk)
@@ -165,7 +165,7 @@ _last = attrgetter("last")
 
 @dataclass(slots=True)
 class RequestedRange:
-    """Messages that a reader asked for (again) and has not been given yet."""
+    """Messages that a reader requested and has not got yet."""
 
     first: int
     last: int
@@ -187,7 +187,7 @@ class Lost(NamedTuple):
 
 
 def cut_off_reason(error: HeadraceError) -> str:
-    """Return the word under which a reader is counted that the log can feed no further."""
+    """Return the counter label for a reader that is cut off because of this error."""
     return "lagging" if isinstance(error, TrimmedError) else "damaged"
 
 
@@ -204,8 +204,8 @@ class Cursor(Generic[C]):
     """One reader's place in the log.
 
     ``find`` looks a sequence number up in the cache. With ``read_ahead`` the next chunk is read while the reader takes
-    the one before. ``last`` ends the cursor; without it, it waits at the head for the next commit. With
-    ``passes_over`` messages that cannot be read are passed over; without it, they end the cursor.
+    the one before. The cursor ends at ``last``; without it, it waits at the head for the next commit. Messages that
+    cannot be read end the cursor, unless it ``passes_over`` them.
     """
 
     __slots__ = (
@@ -257,7 +257,7 @@ class Cursor(Generic[C]):
         if chunk is not None:
             if self._ready_for is not None or chunk.first == self.next:
                 return Step(chunk, self._following(chunk, head) if self._read_ahead else None)
-            self._ready = None  # No longer wanted: the subscription lapsed or began anew meanwhile.
+            self._ready = None  # No longer wanted: the subscription lapsed or was restarted meanwhile.
         if self._reading is not None or self.closed:
             return _WAIT
         while self.ranges:
@@ -273,7 +273,7 @@ class Cursor(Generic[C]):
         if chunk is None:
             return Step(None, self._read(following, end))
         if chunk.first < following:
-            # In the middle of a chunk: the rest of it from the log, then chunk by chunk again.
+            # In the middle of a chunk: read the rest of it from the log, then go on chunk by chunk.
             return Step(None, self._read(following, chunk.last))
         self._ready, self._ready_for = chunk, None
         return Step(chunk, None)
@@ -288,19 +288,19 @@ class Cursor(Generic[C]):
                 self._ready_for.first = chunk.last + 1
 
     def drop(self) -> None:
-        """Drop the chunk that is ready: what is left of it is read again."""
+        """Drop the chunk that is ready; it is read again."""
         self._ready = None
 
     def was_read(self, chunk: C) -> None:
-        """Take the outcome of the read that :meth:`step` asked for."""
+        """Take the chunk that :meth:`step` asked to read."""
         if self._reading is not None and not self.closed:
             self._ready, self._ready_for = chunk, self._reading.wanted
         self._reading = None
 
     def read_failed(self, error: HeadraceError) -> Lost | None:
-        """Take the failure of a read: pass over what retention removed from a requested range, else end.
+        """Handle a failed read: skip what retention removed from a requested range; otherwise end.
 
-        A cursor that ``passes_over`` what cannot be read goes on after it in any case.
+        A cursor that ``passes_over`` unreadable messages continues after them in any case.
         """
         if self._reading is None:
             raise AssertionError("no read is under way")
@@ -318,7 +318,7 @@ class Cursor(Generic[C]):
         return Lost(first, last, ended=True)
 
     def skip_to(self, first: int) -> Range:
-        """Go on at ``first``; return the messages passed over."""
+        """Continue at ``first``; return the skipped messages."""
         skipped = self.next, first - 1
         self.next = first
         return skipped
@@ -336,7 +336,7 @@ class Cursor(Generic[C]):
         self.ranges.clear()
 
     def _following(self, chunk: C, head: int) -> Range | None:
-        """What to read while the reader takes a chunk that came from the log."""
+        """Decide what to read while the reader takes a chunk that came from the log."""
         following, wanted = chunk.last + 1, self._ready_for
         if self._reading is not None:
             return None

@@ -16,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import RefusedError
 from headrace.hub.consumers import cursors as consumers
 from headrace.hub.consumers import delivery
-from headrace.hub.consumers.cursors import DEAD, Consumer, Consumers, Settled, Terms
+from headrace.hub.consumers.cursors import Consumer, Consumers, Settled, Terms
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, DeliveryLimits, Expired
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
 from headrace.hub.state import HubState
 from headrace.message import Batch, Run, merge
+from headrace.protocols import DEAD_LETTER
 
 ACK = 10.0
 TICK = ACK / delivery.TICKS
@@ -70,7 +71,7 @@ def test_a_lone_member_gets_everything_in_one_range_and_in_order() -> None:
 def test_members_share_and_the_last_shares_are_small() -> None:
     made = fresh(1, 2, 3, 4)
     assert [work[:3] for work in send(made, 100)] == [(1, 1, 25), (2, 26, 44), (3, 45, 58), (4, 59, 69)]
-    assert [made.load(member) for member in (1, 2, 3, 4)] == [25, 19, 14, 11]
+    assert [made._load[member] for member in (1, 2, 3, 4)] == [25, 19, 14, 11]
 
 
 def test_a_member_with_enough_is_passed_by() -> None:
@@ -569,7 +570,7 @@ class Sharing(RuleBasedStateMachine):
             seq in self.matching and dead.first <= seq <= dead.last for seq in rows.column("seq").to_pylist()
         ]
         batch = self.submit(consumers.bury(self.consumer, settled, rows.filter(mask), dead.tries))
-        letters = {int(m.attributes["dead.seq"]) for m in batch if m.origin == DEAD}
+        letters = {int(m.attributes["dead.seq"]) for m in batch if m.origin == DEAD_LETTER}
         assert letters == numbers & self.matching
         assert numbers <= self.durable(), "dead letters and what is done came apart"
         self.buried |= letters
@@ -664,7 +665,7 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def members_have_what_the_model_says(self) -> None:
         for member in self.members:
-            assert self.delivery.load(member) == sum(who == member for who, _ in self.flying.values())
+            assert self.delivery._load[member] == sum(who == member for who, _ in self.flying.values())
 
     def teardown(self) -> None:
         """Let a good member have everything: in the end all of it is done."""
