@@ -91,11 +91,7 @@ class EncodedCache(Generic[K]):
     __slots__ = ("_bytes", "_chunks", "_encode", "_max_bytes", "_max_chunks", "readers")
 
     def __init__(
-        self,
-        encode: Callable[[Sequence[Batch]], K | None],
-        *,
-        max_bytes: int,
-        max_chunks: int = sys.maxsize,
+        self, encode: Callable[[Sequence[Batch]], K | None], *, max_bytes: int, max_chunks: int = sys.maxsize
     ) -> None:
         self.readers = 0
         """Readers that want the newest messages; if there are none, nothing need be encoded."""

@@ -161,11 +161,7 @@ def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
 def _mark(frontend: str, number: int) -> Batch:
     """Make the entry that marks the rows before it as one of a frontend's requests."""
     return Batch(
-        Run.one(b""),
-        origin=NOT_A_MESSAGE,
-        publisher=frontend,
-        number=number,
-        topic=f"{FRONTEND}/{frontend}",
+        Run.one(b""), origin=NOT_A_MESSAGE, publisher=frontend, number=number, topic=f"{FRONTEND}/{frontend}"
     )
 
 
