@@ -1,6 +1,6 @@
-"""A reader's cursor over the log, and the cache of what was encoded last.
+"""A reader's cursor over the log, and the cache of recently encoded chunks.
 
-There is no "live" and no "catching up", only a cursor. What lies at the cursor is taken from the cache if it is still
+There is no "live" and no "catching up", only a cursor. The chunk at the cursor is taken from the cache if it is still
 there and read from the log, off the event loop, if it is not; then the cursor moves past it. So a reader that falls
 behind and comes back has no seam at which a message could be missed or repeated, and costs one chunk of memory.
 

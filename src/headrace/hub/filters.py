@@ -54,11 +54,6 @@ class Filter:
         self._seen: dict[str, bool] = {}
         """Whether recent topics match the pattern."""
 
-    @property
-    def everything(self) -> bool:
-        """Whether all messages pass."""
-        return self._topic is None and self._origins is None and not self._where
-
     def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that pass, in their order; the same object if all do."""
         mask = self.mask(rows)

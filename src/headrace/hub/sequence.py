@@ -204,7 +204,7 @@ class Hub:
             self.relieved()
 
     def abandon(self, error: StorageError) -> None:
-        """Tell the submitters of what is appended and not committed that its fate is unknown."""
+        """Refuse what is appended and not committed, since its fate is unknown."""
         waiting = [each for each in self._appended if each.done is not None]
         self._appended = deque(Submission(each.batch) for each in self._appended)
         self.refuse(waiting, error, "cluster")
@@ -268,7 +268,7 @@ class Hub:
         self._commit(self.log.tail)
 
     def committed(self, upto: int) -> None:
-        """Move the head to ``upto`` and hand what is newly committed to the doors."""
+        """Move the head to ``upto`` and hand the newly committed batches to the doors."""
         was_congested = self.congested
         self._hand_out_unread(upto)
         self.log.commit(upto)

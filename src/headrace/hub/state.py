@@ -3,7 +3,7 @@
 The state has **parts** (holds, services, publishers' numbers, …). Each follows the log on its own and has one section
 of the snapshot. Two things reach a part:
 
-- *entries*: log entries that are no messages (origin ``log``). Their topic is ``<part>/<name>``; the part alone knows
+- *entries*: log entries that are not messages (origin ``log``). Their topic is ``<part>/<name>``; the part alone knows
   their payload;
 - *batches* of messages, for parts whose state depends on messages (:class:`MessageFollower`).
 
@@ -95,5 +95,5 @@ class HubState:
 
 
 def entry(part: str, name: str, payload: bytes) -> Batch:
-    """Make a log entry that is no message: a change of ``part``'s state."""
+    """Make a log entry that is not a message: a change of ``part``'s state."""
     return Batch(Run.of([payload]), origin=NOT_A_MESSAGE, topic=f"{part}/{name}")

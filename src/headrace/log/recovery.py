@@ -4,23 +4,10 @@ Files are named by the first sequence number they hold: ``N.open`` (a tail), ``N
 segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not the log's, and is left
 alone.
 
-A crash leaves one of these, each with one answer:
-
-=====================================  ==========================================================
-the last tail ends in a torn append    cut it off, and keep the bytes as ``N.torn``
-the last tail has no header yet        its rotation was interrupted, remove it
-the last tail is empty, and the one    power failed before either was synced: remove it, and
-before it has lost its end             continue with the other
-``N.open`` beside a good ``N.arrow``   sealing was done, remove the tail
-``N.open`` beside a bad ``N.arrow``    sealing was not done, remove the segment and seal again
-``N.index`` alone                      sealing or trimming was interrupted, remove it
-``*.making``                           remove it
-``installing``                         a snapshot is replacing the log: finish that first
-=====================================  ==========================================================
-
-Everything else (a bad frame, index or header, a hole between segments, files of another log) is damage: opening fails
-with an error that names file, offset and sequence range. Nothing is changed before everything is checked, so a refused
-directory is left as it is for ``headrace log repair``.
+A crash leaves one of a few states, each with one answer (``docs/log.md`` lists them). Everything else (a bad frame,
+index or header, a hole between segments, files of another log) is damage: opening fails with an error that names file,
+offset and sequence range. Nothing is changed before everything is checked, so a refused directory is left as it is for
+``headrace log repair``.
 """
 
 from __future__ import annotations

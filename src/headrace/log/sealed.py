@@ -325,7 +325,10 @@ def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, 
                 message = os.pread(descriptor.fd, end - begin, begin)
                 first, each = rows.column("seq")[0].as_py(), times(rows)
                 if not _same(rows, _unpack(message)):
-                    last, reason = first + rows.num_rows - 1, "what was sealed reads back differently"
+                    last, reason = (
+                        first + rows.num_rows - 1,
+                        "the sealed record batch differs from what was written",
+                    )
                     raise DamagedError(str(unfinished), begin, first, last, reason)
                 size, crc = end - begin, crc32c(message)
                 entries.append((first, rows.num_rows, crc, begin, size, int(each[0]), int(each[-1])))

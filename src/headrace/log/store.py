@@ -35,6 +35,7 @@ Segment = recovery.Segment
 class Log:
     """An open log; make one with :meth:`open`.
 
+    >>> from headrace.message import Run
     >>> log = Log.open(getfixture("tmp_path"))
     >>> log.append([Batch(Run.of([b"hello", b"world"]), first=1, origin="doc")])
     >>> log.commit(log.tail)
@@ -67,10 +68,12 @@ class Log:
         self._syncing = threading.Lock()
         self._sealing = threading.Lock()
         self._writer = TailWriter()
-        self._sync_failure: str | None = None
+        self.failure: str | None = None
+        """The sync failure after which nothing can be promised any more, if there was one."""
         last = self._segments[-1]
         self.head = last.last if committed is None else min(max(committed, self._safe), last.last)
-        self._last_time = max(segment.last_time for segment in self._segments)
+        self.last_time = max(segment.last_time for segment in self._segments)
+        """The latest time stamped; nothing earlier may follow."""
         self._synced = last.last
         self._dirty_directory = False
 
@@ -112,15 +115,7 @@ class Log:
     @property
     def tail(self) -> int:
         """The last sequence number appended; 0 in an empty log."""
-        try:
-            return self._segments[-1].last
-        except IndexError:
-            raise _closed() from None
-
-    @property
-    def last_time(self) -> int:
-        """The latest time stamped; nothing earlier may follow."""
-        return self._last_time
+        return self._kept[-1].last
 
     @property
     def size(self) -> int:
@@ -148,7 +143,7 @@ class Log:
             file = self._tail_file
         pieces: list[Piece] = []
         frames: list[tuple[int, int, int, int, int]] = []
-        following, time = file.next, self._last_time
+        following, time = file.next, self.last_time
         for place, batch in enumerate(batches, 1):
             first_time, last_time = time_span(batch)
             count = batch.run.count
@@ -164,7 +159,7 @@ class Log:
         self._writer.write(file, pieces)
         for appended in frames:
             file.appended(*appended)
-        self._last_time = time
+        self.last_time = time
 
     def commit(self, seq: int) -> None:
         """Make everything up to ``seq`` visible."""
@@ -200,7 +195,7 @@ class Log:
             self._segments = cut_back(self.directory, self._segments, last)
             self._synced = min(self._synced, last)
             self._writer.note_cut_back()
-        self._last_time = self._tail_file.last_time
+        self.last_time = self._tail_file.last_time
 
     def sync(self) -> int:
         """Write everything appended before the call to the disk; return the last sequence number this covers.
@@ -210,8 +205,8 @@ class Log:
         """
         # One at a time: the system reports a failed write once, to the first sync after it.
         with self._syncing:
-            if self._sync_failure is not None:
-                raise StorageError(self._sync_failure)
+            if self.failure is not None:
+                raise StorageError(self.failure)
             upto = self.tail
             try:
                 for segment in self._segments:
@@ -224,15 +219,10 @@ class Log:
             except OSError as error:
                 why = os.strerror(error.errno or 0).lower()
                 doubt = f"messages {self._synced + 1} on may not be on the disk ({why})"
-                self._sync_failure = f"{self.directory}: {doubt}; check it, then restart the hub"
-                raise StorageError(self._sync_failure) from error
+                self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
+                raise StorageError(self.failure) from error
             self._synced = max(self._synced, upto)
             return upto
-
-    @property
-    def failure(self) -> str | None:
-        """The sync failure after which nothing can be promised any more, if there was one."""
-        return self._sync_failure
 
     def read(
         self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
@@ -308,7 +298,7 @@ class Log:
         with translating(path):
             self._writer.tidy(old)
             sync = self.fsync == "always"
-            fresh = TailFile.create(path, self.uuid, old.next, self._last_time, sync=sync)
+            fresh = TailFile.create(path, self.uuid, old.next, self.last_time, sync=sync)
         self._dirty_directory = True
         with self._changing:
             self._segments = (*self._segments, fresh)
@@ -392,7 +382,7 @@ class Log:
     def _kept(self) -> tuple[Segment, ...]:
         segments = self._segments
         if not segments:
-            raise _closed()
+            raise ClosedError("the log is closed")
         return segments
 
     @property
@@ -438,7 +428,3 @@ def remove_files(gone: Sequence[SealedSegment]) -> None:
             # Leftovers are removed when the log is next opened.
             with contextlib.suppress(OSError):
                 segment.path.with_suffix(suffix).unlink(missing_ok=True)
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the log is closed")

@@ -92,7 +92,8 @@ class TailFile:
         """Bytes of whole frames, header included."""
         self.last_time = header.time
         self._before = header.time
-        self._descriptor = descriptor
+        self.fd = descriptor.fd
+        self._descriptor = descriptor  # closes the file with its last reference
         self._salt = header.salt
         self._offsets = array("Q")
         self._firsts = array("Q")
@@ -124,11 +125,6 @@ class TailFile:
     def empty(self) -> bool:
         """Whether nothing has been appended yet."""
         return not self._offsets
-
-    @property
-    def fd(self) -> int:
-        """The open file's descriptor."""
-        return self._descriptor.fd
 
     def encode(self, batch: Batch, time: int, *, continued: bool) -> tuple[list[frame.Piece], int]:
         """Encode a batch for this file: the pieces to write side by side, and their total length."""

@@ -112,7 +112,8 @@ class Delivery:
         self._done = Ranges(sys.maxsize)
         self._worthwhile = False
         self._lost = 0
-        self._soonest = inf
+        self.deadline = inf
+        """Time at which to call :meth:`expire`; infinite if nothing is in flight."""
         self._load = dict.fromkeys(self._load, 0)
         self.frontier = self.consumer.floor + 1
         """First number not handed out yet."""
@@ -124,11 +125,6 @@ class Delivery:
     def pieces(self) -> int:
         """Number of pieces."""
         return len(self._waiting) + len(self._taken)
-
-    @property
-    def deadline(self) -> float:
-        """Time at which to call :meth:`expire`; infinite if nothing is in flight."""
-        return self._soonest
 
     @property
     def idle(self) -> bool:
@@ -217,14 +213,14 @@ class Delivery:
 
     def expire(self, now: float) -> list[DeliveryWork]:
         """Take back what was not acknowledged in time."""
-        if now < self._soonest:
+        if now < self.deadline:
             return []
         work: list[DeliveryWork] = []
         overdue = self._carve_taken(1, sys.maxsize, lambda piece: piece.deadline <= now)
         work += [Expired(piece.member, piece.first, piece.last, piece.tries) for piece in overdue]
         work += self._give_back(overdue)
         # It may have been the deadline of a piece that was acknowledged in time: look again.
-        self._soonest = min((piece.deadline for piece in self._taken), default=inf)
+        self.deadline = min((piece.deadline for piece in self._taken), default=inf)
         return work
 
     def bury(self, first: int, last: int) -> Settled:
@@ -287,7 +283,7 @@ class Delivery:
         return min(self._limits.span, -(-available // len(self._load)))
 
     def _send(self, piece: Piece, last: int, matching: list[Range], deadline: float) -> list[Range]:
-        """Put what was read of a piece in flight, except what comes before its first match."""
+        """Put the part of a piece that was read in flight, from its first match on."""
         before = self._taken.pop_before(piece.first)
         if before is not None:
             if before[2:5] == (piece.tries, piece.member, deadline):
@@ -302,7 +298,7 @@ class Delivery:
             matches = None if matching == [(first, last)] else Matches(matching.copy())
             self._taken.add(Piece(first, last, piece.tries, piece.member, deadline, matches))
             self._load[piece.member] += count(matching)
-            self._soonest = min(self._soonest, deadline)
+            self.deadline = min(self.deadline, deadline)
         return matching
 
     def _carve_taken(

@@ -61,10 +61,6 @@ class IdempotentPublishing:
         self._publishers = publishers
         self._lines: dict[str, _Line] = {}
 
-    def __len__(self) -> int:
-        """Number of publishers with something under way."""
-        return len(self._lines)
-
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Ask for a publisher's highest committed number."""
         if self._hub.sequencer is not None:

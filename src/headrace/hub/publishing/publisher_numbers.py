@@ -46,9 +46,6 @@ class PublisherNumbers:
     def __init__(self) -> None:
         self._spans: OrderedDict[str, deque[Span]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._spans)
-
     def newest(self, publisher: str) -> int | None:
         """Return a publisher's highest number."""
         spans = self._spans.get(publisher)

@@ -247,7 +247,7 @@ def _inspect_frames(inspected: InspectedSegment, fd: int) -> None:
                 whole = (offset, following)
                 # After damage, the first frames may belong to an append that is not whole.
                 begin = begin or whole
-        # An empty tail is good too: the log goes on there.
+        # An empty tail is good too: the log continues there.
         if begin and (begin < whole or begin[0] == HEADER_BYTES):
             inspected.good.append(GoodRange(inspected.path, begin[1], whole[1] - 1, begin[0], whole[0]))
         begin = None

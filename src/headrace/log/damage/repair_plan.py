@@ -171,7 +171,9 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
     for segment in segments:
         steps += _steps_for(segment, [good for good in run if good.path == segment.path], after)
     steps += [SetAside(path, problem.reason) for path, problem in unusable]
-    steps += [SetAside(_path_of(directory, found), "it is ahead of what is kept") for found in ahead]
+    steps += [
+        SetAside(_path_of(directory, found), "it is ahead of the messages that are kept") for found in ahead
+    ]
     usable = [found for found in states if found.seq <= last]
     steps += [Restamp(_path_of(directory, found)) for found in usable if found.uuid != after]
     if not run and (segments or states):
@@ -225,7 +227,7 @@ def _steps_for(segment: InspectedSegment, kept: list[GoodRange], uuid: UUID) -> 
         if not problem.mends and (problem.last is None or problem.last >= segment.first)
     ]
     if not kept:
-        reason = inside[0].reason if inside else "it does not follow what is kept"
+        reason = inside[0].reason if inside else "it does not adjoin the messages that are kept"
         yield from (SetAside(path, reason) for path in files_of(segment))
     elif segment.rebuilt and len(inside) == 1:
         yield Reindex(segment)
