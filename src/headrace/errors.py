@@ -1,4 +1,4 @@
-"""Every error Headrace raises, split by whose fault it is.
+"""Every error that Headrace raises, by whose fault it is.
 
 ::
 
@@ -34,7 +34,7 @@ from typing import Any, Literal
 Protocol = Literal["fyrehose", "spp", "parcel", "attribute", "sdk", "tube", "link", "log", "capture"]
 
 _SHOWN = 64
-"""How much of a peer's value an error repeats: enough to recognise it, never enough to flood a log."""
+"""Length of a peer's value in an error: enough to recognise it, too little to flood a log."""
 
 
 class HeadraceError(Exception):
@@ -49,7 +49,7 @@ class HeadraceError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception's own way calls the class with the finished sentence, which is not what ours take.
+        # By default an exception is revived from its message, which is not what our constructors take.
         return _revive, (type(self), self.args, self.__dict__)
 
 
@@ -101,7 +101,7 @@ class WireError(PeerError):
     """Bytes that break a protocol.
 
     ``protocol`` and ``field`` say where, ``value`` is what was found, ``limit`` what would have been allowed (a number
-    for a length, a phrase for a rule), ``offset`` how many bytes of the connection came before, if a decoder knows.
+    for a length, a phrase for a rule), ``offset`` the number of bytes before it on the connection, if known.
 
     >>> from headrace.wire.fyrehose.stream import ServerDecoder
     >>> _, _, error = ServerDecoder().scan(memoryview(bytes([255])), 0, 1)
@@ -125,7 +125,7 @@ class WireError(PeerError):
 
     @property
     def reason(self) -> str:
-        """The word under which a refusal is counted, e.g. ``malformed``."""
+        """The label under which a refusal is counted, e.g. ``malformed``."""
         return type(self).__name__.removesuffix("Error").lower()
 
 
@@ -283,7 +283,7 @@ class UnavailableError(StorageError):
 
 
 def shorten(value: object) -> str:
-    """Shorten a value for a message: recognisable, but never longer than a line, and never failing."""
+    """Shorten a value for an error message; never fails."""
     if isinstance(value, bytes | bytearray | memoryview):
         head = bytes(value[:_SHOWN]).hex()
         return f"0x{head}…" if len(value) > _SHOWN else f"0x{head}"
@@ -297,8 +297,7 @@ def shorten(value: object) -> str:
 
 
 class _Bounded(reprlib.Repr):
-    """Shows containers and integers as a peer may send them: Python's own ``repr`` of a deep list raises
-    ``RecursionError``, that of a huge integer ``ValueError``."""
+    """Shows any container or integer: Python's ``repr`` raises for a deep list or a huge integer."""
 
     def repr_int(self, x: int, level: int) -> str:
         bits = x.bit_length()

@@ -34,7 +34,7 @@ MAX_RUN_BYTES = (1 << 31) - 1
 _OFFSET_BYTES = 4
 
 _BATCH_BYTES = 512
-"""Memory that a batch takes in itself and in the queue it waits in, about."""
+"""Approximate memory of a batch itself, and of its place in a queue."""
 
 SCHEMA = pa.schema(
     [
@@ -58,7 +58,7 @@ Offsets = npt.NDArray[np.int32]
 
 @cache
 def envelope_schema(*names: str) -> pa.Schema:
-    """The envelope's columns of these names."""
+    """The schema of these columns of the envelope."""
     return pa.schema([SCHEMA.field(name) for name in names])
 
 
@@ -78,7 +78,7 @@ def map_column(name: str, entries: Iterable[Mapping[str, Any]]) -> pa.Array:
 
 
 def offsets_of(array: pa.Array) -> Offsets:
-    """Where each text, payload or map of an Arrow array begins, and where the last one ends."""
+    """The offsets of an Arrow array of texts, payloads or maps: where each begins, and where the last ends."""
     if not len(array):
         # An empty array may come without its one offset.
         return np.zeros(1, np.int32)
@@ -272,7 +272,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Bytes of memory it takes, about.
+        """Approximate bytes of memory.
 
         Offsets and shared fields count too, so that messages without payload cannot fill the hub's memory unnoticed.
         """
@@ -297,7 +297,7 @@ class Batch:
         if columns is not None:
             kept = [name for name in columns.schema.names if name not in ("seq", "time", "node")]
             columns = columns.select(kept) if kept else None
-        # Spelled out: this runs once per batch, and dataclasses.replace() costs more than all else in it.
+        # Spelled out: this runs once per batch, and dataclasses.replace() would cost more than the rest.
         return Batch(
             self.run, first, time, self.origin, node, self.publisher, self.number, self.topic, columns
         )
@@ -330,11 +330,8 @@ class Batch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """The batch in :data:`SCHEMA`, payloads not copied."""
-        own = (
-            {}
-            if self.columns is None
-            else dict(zip(self.columns.schema.names, self.columns.columns, strict=True))
-        )
+        columns = self.columns
+        own = {} if columns is None else dict(zip(columns.schema.names, columns.columns, strict=True))
         return envelope_rows(
             {name: own[name] if name in own else self._shared(name) for name in SCHEMA.names}
         )
@@ -355,7 +352,7 @@ class Batch:
 
     @classmethod
     def over(cls, rows: pa.RecordBatch) -> Batch:
-        """Rows in :data:`SCHEMA` as a batch at no cost: nothing is copied or compared."""
+        """Wrap rows in :data:`SCHEMA` as a batch: nothing is copied or compared."""
         return cls(
             Run.from_arrow(rows.column("payload")),
             first=rows.column("seq")[0].as_py(),
@@ -470,7 +467,7 @@ def _repeated(values: Sequence[str], counts: npt.NDArray[np.int64]) -> pa.Array:
 def merged_numbers(
     batches: Sequence[Batch], counts: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The publishers' own numbers of batches that have ``counts`` messages, and which messages have none."""
+    """The publishers' own numbers of the messages of batches, ``counts`` each, and which messages have none."""
     firsts = np.array([batch.number or 0 for batch in batches], np.int64)
     starts = np.cumsum(counts) - counts
     numbers = np.repeat(firsts - starts, counts) + np.arange(int(counts.sum()), dtype=np.int64)
@@ -483,7 +480,8 @@ _DIFFERS = object()
 def _shared_value(name: str, column: pa.Array) -> Any:
     """The one value every row of a column has (for ``number``: the first of consecutive ones)."""
     if name in ("attributes", "numbers"):
-        return None if _no_entries(column) else _DIFFERS
+        edges = offsets_of(column)
+        return None if edges[0] == edges[-1] else _DIFFERS
     if name == "number":
         if column.null_count == len(column):
             return None
@@ -491,18 +489,13 @@ def _shared_value(name: str, column: pa.Array) -> Any:
             return _DIFFERS
         values = column.to_numpy()
         first, last = int(values[0]), int(values[-1])
-        # Differences wrap around at 64 bits, so that steps of 1 alone do not make a sequence.
+        # Differences wrap around at 64 bits, so steps of 1 alone do not prove a sequence.
         follow = last - first == len(values) - 1 and bool(np.all(np.diff(values) == 1))
         return first if follow else _DIFFERS
     if name == "time":
         column = column.cast(pa.int64())
     distinct = column.unique()
     return distinct[0].as_py() if len(distinct) == 1 else _DIFFERS
-
-
-def _no_entries(maps: pa.Array) -> bool:
-    edges = offsets_of(maps)
-    return bool(edges[0] == edges[-1])
 
 
 def _ascending(first: int, count: int) -> pa.Array:

@@ -8,20 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.hub.conversion_table import FIELDS, WAYS_IN, WAYS_OUT, By, enters, sees, tables, text_of
 
 from headrace.config import DOORS
-from headrace.hub.conversion import (
-    FIELDS,
-    WAYS_IN,
-    WAYS_OUT,
-    By,
-    backbone_run,
-    enters,
-    entries,
-    sees,
-    tables,
-    text_of,
-)
+from headrace.hub.conversion import backbone_run, entries
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Message, Run, merge
 from headrace.wire.sdk.commands import ClientDecoder, Push, serialize
 
@@ -105,7 +95,7 @@ def test_whatever_is_mixed(rows: list[tuple[str, bytes]], data: st.DataObject) -
 class TestTable:
     def test_the_page_shows_it(self) -> None:
         assert tables() in PAGE.read_text(), (
-            "put the output of `python -c 'from headrace.hub.conversion import tables; print(tables())'` there"
+            "put the output of `python -c 'from tests.hub.conversion_table import tables; print(tables())'` there"
         )
 
     def test_every_way_says_something_of_every_field(self) -> None:

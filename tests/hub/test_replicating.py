@@ -12,7 +12,7 @@ from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Submission, Told, ToldNewest
+from headrace.hub.sequencer import Published, Submission, WhenNewest, WhenPublished
 from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run
@@ -26,18 +26,18 @@ class Elsewhere:
     def __init__(self) -> None:
         self.congested = False
         self.ordered: list[Submission] = []
-        self.published: list[tuple[Batch, Told]] = []
+        self.published: list[tuple[Batch, WhenPublished]] = []
 
     def order(self, submitted: Sequence[Submission]) -> None:
         self.ordered += submitted
 
-    def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:
-        self.published.append((batch, told))
+    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:
+        self.published.append((batch, reply))
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
         raise AssertionError
 
-    def newest(self, publisher: str, told: ToldNewest) -> None:
+    def newest(self, publisher: str, reply: WhenNewest) -> None:
         raise AssertionError
 
     def committed(self, head: int) -> None:

@@ -220,7 +220,7 @@ class TestRefusals:
         log = Log.open(tmp_path)
         TailFile.create(tmp_path / NAME(15, "open"), log.uuid, 15, sync=False)
         log.close()
-        error = self.refused(tmp_path, "messages 15 to 15 are in it and in the segment before")
+        error = self.refused(tmp_path, "messages 15 to 15 are also in the segment before it")
         assert (error.first, error.last) == (15, 15)
 
     def test_a_missing_tail(self, tmp_path: Path, written: list[Message]) -> None:

@@ -103,7 +103,7 @@ class TestSeal:
         file = create(tmp_path)
         write(file, [batch(1, b"right")])
         monkeypatch.setattr(sealed, "_unpack", lambda _: batch(1, b"wrong").to_arrow())
-        with pytest.raises(DamagedError, match="what was sealed reads back differently") as caught:
+        with pytest.raises(DamagedError, match="differs from what was written") as caught:
             seal(file, file.path.with_suffix(".arrow"), sync=False)
         assert (caught.value.first, caught.value.last) == (1, 1)
         assert [path.name for path in tmp_path.iterdir()] == [file.path.name]

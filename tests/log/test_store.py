@@ -350,11 +350,11 @@ class TestSnapshots:
         log = Log.open(tmp_path)
         log.append([batch(1, b"a", b"b")])
         log.commit(1)
-        with pytest.raises(UsageError, match="cannot keep the state at 2: the head is 1"):
+        with pytest.raises(UsageError, match="cannot write a snapshot at 2: the head is 1"):
             log.write_snapshot(2, {})
         log.commit(2)
         log.write_snapshot(2, {})
-        with pytest.raises(UsageError, match="cannot keep the state at 1: a snapshot at 2 is there"):
+        with pytest.raises(UsageError, match="cannot write a snapshot at 1: there is a newer one at 2"):
             log.write_snapshot(1, {})
         log.close()
 

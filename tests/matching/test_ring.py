@@ -85,7 +85,7 @@ def test_two_at_one_place() -> None:
 
 def test_mistakes_are_named() -> None:
     ring = Ring()
-    with pytest.raises(UsageError, match="nobody"):
+    with pytest.raises(UsageError, match="no matcher"):
         ring.owner(bytes(12))
     with pytest.raises(UsageError, match="11 bytes"):
         Ring("a").owner(bytes(11))

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from tests.hub.conversion_table import WAYS_IN, WAYS_OUT, By, WayIn, WayOut, enters, sees, text_of
 from tests.hubprocess import HubProcess
 from tests.net.spp_peer import publish as spp_publish
 from tests.net.spp_peer import subscribe
@@ -27,7 +28,6 @@ from tests.system.observing import counter, eventually, head, status
 from tests.system.rawclient import Publisher, Subscriber, UdpPublisher, UdpSubscriber
 
 from headrace import connect_sync
-from headrace.hub.conversion import WAYS_IN, WAYS_OUT, By, WayIn, WayOut, enters, sees, text_of
 from headrace.message import NOT_A_MESSAGE, Message, messages
 from headrace.wire.attribute import publish as attribute_publish
 from headrace.wire.fyrehose.stream import DeliverRun

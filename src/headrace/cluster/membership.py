@@ -339,11 +339,6 @@ class Membership:
             effects += self._ask_missing()
         return [*effects, *self._judge(now)]
 
-    def next_timer(self) -> float:
-        """When :meth:`tick` has something to do."""
-        timers = [heard + SILENCE_SECONDS for heard in self._heard.values()]
-        return min([self._beat, *timers])
-
     def sees_majority(self, now: float) -> bool:
         """Whether the nodes of the cluster heard lately are, with this one, a majority."""
         members = self.members

@@ -31,7 +31,7 @@ from headrace.config.sections import (
     Node,
     Services,
 )
-from headrace.config.settings import Described, Settings, reference
+from headrace.config.settings import Settings, reference
 from headrace.config.sources import load
 from headrace.config.value_types import Address, PeerAddress, Secret
 
@@ -40,7 +40,6 @@ __all__ = [
     "Address",
     "Auth",
     "Cluster",
-    "Described",
     "Engine",
     "Fsync",
     "Fyrehose",

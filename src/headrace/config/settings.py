@@ -38,15 +38,6 @@ class RawValue(NamedTuple):
     """Whether it is text from the command line or a variable, which may be TOML."""
 
 
-class Described(NamedTuple):
-    """A setting as a person reads it, secrets masked."""
-
-    key: str
-    value: str
-    source: str
-    doc: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Every setting, by section: ``settings.log.fsync``."""
@@ -88,17 +79,6 @@ class Settings:
                 sources[key] = one.source
         sections = {section: replace(getattr(self, section), **names) for section, names in changed.items()}
         return replace(self, **sections, _sources=MappingProxyType(sources))
-
-    def describe(self) -> Iterator[Described]:
-        """Describe each setting for a person, the entries of tables one by one."""
-        for key, entry in _SETTINGS.items():
-            value = self._get(key)
-            if entry.type.entry is None:
-                yield Described(key, entry.type.show(value), self.source(key), entry.doc)
-                continue
-            for name, member in value.items():
-                whole = f"{key}.{name}"
-                yield Described(whole, entry.type.show(member), self.source(whole), entry.doc)
 
     def as_dict(self, *, reveal: bool = False) -> dict[str, Any]:
         """Give plain values by dotted key, for JSON and :meth:`override`; secrets are masked by default."""

@@ -1,7 +1,7 @@
 """Splitting merged rows into the compact batches they were before.
 
-A hub that follows another gets what many publishers sent as one body of rows. Kept as it is, every row would carry its
-own origin, publisher, topic and time into the log. So rows are cut where these change, if that is worth it.
+A hub that follows another gets the messages of many publishers as one body of rows. Unsplit, every row would carry its
+own origin, publisher, topic and time into the log. So rows are split where these change, if that pays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from headrace.message import Batch
 
 _SHARED: Final = ("origin", "publisher", "topic", "time", "node")
 _WORTH: Final = 8
-"""Average rows of a piece below which one batch with columns is smaller and quicker."""
+"""Average rows per piece below which one batch with columns is smaller and quicker."""
 _FEW: Final = 8
-"""Pieces that are always worth it."""
+"""With fewer cuts than this, splitting always pays."""
 
 
 def compact(rows: pa.RecordBatch) -> list[Batch]:

@@ -1,4 +1,4 @@
-"""Every number the hub reports, in one place; every refusal goes through :meth:`Counters.refuse`.
+"""All of the hub's counters; every refusal goes through :meth:`Counters.refuse`.
 
 A counter has a name and labels. ``/api/status`` shows them as nested JSON, ``/metrics`` as Prometheus series.
 """
@@ -14,7 +14,7 @@ logger = logging.getLogger("headrace")
 Labels = tuple[tuple[str, str], ...]
 
 _SHOWN_SINGLY = 20
-"""Refusals of one kind that are each logged; after that every thousandth, so that a flood cannot fill a disk."""
+"""Refusals of one kind that are all logged; then every thousandth, so that a flood cannot fill the disk."""
 
 
 class Counter:
@@ -36,7 +36,7 @@ class Counters:
         self._at_will: defaultdict[str, int] = defaultdict(int)
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """Return the counter of ``name``, for a caller that counts often to keep."""
+        """Return the counter of ``name``; callers that count often keep it."""
         return self._counters.setdefault((name, _key(labels)), Counter())
 
     def add(self, name: str, amount: int = 1, **labels: str) -> None:
@@ -49,7 +49,7 @@ class Counters:
         return 0 if counter is None else counter.value
 
     def refuse(self, door: str, reason: str, peer: str, detail: object) -> None:
-        """Count and log that something of a peer was refused."""
+        """Count and log a refusal of something that a peer sent."""
         counter = self.counter("refused", door=door, reason=reason)
         counter.value += 1
         if _is_shown(counter.value):
@@ -58,7 +58,7 @@ class Counters:
     def report(
         self, name: str, first: int, last: int, detail: str, *, at_will: bool = False, **labels: str
     ) -> None:
-        """Count and log something that happened to the messages ``first`` to ``last``.
+        """Count and log an event that affects messages ``first`` to ``last``.
 
         Events that a peer can cause ``at_will`` are logged as sparingly as refusals.
         """
@@ -91,7 +91,6 @@ class Counters:
 
 
 def _key(labels: Mapping[str, str]) -> Labels:
-    """Order labels: the order in which they are given does not matter."""
     return tuple(sorted(labels.items()))
 
 

@@ -1,6 +1,6 @@
-"""A reader's cursor over the log, and the cache of what was encoded last.
+"""A reader's cursor over the log, and the cache of recently encoded chunks.
 
-There is no "live" and no "catching up", only a cursor. What lies at the cursor is taken from the cache if it is still
+There is no "live" and no "catching up", only a cursor. The chunk at the cursor is taken from the cache if it is still
 there and read from the log, off the event loop, if it is not; then the cursor moves past it. So a reader that falls
 behind and comes back has no seam at which a message could be missed or repeated, and costs one chunk of memory.
 
@@ -30,11 +30,11 @@ NOWHERE: Final = MAX_SEQUENCE + 2
 """The position of a cursor that does not want the sequence: no log reaches it."""
 
 _CHUNK_OVERHEAD: Final = 256
-"""What a small chunk takes besides its bytes: the objects around them."""
+"""Memory of a chunk besides its bytes: the objects around them."""
 
 
 class LogBounds(Protocol):
-    """What a reader must know of the log: it holds messages ``first`` to ``head``."""
+    """The bounds of the log: it holds messages ``first`` to ``head``."""
 
     @property
     def first(self) -> int:
@@ -91,14 +91,10 @@ class EncodedCache(Generic[K]):
     __slots__ = ("_bytes", "_chunks", "_encode", "_max_bytes", "_max_chunks", "readers")
 
     def __init__(
-        self,
-        encode: Callable[[Sequence[Batch]], K | None],
-        *,
-        max_bytes: int,
-        max_chunks: int = sys.maxsize,
+        self, encode: Callable[[Sequence[Batch]], K | None], *, max_bytes: int, max_chunks: int = sys.maxsize
     ) -> None:
         self.readers = 0
-        """Readers that want the newest messages; while there are none, nothing need be encoded."""
+        """Readers that want the newest messages; if there are none, nothing need be encoded."""
         self._encode = encode
         self._max_bytes = max_bytes
         self._max_chunks = max_chunks
@@ -119,7 +115,7 @@ class EncodedCache(Generic[K]):
                 begin, size = end, 0
 
     def add(self, chunk: K) -> None:
-        """Add what follows the newest chunk, and drop the oldest past the bounds."""
+        """Add the chunk that follows the newest, and drop the oldest beyond the bounds."""
         if self._chunks and self._chunks[-1].last + 1 != chunk.first:
             self.clear()
         self._chunks.append(chunk)
@@ -165,7 +161,7 @@ _last = attrgetter("last")
 
 @dataclass(slots=True)
 class RequestedRange:
-    """Messages that a reader asked for (again) and has not been given yet."""
+    """Messages that a reader requested and has not got yet."""
 
     first: int
     last: int
@@ -187,7 +183,7 @@ class Lost(NamedTuple):
 
 
 def cut_off_reason(error: HeadraceError) -> str:
-    """Return the word under which a reader is counted that the log can feed no further."""
+    """Return the counter label for a reader that is cut off because of this error."""
     return "lagging" if isinstance(error, TrimmedError) else "damaged"
 
 
@@ -204,8 +200,8 @@ class Cursor(Generic[C]):
     """One reader's place in the log.
 
     ``find`` looks a sequence number up in the cache. With ``read_ahead`` the next chunk is read while the reader takes
-    the one before. ``last`` ends the cursor; without it, it waits at the head for the next commit. With
-    ``passes_over`` messages that cannot be read are passed over; without it, they end the cursor.
+    the one before. The cursor ends at ``last``; without it, it waits at the head for the next commit. Messages that
+    cannot be read end the cursor, unless it ``passes_over`` them.
     """
 
     __slots__ = (
@@ -257,7 +253,7 @@ class Cursor(Generic[C]):
         if chunk is not None:
             if self._ready_for is not None or chunk.first == self.next:
                 return Step(chunk, self._following(chunk, head) if self._read_ahead else None)
-            self._ready = None  # No longer wanted: the subscription lapsed or began anew meanwhile.
+            self._ready = None  # No longer wanted: the subscription lapsed or was restarted meanwhile.
         if self._reading is not None or self.closed:
             return _WAIT
         while self.ranges:
@@ -273,7 +269,7 @@ class Cursor(Generic[C]):
         if chunk is None:
             return Step(None, self._read(following, end))
         if chunk.first < following:
-            # In the middle of a chunk: the rest of it from the log, then chunk by chunk again.
+            # In the middle of a chunk: read the rest of it from the log, then go on chunk by chunk.
             return Step(None, self._read(following, chunk.last))
         self._ready, self._ready_for = chunk, None
         return Step(chunk, None)
@@ -293,15 +289,15 @@ class Cursor(Generic[C]):
         return chunk if chunk is not None and chunk.first == self.next else None
 
     def was_read(self, chunk: C) -> None:
-        """Take the outcome of the read that :meth:`step` asked for."""
+        """Take the chunk that :meth:`step` asked to read."""
         if self._reading is not None and not self.closed:
             self._ready, self._ready_for = chunk, self._reading.wanted
         self._reading = None
 
     def read_failed(self, error: HeadraceError) -> Lost | None:
-        """Take the failure of a read: pass over what retention removed from a requested range, else end.
+        """Handle a failed read: skip what retention removed from a requested range; otherwise end.
 
-        A cursor that ``passes_over`` what cannot be read goes on after it in any case.
+        A cursor that ``passes_over`` unreadable messages continues after them in any case.
         """
         if self._reading is None:
             raise AssertionError("no read is under way")
@@ -323,7 +319,7 @@ class Cursor(Generic[C]):
         self._reading = None
 
     def skip_to(self, first: int) -> Range:
-        """Go on at ``first``; return the messages passed over."""
+        """Continue at ``first``; return the skipped messages."""
         skipped = self.next, first - 1
         self.next = first
         return skipped
@@ -341,7 +337,7 @@ class Cursor(Generic[C]):
         self.ranges.clear()
 
     def _following(self, chunk: C, head: int) -> Range | None:
-        """What to read while the reader takes a chunk that came from the log."""
+        """Decide what to read while the reader takes a chunk that came from the log."""
         following, wanted = chunk.last + 1, self._ready_for
         if self._reading is not None:
             return None

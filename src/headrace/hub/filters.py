@@ -1,13 +1,12 @@
 """Filters: which rows a reader wants by topic, origin and attributes, decided for a whole record batch at a time.
 
-- A **topic pattern** has ``*`` for any characters but ``/`` and ``**`` for any characters; everything else stands for
-  itself, and the whole topic must match.
+- A **topic pattern** has ``*`` for any characters but ``/`` and ``**`` for any characters; the whole topic must match.
 - An **origin** is one name or several.
 - **Attribute predicates** are the SDK's (:mod:`headrace.wire.sdk.predicate`); all of them must hold. They look at the
   message's own attributes and numbers (:mod:`headrace.matching.row_filter`).
 
-A filter looks at messages: log entries that are none (origin ``log``) pass only where ``origin`` names them.
-Columns are compared whole, never message by message in Python.
+Log entries that are not messages (origin ``log``) pass only if ``origin`` names them. Columns are compared whole, never
+message by message in Python.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 
 _SEEN: Final = 1000
-"""Topics whose match a filter remembers."""
+"""Topics whose result a filter remembers."""
 
 _SEEN_LENGTH: Final = 200
-"""Characters of the longest topic that is remembered."""
+"""Longest topic that is remembered, in characters."""
 
 
 class Filter:
@@ -46,7 +45,7 @@ class Filter:
         where: Mapping[str, Predicate] | None = None,
     ) -> None:
         self._topic = None if topic is None or topic == "**" else topic_pattern(topic)
-        # RE2, which Arrow has, takes time in proportion to the topic, whatever the pattern is.
+        # Arrow's RE2 takes time linear in the topic's length, whatever the pattern is.
         self._literal = topic if topic is not None and "*" not in topic else None
         self._names = None if origins is None else frozenset(origins)
         self._origins = None if origins is None else pa.array(sorted(set(origins)), pa.string())
@@ -54,11 +53,6 @@ class Filter:
         self._row_filter: RowFilter | None = None
         self._seen: dict[str, bool] = {}
         """Whether recent topics match the pattern."""
-
-    @property
-    def everything(self) -> bool:
-        """Whether all messages pass."""
-        return self._topic is None and self._origins is None and not self._where
 
     @property
     def compiled(self) -> bool:
@@ -71,7 +65,7 @@ class Filter:
         return rows if mask.all() else rows.filter(pa.array(mask))
 
     def passes(self, batch: Batch) -> bool | None:
-        """Whether all messages of a batch pass, or none; ``None`` if each has to be looked at.
+        """Whether all messages of a batch pass, or none; ``None`` if each has to be checked.
 
         This is quick for messages that come one by one, for which making rows would take longer.
         """
@@ -139,7 +133,7 @@ def topic_pattern(pattern: str) -> str:
 
 
 def _truth(values: pa.Array) -> Mask:
-    """A column of truth values as a mask; what is unknown is not true."""
+    """A column of booleans as a mask; null is false."""
     mask: Mask = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
-    # Arrow's own memory may not be written to.
+    # Arrow's own memory is read-only.
     return mask if mask.flags.writeable else mask.copy()

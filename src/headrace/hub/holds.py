@@ -1,7 +1,7 @@
 """Holds: names that keep messages from being trimmed, each from a sequence number on.
 
 Entry ``hold/NAME``: payload ``{"seq": n}`` keeps messages from ``n`` on; an empty payload releases them. Doors write no
-entry past the limits; an entry from elsewhere that is past them changes nothing.
+entry beyond the limits; an entry from elsewhere that exceeds them changes nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from headrace.message import MAX_SEQUENCE, Batch
+from headrace.message import MAX_SEQUENCE
 
 MAX_HOLDS: Final = 256
 MAX_NAME: Final = 255
-"""Characters of a hold's name. The limits are no settings: the state must depend on the log alone."""
+"""Characters of a hold's name. The limits are not settings: the state must depend on the log alone."""
 
 
 class _Hold(msgspec.Struct, frozen=True):
@@ -26,7 +26,6 @@ class Holds(dict[str, int]):
     """All holds: the first sequence number kept, by name."""
 
     name = "hold"
-    follows_messages = False
 
     def apply(self, name: str, payload: bytes, _seq: int) -> None:
         """Apply a ``hold`` entry."""
@@ -38,15 +37,12 @@ class Holds(dict[str, int]):
             raise msgspec.ValidationError(f"{MAX_HOLDS} holds at most, of names of {MAX_NAME} characters")
         self[name] = seq
 
-    def follow(self, _batch: Batch) -> None:
-        """Do nothing: messages change no holds."""
-
     def dump(self) -> bytes:
         """Return the holds as a snapshot's section."""
         return msgspec.msgpack.encode(dict(self))
 
     def load(self, section: bytes) -> None:
-        """Take the holds over from a snapshot."""
+        """Restore the holds from a snapshot."""
         self.clear()
         self.update(msgspec.msgpack.decode(section, type=dict[str, int]))
 

@@ -1,10 +1,10 @@
-"""Ranges that readers found gone and passed over, by the reader's name: a part of the hub's state.
+"""Ranges of messages that readers found missing and skipped, by reader: a part of the hub's state.
 
-A reader that goes on where messages are missing (Spark's ``failOnDataLoss=false``) logs which they were where nobody
-may look, so it reports them to the hub too. A range reported twice, by a task's second try or a micro-batch planned
-again, counts once. Only the newest ranges of the newest readers are kept.
+A reader that continues past missing messages (Spark's ``failOnDataLoss=false``) logs them where nobody may look, so it
+reports them to the hub too. A range that is reported again, by a retried task or a replanned micro-batch, counts once.
+Only the newest ranges of the newest readers are kept.
 
-Entry ``reader/NAME``: payload ``{"first": n, "last": n}``, messages that were gone.
+Entry ``reader/NAME``: payload ``{"first": n, "last": n}``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from headrace.message import MAX_SEQUENCE, Batch
 
 MAX_READERS: Final = 64
 MAX_RANGES: Final = 8
-"""Ranges kept of one reader; more are only counted. The limits are no settings: the state must depend on the log
-alone."""
+"""Ranges kept per reader; more are only counted. No limit is a setting: the state must depend on the log alone."""
 MAX_NAME: Final = 255
 """Characters of a reader's name."""
 
@@ -39,7 +38,6 @@ class LostRanges:
     """The newest lost ranges of each reader."""
 
     name = "reader"
-    follows_messages = False
 
     def __init__(self) -> None:
         self.observer: Callable[[int, list[Range]], None] | None = None
@@ -47,10 +45,10 @@ class LostRanges:
         self._readers: dict[str, _Lost] = {}
 
     def add(self, reader: str, first: int, last: int) -> list[Range]:
-        """Add messages that were gone; return the ranges of them that were not known to be."""
+        """Add lost messages; return the ranges of them that are newly lost."""
         lost = self._readers.pop(reader, None) or _Lost()
         while len(self._readers) >= MAX_READERS:
-            # The one whose last report is the oldest.
+            # Drop the reader whose last report is the oldest.
             self._readers.pop(next(iter(self._readers)))
         self._readers[reader] = lost
         fresh = _without((first, last), lost.ranges)
@@ -62,7 +60,7 @@ class LostRanges:
         return fresh
 
     def unknown(self, reader: str, first: int, last: int) -> list[Range]:
-        """Return the ranges from ``first`` to ``last`` that are not known to be lost to a reader."""
+        """Return the parts of ``first`` to ``last`` that are not known to be lost to a reader."""
         lost = self._readers.get(reader)
         return _without((first, last), lost.ranges if lost is not None else [])
 
@@ -83,9 +81,6 @@ class LostRanges:
         if self.observer is not None:
             self.observer(seq, fresh)
 
-    def follow(self, _batch: Batch) -> None:
-        """Do nothing: messages change nothing here."""
-
     def dump(self) -> bytes:
         """Return the lost ranges as a snapshot's section."""
         return msgspec.msgpack.encode(
@@ -93,13 +88,13 @@ class LostRanges:
         )
 
     def load(self, section: bytes) -> None:
-        """Take the lost ranges over from a snapshot."""
+        """Restore the lost ranges from a snapshot."""
         loaded = msgspec.msgpack.decode(section, type=list[tuple[str, int, list[Range]]])
         self._readers = {name: _Lost(messages, ranges) for name, messages, ranges in loaded}
 
 
 def lose(reader: str, first: int, last: int) -> Batch:
-    """Make the log entry of messages that a reader found gone."""
+    """Make the log entry for messages that a reader found missing."""
     return entry(LostRanges.name, reader, msgspec.json.encode(_Gone(first, last)))
 
 

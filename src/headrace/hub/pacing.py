@@ -1,9 +1,8 @@
 """Pacing one UDP destination: a token bucket, in datagrams and in bytes at once.
 
-UDP has no backpressure: what the receiver's socket buffer cannot hold is silently lost, so a sender that empties a log
-into it only makes work for repair. A :class:`TokenBucket` fills at its :class:`Pace` up to one burst. A sender asks for
-the :meth:`~TokenBucket.allowance`, sends up to that much, and spends what went out. The last datagram may overdraw the
-bucket; time pays the debt before anything else is allowed.
+UDP has no backpressure: what the receiver's socket buffer cannot hold is silently lost and has to be repaired. A
+:class:`TokenBucket` fills at its :class:`Pace` up to one burst. A sender asks for the :meth:`~TokenBucket.allowance`,
+sends up to that much, and spends it. The last datagram may overdraw the bucket, which must then refill first.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _WORTHWHILE = 0.25
-"""The part of a burst that is worth waking for: waking for each token would cost more than sending."""
+"""The part of a burst to wait for: waking for each token would cost more than sending."""
 
 _ROUNDING = 1e-3
 """Rounding tolerance of a token."""
@@ -19,7 +18,7 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The long-run rates, and the burst allowed after a rest.
+    """The sustained rates, and the burst allowed after a pause.
 
     A Linux socket buffers about 200 kB by default and charges some 800 bytes for a small datagram: the default burst is
     what such a receiver survives while it is busy.
@@ -54,12 +53,12 @@ class TokenBucket:
         return (datagrams, size) if datagrams > 0 and size > 0 else (0, 0)
 
     def spend(self, datagrams: int, size: int) -> None:
-        """Take away what was sent."""
+        """Deduct what was sent."""
         self._datagrams -= datagrams
         self._size -= size
 
     def ready(self) -> float:
-        """Return when the allowance is worth sending; a time in the past if it is already."""
+        """Return when the allowance is worth waking for; a time in the past if it already is."""
         pace = self._pace
         datagrams = max(1.0, pace.burst_datagrams * _WORTHWHILE) - self._datagrams
         size = max(1.0, pace.burst_bytes * _WORTHWHILE) - self._size

@@ -3,10 +3,10 @@
 One turn of the event loop is one batch of work:
 
 1. doors :meth:`~Hub.submit` what they received;
-2. :meth:`~Hub.turn` numbers it all, stamps it with one time and appends it to the log in one write. Where another hub
-   numbers (:attr:`Hub.sequencer`), the turn's work goes there, and :meth:`~Hub.follow` appends what comes back;
-3. the commit rule decides when it is committed, and calls :meth:`~Hub.committed`: at once on a lone hub, after the sync
-   under ``fsync=always``, after a majority has it in a cluster;
+2. :meth:`~Hub.turn` numbers it all, stamps it with one time and appends it to the log in one write. If another hub
+   numbers messages (:attr:`Hub.sequencer`), the turn's work goes there, and :meth:`~Hub.follow` appends the answer;
+3. the commit rule calls :meth:`~Hub.committed`: at once on a lone hub, after the sync under ``fsync=always``, after a
+   majority has it in a cluster;
 4. every door is handed the newly committed batches, in order.
 
 The hub owns no socket, thread or clock: ``now`` is an argument, and :attr:`Hub.wake` is how it asks for a turn.
@@ -29,12 +29,12 @@ CommitRule = Callable[[int], None]
 """Called after each append with the new tail; must call :meth:`Hub.committed` in time."""
 
 TURN_BYTES: Final = 256 << 10
-"""Payload bytes of a full turn: worth its overhead, and short enough to keep everyone busy."""
+"""Payload bytes of a full turn: enough to be worth its overhead, few enough to keep readers and writers busy."""
 
 
 @runtime_checkable
 class CommitReceiver(Protocol):
-    """A door that is handed what is committed: it must be quick, and keep no more than it must."""
+    """A door that receives committed batches: it must be quick, and keep as little as possible."""
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Take newly committed batches; called in sequence order, each once."""
@@ -71,7 +71,7 @@ class Hub:
         self.state.restore(log)
         self.doors: list[CommitReceiver] = []
         self.sequencer: Sequencer | None = None
-        """The hub that numbers what is submitted here; ``None``: this one."""
+        """The hub that numbers what is submitted here; ``None`` for this one."""
         self._commit: CommitRule = self.committed
         self._immediate = True
         if commit is not None:
@@ -82,16 +82,16 @@ class Hub:
         self.relieved: Callable[[], None] = lambda: None
         """Called when :attr:`congested` becomes false: doors may read from publishers again."""
         self.newest = log.head
-        """The newest entry that is a message; until one has come since the start, the newest of any kind."""
+        """The newest message; until one has come since the start, the newest entry of any kind."""
         self._max_uncommitted = max_uncommitted
         self._received = _Received(self.counters)
         self._submitted: list[Submission] = []
         self._waiting = 0
         self._appended: deque[Submission] = deque()
         self.append_bytes: int | None = None
-        """The most payload bytes that can be appended in one go; longer groups that belong together are refused."""
+        """Most payload bytes in one append; longer tied groups are refused."""
         self.failed: StorageError | None = None
-        """Why nothing can be committed any more, if so."""
+        """The error after which nothing can be committed any more."""
         self._uncommitted = 0
 
     def commit_by(self, rule: CommitRule) -> None:
@@ -100,17 +100,17 @@ class Hub:
         self._immediate = False
 
     def give_way(self, sequencer: Sequencer) -> None:
-        """Let another hub number what comes from now on.
+        """Let another hub number messages from now on.
 
-        What was submitted in this turn goes there as well, except what was judged new here: its publisher must send it
-        again, to be judged there.
+        This turn's submissions go there as well, except those with a publisher's number, which this hub has judged to
+        be new: their publisher must send them again.
         """
         self.sequencer = sequencer
         submitted, self._submitted = self._submitted, []
         self._waiting = 0
         for group in tied_groups(submitted):
             if len(group) > 1 or group[0].batch.number is not None:
-                _tell(group, UnavailableError("another node numbers messages now: try again"))
+                _reject(group, UnavailableError("another node numbers messages now: try again"))
             else:
                 for submission in group:
                     self.submit(submission.batch, submission.done)
@@ -126,7 +126,7 @@ class Hub:
         return self._uncommitted > self._max_uncommitted
 
     def submit(self, batch: Batch, done: Done | None = None, *, tied: bool = False) -> None:
-        """Take messages for this turn; the first of a turn asks for one.
+        """Queue messages for this turn; the first asks for a turn.
 
         With ``tied``, this batch and the next are appended together, or neither is.
         """
@@ -137,7 +137,7 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        """Whether a turn has enough to do: a door that reads on should :attr:`take_turn` first.
+        """Whether a turn has enough to do: a door should :attr:`take_turn` before it reads more.
 
         An event loop may read one busy socket many times in a row. Without a bound, a turn would be megabytes long, and
         publisher, hub and subscribers would wait for one another instead of working side by side.
@@ -156,18 +156,18 @@ class Hub:
             self.sequencer.order(submitted)
 
     def follow(self, batches: Sequence[Batch]) -> None:
-        """Append what another hub has numbered, as it is; the commit rule applies as usual.
+        """Append batches that another hub has numbered; the commit rule applies as usual.
 
-        An error of the disk is raised: the caller comes again with the same batches.
+        If the disk fails, the error is raised, and the caller retries with the same batches.
         """
         self.log.append(batches)
         self.counters.add("followed", sum(len(batch) for batch in batches))
         self._appended_now(batches, [None] * len(batches))
 
     def fail(self, error: StorageError) -> None:
-        """Refuse everything that is not committed, now and later: nothing can be promised any more.
+        """Refuse everything that is not committed, now and later: the disk can no longer be trusted.
 
-        What was appended stays in the log; whether it is found there after a restart is unknown.
+        What was appended stays in the log; whether it survives a restart is unknown.
         """
         self.failed = error
         refused, self._appended = self._appended, deque()
@@ -185,7 +185,7 @@ class Hub:
         return found[::-1]
 
     def cut_back(self, last: int) -> None:
-        """Remove uncommitted messages after ``last`` from the log, and tell their submitters."""
+        """Remove uncommitted messages after ``last`` from the log, and refuse them."""
         self.log.cut_back(last)
         was_congested = self.congested
         cut: list[Submission] = []
@@ -198,13 +198,13 @@ class Hub:
                 batch = submission.batch.slice(0, kept)
                 self._appended.append(Submission(batch))
                 self._uncommitted += batch.size
-        lost = UnavailableError("the cluster has gone on without it: it is not taken, try again")
-        _tell(reversed(cut), lost)
+        lost = UnavailableError("the cluster has gone on without it: it was not taken, try again")
+        _reject(reversed(cut), lost)
         if was_congested and not self.congested:
             self.relieved()
 
     def abandon(self, error: StorageError) -> None:
-        """Tell the submitters of what is appended and not committed that its fate is unknown."""
+        """Refuse what is appended and not committed, since its fate is unknown."""
         waiting = [each for each in self._appended if each.done is not None]
         self._appended = deque(Submission(each.batch) for each in self._appended)
         self.refuse(waiting, error, "cluster")
@@ -246,7 +246,7 @@ class Hub:
             self.refuse(submitted, error, "storage")
             return
         except UsageError as error:
-            # Doors see to it that what they submit can be written. If one slips, only what is unfit is refused.
+            # Doors submit only what can be written. If one fails to, only the unfit group is refused.
             groups = tied_groups(submitted)
             if len(groups) == 1:
                 self.refuse(submitted, StorageError(f"it cannot be written: {error}"), "unfit")
@@ -268,7 +268,7 @@ class Hub:
         self._commit(self.log.tail)
 
     def committed(self, upto: int) -> None:
-        """Move the head to ``upto`` and hand what is newly committed to the doors."""
+        """Move the head to ``upto`` and hand the newly committed batches to the doors."""
         was_congested = self.congested
         self._hand_out_unread(upto)
         self.log.commit(upto)
@@ -285,7 +285,7 @@ class Hub:
             self.relieved()
 
     def _hand_out_unread(self, upto: int) -> None:
-        """Commit what the log held before this hub was started, read from there a piece at a time."""
+        """Commit what the log held before this hub started, read from there a piece at a time."""
         log = self.log
         unread = self._appended[0].batch.first - 1 if self._appended else log.tail
         while log.head < min(upto, unread):
@@ -313,7 +313,7 @@ class Hub:
         self._received[batch.origin].value += len(batch)
 
     def refuse(self, submitted: Iterable[Submission], error: StorageError, reason: str) -> None:
-        """Tell submitters that their batches are not taken, and count them."""
+        """Refuse submissions with an error, and count them."""
         for submission in submitted:
             batch = submission.batch
             self.counters.add("refused_messages", len(batch), origin=batch.origin, reason=reason)
@@ -322,8 +322,8 @@ class Hub:
                 submission.done(error)
 
 
-def _tell(submitted: Iterable[Submission], error: StorageError) -> None:
-    """Tell submitters that their batches are not taken here; elsewhere they may be."""
+def _reject(submitted: Iterable[Submission], error: StorageError) -> None:
+    """Pass submitters the error; not counted as refused, since another hub may take their batches."""
     for submission in submitted:
         if submission.done is not None:
             submission.done(error)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import TypeAlias
 
 Range: TypeAlias = tuple[int, int]
 """First and last sequence number, both included."""
+
+first_of = itemgetter(0)
+last_of = itemgetter(1)
 
 
 class Ranges:
@@ -26,7 +30,7 @@ class Ranges:
         return iter(self._ranges)
 
     def add(self, first: int, last: int) -> bool:
-        """Queue a range; return ``False`` if it meets none of those queued and there is no room for another.
+        """Queue a range; return ``False`` if it touches none of those queued and there is no room for another.
 
         >>> ranges = Ranges(2)
         >>> ranges.add(1, 3), ranges.add(9, 9), ranges.add(4, 6), ranges.add(20, 30)
@@ -34,8 +38,8 @@ class Ranges:
         >>> list(ranges)
         [(1, 6), (9, 9)]
         """
-        begin = bisect_left(self._ranges, first - 1, key=_last)
-        end = bisect_right(self._ranges, last + 1, key=_first)
+        begin = bisect_left(self._ranges, first - 1, key=last_of)
+        end = bisect_right(self._ranges, last + 1, key=first_of)
         if begin == end and len(self._ranges) >= self._limit:
             return False
         if begin < end:
@@ -63,11 +67,3 @@ class Ranges:
             if end >= first:
                 self._ranges.insert(0, (first, end))
         return removed
-
-
-def _first(sequences: Range) -> int:
-    return sequences[0]
-
-
-def _last(sequences: Range) -> int:
-    return sequences[1]

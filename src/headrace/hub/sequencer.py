@@ -1,17 +1,17 @@
-"""The interface to the hub that numbers messages, where that is another one.
+"""The interface to the hub that numbers messages, if that is another one.
 
-A lone hub numbers messages itself. A frontend's sequencer is its upstream hub, a cluster node's is the primary: what
-their doors take in goes there, and comes back numbered, as part of the one sequence that they follow. So
-:attr:`headrace.hub.sequence.Hub.sequencer` is ``None`` or a :class:`Sequencer`.
+A lone hub numbers messages itself (:attr:`headrace.hub.sequence.Hub.sequencer` is ``None``). A frontend's sequencer is
+its upstream hub, a cluster node's is the primary: what their doors take in goes there, and comes back numbered, as part
+of the sequence that they follow.
 
 There are three ways into a sequence, and each can be retried without harm:
 
-- what doors submit (messages, and entries of the hub's state): under a mark, a number of the hub that passes it on,
-  which is appended with it (:meth:`Sequencer.order`);
-- what publishers number themselves: under those numbers (:meth:`Sequencer.publish`);
-- what is staged and committed: under the query's batch (:meth:`Sequencer.commit`).
+- messages and state entries that doors submit, identified by a mark that is appended with them: a number given by the
+  hub that passes them on (:meth:`Sequencer.order`);
+- messages that publishers number, identified by those numbers (:meth:`Sequencer.publish`);
+- staged commits, identified by the query's batch (:meth:`Sequencer.commit`).
 
-Only the sequencer judges whether something is there already. Others know only how far they have followed.
+Only the sequencer can tell whether something is in the log already; others know only how far they have followed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headrace.errors import HeadraceError, StorageError
 from headrace.message import Batch
 
 Done: TypeAlias = Callable[[Batch | StorageError], None]
-"""Called with the outcome of a submitted batch: the batch as numbered, once it is committed, or why it was not taken.
+"""Called with the numbered batch once it is committed, or with the reason why it was not taken.
 
-Where another hub numbers, ``first`` is the number that it gave, and ``time`` is unknown.
+If another hub numbers messages, ``first`` is the number that it gave, and ``time`` is unknown.
 """
 
 
@@ -35,7 +35,7 @@ class Submission(NamedTuple):
     batch: Batch
     done: Done | None = None
     tied: bool = False
-    """Whether it is appended together with the next one or not at all."""
+    """Whether it must be appended together with the next one."""
 
 
 def tied_groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
@@ -49,38 +49,38 @@ def tied_groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
 
 
 class Published(NamedTuple):
-    """The sequence numbers of a publish's first and last row, if still known, and how many rows were there before."""
+    """The sequence numbers of a publish's first and last row, if still known, and how many rows were repeats."""
 
     first: int | None
     last: int | None
     repeated: int = 0
 
 
-Told: TypeAlias = Callable[[Published | HeadraceError], None]
+WhenPublished: TypeAlias = Callable[[Published | HeadraceError], None]
 """Called with the outcome of a publish, once it is committed or cannot be."""
 
-ToldNewest: TypeAlias = Callable[[int | HeadraceError | None], None]
-"""Called with a publisher's highest number, if it has any, or why it is unknown."""
+WhenNewest: TypeAlias = Callable[[int | HeadraceError | None], None]
+"""Called with a publisher's highest number, if it has any, or with the error."""
 
 
 class Sequencer(Protocol):
-    """Another hub that numbers what this one takes in. What it answers is committed here, too."""
+    """Another hub that numbers what this one takes in. It answers once that is committed here, too."""
 
     @property
     def congested(self) -> bool:
         """Whether publishers must wait: too much is under way."""
 
     def order(self, submitted: Sequence[Submission]) -> None:
-        """Number what doors submitted, in this order."""
+        """Number submissions, in this order."""
 
-    def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:
-        """Append a publisher's numbered batch once, right after the batch ``behind`` if there is one."""
+    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:
+        """Append a publisher's numbered batch once, right after the ``preceding`` batch if there is one."""
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
         """Append a query's batch once, all of it or none."""
 
-    def newest(self, publisher: str, told: ToldNewest) -> None:
-        """Ask for a publisher's highest number: what is followed so far may not have it yet."""
+    def newest(self, publisher: str, reply: WhenNewest) -> None:
+        """Ask for a publisher's highest number, which may not have been followed yet."""
 
     def committed(self, head: int) -> None:
         """Note that everything up to ``head`` is committed here and handed to every door."""

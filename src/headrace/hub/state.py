@@ -3,9 +3,9 @@
 The state has **parts** (holds, services, publishers' numbers, …). Each follows the log on its own and has one section
 of the snapshot. Two things reach a part:
 
-- *entries*: log entries that are no messages (origin ``log``). Their topic is ``<part>/<name>``; the part alone knows
+- *entries*: log entries that are not messages (origin ``log``). Their topic is ``<part>/<name>``; the part alone knows
   their payload;
-- *batches* of messages, for parts whose state depends on messages (``follows_messages``).
+- *batches* of messages, for parts whose state depends on messages (:class:`MessageFollower`).
 
 Nothing else changes the state: a change is an appended entry. So a restarted hub, a frontend and a cluster node that
 have the same log have the same state.
@@ -14,7 +14,7 @@ have the same log have the same state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -30,19 +30,22 @@ class StatePart(Protocol):
     name: str
     """The name of its section in the snapshot, and the beginning of its entries' topics."""
 
-    follows_messages: bool
-
     def apply(self, name: str, payload: bytes, seq: int) -> None:
         """Apply one of the part's own entries."""
-
-    def follow(self, batch: Batch) -> None:
-        """Apply a batch of messages; called only with ``follows_messages``."""
 
     def dump(self) -> bytes:
         """Return the part as its section of a snapshot."""
 
     def load(self, section: bytes) -> None:
-        """Take the part over from a snapshot."""
+        """Restore the part from a snapshot."""
+
+
+@runtime_checkable
+class MessageFollower(Protocol):
+    """A part whose state depends on messages as well."""
+
+    def follow(self, batch: Batch) -> None:
+        """Apply a batch of messages."""
 
 
 class HubState:
@@ -54,10 +57,10 @@ class HubState:
         """Number of entries whose payload could not be read."""
         self.holds = Holds()
         self._parts: dict[str, StatePart] = {part.name: part for part in (self.holds, *parts)}
-        self._followers = [part for part in self._parts.values() if part.follows_messages]
+        self._followers = [part for part in self._parts.values() if isinstance(part, MessageFollower)]
 
     def restore(self, log: Log) -> None:
-        """Become the state at a log's head."""
+        """Load the state at a log's head."""
         if log.snapshot is not None:
             self.load(log.snapshot.seq, log.snapshot.sections)
         for batch in log.scan(self.seq + 1):
@@ -74,7 +77,7 @@ class HubState:
                     try:
                         part.apply(name, message.payload, message.seq)
                     except msgspec.DecodeError:
-                        # A malformed entry that was passed on. It changes nothing, here and wherever this log is read.
+                        # A relayed entry may be malformed. It changes nothing, here and wherever this log is read.
                         self.unread += 1
         for part in self._followers:
             part.follow(batch)
@@ -84,7 +87,7 @@ class HubState:
         return {name: part.dump() for name, part in self._parts.items()}
 
     def load(self, seq: int, sections: Mapping[str, bytes]) -> None:
-        """Take the state over from a snapshot; sections of unknown parts are ignored."""
+        """Restore the state from a snapshot; sections of unknown parts are ignored."""
         self.seq = seq
         for name, section in sections.items():
             if name in self._parts:
@@ -92,5 +95,5 @@ class HubState:
 
 
 def entry(part: str, name: str, payload: bytes) -> Batch:
-    """Make a log entry that is no message: a change of ``part``'s state."""
+    """Make a log entry that is not a message: a change of ``part``'s state."""
     return Batch(Run.of([payload]), origin=NOT_A_MESSAGE, topic=f"{part}/{name}")

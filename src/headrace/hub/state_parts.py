@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from headrace.hub.consumers.cursors import Consumers
 from headrace.hub.lost_ranges import LostRanges
@@ -27,13 +27,5 @@ class StateParts:
     losses: LostRanges = field(default_factory=LostRanges)
 
     def state(self) -> HubState:
-        """Make the state that they are parts of."""
-        return HubState(
-            self.publishers,
-            self.queries,
-            self.services,
-            self.consumers,
-            self.subscriptions,
-            self.matchers,
-            self.losses,
-        )
+        """Make the state that consists of them."""
+        return HubState(*(getattr(self, part.name) for part in fields(self)))

@@ -6,7 +6,7 @@
 ``sealed``, ``sealing``   sealed segments: plain Arrow IPC files, each with an index of checksums
 ``snapshot``              the hub's state at a sequence number
 ``start_after_snapshot``  logs that begin after a snapshot: copies, and nodes that fell behind
-``recovery``              what a directory holds after a crash, and what to do about it
+``recovery``              opening a directory: what a crash leaves, and what to do about it
 ``retention``             what may be removed, as a pure function
 ``replication_frames``    batches as bytes from node to node
 ``damage``                inspect, verify and repair a log

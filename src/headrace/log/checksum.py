@@ -1,8 +1,8 @@
 """CRC32C: the one checksum of everything the log writes.
 
-A CRC is the remainder of the bytes, taken as a polynomial, after division by :data:`_POLYNOMIAL`. So the checksum of
-two pieces side by side follows from those of each (:func:`joined`): multiply the first by x once for every bit of the
-second, and add the second. Long rows are summed when they come in, and not again when they are appended.
+A CRC is the remainder of the bytes, taken as a polynomial, divided by :data:`_POLYNOMIAL`. So the checksum of two
+pieces side by side follows from those of each (:func:`joined`): multiply the first by x for every bit of the second,
+and add the second. Long rows are summed when they come in, not when they are appended.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def joined(front: int, back: int, length: int) -> int:
 
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""As in all polynomials here, the highest power is in the lowest bit; x to the 32nd is left out."""
+"""As in all polynomials here, the highest power is the lowest bit; x^32 is left out."""
 
 _ONE: Final = 1 << 31
 _DIGIT: Final = 16
-"""Base of the digits in which lengths are taken: a product costs as much as the checksum of some fifty kilobytes."""
+"""Base of a length's digits: a product costs as much as the checksum of some fifty kilobytes."""
 
 
 def _product(one: int, other: int) -> int:
@@ -61,7 +61,7 @@ def _product(one: int, other: int) -> int:
 
 @cache
 def _shifts(digit: int) -> tuple[int, ...]:
-    """For each value of a length's digit, the power of x by which so many bytes shift what comes before them."""
+    """For each value of a length's digit, the power of x by which that many bytes shift what precedes them."""
     if digit:
         once = _product(_shifts(digit - 1)[-1], _shifts(digit - 1)[1])
     else:

@@ -59,7 +59,7 @@ def write_whole(path: Path, data: bytes, *, sync: bool) -> None:
 
 @contextlib.contextmanager
 def making(path: Path) -> Iterator[Path]:
-    """Give the name for a file until it is whole; a file that still has it at the end is removed."""
+    """Give a temporary name for a file being written; a file that still has it at the end is removed."""
     unfinished = path.with_name(path.name + MAKING)
     try:
         yield unfinished
@@ -85,7 +85,7 @@ def translated(error: OSError, path: Path) -> StorageError:
 class WriterLock:
     """The lock of a log's one writer, from construction to :meth:`release`; a second gets a ``LockedError``.
 
-    The operating system drops the lock when its holder dies. The file says who holds it, so that tools can name the
+    The operating system drops the lock when its holder dies. The file names the holder, so that tools can report the
     process, or talk to it, instead of waiting.
     """
 
@@ -102,7 +102,7 @@ class WriterLock:
 
     def tell(self, **facts: object) -> None:
         """Write facts about the holder into the file, beside its process id."""
-        # On a full disk there is no room for them; the lock is held all the same.
+        # They may not fit on a full disk; the lock is held all the same.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, msgspec.json.encode({"pid": os.getpid(), **facts}) + b"\n", 0)

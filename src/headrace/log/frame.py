@@ -1,30 +1,12 @@
 """The open tail's framing: a batch as one compact, checksummed frame.
 
-A frame is::
+A frame is its :data:`HEADER`, offsets (``i32``, from 0), the texts ``origin``, ``publisher`` and ``topic``, the
+payloads, zeros up to a multiple of 8, and, if fields differ from message to message, their columns as an Arrow IPC
+stream. ``docs/log.md`` explains every field. All is little-endian, so that numpy and Arrow read in place.
 
-    0   mark      u32      the file's salt: finds the next frame after damage, which tells damage from a torn end
-    4   crc       u32      CRC32C over everything after it, going on from the file's salt
-    8   length    u32      of the whole frame, a multiple of 8
-    12  count     u32      messages
-    16  first     u64      sequence number of the first
-    24  time      i64      µs since 1970, shared
-    32  number    i64      the publisher's number of the first (flag NUMBERED)
-    40  payload   u32      bytes of all payloads
-    44  columns   u32      bytes of what differs from message to message
-    48  node      u16
-    50  flags     u8       1 NUMBERED, 2 CONTINUED: the next frame belongs to the same append
-    51  origin    u8       bytes of text that follow the offsets, in this order
-    52  publisher u16
-    54  topic     u16
-    56  offsets   i32 x (count + 1), from 0
-        origin, publisher, topic
-        payloads
-        zeros to a multiple of 8
-        columns            an Arrow IPC stream of one record batch, if any
-
-All little-endian, so that numpy reads offsets, and Arrow reads columns, in place. Only bytes with a good CRC are
-trusted. The salt is random and never leaves the file, so no payload can be made to look like a frame of it: a search
-for frames finds none inside payloads, and costs one pass over the bytes.
+Only bytes with a good CRC are trusted. The salt, which marks a frame's beginning, is random and never leaves the file,
+so no payload can be made to look like a frame: a search for the next good frame, which tells damage from a torn end,
+finds none inside payloads and costs one pass over the bytes.
 """
 
 from __future__ import annotations
@@ -45,15 +27,20 @@ MAX_FRAME: Final = 256 << 20
 """The longest frame: a longer batch is the caller's mistake, a longer length in a file is damage."""
 
 HEADER: Final = struct.Struct("<IIIIQqqIIHBBHH")
+"""Mark (the salt), CRC, length, messages, first sequence number, time, the publisher's first number; the sizes of
+payloads and columns; node, flags; the sizes of origin, publisher and topic."""
+
 NUMBERED: Final = 1
+"""Flag: the messages have their publisher's numbers."""
 CONTINUED: Final = 2
+"""Flag: the next frame belongs to the same append."""
 
 _PREFIX: Final = struct.Struct("<III")
 _LEADING: Final = struct.Struct("<II")
 _FOLLOWING: Final = struct.Struct("<IIQqqIIHBBHH")
 _LONE_EDGES: Final = struct.Struct("<ii")
 _JOINED: Final = 16 << 10
-"""Frames up to this long are copied into one piece: cheaper than a checksum and a buffer for every part."""
+"""Frames up to this long are copied into one piece: cheaper than a checksum and a buffer per part."""
 _PADDING: Final = bytes(8)
 _DIFFERING: Final = frozenset(SCHEMA.names) - {"seq", "payload"}
 
@@ -77,7 +64,7 @@ class BadFrame(Exception):  # noqa: N818 - never leaves the log's own modules
 
 
 def time_span(batch: Batch) -> tuple[int, int]:
-    """The times of a batch's first and last message, which must not decrease from one to the other."""
+    """The times of a batch's first and last message; times must not decrease."""
     if batch.columns is None or "time" not in batch.columns.schema.names:
         return batch.time, batch.time
     each = times(batch.columns)
@@ -97,7 +84,7 @@ def encode(
 ) -> tuple[list[Piece], int]:
     """Encode a batch as pieces to write side by side; return them and their total length.
 
-    ``time`` is that of the first message if a column makes it differ from the batch's own.
+    ``time`` is that of the first message, if a column overrides the batch's own.
     """
     run = batch.run
     if run.lone is not None and len(run.lone) <= _JOINED:
@@ -137,7 +124,7 @@ def encode(
 def _encode_lone(
     batch: Batch, payload: bytes, salt: int, time: int, continued: bool
 ) -> tuple[list[Piece], int]:
-    """Encode a batch of one message: the same bytes, made without arrays."""
+    """Encode a batch of one message into the same bytes, without arrays."""
     origin, publisher, topic = batch.origin.encode(), batch.publisher.encode(), batch.topic.encode()
     size = len(payload)
     columns = b"" if batch.columns is None else _pack_columns(batch)
@@ -173,44 +160,42 @@ def _packed_head(
 
 
 def scan(window: bytes, at: int, salt: int) -> Iterator[FrameInfo]:
-    """The good frames side by side from ``at`` on, up to the first that is not whole or not good."""
+    """Yield consecutive good frames from ``at`` on, up to the first that is incomplete or bad."""
     unpack, size, end = HEADER.unpack_from, HEADER.size, len(window)
     while at + size <= end:
         mark, crc, length, count, first, time, _, _, columns, _, flags, *_ = unpack(window, at)
         if mark != salt or not size < length <= end - at or length % 8:
             return
-        if length <= _JOINED:
-            found = crc32c(window[at + 8 : at + length], salt)
-        else:
-            found = crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt)
-        if found != crc:
+        if _checksum(window, at, length, salt) != crc:
             return
         yield FrameInfo(at, length, count, first, time, columns, flags)
         at += length
 
 
 def check(window: bytes, at: int, salt: int) -> int:
-    """The length of the good frame at ``at``."""
+    """Check the frame at ``at``; return its length."""
     if len(window) - at < HEADER.size:
         raise BadFrame("a frame is cut short")
     mark, crc, length = _PREFIX.unpack_from(window, at)
     if mark != salt:
         raise BadFrame("no frame begins here")
     if not HEADER.size < length <= MAX_FRAME or length % 8:
-        raise BadFrame(f"a frame of {length} bytes cannot be")
+        raise BadFrame(f"a frame cannot have {length} bytes")
     if length > len(window) - at:
         raise BadFrame("a frame is cut short")
-    if length <= _JOINED:
-        found = crc32c(window[at + 8 : at + length], salt)
-    else:
-        found = crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt)
-    if found != crc:
+    if _checksum(window, at, length, salt) != crc:
         raise BadFrame("a frame's checksum is wrong")
     return int(length)
 
 
+def _checksum(window: bytes, at: int, length: int, salt: int) -> int:
+    if length <= _JOINED:
+        return crc32c(window[at + 8 : at + length], salt)
+    return crc32c(np.frombuffer(window, np.uint8, length - 8, at + 8), salt)
+
+
 def missing(window: bytes, at: int, salt: int) -> int:
-    """The number of bytes that the frame at ``at`` lacks; 0 if it is whole or cannot be one."""
+    """The number of bytes that the frame at ``at`` lacks; 0 if it is complete or not a frame."""
     here = len(window) - at
     if here < HEADER.size:
         return HEADER.size - here
@@ -251,7 +236,7 @@ def extents(window: bytes, at: int) -> tuple[int, int, int, tuple[int, int, int]
 
 
 def _misfit(batch: Batch) -> str:
-    """Name the field that a frame has no room for."""
+    """Name the field that does not fit a frame."""
     for name, bits in (("origin", 8), ("publisher", 16), ("topic", 16)):
         size = len(getattr(batch, name).encode())
         if size >> bits:
@@ -273,9 +258,9 @@ def _pack_columns(batch: Batch) -> bytes:
     if columns is None or columns.num_rows != len(batch):
         raise UsageError(f"columns for {columns and columns.num_rows} messages beside {len(batch)} payloads")
     for field, column in zip(columns.schema, columns.columns, strict=True):
-        # Found later, a column that does not fit the schema would stop the sealing of the segment.
+        # A column that does not fit the schema would keep the segment from being sealed.
         if field.name not in _DIFFERING or field.type != SCHEMA.field(field.name).type:
-            raise UsageError(f"column {field.name} of {field.type} is not one that differs in the envelope")
+            raise UsageError(f"column {field.name} of {field.type} is not in the envelope's schema")
         if column.null_count and field.name != "number":
             raise UsageError(f"column {field.name} has nulls")
     sink = pa.BufferOutputStream()

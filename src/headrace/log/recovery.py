@@ -4,23 +4,10 @@ Files are named by the first sequence number they hold: ``N.open`` (a tail), ``N
 segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not the log's, and is left
 alone.
 
-A crash leaves one of these, each with one answer:
-
-=====================================  ==========================================================
-the last tail ends in a torn append    cut it off, and keep what was cut as ``N.torn``
-the last tail has no header yet        its rotation was interrupted, remove it
-the last tail is empty, and the one    power failed before either was synced: remove it, and go on
-before it has lost its end             with the other
-``N.open`` beside a good ``N.arrow``   sealing was done, remove the tail
-``N.open`` beside a bad ``N.arrow``    sealing was not done, remove the segment and seal again
-``N.index`` alone                      sealing or trimming was interrupted, remove it
-``*.making``                           remove it
-``installing``                         a snapshot takes the log's place: finish that first
-=====================================  ==========================================================
-
-Everything else that does not add up (a frame, an index or a header that is not what was written, a hole between
-segments, files of another log) is damage: refused, naming file, offset and sequence range. Nothing is changed before
-everything was checked, so a refused directory is left as it is for ``headrace log repair``.
+A crash leaves one of a few states, each with one answer (``docs/log.md`` lists them). Everything else (a bad frame,
+index or header, a hole between segments, files of another log) is damage: opening fails with an error that names file,
+offset and sequence range. Nothing is changed before everything is checked, so a refused directory is left as it is for
+``headrace log repair``.
 """
 
 from __future__ import annotations
@@ -40,15 +27,15 @@ from headrace.log.sealed import SealedSegment
 from headrace.log.start_after_snapshot import INSTALLING, finish_installing
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
 
-_NAME: Final = re.compile(r"(\d{16})\.(open|arrow|index)")
+SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index)")
 _UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|snapshot)" + re.escape(MAKING))
 Segment = SealedSegment | TailFile
 
 REPAIRING: Final = "repairing"
-"""A file that exists during a repair, and stays if that is interrupted."""
+"""A file that exists during a repair, and remains if that is interrupted."""
 
 _LOOKS: Final = 5
-"""How often reading starts again when the hub seals or trims a file meanwhile."""
+"""Attempts to read the directory of a hub that may seal or trim a file meanwhile."""
 
 
 @dataclass(slots=True)
@@ -63,9 +50,9 @@ class Recovered:
 
 
 def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recovered:
-    """Open a directory for writing: repair what a crash left, refuse damage, begin a log where there is none.
+    """Open a directory for writing: clean up after a crash, refuse damage, begin a log if there is none.
 
-    ``uuid`` is for a log that is begun.
+    ``uuid`` is that of a log that is begun.
     """
     finish_installing(directory)
     segments, torn, litter = _read_segments(directory, writable=True)
@@ -78,7 +65,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
     else:
         recovered = Recovered(uuid or uuid4(), segments)
     litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
-    # Before anything is cut off: an unused tail must not be found after a shorter one.
+    # Before cutting: an unused tail must never follow a tail that was shortened.
     for path in litter:
         path.unlink(missing_ok=True)
     if torn is not None and torn.offset:
@@ -104,7 +91,7 @@ def look(directory: Path) -> Recovered:
             if segments:
                 return _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))
         except (FileNotFoundError, DamagedError):
-            # A directory is not listed in one moment: the list may have a file and miss its successor.
+            # Listing a directory is not atomic: it may show a file and miss its successor.
             if attempt == _LOOKS - 1 and directory.exists():
                 raise
         else:
@@ -113,7 +100,7 @@ def look(directory: Path) -> Recovered:
 
 
 def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], TornEnd | None, list[Path]]:
-    """The segments in order, the torn end of the last, and the files to be removed."""
+    """Return the segments in order, the torn end of the last, and the files to be removed."""
     if (directory / REPAIRING).exists():
         raise DamagedError(str(directory), 0, 1, None, "a repair was interrupted: run it again")
     if (directory / INSTALLING).exists():
@@ -122,7 +109,7 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         )
     found: dict[int, set[str]] = {}
     for path in directory.iterdir():
-        if match := _NAME.fullmatch(path.name):
+        if match := SEGMENT_FILE.fullmatch(path.name):
             found.setdefault(int(match[1]), set()).add(match[2])
     segments: list[Segment] = []
     litter: list[Path] = []
@@ -142,9 +129,8 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         unused = isinstance(segment, TailFile) and segment.empty and cut is None and first == max(found)
         short = isinstance(before, TailFile) and before.uuid == segment.uuid and before.last + 1 < first
         if unused and (torn is not None or short):
-            # Power failed just after a rotation: the new tail is unused, and the old one has lost its end. Neither was
-            # synced.
-            torn = torn or TornEnd(0, 0, f"messages up to {first - 1} had not come to the disk")
+            # Power failed after a rotation, before a sync: the new tail is unused, the old one has lost its end.
+            torn = torn or TornEnd(0, 0, f"messages up to {first - 1} had not reached the disk")
             litter.append(path)
             break
         if torn is not None and before is not None:
@@ -162,7 +148,7 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
 
 
 def never_begun(path: Path) -> TornEnd | None:
-    """Recognize a tail whose header never reached the disk: short, or zeros, as power failures leave files."""
+    """Recognize a tail whose header never reached the disk: a power failure leaves it short, or zeros."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if any(file.read(HEADER_BYTES)) and size >= HEADER_BYTES:
@@ -214,11 +200,11 @@ def _check_follows(before: Segment | None, segment: Segment) -> None:
 
 
 def gap_between(last: int, first: int) -> tuple[int, int, str] | None:
-    """What is wrong, if anything, when a segment that begins with ``first`` follows one that ends with ``last``."""
+    """Describe the fault, if any, between a segment that ends with ``last`` and the next, from ``first`` on."""
     if last + 1 < first:
         return last + 1, first - 1, f"messages {last + 1} to {first - 1} are missing before it"
     if last >= first:
-        return first, last, f"messages {first} to {last} are in it and in the segment before"
+        return first, last, f"messages {first} to {last} are also in the segment before it"
     return None
 
 

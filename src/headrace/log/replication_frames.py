@@ -1,8 +1,8 @@
 """Batches as bytes from node to node: a log's uuid, then frames as in its open tail.
 
-A node sends what it has appended, in the same framing (:mod:`~headrace.log.frame`), under a salt that everyone knows.
-A frame from the disk is trusted by its checksum; one from a peer is not: every length and offset is checked before
-use, and what would not fit the log is refused.
+A node sends what it has appended in the log's framing (:mod:`~headrace.log.frame`), under a fixed salt. A frame on disk
+is trusted by its checksum; one from a peer is not: every length and offset is checked before use, and anything that
+would not fit the log is refused.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def pack(uuid: UUID, batches: Sequence[Batch]) -> bytes:
 
 
 def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
-    """Unpack the log's uuid and messages ``first`` to ``last``; anything else raises."""
+    """Unpack the log's uuid and messages ``first`` to ``last``; raise if they are anything else."""
     if len(data) < _UUID_BYTES:
         raise _malformed(data, "must begin with a log's uuid")
-    # Frames lie at multiples of 8 in the window, as numpy and Arrow like them.
+    # Frames are aligned to 8 bytes in the window, as numpy and Arrow need.
     window = data[_UUID_BYTES:]
     batches: list[Batch] = []
     at, following, time = 0, first, -(1 << 63)
@@ -64,16 +64,16 @@ def _checked(window: bytes, at: int, length: int) -> Batch:
     text = sum(widths)
     bare = frame.HEADER.size + 4 * (count + 1) + text + payload
     if not count or ((bare + 7) & ~7) + columns != length:
-        raise _malformed(length, "must be what its parts take")
+        raise _malformed(length, "must be the size of its parts")
     edges = np.frombuffer(window, np.int32, count + 1, at + frame.HEADER.size)
     if edges[0] != 0 or edges[-1] != payload or (count > 1 and bool((edges[1:] < edges[:-1]).any())):
-        raise _malformed(payload, "must be what the offsets say")
+        raise _malformed(payload, "must agree with the offsets")
     try:
         batch = frame.decode(window, at)
         if batch.columns is not None:
             _check_columns(batch)
     except UnicodeDecodeError:
-        raise _malformed(window[at : at + length], "must be texts in UTF-8") from None
+        raise _malformed(window[at : at + length], "must be UTF-8 text") from None
     except (pa.ArrowException, StopIteration, OSError, ValueError) as error:
         raise _malformed(columns, f"must be columns of the envelope ({error})") from None
     return batch

@@ -1,8 +1,8 @@
 """Decide what may be removed: a pure function of sizes, ages, holds and limits.
 
-``retain_bytes`` is a hard limit: past it the oldest segments go even if a hold names them, because a full disk would
-stop everyone. Such a hold is *broken*, which is reported once. ``retain_seconds`` is soft: a hold keeps what is too old
-until it moves on. Nothing after the newest snapshot is ever removed, since the state before it could not be rebuilt.
+``retain_bytes`` is a hard limit: beyond it the oldest segments go even if a hold needs them, because a full disk would
+stop everyone. Such a hold is *broken*, which is reported once. ``retain_seconds`` is soft: a hold keeps older messages
+until it moves on. Nothing after the newest snapshot is ever removed, since the state could not be rebuilt without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def decide(
     holds: Mapping[str, int],
     snapshot_seq: int,
 ) -> RetentionDecision:
-    """Decide about sealed segments, oldest first; times in µs, ``open_bytes`` counts what is not sealed yet."""
+    """Decide about sealed segments, oldest first; times in µs, ``open_bytes`` is the size of tails not sealed yet."""
     total = open_bytes + sum(extent.size for extent in extents)
     held_from = min(holds.values(), default=None)
     keep_from = extents[0].first if extents else 0

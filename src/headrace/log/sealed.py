@@ -2,13 +2,12 @@
 
 ``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in sequence
 order without a hole. ``N.index`` has for each record batch the position of its IPC message, the sequence numbers and
-times it covers, and the CRC32C of the whole message. We read by the index alone: the CRC is checked **before** pyarrow
-sees a byte, because a flipped bit in Arrow's metadata can give wrong data, or worse, without an error. The bytes around
-the record batches (magic, schema, footer) matter to other readers only; the index has their CRC too, for ``headrace log
-verify``.
+times it covers, and the CRC32C of the message. We read by the index alone: the CRC is checked **before** pyarrow sees a
+byte, because a flipped bit in Arrow's metadata can give wrong data, or worse, without an error. The bytes around the
+record batches (magic, schema, footer) matter to other readers only; ``log verify`` checks their CRC.
 
-The files are mapped while they are read, never written again, and removed only by name. The record batches unpacked
-last are kept, for readers that go on in small steps.
+The files are mapped while they are read, and never rewritten or truncated. Recently unpacked record batches are cached,
+for readers that proceed in small steps.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ CACHE_BYTES: Final = 32 << 20
 """Unpacked record batches kept in memory, all segments together."""
 
 MAX_ENTRIES: Final = 1 << 24
-"""More record batches than any segment has: a larger count is damage, not a reason to take memory."""
+"""More record batches than any segment has: a larger count is damage, not a reason to allocate."""
 
 _BESIDE: Final = 4
-"""Messages that take more than this times their payloads are measured by all they take."""
+"""Rows larger than their payloads times this count by a share of their full size."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """What is known about a sealed segment without opening it."""
+    """The facts about a sealed segment that need not be read from it."""
 
     uuid: UUID
     first: int
@@ -80,7 +79,7 @@ class SegmentIndex:
 
     @classmethod
     def read(cls, path: Path) -> SegmentIndex:
-        """Read an index; anything but what was written raises."""
+        """Read an index; raise if it is damaged."""
         expected = int(path.stem)
         data = path.read_bytes()
         if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
@@ -93,9 +92,9 @@ class SegmentIndex:
 
     @classmethod
     def rebuild(cls, path: Path, uuid: UUID) -> SegmentIndex:
-        """Make an index for an Arrow file that has lost its own, if the file reads whole and its numbers follow.
+        """Make an index for an Arrow file that has lost its own, if the file is readable and its numbers consecutive.
 
-        There are no checksums any more, so everything that Arrow can check is checked.
+        Without checksums, everything that Arrow can check is checked.
         """
         named = int(path.stem)
         data = _mapped(Descriptor(path, os.O_RDONLY))
@@ -179,7 +178,7 @@ class SealedSegment:
             end = min(last - start + 1, rows.num_rows)
             batch = Batch.over(rows).slice(begin, end)
             room = max_bytes - taken
-            # Where the rest of the envelope takes most of the room, its share counts.
+            # If the rest of the envelope is much larger than the payloads, its share counts.
             size = max(batch.run.size, rows.nbytes * len(batch) // rows.num_rows // _BESIDE)
             if size > room:
                 edges = batch.run.offsets
@@ -201,7 +200,7 @@ class SealedSegment:
         return int(self._firsts[number]) + int(np.searchsorted(times(self.rows(number)), time))
 
     def reach(self, first: int, size: int) -> tuple[int, int]:
-        """The last message of the record batches from ``first`` on that fit ``size``, one at least, and their size."""
+        """The last message of the record batches from ``first`` on that fit ``size``, at least one, and their size."""
         number = int(np.searchsorted(self._firsts, first, side="right")) - 1
         taken = np.cumsum(self.index.entries["length"][number:])
         fit = max(int(np.searchsorted(taken, size, side="right")), 1)
@@ -209,7 +208,7 @@ class SealedSegment:
         return int(entry["first"]) + int(entry["count"]) - 1, int(taken[fit - 1])
 
     def faults(self) -> Iterator[tuple[int | None, DamagedError]]:
-        """Check every byte of the file and every number and time in it; yield all that is wrong.
+        """Check every byte of the file and every number and time in it; yield every fault.
 
         Each fault comes with the number of its record batch, or ``None``.
         """
@@ -254,8 +253,7 @@ class SealedSegment:
         return message
 
     def _map(self, *, whole: bool = True) -> Bytes:
-        # A mapping each time costs less than unpacking one record batch, and a log of many segments would
-        # run out of descriptors if each kept its own.
+        # Mapping costs less than unpacking one record batch, and keeping a descriptor per segment could exhaust them.
         descriptor = Descriptor(self.path, os.O_RDONLY)
         size = os.fstat(descriptor.fd).st_size
         if whole and size != self.size:
@@ -271,7 +269,7 @@ class SealedSegment:
 
 
 class _RowsCache:
-    """The record batches unpacked last, up to :data:`CACHE_BYTES`."""
+    """Recently unpacked record batches, up to :data:`CACHE_BYTES`."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[SealedSegment, int], tuple[pa.RecordBatch, int]] = OrderedDict()
@@ -327,7 +325,10 @@ def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, 
                 message = os.pread(descriptor.fd, end - begin, begin)
                 first, each = rows.column("seq")[0].as_py(), times(rows)
                 if not _same(rows, _unpack(message)):
-                    last, reason = first + rows.num_rows - 1, "what was sealed reads back differently"
+                    last, reason = (
+                        first + rows.num_rows - 1,
+                        "the sealed record batch differs from what was written",
+                    )
                     raise DamagedError(str(unfinished), begin, first, last, reason)
                 size, crc = end - begin, crc32c(message)
                 entries.append((first, rows.num_rows, crc, begin, size, int(each[0]), int(each[-1])))
@@ -349,12 +350,12 @@ def _unpack(message: Bytes | bytes) -> pa.RecordBatch:
 
 
 def _same(rows: pa.RecordBatch, others: pa.RecordBatch) -> bool:
-    # Arrow holds that a NaN differs from itself; their bytes tell.
+    # To Arrow a NaN differs from itself, so compare the bytes.
     return bool(rows.equals(others) or rows.serialize().equals(others.serialize()))
 
 
 def _record_batches(data: Bytes) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Find the position of each record batch of an Arrow file, and the batch, without an index.
+    """Yield the position of each record batch of an Arrow file, and the batch, without an index.
 
     After the magic, a file is a stream of messages; its footer must count as many record batches.
     """

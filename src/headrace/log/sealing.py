@@ -1,8 +1,8 @@
-"""Seal an open tail: write its messages as a segment with record batches of a good size.
+"""Seal an open tail: write its messages as a segment of large record batches, in a background thread.
 
-Runs in a background thread. Tail frames are as small as the traffic was; sealed record batches are large enough that
-Arrow readers and Spark work on many rows at a time. Frames are joined column by column, straight from the file's
-bytes: with one message per frame, making a batch of every frame would cost many times as much.
+Tail frames are as small as the traffic was; sealed record batches are large enough for Arrow readers and Spark. Frames
+are joined column by column, straight from the file's bytes: with one message per frame, decoding every frame into a
+batch would cost many times as much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BYTES: Final = 4 << 20
 """A record batch is closed at this many messages or payload bytes, whichever comes first."""
 
 TEXT_BYTES: Final = 16 << 20
-"""Limit for the texts a frame's messages share, which a record batch repeats: a topic may have 65,535 bytes."""
+"""Limit for texts that a frame's messages share and a record batch repeats: a topic may have 65,535 bytes."""
 
 
 def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
@@ -63,12 +63,12 @@ class _JoinedFrames:
         self.text = 0
         self._counts: list[int] = []
         self._shared: list[tuple[int, int, int, int, int]] = []
-        """For each frame: time, node, number and whether it has one, and the number of its text in ``_texts``."""
+        """Per frame: time, node, number, whether it has one, and the index of its text in ``_texts``."""
         self._texts: dict[tuple[bytes, int, int], int] = {}
         self._edges: list[bytes] = []
         self._payloads: list[memoryview] = []
         self._differing: list[tuple[int, pa.RecordBatch]] = []
-        """The columns of single frames, and the row at which each begins."""
+        """Columns of frames that have some, and the row at which each begins."""
         self._first = 0
 
     def add(self, window: bytes, at: int, rows: int, size: int) -> None:
@@ -116,14 +116,14 @@ class _JoinedFrames:
         return rows
 
     def _offsets(self, counts: npt.NDArray[np.int64]) -> Offsets:
-        """Join the offsets of the frames, which begin at 0 each."""
+        """Join the offsets of the frames, each of which begins at 0."""
         steps = np.diff(np.frombuffer(b"".join(self._edges), np.int32))
         offsets = np.zeros(self.rows + 1, np.int32)
         np.cumsum(np.delete(steps, np.cumsum(counts[:-1] + 1) - 1), out=offsets[1:])
         return offsets
 
     def _overlaid(self, shared: pa.Array, name: str) -> pa.Array:
-        """A column with the values of single frames in their places."""
+        """A column of shared values, overlaid with the values of frames that have the column."""
         parts, place = [], 0
         for begin, columns in self._differing:
             if name in columns.schema.names:
@@ -139,7 +139,7 @@ def _split(text: tuple[bytes, int, int]) -> tuple[str, str, str]:
 
 
 def _pieces(batch: Batch, rows: int) -> Iterator[pa.RecordBatch]:
-    """A large batch as several record batches of at most ``rows``; a payload that is too large alone stays alone."""
+    """Cut a large batch into record batches of at most ``rows``; a payload over the limit has its own."""
     edges = batch.run.offsets.astype(np.int64)
     begin = 0
     while begin < len(batch):

@@ -1,8 +1,8 @@
 """Snapshots: the hub's state at a sequence number, so that a restart need not read the whole log.
 
-A snapshot file holds named sections (services, holds, …), each opaque bytes to the log, after a header with the log's
-uuid and the sequence number, all under one CRC32C. The two newest are kept: a damaged one is skipped and counted, and
-the one before it used, as long as the log still has what follows that one. So is a snapshot of another log.
+A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid and the
+sequence number, all under one CRC32C. The two newest are kept: if one is damaged or of another log it is skipped and
+counted, and the older one is used, as long as the log still has the messages after it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ def serialize(snapshot: Snapshot) -> bytes:
 
 
 def parse(data: bytes, name: str = "snapshot", seq: int = 0) -> Snapshot:
-    """Parse a snapshot; anything but what was written raises.
-
-    ``name`` and ``seq`` are its source and expected number, for the error.
-    """
+    """Parse a snapshot; raise if it is damaged, naming its source and expected number."""
     if len(data) < _HEAD.size:
         raise DamagedError(name, 0, seq, seq, "the snapshot is cut short")
     magic, uuid, at, crc = _HEAD.unpack_from(data)
@@ -79,7 +76,7 @@ def paths(directory: Path) -> list[Path]:
 
 
 def read(path: Path) -> Snapshot:
-    """Read the snapshot in a file, whose name must have its number."""
+    """Read the snapshot in a file, whose name must be its number."""
     named = int(path.stem)
     snapshot = parse(path.read_bytes(), str(path), named)
     if snapshot.seq != named:

@@ -1,14 +1,13 @@
 """Begin a log after a snapshot of another one, as its copy or in its place.
 
 A frontend's log is a **copy** (:func:`begin`): the snapshot and an empty tail. The snapshot is written first; if only
-that is there, the beginning was interrupted, and a second one replaces it. A copy has the uuid of its original, so it
-must not go on by itself: there would be two histories of one name. The file ``copy`` says what it is; to let it go on
-by itself, because the original is gone for good, remove that file.
+that is there, the start was interrupted, and the next start replaces it. A copy has the uuid of its original, so it
+must not continue on its own: there would be two histories under one uuid. The file ``copy`` marks it; to let the copy
+continue because the original is gone for good, remove that file.
 
-A node of a cluster that lacks messages which nobody keeps any more **installs** a snapshot (:func:`install`): its log
-goes on after that, and what it had before is removed. First the snapshot is written to the disk as one file,
-``installing``. From then on the log is the new one, and opening it finishes what a crash interrupted. Before that, it
-is the old one.
+A node of a cluster that lacks messages which no node keeps any more **installs** a snapshot (:func:`install`): its log
+continues after the snapshot, and everything older is removed. The snapshot is first written as one file,
+``installing``. Once that file is there the log is the new one, and opening it finishes what a crash interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from headrace.log.snapshot import Snapshot
 from headrace.log.tail import TailFile
 
 COPY: Final = "copy"
-"""The file that says that a log is a copy, and of which log."""
+"""The file that marks a log as a copy, and names its original."""
 
 INSTALLING: Final = "installing"
 """The file that holds the snapshot, and the earliest time of what follows, until the installation is done."""
@@ -36,13 +35,13 @@ _REPLACED: Final = re.compile(r"\d{16}\.(open|arrow|index|snapshot|torn)")
 
 
 def is_log(directory: Path) -> bool:
-    """Whether a directory holds a log, if an empty one."""
+    """Whether a directory holds a log, even an empty one."""
     kept = "[0-9]" * 16
     return any(directory.glob(f"{kept}.open")) or any(directory.glob(f"{kept}.arrow"))
 
 
 def begin(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
-    """Make an empty log with the snapshot's uuid that goes on after its sequence number."""
+    """Create an empty log with the snapshot's uuid that continues after its sequence number."""
     with translating(directory):
         shutil.rmtree(_outdated(directory), ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
@@ -57,7 +56,7 @@ def begin(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
 
 
 def begin_anew(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
-    """Make such a log in place of a closed one, which is removed."""
+    """Create such a log in place of a closed one, which is removed."""
     with translating(directory):
         shutil.rmtree(_outdated(directory), ignore_errors=True)
         # Moved away in one step: whatever happens next, there is never half a log.
@@ -78,8 +77,8 @@ def check_original(directory: Path) -> None:
     except (OSError, UnicodeDecodeError):
         return
     raise UsageError(
-        f"{directory} is a copy of {of}: start it with --upstream. To let it go on by itself, because that one is gone"
-        f" for good, remove {directory / COPY}"
+        f"{directory} is a copy of {of}: start it with --upstream. If the original is gone for good, remove"
+        f" {directory / COPY} to run the copy on its own"
     )
 
 

@@ -1,10 +1,10 @@
 """The log of one hub: append at the tail, commit up to the head, read any range, seal, trim.
 
-Two ends: ``tail`` is the last message appended, ``head`` the last committed. Nobody reads past the head. What moves
-it (on a lone hub the write or the sync, in a cluster a majority) is not the log's business.
+``tail`` is the last message appended, ``head`` the last committed. Nobody reads past the head. The owner decides when
+it moves: after the write or the sync on a lone hub, after a majority has appended in a cluster.
 
 Threads: one thread appends and rotates; any thread reads, syncs, seals or trims. The segments are one tuple that is
-replaced, never changed, so a reader works on what it saw, and descriptors live as long as their readers.
+replaced, never changed, so a reader keeps the segments it found, and descriptors live as long as their readers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ Segment = recovery.Segment
 class Log:
     """An open log; make one with :meth:`open`.
 
+    >>> from headrace.message import Run
     >>> log = Log.open(getfixture("tmp_path"))
     >>> log.append([Batch(Run.of([b"hello", b"world"]), first=1, origin="doc")])
     >>> log.commit(log.tail)
@@ -67,10 +68,12 @@ class Log:
         self._syncing = threading.Lock()
         self._sealing = threading.Lock()
         self._writer = TailWriter()
-        self._sync_failure: str | None = None
+        self.failure: str | None = None
+        """The sync failure after which nothing can be promised any more, if there was one."""
         last = self._segments[-1]
         self.head = last.last if committed is None else min(max(committed, self._safe), last.last)
-        self._last_time = max(segment.last_time for segment in self._segments)
+        self.last_time = max(segment.last_time for segment in self._segments)
+        """The latest time stamped; nothing earlier may follow."""
         self._synced = last.last
         self._dirty_directory = False
 
@@ -85,11 +88,10 @@ class Log:
         uuid: UUID | None = None,
         read_only: bool = False,
     ) -> Log:
-        """Open the log in ``directory``, making it if there is none; recover from a crash if there was one.
+        """Open the log in ``directory``, creating it if there is none; recover from a crash if there was one.
 
-        ``committed`` is the last message that a node of a cluster knows to be committed; without it, all are. What was
-        sealed, or is in a snapshot, is committed in any case. ``uuid`` is its cluster's, for a log that is begun here.
-
+        ``committed`` is the last message that a node of a cluster knows to be committed; by default all are. Sealed
+        messages, and those that a snapshot covers, are committed in any case. ``uuid`` is that of a log that is begun.
         ``read_only`` takes no lock and changes nothing, so that a running hub's log can be read.
         """
         with translating(directory):
@@ -113,15 +115,7 @@ class Log:
     @property
     def tail(self) -> int:
         """The last sequence number appended; 0 in an empty log."""
-        try:
-            return self._segments[-1].last
-        except IndexError:
-            raise _closed() from None
-
-    @property
-    def last_time(self) -> int:
-        """The latest time stamped; nothing earlier may follow."""
-        return self._last_time
+        return self._kept[-1].last
 
     @property
     def size(self) -> int:
@@ -148,8 +142,8 @@ class Log:
             self.rotate()
             file = self._tail_file
         pieces: list[Piece] = []
-        notes: list[tuple[int, int, int, int, int]] = []
-        following, time = file.next, self._last_time
+        frames: list[tuple[int, int, int, int, int]] = []
+        following, time = file.next, self.last_time
         for place, batch in enumerate(batches, 1):
             first_time, last_time = time_span(batch)
             count = batch.run.count
@@ -158,14 +152,14 @@ class Log:
                 raise UsageError(f"{what} cannot follow message {following - 1} at {time}")
             encoded, length = file.encode(batch, first_time, continued=place < len(batches))
             pieces += encoded
-            notes.append((following, count, first_time, last_time, length))
+            frames.append((following, count, first_time, last_time, length))
             following, time = following + count, last_time
         if following - 1 > MAX_SEQUENCE:
             raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
         self._writer.write(file, pieces)
-        for note in notes:
-            file.appended(*note)
-        self._last_time = time
+        for appended in frames:
+            file.appended(*appended)
+        self.last_time = time
 
     def commit(self, seq: int) -> None:
         """Make everything up to ``seq`` visible."""
@@ -174,7 +168,7 @@ class Log:
         self.head = max(self.head, seq)
 
     def adopt(self, uuid: UUID) -> None:
-        """Take the uuid of another log; only a log that never had a message can."""
+        """Take the uuid of another log; refused unless this log has never had a message."""
         file = self._tail_file
         if self.tail or len(self._segments) > 1:
             raise UsageError(f"the log {self.uuid} has messages: it cannot become the log {uuid}")
@@ -189,61 +183,56 @@ class Log:
     def cut_back(self, last: int) -> None:
         """Remove every message after ``last`` for good; none of them may be committed.
 
-        Called by the thread that appends, and waits for the disk.
+        Call it from the thread that appends; it waits for the disk.
         """
         self._check_writable()
         if last < self.head:
             raise UsageError(f"cannot cut back to {last}: {self.head} is committed")
         if last >= self.tail:
             return
-        # A sync under way could report what is appended next as synced.
+        # A sync under way could otherwise count later appends as synced.
         with self._syncing, self._changing, translating(self.directory):
             self._segments = cut_back(self.directory, self._segments, last)
             self._synced = min(self._synced, last)
             self._writer.note_cut_back()
-        self._last_time = self._tail_file.last_time
+        self.last_time = self._tail_file.last_time
 
     def sync(self) -> int:
         """Write everything appended before the call to the disk; return the last sequence number this covers.
 
-        Called from a thread of its own, since it waits for the disk. Once it has failed it fails for good: the system
+        Call it from a thread of its own, since it waits for the disk. Once it has failed it fails for good: the system
         forgets what it could not write, so a later success would say nothing.
         """
-        # One at a time: the system reports a failed write once, to the first that asks.
+        # One at a time: the system reports a failed write once, to the first sync after it.
         with self._syncing:
-            if self._sync_failure is not None:
-                raise StorageError(self._sync_failure)
+            if self.failure is not None:
+                raise StorageError(self.failure)
             upto = self.tail
             try:
                 for segment in self._segments:
                     if isinstance(segment, TailFile) and segment.last > self._synced:
                         os.fdatasync(segment.fd)
                 if self._dirty_directory:
-                    # Before, not after: a rotation meanwhile makes it dirty again.
+                    # Before the sync, not after: a rotation meanwhile makes it dirty again.
                     self._dirty_directory = False
                     sync_directory(self.directory)
             except OSError as error:
                 why = os.strerror(error.errno or 0).lower()
                 doubt = f"messages {self._synced + 1} on may not be on the disk ({why})"
-                self._sync_failure = f"{self.directory}: {doubt}; check it, then restart the hub"
-                raise StorageError(self._sync_failure) from error
+                self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
+                raise StorageError(self.failure) from error
             self._synced = max(self._synced, upto)
             return upto
-
-    @property
-    def failure(self) -> str | None:
-        """Why the log can no longer promise anything: the sync that failed, if one did."""
-        return self._sync_failure
 
     def read(
         self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
     ) -> list[Batch]:
         """Read committed batches from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
 
-        At least one message comes back unless ``first`` is past the head. Call again for what follows. Only nodes of a
-        cluster read on to the tail, for each other (``uncommitted``).
+        At least one message is returned unless ``first`` is past the head. Call again for more. Only nodes of a cluster
+        read up to the tail, for each other (``uncommitted``).
         """
-        # The head first: all that it covers is in the segments read after it.
+        # Take the head first: the segments, taken after it, contain all it covers.
         end = self.tail if uncommitted else self.head
         last = end if last is None else min(last, end)
         segments = self._kept
@@ -259,7 +248,7 @@ class Log:
             raise self._unreadable(error, segment, first, last) from error
 
     def scan(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> Iterator[Batch]:
-        """Every committed batch from ``first`` to ``last`` (or to the head as it was at the call)."""
+        """Yield every committed batch from ``first`` to ``last`` (by default the head at the time of the call)."""
         last = self.head if last is None else min(last, self.head)
         while first <= last:
             for batch in self.read(first, last, max_bytes):
@@ -280,9 +269,9 @@ class Log:
         return self.head + 1
 
     def reach(self, first: int, size: int) -> int:
-        """The last committed number such that ``first`` to it takes about ``size`` bytes in the log's files.
+        """The last committed number such that messages from ``first`` up to it take about ``size`` bytes on disk.
 
-        Whole frames or record batches are counted, one at least.
+        Whole frames or record batches are counted, at least one.
         """
         last = first - 1
         for segment in self._kept:
@@ -301,7 +290,7 @@ class Log:
         return self._kept[0].first_time()
 
     def rotate(self) -> None:
-        """Begin a new open tail; the old one can then be sealed. An empty tail stays."""
+        """Begin a new open tail, so that the old one can be sealed. An empty tail stays."""
         old = self._tail_file
         if old.empty:
             return
@@ -309,7 +298,7 @@ class Log:
         with translating(path):
             self._writer.tidy(old)
             sync = self.fsync == "always"
-            fresh = TailFile.create(path, self.uuid, old.next, self._last_time, sync=sync)
+            fresh = TailFile.create(path, self.uuid, old.next, self.last_time, sync=sync)
         self._dirty_directory = True
         with self._changing:
             self._segments = (*self._segments, fresh)
@@ -327,12 +316,12 @@ class Log:
         """Write the hub's state after entry ``seq``, which must be committed."""
         self._check_writable()
         if seq > self.head:
-            raise UsageError(f"cannot keep the state at {seq}: the head is {self.head}")
+            raise UsageError(f"cannot write a snapshot at {seq}: the head is {self.head}")
         if self.snapshot is not None and seq < self.snapshot.seq:
-            raise UsageError(f"cannot keep the state at {seq}: a snapshot at {self.snapshot.seq} is there")
+            raise UsageError(f"cannot write a snapshot at {seq}: there is a newer one at {self.snapshot.seq}")
         sync = self.fsync != "never"
         if sync and self._synced < seq:
-            # After a power failure a snapshot ahead of the log would look like a log that lost its end.
+            # After a power failure, a snapshot ahead of the log would look as if the log had lost its end.
             self.sync()
         taken = snapshot.Snapshot(self.uuid, seq, sections)
         with translating(self.directory):
@@ -342,7 +331,7 @@ class Log:
     def retain(
         self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
     ) -> retention.RetentionDecision:
-        """Remove what retention allows."""
+        """Remove the segments that retention allows to remove."""
         decision, gone = self.let_go(now, retain_bytes=retain_bytes, retain_us=retain_us, holds=holds)
         remove_files(gone)
         return decision
@@ -370,7 +359,7 @@ class Log:
 
     def close(self) -> None:
         """Sync (unless ``fsync`` is ``never``), then release the files and the lock."""
-        # A segment half sealed is finished first: the next writer would remove it as litter.
+        # Finish sealing first: the next writer would remove a half-sealed segment as litter.
         with self._sealing:
             if not self._segments:
                 return
@@ -385,7 +374,7 @@ class Log:
 
     @property
     def _safe(self) -> int:
-        """The last message committed beyond doubt: only committed ones are sealed, or in a snapshot."""
+        """The last message known to be committed: only committed ones are sealed, or covered by a snapshot."""
         sealed = [segment.last for segment in self._segments if isinstance(segment, SealedSegment)]
         return max([0 if self.snapshot is None else self.snapshot.seq, *sealed])
 
@@ -393,7 +382,7 @@ class Log:
     def _kept(self) -> tuple[Segment, ...]:
         segments = self._segments
         if not segments:
-            raise _closed()
+            raise ClosedError("the log is closed")
         return segments
 
     @property
@@ -414,13 +403,13 @@ class Log:
             return translated(error, segment.path)
         if self.lock is not None and segment in self._segments:
             return DamagedError(str(segment.path), 0, segment.first, segment.last, "the file is gone")
-        # Retention removed it, here or in the writing process, after we had chosen the segment.
+        # Retention removed it, here or in the writing process, after the segment was chosen.
         return TrimmedError(first, last, segment.last + 1)
 
     def _seal(self, tail: TailFile) -> SealedSegment:
         path = tail.path.with_suffix(".arrow")
         sync = self.fsync != "never"
-        # A failure loses nothing: the tail stays, and sealing is tried again later.
+        # A failure loses nothing: the tail stays, and sealing is retried later.
         with translating(path):
             segment = seal(tail, path, sync=sync)
             if sync:
@@ -432,14 +421,10 @@ class Log:
 
 
 def remove_files(gone: Sequence[SealedSegment]) -> None:
-    """Remove the files of segments that the log has let go of."""
+    """Remove the files of segments that the log has dropped."""
     for segment in gone:
-        # The index goes last: a file without an index would be damage, an index alone is litter.
+        # The index goes last: a segment without its index would be damage, an index alone is litter.
         for suffix in (".torn", ".arrow", ".index"):
-            # What is left is removed when the log is next opened.
+            # Leftovers are removed when the log is next opened.
             with contextlib.suppress(OSError):
                 segment.path.with_suffix(suffix).unlink(missing_ok=True)
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the log is closed")

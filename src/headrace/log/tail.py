@@ -1,18 +1,10 @@
 """The open tail: a file of frames, appended by ``write()``.
 
-A tail file is a header and frames (:mod:`~headrace.log.frame`) side by side, one per batch. The header is::
+A tail file is a header and frames (:mod:`~headrace.log.frame`) side by side, one per batch; ``docs/log.md`` has the
+layout. An append is whole or not there: all its frames but the last are marked as continued.
 
-    0   magic  8 bytes   "HRTAIL", 1, line feed
-    8   uuid   16 bytes  the log's
-    24  first  u64       the sequence number that its first message has
-    32  time   i64       of the message before that: nothing earlier follows, even if that message is trimmed
-    40  salt   u32       random, not 0
-    44  crc    u32       CRC32C of the above
-
-An append is whole or not there: all its frames but the last say that another follows.
-
-Frames that do not add up, with no good frame after them, are a **torn end**: the append that a crash interrupted,
-never acknowledged. The same with a good frame after it is **damage**.
+Bad frames with no good frame after them are a **torn end**: the append that a crash interrupted, never acknowledged.
+Bad frames before a good one are **damage**.
 """
 
 from __future__ import annotations
@@ -37,7 +29,7 @@ from headrace.log.files import Descriptor, making, sync_directory, write_whole
 from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
-"""Bytes of a tail that are read at a time."""
+"""Bytes of a tail read at a time."""
 
 HEADER_BYTES: Final = 48
 
@@ -56,7 +48,10 @@ class TornEnd:
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The header of a tail file."""
+    """The header of a tail file, whose first message is ``first``.
+
+    ``time`` is that of the message before: nothing earlier follows, even if that message is trimmed.
+    """
 
     uuid: UUID
     first: int
@@ -70,7 +65,7 @@ class FileHeader:
 
     @classmethod
     def parse(cls, data: bytes, path: Path) -> FileHeader:
-        """Parse the header of a file; anything but what was written raises."""
+        """Parse the header of a file; raise if it is damaged."""
         expected = int(path.stem) if path.stem.isdigit() else 0
         if len(data) < _FILE.size:
             raise DamagedError(str(path), 0, expected, None, "the file header is cut short")
@@ -97,7 +92,8 @@ class TailFile:
         """Bytes of whole frames, header included."""
         self.last_time = header.time
         self._before = header.time
-        self._descriptor = descriptor
+        self.fd = descriptor.fd
+        self._descriptor = descriptor  # closes the file with its last reference
         self._salt = header.salt
         self._offsets = array("Q")
         self._firsts = array("Q")
@@ -106,15 +102,15 @@ class TailFile:
 
     @classmethod
     def create(cls, path: Path, uuid: UUID, first: int, time: int = 0, *, sync: bool) -> TailFile:
-        """Make an empty tail whose first message will be ``first``, not earlier than ``time``."""
-        # Never 0: files are zeros where a file system lost what was written.
+        """Create an empty tail whose first message will be ``first``, not earlier than ``time``."""
+        # Never 0: a file system that lost data leaves zeros.
         header = FileHeader(uuid, first, time, 1 + secrets.randbelow((1 << 32) - 1))
         write_whole(path, header.serialize(), sync=sync)
         return cls(path, Descriptor(path, os.O_RDWR), header)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> tuple[TailFile, TornEnd | None]:
-        """Read a tail and check every frame; describe a torn end, and leave it where it is."""
+        """Read a tail and check every frame; describe a torn end, but leave it in place."""
         descriptor = Descriptor(path, os.O_RDWR if writable else os.O_RDONLY)
         header = FileHeader.parse(os.pread(descriptor.fd, HEADER_BYTES, 0), path)
         tail = cls(path, descriptor, header)
@@ -130,17 +126,12 @@ class TailFile:
         """Whether nothing has been appended yet."""
         return not self._offsets
 
-    @property
-    def fd(self) -> int:
-        """The open file's descriptor."""
-        return self._descriptor.fd
-
     def encode(self, batch: Batch, time: int, *, continued: bool) -> tuple[list[frame.Piece], int]:
         """Encode a batch for this file: the pieces to write side by side, and their total length."""
         return frame.encode(batch, self._salt, time=time, continued=continued)
 
     def appended(self, first: int, count: int, time: int, last_time: int, length: int) -> None:
-        """Note a frame that is now in the file."""
+        """Record a frame that is now in the file."""
         self._last_times.append(last_time)
         self._times.append(time)
         self._firsts.append(first)
@@ -167,7 +158,7 @@ class TailFile:
         return _trim(batches, first, last)
 
     def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int]]]:
-        """Check every frame; yield windows of the file's bytes, and where the frames in each begin."""
+        """Check every frame; yield windows of the file's bytes, each with where its frames begin."""
         index, known = 0, len(self._offsets)
         while index < known:
             start = self._offsets[index]
@@ -194,7 +185,7 @@ class TailFile:
         return first + int(np.searchsorted(frame.times(batch.columns), time))
 
     def reach(self, first: int, size: int) -> tuple[int, int]:
-        """The last message of the whole frames from ``first`` on that fit ``size``, one at least, and their size."""
+        """The last message of the frames from ``first`` on that fit ``size``, at least one, and their size."""
         known = len(self._offsets)
         begin = bisect_right(self._firsts, first, 0, known) - 1
         start = self._offsets[begin]
@@ -211,15 +202,13 @@ class TailFile:
         return self._times[0] if self._times else None
 
     def cut_back(self, last: int) -> TailFile:
-        """Remove everything after ``last`` for good; return this tail, made shorter, or the file that replaces it.
+        """Remove everything after ``last`` for good; return this tail, shortened, or the file that replaces it.
 
-        Where ``last`` ends an append, the file is cut there. Elsewhere the rest of that append is written anew, and the
-        new file replaces the old one in one step: at no moment is less there than what is to stay.
+        If ``last`` ends an append, the file is truncated there. If not, the kept part of that append is rewritten, and
+        the new file replaces the old one in one step: no message that stays is ever missing.
         """
         whole = bisect_right(self._firsts, last)
-        if whole and self._last_of(whole - 1) > last:
-            return self._rewritten(whole - 1, last)
-        if whole and self._is_continued(whole - 1):
+        if whole and (self._last_of(whole - 1) > last or self._is_continued(whole - 1)):
             return self._rewritten(whole - 1, last)
         if whole < len(self._offsets):
             os.ftruncate(self.fd, self._offsets[whole])
@@ -247,7 +236,7 @@ class TailFile:
         return rewritten
 
     def _is_continued(self, index: int) -> bool:
-        """Whether a frame's append goes on in the next frame."""
+        """Whether a frame's append continues in the next frame."""
         header = frame.HEADER.unpack(os.pread(self.fd, frame.HEADER.size, self._offsets[index]))
         return bool(header[10] & frame.CONTINUED)
 
@@ -264,7 +253,7 @@ class TailFile:
 
     def _check_frames(self) -> TornEnd | None:
         """Walk every frame; return the torn end, raise on damage."""
-        whole = 0  # frames of appends that are all here
+        whole = 0  # frames of complete appends
         for window, place in walk(self.fd, self._salt, self.size):
             if place.first != self.next:
                 reason = f"message {place.first} stands where {self.next} belongs"
@@ -290,14 +279,14 @@ class TailFile:
             return
         self.size, self.next = self._offsets[index], self._firsts[index]
         self.last_time = self._last_times[index - 1] if index else self._before
-        for notes in (self._offsets, self._firsts, self._times, self._last_times):
-            del notes[index:]
+        for column in (self._offsets, self._firsts, self._times, self._last_times):
+            del column[index:]
 
 
 def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.FrameInfo]]:
-    """The good frames of a file side by side from ``offset`` on, each with a window of bytes that has all of it.
+    """Yield the consecutive good frames of a file from ``offset`` on, each with a window of bytes that contains it.
 
-    It ends at the end of the file, or where :func:`fault` names what is wrong.
+    Stop at the end of the file, or where :func:`fault` tells what is wrong.
     """
     window = b""
     at = 0
@@ -349,7 +338,7 @@ def _frame_at(fd: int, salt: int, offset: int) -> frame.FrameInfo:
 
 
 def _trim(batches: list[Batch], first: int, last: int) -> list[Batch]:
-    """Cut off what is before ``first`` and after ``last``."""
+    """Cut off messages before ``first`` and after ``last``."""
     if batches[0].first < first:
         batches[0] = batches[0].slice(first - batches[0].first, len(batches[0]))
     if batches[-1].last > last:

@@ -1,12 +1,11 @@
 """Changes at the end of the log: writing to the open tail, all or nothing, and cutting back.
 
-A write that failed may have left bytes after the last whole frame. They are cut off at once or, if the disk refuses
-even that, before anything else is written or a new tail begun: no frame may follow bytes that are none.
+A failed write may leave bytes after the last whole frame. They are cut off at once or, if the disk refuses even that,
+before anything else is written or a new tail begun: no frame may follow garbage.
 
 Only a node of a cluster cuts its log back, and only by messages that were never committed: a primary numbered them, no
-majority had them, and another took over. A crash at any moment leaves a log that ends where it ended, where it is to
-end, or at the end of a file between the two; never one with a hole, and never a shorter one. After a crash the node
-cuts back again.
+majority had them, and another took over. A crash meanwhile leaves a log that ends at the old end, at the new one, or at
+the end of a file in between; never one with a hole, and never a shorter one. After a crash the node cuts back again.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from headrace.log.recovery import Segment
 from headrace.log.tail import TailFile
 
 _MAX_PIECES: Final = 1000
-"""Buffers one system call takes (IOV_MAX is 1024 on Linux)."""
+"""Buffers per system call (IOV_MAX is 1024 on Linux)."""
 
 _MAX_BYTES: Final = 1 << 19
-"""Bytes for one system call. For more at once Linux takes memory in blocks so large that a virtual machine has often
-given them back to its host, and writing to them takes ten times as long as to memory in use."""
+"""Bytes per system call. For more at once Linux allocates blocks so large that a virtual machine has often given them
+back to its host, and writing to them takes ten times as long as to memory in use."""
 
 
 class TailWriter:
@@ -43,11 +42,11 @@ class TailWriter:
         offset = file.size
         try:
             self.tidy(file)
-            for some in _portions(pieces):
-                while some:
-                    written = os.pwritev(file.fd, some, offset)
+            for portion in _portions(pieces):
+                while portion:
+                    written = os.pwritev(file.fd, portion, offset)
                     offset += written
-                    some = _unwritten(some, written)
+                    portion = _unwritten(portion, written)
         except OSError as error:
             self._leftover = True
             with contextlib.suppress(OSError):
@@ -72,7 +71,7 @@ def cut_back(directory: Path, segments: Sequence[Segment], last: int) -> tuple[S
     if not isinstance(ending, TailFile):
         raise UsageError(f"message {last + 1} is sealed and cannot be cut off")
     for segment in reversed(gone):
-        # One at a time, the newest first: a power failure may keep a later removal and forget an earlier one.
+        # One at a time, the newest first: a power failure may undo an earlier removal and keep a later one.
         segment.path.unlink(missing_ok=True)
         sync_directory(directory)
     return (*segments[:at], ending.cut_back(last))

@@ -1,4 +1,4 @@
-"""Matching: which clients a message is for, by its attributes."""
+"""Matching: find the clients whose subscriptions a message's attributes satisfy."""
 
 from headrace.matching.matcher import TABLE, Matcher
 from headrace.matching.matches import Matches, Memory
@@ -7,5 +7,5 @@ from headrace.matching.warm_up import is_cold, remove_stale_caches, warm
 
 __all__ = ["TABLE", "Matcher", "Matches", "Memory", "Ring", "is_cold", "warm"]
 
-# Before any module of kernels is loaded.
+# Before any kernel module is loaded.
 remove_stale_caches()

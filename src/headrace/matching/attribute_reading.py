@@ -1,6 +1,6 @@
-"""Kernels that read attributes out of Arrow's buffers; and the form that they are read into.
+"""Kernels that read attributes out of Arrow's buffers, and the form that they are read into.
 
-Messages are data from outside: every read of their bytes is between offsets of an Arrow array, which must be valid.
+Messages are untrusted: every read of their bytes is between offsets of an Arrow array, which must be valid.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Facts(NamedTuple):
     """
 
     skipped: Bytes
-    """Messages that match nothing: the hub's own entries."""
+    """Whether a message matches nothing, as the hub's own entries do."""
     textual: Bytes
     """Whether a source has strings, or numbers."""
     first: npt.NDArray[np.int32]
     name: Ints
-    """The attribute, as the place of its name among the batch's names; -1 if no subscription names it."""
+    """The index of the attribute's name among the batch's names; -1 if no subscription names it."""
     number: Floats
     bits: Wide
     """Numbers as the integers that equal numbers share."""
@@ -58,8 +58,8 @@ def read_names(
 ) -> int:
     """Number the names of entries ``begin`` to ``end`` of a map's keys; write them from ``out[at]`` on.
 
-    Messages mostly name their attributes in one order: a name is first compared with the one that followed its
-    predecessor last time, and looked up only if it is another.
+    Most messages name their attributes in the same order: a name is first compared with the one that followed its
+    predecessor last time, and looked up only if it differs.
     """
     following = np.full(64, np.int32(-1))
     before = 0

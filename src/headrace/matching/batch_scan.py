@@ -12,7 +12,7 @@ from headrace.matching.attribute_reading import Facts
 from headrace.matching.index.segment import Ints, Segment
 
 FIRST_ROOM = 1 << 12
-"""Rows that a segment has room for at first."""
+"""Initial room for a segment's matching rows."""
 
 
 class BatchScan:
@@ -34,17 +34,17 @@ class BatchScan:
         self._counts = np.empty((len(segments), len(facts.skipped)), np.int32)
 
     def piece(self, begin: int, end: int, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Offsets and clients of messages from ``begin`` on, for as many messages as have ``most`` clients together."""
+        """Match messages from ``begin`` on, up to ``most`` clients or one message; return offsets and clients."""
         found: list[Ints] = []
         for index in range(len(self._segments)):
-            # A segment that has no room for more shortens the piece for all.
+            # A segment that runs out of room shortens the piece for all.
             end, rows = self._match(index, begin, end, most)
             found.append(rows)
         counts = self._counts[:, begin:end].sum(axis=0, dtype=np.int64)
         offsets = np.zeros(end - begin + 1, np.int64)
         np.cumsum(counts, out=offsets[1:])
         if offsets[-1] > most and end - begin > 1:
-            # Together they are too many, though each segment's were not.
+            # Too many in total, though not in any one segment.
             end = begin + max(1, int(np.searchsorted(offsets, most, side="right")) - 1)
             offsets = offsets[: end - begin + 1]
         clients = np.empty((int(offsets[-1]), 3), np.uint32)
@@ -55,7 +55,7 @@ class BatchScan:
 
     def _match(self, index: int, begin: int, end: int, most: int) -> tuple[int, Ints]:
         segment = self._segments[index]
-        # One message, which may match every row, always has room.
+        # There is always room for one message, which may match every row.
         enough = max(most, segment.rows)
         room = min(enough, FIRST_ROOM + 256 * (end - begin))
         rows = np.empty(room, np.int32)

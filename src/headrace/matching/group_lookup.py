@@ -1,7 +1,7 @@
 """From messages to visits: a chunk of messages as points, and the groups of a segment that each must visit.
 
-Visits to groups without key come group by group, not message by message: a group is read from memory once a chunk, and
-stays in the processor's cache for all messages that visit it.
+Visits to groups without a key come group by group, not message by message: a group is read from memory once per chunk
+and stays in the processor's cache for all messages that visit it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.matching.index.hashing import find_key, find_word, hash_text, mixe
 from headrace.matching.index.segment import Ints, Segment
 from headrace.wire.numba_kernels import inline
 
-# The kinds of keys of an attribute, as bits; and a key's kind is 4 * attribute + one of the numbers.
+# Kinds of keys: a key's kind is 4 * attribute + one of these; an attribute's kinds are bits.
 TEXT_KEY, NUMBER_KEY, PREFIX_KEY, PRESENT_KEY = 0, 1, 2, 3
 
 Matrix = npt.NDArray[np.float64]
@@ -32,10 +32,10 @@ def points(
     touched: Ints,
     touching: Ints,
 ) -> None:
-    """Fill in messages as points, the fact of each attribute, or -1, and which attributes a message has.
+    """Fill in messages as points, each attribute's fact (-1 if absent), and which attributes a message has.
 
-    Dimension ``d`` is column ``d + 1``; column 0 stands for no dimension, and is always 0. Only what the chunk before
-    has filled in is cleared first: subscriptions may name very many attributes, of which a message has few.
+    Dimension ``d`` is column ``d + 1``; column 0 stands for no dimension and is always 0. Only the previous chunk's
+    values are cleared first: subscriptions may name very many attributes, of which a message has few.
     """
     skipped, textual, first, names = facts.skipped, facts.textual, facts.first, facts.name
     number, hashes, text_begin, text_end, text = facts.number, facts.hash, facts.begin, facts.end, facts.data
@@ -74,7 +74,7 @@ def points(
 
 @inline
 def _visit(visits: Ints, count: int, message: int, first: int, end: int) -> Ints:
-    """Append visits of a message to groups ``first`` to ``end`` after ``count`` others; maybe in a larger array."""
+    """Append visits of a message to groups ``first`` to ``end``; return the array, grown if it was full."""
     if count + end - first > len(visits):
         larger = np.empty((2 * (count + end - first), 2), np.int32)
         larger[:count] = visits[:count]
@@ -99,14 +99,11 @@ def visits_of(
     touching: Ints,
     visits: Ints,
 ) -> tuple[Ints, int]:
-    """Find which of messages ``begin`` to ``end`` must visit which groups; return the visits and their number."""
+    """Find which groups messages ``begin`` to ``end`` must visit; return the visits and their number."""
     dim_group, group_dims, key_group = segment.dim_group, segment.group_dims, segment.key_group
     key_kind, key_value, key_slots = segment.key_kind, segment.key_value, segment.key_slots
-    attribute_keys, prefix_begin, prefix_length = (
-        segment.attribute_keys,
-        segment.prefix_begin,
-        segment.prefix_length,
-    )
+    attribute_keys = segment.attribute_keys
+    prefix_begin, prefix_length = segment.prefix_begin, segment.prefix_length
     word_data, word_begin, word_slots = segment.word_data, segment.word_begin, segment.word_slots
     bits, text_begin, text_end, text, skipped = facts.bits, facts.begin, facts.end, facts.data, facts.skipped
     count = 0
@@ -115,7 +112,7 @@ def visits_of(
             if not skipped[begin + row]:
                 visits = _visit(visits, count, row, group, group + 1)
                 count += 1
-    # The groups of every attribute that any of the messages has.
+    # Groups of every attribute that any of the messages has.
     done = np.zeros(len(attribute_keys), np.uint8)
     for each in range(end - begin):
         for index in range(touching[each]):
@@ -154,7 +151,7 @@ def visits_of(
                 visits = _visit(visits, count, row, key_group[key], key_group[key + 1])
                 count += key_group[key + 1] - key_group[key]
             if kinds >> PREFIX_KEY & 1 and not np.isnan(code):
-                # One pass over the text: the hash of each beginning is a step on the way to the next.
+                # One pass over the text: the hash of each prefix continues that of the shorter one.
                 state = seed
                 at = text_begin[fact]
                 for place in range(prefix_begin[attribute], prefix_begin[attribute + 1]):

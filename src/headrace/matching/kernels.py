@@ -1,15 +1,14 @@
 """The inner loops of matching, compiled: a batch of messages against a segment in one call.
 
-``match`` finds the rows of a segment, ``collect`` gathers their clients.
-
-``match`` takes some messages at a time, a *chunk*: it makes points of them, finds which groups each must visit
-(:mod:`headrace.matching.group_lookup`), and then goes through those groups.
+``match`` finds the rows of a segment, ``collect`` gathers their clients. ``match`` takes the messages in *chunks*: it
+turns a chunk into points, finds the groups that each must visit (:mod:`headrace.matching.group_lookup`), and then
+searches those groups.
 
 Invariants:
 
 - Nothing is written past the arrays given: ``match`` stops before the first message whose rows would not fit.
-- Messages are data from outside: every read of their bytes is between offsets of a valid Arrow array.
-- ``died`` may change while ``match`` runs. A change made after ``version`` is later than ``version`` and not seen.
+- Messages are untrusted: every read of their bytes is between offsets of a valid Arrow array.
+- ``died`` may change while ``match`` runs. A change after ``version`` has a later version and is not seen.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from headrace.wire.numba_kernels import BYTES, INDEX, INTS, INTS_2, WIDE, inline
 from headrace.wire.sdk.predicate import NOTHING, NUMBER, TEXT, holds
 
 LEAF: Final = 16
-"""Entries to a leaf of a tree, and nodes to a node."""
+"""Entries of a leaf of a tree, and children of a node."""
 
 MAX_STACK: Final = 256
-"""Nodes that wait while a tree is walked: fewer than LEAF for each level, of which 2^31 entries have 8."""
+"""Nodes pending while a tree is walked: fewer than LEAF per level, and 2^31 entries make 8 levels."""
 
 CANDIDATES: Final = 1024
-"""Entries that passed the approximate check and are checked exactly, together."""
+"""Entries that passed the approximate check, to be checked exactly in one go."""
 
 CHUNK: Final = 256
-"""Messages that are matched together, at most."""
+"""Most messages matched together."""
 
 POINTS: Final = 1 << 16
-"""Messages of a chunk times attributes, at most: the bound on the memory of a chunk's points."""
+"""Most messages of a chunk times attributes: bounds the memory of a chunk's points."""
 
 SEGMENT: Any = types.NamedTuple(
     [
@@ -50,7 +49,6 @@ SEGMENT: Any = types.NamedTuple(
     ],
     Segment,
 )
-
 
 _holds = inline(holds)
 
@@ -69,16 +67,10 @@ def _check(
 ) -> int:
     """Append the candidates (message, entry, predicates settled) that really match to ``found``.
 
-    They are checked together because each is somewhere else in memory: a processor waits for several at once.
+    Each is somewhere else in memory; checked together, a processor waits for several at once.
     """
-    died, start, dim, lo, hi, pool = (
-        segment.died,
-        segment.start,
-        segment.dim,
-        segment.lo,
-        segment.hi,
-        segment.pool,
-    )
+    died, start, dim = segment.died, segment.start, segment.dim
+    lo, hi, pool = segment.lo, segment.hi, segment.pool
     entry, word_data, word_begin = segment.entry, segment.word_data, segment.word_begin
     bits, text_begin, text_end, text = facts.bits, facts.begin, facts.end, facts.data
     for candidate in range(count):
@@ -124,8 +116,8 @@ def _search_groups(
 ) -> int:
     """Write the matches of visits, message and row, into ``found``; return how many, or -1 if they do not fit.
 
-    Bounds are compared exactly LEAF at a time (there is padding after the last), by unsigned places and without a
-    branch between: then a few instructions do it, and no processor has to guess which entry passes.
+    Bounds are compared exactly LEAF at a time (there is padding after the last), by unsigned index and without a branch
+    in between, so that the loop is vectorized and no branch is mispredicted.
     """
     near, near_dims, group_second = segment.near, segment.near_dims, segment.group_second
     group_begin, group_dims, group_settled = segment.group_begin, segment.group_dims, segment.group_settled
@@ -156,10 +148,10 @@ def _search_groups(
             level_size[0] = (end - begin + LEAF - 1) // LEAF
             while level_size[level] > LEAF:
                 level_size[level + 1] = (level_size[level] + LEAF - 1) // LEAF
-                # A level is filled up to whole nodes, with boxes that hold nothing.
+                # A level is padded to whole nodes with empty boxes.
                 level_at[level + 1] = level_at[level] + LEAF * level_size[level + 1]
                 level += 1
-            # All of them are the children of a root that has no box.
+            # They are the children of a root without a box.
             stack[0] = level + 1
         else:
             stack[0] = 0
@@ -247,8 +239,9 @@ def match(
     rows: Ints,
     counts: Ints,
 ) -> tuple[int, int]:
-    """Match messages ``begin`` to ``end``: write the rows of message ``i``, ``counts[i]`` of them, one message after
-    the other. Return the message before which it ran out of room, or ``end``; and how many rows it wrote.
+    """Match messages ``begin`` to ``end``: write the matching rows message by message, ``counts[i]`` for message ``i``.
+
+    Return the message before which ``rows`` ran out of room, or ``end``, and how many rows were written.
 
     ``attribute_of`` has the segment's attribute for each of the batch's names, or -1.
     """
@@ -278,7 +271,7 @@ def match(
                     return message, used
                 # Fewer messages may fit.
                 stop = message + (stop - message) // 2
-        # Sort what was found group by group by message.
+        # The pairs came group by group: sort them by message.
         for each in range(message, stop):
             counts[each] = 0
         for pair in range(used, used + pairs):
@@ -298,7 +291,7 @@ def match(
 
 @kernel(types.void(CLIENTS, INTS, INTS, INDEX, INDEX, WIDE, CLIENTS))
 def collect(clients: Clients, rows: Ints, counts: Ints, begin: int, end: int, at: Wide, out: Clients) -> None:
-    """Append the clients of messages ``begin`` to ``end`` to those that each message has; ``at`` advances."""
+    """Append the clients of messages ``begin`` to ``end`` to each message's own; ``at`` advances."""
     row = 0
     for message in range(begin, end):
         place = at[message - begin]

@@ -2,15 +2,14 @@
 
 Subscriptions are kept in immutable, indexed segments (:mod:`headrace.matching.index.segment`), oldest and largest
 first, and a small tail of the newest (:mod:`headrace.matching.index.tail`). A full tail is indexed at once, which takes
-about a millisecond; merging segments into larger ones is left to :meth:`Matcher.rebuild`, for a thread of its own.
+about a millisecond; :meth:`Matcher.rebuild` merges segments into larger ones, in a thread of its own.
 
 Invariants:
 
-- A client has one living row at most. Rows are never changed: a subscription that is replaced or withdrawn *dies* at a
+- A client has at most one living row. Rows are never changed: a subscription that is replaced or withdrawn *dies* at a
   version, and its successor is another row.
 - All that matching needs is in one ``_View``, replaced by one assignment. A match takes the current view and sees
-  the subscriptions of exactly that version, whatever changes meanwhile: none twice, none missing. So it needs no lock
-  and never waits.
+  exactly the subscriptions of that version, whatever changes meanwhile. So it needs no lock and never waits.
 - Changes hold a lock, for microseconds. A rebuild holds it only to swap its result in.
 - Without subscriptions nothing is compiled or loaded: numba comes with the first one, or with
   :func:`~headrace.matching.warm_up.warm`.
@@ -35,16 +34,17 @@ from headrace.message import SCHEMA, Batch
 from headrace.wire.sdk.predicate import Between, Equals, Predicate, parse_field, serialize_field
 
 if TYPE_CHECKING:
+    from headrace.matching.batch_scan import BatchScan
     from headrace.matching.index.tail import Tail
 
 PIECE: Final = 1 << 20
-"""Clients that one piece of a batch's matches has at most, unless a single message has more."""
+"""Most clients in one piece of a batch's matches, unless a single message has more."""
 
 SMALL: Final = 1 << 15
-"""Segments of up to this many rows together are merged at once when nothing was rebuilt for long."""
+"""Segments with up to this many rows in total are merged at once if :meth:`Matcher.rebuild` has not come to it."""
 
 MANY: Final = 8
-"""Segments of about one size that are too many."""
+"""More segments than this of about one size are too many."""
 
 TABLE = pa.schema([("client", pa.binary(CLIENT_BYTES)), ("predicates", pa.map_(pa.string(), pa.string()))])
 """The schema of :meth:`Matcher.table`."""
@@ -56,6 +56,11 @@ class _View(NamedTuple):
     rows: int
     """Rows of the tail that belong to this version."""
     version: int
+
+
+class _Place(NamedTuple):
+    where: Segment | Tail
+    row: int
 
 
 class Matcher:
@@ -75,7 +80,7 @@ class Matcher:
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
         self._json_attributes = json_attributes
-        # It decides where things are filed, not what is found, as Python's own seed of hashes.
+        # Like Python's own hash seed, it decides where things are filed, not what is found.
         self._seed = np.uint64(secrets.randbits(64) if seed is None else seed)
         self._changing = threading.Lock()
         self._rebuilding = threading.Lock()
@@ -114,7 +119,7 @@ class Matcher:
             if old is None:
                 self._count += 1
             else:
-                _bury(old, version + 1)
+                old.where.died[old.row] = version + 1
             self._view = _View(segments, tail, tail.count, version + 1)
 
     def withdraw(self, client: bytes) -> bool:
@@ -125,7 +130,7 @@ class Matcher:
             if old is None:
                 return False
             segments, tail, count, version = self._view
-            _bury(old, version + 1)
+            old.where.died[old.row] = version + 1
             self._count -= 1
             self._view = _View(segments, tail, count, version + 1)
             return True
@@ -133,12 +138,15 @@ class Matcher:
     def predicates(self, client: bytes) -> Mapping[str, Predicate] | None:
         """A client's subscription, if it has one."""
         place = self._place(client)
-        return None if place is None else predicates_of(_segment(place[0]), place[1])
+        if place is None:
+            return None
+        segment = place.where if isinstance(place.where, Segment) else place.where.segment()
+        return predicates_of(segment, place.row)
 
     def match(self, batch: Batch) -> Matches:
         """The clients of each message of a batch.
 
-        A message may be for very many: to bound memory, use :meth:`pieces`.
+        To bound memory for messages with very many clients, use :meth:`pieces`.
         """
         pieces = [matches for _, matches in self.pieces(batch)]
         if len(pieces) == 1:
@@ -156,9 +164,9 @@ class Matcher:
         return self.match(Batch.over(rows))
 
     def pieces(self, batch: Batch, most: int = PIECE) -> Iterator[tuple[int, Matches]]:
-        """Match some messages at a time: yield the place of the first in the batch, and their clients.
+        """Match some messages at a time: yield the index of the first in the batch, and their clients.
 
-        A piece has at most ``most`` clients, or one message. All pieces are of one version of the subscriptions.
+        A piece has at most ``most`` clients, or one message. All pieces see the same version of the subscriptions.
         """
         view = self._view
         segments = list(view.segments)
@@ -167,15 +175,10 @@ class Matcher:
         if not segments or not len(batch):
             yield 0, nobody(len(batch))
             return
-        from headrace.matching import batch_scan, message_columns
-
-        said, attributes = message_columns.read(
-            batch, segments, self._seed, json_attributes=self._json_attributes
-        )
-        walk = batch_scan.BatchScan(segments, said, attributes, self._seed, view.version)
+        scan = self._scan(batch, segments, view.version)
         begin = 0
         while begin < len(batch):
-            offsets, clients = walk.piece(begin, len(batch), most)
+            offsets, clients = scan.piece(begin, len(batch), most)
             yield begin, Matches(offsets, clients)
             begin += len(offsets) - 1
 
@@ -184,18 +187,11 @@ class Matcher:
         predicates = self.predicates(client)
         if predicates is None or not len(batch):
             return np.zeros(len(batch), np.bool_)
-        from headrace.matching import batch_scan, message_columns
         from headrace.matching.index.tail import Tail
 
         lone = Tail(self._seed, 1)
         lone.append(client, predicates)
-        segments = [lone.segment()]
-        said, attributes = message_columns.read(
-            batch, segments, self._seed, json_attributes=self._json_attributes
-        )
-        offsets, _ = batch_scan.BatchScan(segments, said, attributes, self._seed, 0).piece(
-            0, len(batch), len(batch)
-        )
+        offsets, _ = self._scan(batch, [lone.segment()], 0).piece(0, len(batch), len(batch))
         return np.diff(offsets) > 0
 
     @property
@@ -204,9 +200,9 @@ class Matcher:
         return not self._rebuilding.locked() and self._mergeable() is not None
 
     def rebuild(self, *, everything: bool = False) -> bool:
-        """Merge segments, while other threads match and change; return whether there was anything to do.
+        """Merge segments, while other threads match and change; return whether anything was merged.
 
-        By default it merges what is due; ``everything`` makes one segment of all subscriptions.
+        By default it merges the segments that are due; ``everything`` makes one segment of all subscriptions.
         """
         if not self._rebuilding.acquire(blocking=False):
             return False
@@ -225,9 +221,9 @@ class Matcher:
             rows = [living(segment) for segment in sources]
             merged = build(sources, rows, self._seed)
             with self._changing:
-                # Only those at the end are new: while this runs, nobody else merges.
+                # Only segments at the end are new: nothing else merges while this runs.
                 after = self._view.segments[len(before) :]
-                _bury_since(sources, rows, merged, self._seed)
+                _mark_dead_since(sources, rows, merged, self._seed)
                 kept = (merged,) if merged.rows else ()
                 self._view = self._view._replace(segments=(*before[:first], *kept, *after))
             return True
@@ -235,7 +231,7 @@ class Matcher:
             self._rebuilding.release()
 
     def memory(self) -> Memory:
-        """The bytes of all subscriptions and their index, and of each on average."""
+        """Bytes of all subscriptions and their index, and per subscription."""
         view = self._view
         total = sum(segment.nbytes for segment in view.segments)
         if view.tail is not None:
@@ -243,7 +239,7 @@ class Matcher:
         return Memory(total, total / max(self._count, 1))
 
     def table(self) -> pa.Table:
-        """Every subscription: ``client``, and ``predicates``, each attribute's field JSON by name."""
+        """Every subscription: its ``client``, and its ``predicates`` as field JSON by attribute name."""
         view = self._view
         clients: list[bytes] = []
         fields: list[list[tuple[str, str]]] = []
@@ -251,32 +247,32 @@ class Matcher:
         for segment in (*view.segments, *newest):
             for row in np.flatnonzero(segment.died > view.version).tolist():
                 clients.append(segment.clients[row].tobytes())
-                asked = predicates_of(segment, row)
-                fields.append([(name, serialize_field(each).decode()) for name, each in asked.items()])
-        return pa.table(
-            {
-                "client": pa.array(clients, TABLE.field(0).type),
-                "predicates": pa.array(fields, TABLE.field(1).type),
-            }
-        )
+                predicates = predicates_of(segment, row)
+                fields.append([(name, serialize_field(each).decode()) for name, each in predicates.items()])
+        return pa.table([pa.array(clients, TABLE.types[0]), pa.array(fields, TABLE.types[1])], schema=TABLE)
 
     def load(self, table: pa.Table) -> None:
         """Subscribe every client of a :meth:`table`."""
         for batch in table.to_batches():
-            columns = zip(
-                batch.column("client").to_pylist(), batch.column("predicates").to_pylist(), strict=True
-            )
-            for client, fields in columns:
+            columns = (batch.column(name).to_pylist() for name in TABLE.names)
+            for client, fields in zip(*columns, strict=True):
                 self.subscribe(client, {name: parse_field(field.encode()) for name, field in fields})
 
-    def _place(self, client: bytes) -> tuple[Segment | Tail, int] | None:
-        """The segment or tail, and the row, of a client's living subscription."""
+    def _scan(self, batch: Batch, segments: Sequence[Segment], version: int) -> BatchScan:
+        from headrace.matching import batch_scan, message_columns
+
+        json = self._json_attributes
+        facts, attributes = message_columns.read(batch, segments, self._seed, json_attributes=json)
+        return batch_scan.BatchScan(segments, facts, attributes, self._seed, version)
+
+    def _place(self, client: bytes) -> _Place | None:
+        """The place of a client's living subscription."""
         segments, tail, rows, _ = self._view
         if tail is None or len(client) != CLIENT_BYTES:
             return None
         row = tail.find(client)
         if row is not None and row < rows:
-            return (tail, row) if tail.alive(row) else None
+            return _Place(tail, row) if tail.died[row] == ALIVE else None
         if segments:
             first, second, third = _WORDS.unpack(client)
             for segment in reversed(segments):
@@ -284,11 +280,11 @@ class Matcher:
                     segment.clients, segment.client_slots, first, second, third, self._seed
                 )
                 if found >= 0 and segment.died[found] == ALIVE:
-                    return segment, found
+                    return _Place(segment, found)
         return None
 
     def _new_tail(self) -> Tail:
-        """Index the tail and begin another. The caller holds the lock."""
+        """Index the tail and begin another. The caller holds the lock for changes."""
         from headrace.matching.index.tail import Tail
 
         if self._view.rows:
@@ -300,7 +296,8 @@ class Matcher:
                 rows += segments[small].rows
             if len(segments) - small > MANY and self._rebuilding.acquire(blocking=False):
                 try:
-                    self._merge(small)
+                    merged = (*segments[:small], *self._merged(segments[small:]))
+                    self._view = self._view._replace(segments=merged)
                 finally:
                     self._rebuilding.release()
         tail = Tail(self._seed)
@@ -308,7 +305,7 @@ class Matcher:
         return tail
 
     def _index_tail(self) -> None:
-        """Make a segment of the tail. The caller holds the lock."""
+        """Make a segment of the tail. The caller holds the lock for changes."""
         from headrace.matching.index.tail import Tail
 
         segments, tail, rows, version = self._view
@@ -316,13 +313,8 @@ class Matcher:
             indexed = self._merged([tail.segment()])
             self._view = _View((*segments, *indexed), Tail(self._seed), 0, version)
 
-    def _merge(self, first: int) -> None:
-        """Merge the segments from ``first`` on. The caller holds both locks."""
-        segments = self._view.segments
-        self._view = self._view._replace(segments=(*segments[:first], *self._merged(segments[first:])))
-
     def _merged(self, sources: Sequence[Segment]) -> tuple[Segment, ...]:
-        """One segment of what lives in several; none if nothing does."""
+        """One segment with the living rows of several; none if there are none."""
         from headrace.matching.index.build import build
         from headrace.matching.index.merging import living
 
@@ -330,7 +322,7 @@ class Matcher:
         return (merged,) if merged.rows else ()
 
     def _mergeable(self) -> int | None:
-        """The first of the segments that are due to be merged with all after it."""
+        """Index of the first segment that is due to be merged with all after it."""
         segments = self._view.segments
         rows = sum(segment.rows for segment in segments)
         if rows + self._view.rows - self._count > max(rows // 4, 1024) and segments:
@@ -345,28 +337,17 @@ class Matcher:
 _WORDS = struct.Struct("=III")
 
 
-def _bury(place: tuple[Segment | Tail, int], version: int) -> None:
-    where, row = place
-    if isinstance(where, Segment):
-        where.died[row] = version
-    else:
-        where.bury(row, version)
-
-
-def _bury_since(sources: Sequence[Segment], rows: Sequence[Ints], merged: Segment, seed: np.uint64) -> None:
-    """Bury in the merged segment what has died in the sources since their ``rows`` were copied."""
+def _mark_dead_since(
+    sources: Sequence[Segment], rows: Sequence[Ints], merged: Segment, seed: np.uint64
+) -> None:
+    """Mark rows as dead in the merged segment that died in the sources since their ``rows`` were copied."""
     from headrace.matching.index import hashing
 
-    for segment, some in zip(sources, rows, strict=True):
-        died = segment.died[some]
-        for row in some[died != ALIVE].tolist():
+    for segment, copied in zip(sources, rows, strict=True):
+        for row in copied[segment.died[copied] != ALIVE].tolist():
             first, second, third = segment.clients[row].tolist()
             found = hashing.find_client(merged.clients, merged.client_slots, first, second, third, seed)
             merged.died[found] = segment.died[row]
-
-
-def _segment(where: Segment | Tail) -> Segment:
-    return where if isinstance(where, Segment) else where.segment()
 
 
 def _check_client(client: bytes) -> None:
@@ -375,7 +356,7 @@ def _check_client(client: bytes) -> None:
 
 
 def _check(name: str, predicate: Predicate) -> None:
-    """Refuse what could not have come in a client's command."""
+    """Refuse a predicate that no client's command could carry."""
     if type(predicate) is Equals:
         text = name + predicate.value
         if not text.isascii():

@@ -13,7 +13,7 @@ CLIENT_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The clients of message ``i`` are ``clients[offsets[i]:offsets[i + 1]]``, 12 bytes each, no order, none twice."""
+    """The clients of message ``i`` are ``clients[offsets[i]:offsets[i + 1]]``: 12 bytes each, unordered, distinct."""
 
     offsets: npt.NDArray[np.int64]
     clients: npt.NDArray[np.uint8]
@@ -22,11 +22,10 @@ class Matches:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> list[bytes]:
-        """The clients of a message; for people and tests, not for the hot path."""
+        """The clients of a message; not for the hot path."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        some = self.clients[self.offsets[index] : self.offsets[index + 1]]
-        return [row.tobytes() for row in some]
+        return [row.tobytes() for row in self.clients[self.offsets[index] : self.offsets[index + 1]]]
 
 
 class Memory(NamedTuple):
@@ -37,5 +36,5 @@ class Memory(NamedTuple):
 
 
 def nobody(count: int) -> Matches:
-    """Messages that are for no client."""
+    """The matches of messages that no client wants."""
     return Matches(np.zeros(count + 1, np.int64), np.empty((0, CLIENT_BYTES), np.uint8))

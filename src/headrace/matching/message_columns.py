@@ -1,12 +1,12 @@
 """The attributes of a batch's messages, read out of Arrow's buffers into the one form that the kernels know.
 
-A message has attributes from several sources, of which later ones win:
+A message has attributes from several sources; later ones win:
 
-1. the envelope's own: ``topic``, ``origin`` and ``publisher``, where they are not empty, and ``size``;
-2. if asked for, the top-level strings, numbers and truth values of a payload that is a JSON object;
+1. the envelope: ``topic``, ``origin`` and ``publisher``, unless empty, and ``size``;
+2. if configured, the top-level strings, numbers and booleans of a payload that is a JSON object;
 3. its ``numbers``, and then its ``attributes``.
 
-Names are numbered once a batch. Values are read only of names that some subscription knows.
+Names are numbered once per batch. Values are read only for names that some subscription uses.
 """
 
 from __future__ import annotations
@@ -46,17 +46,13 @@ class _Strings:
     def of(cls, array: pa.Array) -> _Strings:
         return cls(offsets_of(array), bytes_of(array))
 
-    @classmethod
-    def repeated(cls, text: str, count: int) -> _Strings:
-        return cls.of(pa.repeat(pa.scalar(text, pa.string()), count))
-
     def size(self, begin: int, end: int) -> int:
         return int(self.offsets[end]) - int(self.offsets[begin])
 
 
 @dataclass(slots=True)
 class _Source:
-    """Attributes from one source: ``first[i]`` up to ``first[i + 1]`` are message ``i``'s places in the others."""
+    """Attributes from one source: message ``i`` has the names and values ``first[i]`` up to ``first[i + 1]``."""
 
     first: Ints
     names: _Strings | str
@@ -75,8 +71,8 @@ class _Source:
 def read(
     batch: Batch, segments: Sequence[Segment], seed: np.uint64, *, json_attributes: bool
 ) -> tuple[Facts, list[Ints]]:
-    """Read the attributes that any of the segments names; return them, and each segment's attributes by name."""
-    sources = list(_sources(batch, _asked(segments, seed), json_attributes))
+    """Read the attributes that any segment names; return them, and per segment its attribute for each name."""
+    sources = list(_sources(batch, _envelope_names(segments, seed), json_attributes))
     total = sum(source.end - source.begin for source in sources)
     first = np.zeros((len(sources), len(batch) + 1), np.int32)
     name = np.empty(total, np.int32)
@@ -157,21 +153,21 @@ class _Names:
         return found
 
 
-def _asked(segments: Sequence[Segment], seed: np.uint64) -> set[str]:
+def _envelope_names(segments: Sequence[Segment], seed: np.uint64) -> set[str]:
     """The names of the envelope that some subscription uses."""
-    asked = np.zeros(len(_ENVELOPE), np.bool_)
+    used = np.zeros(len(_ENVELOPE), np.bool_)
     found = np.empty(len(_ENVELOPE), np.int32)
     for segment in segments:
         hashing.find_names(_ENVELOPE_DATA, _ENVELOPE_BEGIN, *segment.names, seed, found)
-        asked |= found >= 0
-    return {name for name, there in zip(_ENVELOPE, asked.tolist(), strict=True) if there}
+        used |= found >= 0
+    return {name for name, there in zip(_ENVELOPE, used.tolist(), strict=True) if there}
 
 
-def _sources(batch: Batch, asked: set[str], json_attributes: bool) -> Iterator[_Source]:
+def _sources(batch: Batch, envelope: set[str], json_attributes: bool) -> Iterator[_Source]:
     for name in _TEXTS:
-        if name in asked:
+        if name in envelope:
             yield from _envelope(batch, name)
-    if _SIZE in asked:
+    if _SIZE in envelope:
         yield _Source(_each(len(batch)), _SIZE, batch.run.lengths.astype(np.float64))
     if json_attributes:
         yield from _json(batch)
@@ -193,18 +189,17 @@ def _envelope(batch: Batch, name: str) -> Iterator[_Source]:
     if column is not None:
         values = _Strings.of(column)
     elif text := getattr(batch, name):
-        values = _Strings.repeated(text, len(batch))
+        values = _Strings.of(pa.repeat(pa.scalar(text, pa.string()), len(batch)))
     else:
         return
-    if (values.offsets[1:] > values.offsets[:-1]).all():
+    present = values.offsets[1:] > values.offsets[:-1]
+    if present.all():
         yield _Source(_each(len(batch)), name, values)
         return
-    # Empty is absent, in the envelope: such a message has no fact here.
-    # Since it takes no room either, the others stand side by side.
-    there = np.flatnonzero(values.offsets[1:] > values.offsets[:-1])
+    # In the envelope, empty is absent. It takes no bytes either, so the other texts are adjacent.
     first = np.zeros(len(batch) + 1, np.int32)
-    first[1:] = np.cumsum(values.offsets[1:] > values.offsets[:-1])
-    edges = np.append(values.offsets[there], values.offsets[-1])
+    first[1:] = np.cumsum(present)
+    edges = np.append(values.offsets[np.flatnonzero(present)], values.offsets[-1])
     yield _Source(first, name, _Strings(edges, values.data))
 
 
@@ -229,7 +224,7 @@ def _json(batch: Batch) -> Iterator[_Source]:
 
 
 def scalars(payload: bytes) -> list[tuple[str, str | float]]:
-    """The top-level strings, numbers and truth values of a payload that is a JSON object; of any other, none.
+    """The top-level strings, numbers and booleans of a payload that is a JSON object; of any other, none.
 
     >>> scalars(b'{"city": "Oslo", "degrees": -3, "dry": true, "wind": null, "at": [59, 10]}')
     [('city', 'Oslo'), ('degrees', -3.0), ('dry', 'true')]
@@ -292,6 +287,6 @@ def _forget_nulls(sources: Sequence[_Source], name: Ints) -> None:
     at = 0
     for source in sources:
         if source.valid is not None:
-            some = name[at : at + source.end - source.begin]
-            some[~source.valid[source.begin : source.end]] = -1
+            own = name[at : at + source.end - source.begin]
+            own[~source.valid[source.begin : source.end]] = -1
         at += source.end - source.begin

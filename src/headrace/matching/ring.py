@@ -1,11 +1,9 @@
 """The ring: which matcher a client's subscription belongs to.
 
-Places are the numbers below 2^160, as SHA-1 has them. A matcher has a start (by default the SHA-1 of its name) and 16
-places, its *vnodes*: the start and every sixteenth of the ring from there. A client belongs to the first vnode at or
-after the SHA-1 of its 12 bytes, around the ring. So a matcher that joins takes a share from the others and moves
-nothing between them, and one that leaves gives its share to them.
-
-Of two matchers at one place, the one whose name sorts first has it.
+Places are SHA-1 digests, numbers below 2^160. A matcher has a start (by default the SHA-1 of its name) and 16 *vnodes*:
+the start and every sixteenth of the ring from there. A client belongs to the first vnode at or after the SHA-1 of its
+12 bytes, around the ring. So a matcher that joins takes a share from the others and moves nothing between them, and one
+that leaves gives its share to them. If two matchers have the same place, the one whose name sorts first owns it.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _PLACES: Final = 1 << (8 * PLACE_BYTES)
 
 
 class Ring:
-    """Matchers by name, and which has each client."""
+    """Matchers by name, and which one owns each client."""
 
     def __init__(self, *matchers: str) -> None:
         self._starts: dict[str, int] = {}
@@ -76,7 +74,7 @@ class Ring:
         return [place.to_bytes(PLACE_BYTES) for place in _vnodes(self._starts[matcher])]
 
     def owner(self, client: bytes) -> str:
-        """The matcher that has a client.
+        """The matcher that owns a client.
 
         >>> ring = Ring("a", "b")
         >>> ring.owner(bytes(12)) in ring.matchers
@@ -87,23 +85,23 @@ class Ring:
         return self._names[int(self.owners(np.frombuffer(client, np.uint8).reshape(1, -1))[0])]
 
     def owners(self, clients: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
-        """The matchers that have these clients (12 bytes a row), as their places in :attr:`matchers`."""
+        """The matchers that own these clients (12 bytes per row), as indices into :attr:`matchers`."""
         if not self._names:
-            raise UsageError("nobody is on the ring")
+            raise UsageError("there is no matcher on the ring")
         if clients.ndim != 2 or clients.shape[1] != CLIENT_BYTES:
-            raise UsageError(f"clients of shape {clients.shape}: {CLIENT_BYTES} bytes a row")
+            raise UsageError(f"clients of shape {clients.shape}: {CLIENT_BYTES} bytes per row")
         raw = np.ascontiguousarray(clients).tobytes()
         digests = b"".join(
             hashlib.sha1(raw[at : at + CLIENT_BYTES], usedforsecurity=False).digest()
             for at in range(0, len(raw), CLIENT_BYTES)
         )
-        # Numpy compares strings of bytes as if they went on with zeros, so the zeros it drops change no order.
+        # Numpy pads byte strings with zeros to compare them, so the trailing zeros it drops do not affect the order.
         found = np.searchsorted(self._places, np.frombuffer(digests, f"S{PLACE_BYTES}"))
         return self._owners[found % len(self._places)]
 
     def _place(self) -> None:
         self._names = tuple(sorted(self._starts))
-        # Sorted by place, then by name: a search for the leftmost finds the name that sorts first.
+        # Sorted by place, then by name: searchsorted finds the leftmost, whose name sorts first.
         placed = sorted(
             (place, index) for index, name in enumerate(self._names) for place in _vnodes(self._starts[name])
         )

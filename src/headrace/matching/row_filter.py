@@ -1,9 +1,8 @@
-"""Predicates against the rows of a record batch: what a link filter and a Spark reader ask of attributes.
+"""Attribute predicates over the rows of a record batch, for link filters and Spark readers.
 
-An attribute is looked up in ``attributes`` if it is a string, in ``numbers`` if it is a number; where both have the
-name, the string counts, as it does for the matcher. Each predicate is compiled once
-(:mod:`headrace.wire.sdk.predicate`) and run by a kernel over all rows; looking the attribute up costs one pass over the
-entries of the maps.
+An attribute is looked up in ``attributes`` and ``numbers``; if both have it, the string counts, as for the matcher.
+Each predicate is compiled once (:mod:`headrace.wire.sdk.predicate`) and run by a kernel over all rows; looking the
+attribute up costs one pass over the entries of the maps.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.message import bytes_of, offsets_of
 from headrace.wire.numba_kernels import BYTES, BYTES_IN, OFFSETS_IN, WIDE, inline, kernel, types
 from headrace.wire.sdk.predicate import NOTHING, NUMBER, TEXT, Predicate, compile_predicate, holds
 
@@ -23,9 +23,6 @@ Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 Wide = npt.NDArray[np.int64]
-
-_NO_BYTES = np.zeros(0, np.uint8)
-_NO_WORDS = np.zeros(1, np.int32)
 
 _holds = inline(holds)
 
@@ -37,7 +34,7 @@ class RowFilter:
         self._compiled = {name: _Compiled.of(predicate) for name, predicate in where.items()}
 
     def masks(self, rows: pa.RecordBatch) -> Iterator[Mask]:
-        """Which rows each of the predicates holds for."""
+        """Yield for each predicate which rows it holds for."""
         for name, compiled in self._compiled.items():
             yield compiled.mask(
                 _looked_up(rows.column("attributes"), name), _looked_up(rows.column("numbers"), name)
@@ -57,12 +54,12 @@ class _Compiled(NamedTuple):
         compiled = compile_predicate(predicate, 0, lambda text: codes.setdefault(text, len(codes)))
         program, words = np.array(compiled, np.int64), pa.array(codes, pa.string())
         kinds, holding = np.full(len(codes), TEXT, np.uint8), np.empty(len(codes), np.uint8)
-        strings = _strings(words)
+        strings = offsets_of(words), bytes_of(words)
         evaluate(program, *strings, kinds, np.arange(len(codes)), *strings, holding)
         return cls(program, words, holding.view(np.bool_))
 
     def mask(self, texts: pa.Array, numbers: pa.Array) -> Mask:
-        """Which rows the predicate holds for, of an attribute's strings and numbers, null where a row has none."""
+        """Tell for which rows the predicate holds, given an attribute's strings and numbers, null if absent."""
         has_text = texts.is_valid().to_numpy(zero_copy_only=False)
         has_number = numbers.is_valid().to_numpy(zero_copy_only=False)
         kinds = np.where(has_text, np.uint8(TEXT), np.where(has_number, np.uint8(NUMBER), np.uint8(NOTHING)))
@@ -73,23 +70,17 @@ class _Compiled(NamedTuple):
         known = np.flatnonzero(codes >= 0)  # Their verdict is known: the program need not run for them.
         kinds[known] = NOTHING
         out = np.empty(len(kinds), np.uint8)
-        evaluate(self.program, *_strings(self.words), kinds, values, *_strings(texts), out)
+        words, strings = (offsets_of(self.words), bytes_of(self.words)), (offsets_of(texts), bytes_of(texts))
+        evaluate(self.program, *words, kinds, values, *strings, out)
         mask = out.view(np.bool_)
         mask[known] = self.holding[codes[known]]
         return mask
 
 
-def _strings(array: pa.Array) -> tuple[Ints, Bytes]:
-    """The buffers of strings: number ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
-    _, offsets, data = array.buffers()
-    edges = np.frombuffer(offsets, np.int32) if len(array) else _NO_WORDS
-    return edges, _NO_BYTES if data is None else np.frombuffer(data, np.uint8)
-
-
 def _looked_up(maps: pa.Array, name: str) -> pa.Array:
-    """The value each row's map has under ``name``, the last if there are several; null if none."""
-    offsets = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
-    begin, end = (int(offsets[0]), int(offsets[-1])) if len(maps) else (0, 0)
+    """The value of ``name`` in each row's map, the last if there are several; null if none."""
+    offsets = offsets_of(maps)
+    begin, end = int(offsets[0]), int(offsets[-1])
     keys, items = maps.keys, maps.items
     equal = pc.equal(keys.slice(begin, end - begin), name)
     found = np.flatnonzero(equal.to_numpy(zero_copy_only=False)) + begin
@@ -109,7 +100,7 @@ def evaluate(
     texts: Bytes,
     out: Bytes,
 ) -> None:
-    """Fill in 1 for each row whose value the program holds for, else 0."""
+    """Fill in 1 for each row for whose value the program holds, else 0."""
     for row in range(len(kinds)):
         begin, end = offsets[row], offsets[row + 1]
         out[row] = _holds(program, 0, kinds[row], values[row], texts, begin, end, words, word_begins)

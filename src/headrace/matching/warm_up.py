@@ -1,8 +1,7 @@
 """Loading the kernels before a message has to wait for them.
 
-Numba loads kernels from its cache, which takes a moment, or compiles them, which takes a minute the first time after an
-installation. That is too long for an event loop: where :func:`is_cold`, run :func:`warm` in a thread, as early as
-possible.
+Numba loads kernels from its cache, which takes a moment, or compiles them, which takes a minute after an installation.
+That is too long for an event loop: if :func:`is_cold`, run :func:`warm` in a thread as early as possible.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from headrace.wire.sdk import predicate
 from headrace.wire.sdk.predicate import Between, Equals
 
 _KERNELS: Final = "headrace.matching.kernels"
-"""The module of kernels that takes longest."""
+"""The kernel module that takes longest to compile."""
 
 _PACKAGE: Final = Path(__file__).parent
 
@@ -30,13 +29,13 @@ _SOURCES: Final = (
     *("index/build.py", "index/grouping.py", "index/hashing.py", "index/layout.py", "index/merging.py"),
     *("index/planning.py", "index/segment.py", predicate.__file__),
 )
-"""The files that kernels are made of."""
+"""The files whose code is compiled into kernels."""
 
 
 def is_cold() -> bool:
     """Whether kernels may have to be compiled, as far as can be seen without loading them.
 
-    Numba caches them beside their modules. Where it may not write there it does so elsewhere, and they count as cold.
+    Numba caches them beside their modules. If it cannot write there it caches elsewhere, and they count as cold.
     """
     if _KERNELS in sys.modules:
         return False
@@ -49,24 +48,24 @@ def is_cold() -> bool:
 
 
 def remove_stale_caches() -> None:
-    """Remove caches that are older than any source of kernels: numba looks at a kernel's own file only."""
+    """Remove caches that are older than any source of kernels: numba checks a kernel's own file only."""
     newest = _newest_source()
     for index in _PACKAGE.rglob("__pycache__/*.nbi"):
-        # A cache that is not ours to remove stays; another process may have removed it.
+        # We may lack the permission, or another process may have removed it.
         with contextlib.suppress(OSError):
             if index.stat().st_mtime < newest:
                 index.unlink()
 
 
 def _newest_source() -> float:
-    """When a source was last changed. One from the future, of another clock, says nothing."""
+    """When a source was last changed; a time in the future, from another clock, is ignored."""
     times = ((_PACKAGE / source).stat().st_mtime for source in _SOURCES)
     now = time()
     return max((each for each in times if each <= now), default=0.0)
 
 
 def warm() -> None:
-    """Load every kernel, and compile those that numba's cache has not."""
+    """Load every kernel, and compile those that numba has not cached."""
     matcher = Matcher()
     matcher.subscribe(bytes(CLIENT_BYTES), {"a": Equals("a"), "b": Between(0, 1)})
     matcher.rebuild(everything=True)

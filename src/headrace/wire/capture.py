@@ -1,6 +1,6 @@
 """Captures: the bytes of a connection in both directions, to be decoded later.
 
-A capture is one file for one connection, or for all datagrams of a door: a line of JSON that says what it is, then
+A capture is one file for one connection, or for all datagrams of a door: a line of JSON that describes it, then
 chunks. A chunk is a byte for its direction (0: to the hub, 1: from it), its time in µs (8 bytes), its length
 (4 bytes), all big-endian, and the bytes. A stream's chunks follow one another; each datagram is a chunk of its own.
 
@@ -26,7 +26,7 @@ _CHUNK: Final = struct.Struct(">BQI")
 
 
 class Capture(msgspec.Struct, frozen=True):
-    """The first line of a capture: the connection it is of."""
+    """The first line of a capture, which describes its connection."""
 
     door: str
     peer: str
@@ -44,7 +44,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def serialize(item: Capture | Chunk) -> bytes:
-    """One part of a capture as bytes.
+    """Serialize one part of a capture.
 
     >>> serialize(Chunk(False, 1, b"hi")).hex(" ")
     '00 00 00 00 00 00 00 00 01 00 00 00 02 68 69'
@@ -89,7 +89,9 @@ class CaptureDecoder(Decoder[Capture | Chunk]):
         try:
             capture = msgspec.json.decode(line, type=Capture)
         except (msgspec.DecodeError, RecursionError):
-            raise MalformedError("capture", "first line", line, "what a capture is of", offset=0) from None
+            raise MalformedError(
+                "capture", "first line", line, "the description of a capture", offset=0
+            ) from None
         if (capture.headrace, capture.version) != ("capture", 1):
             raise MalformedError("capture", "first line", line, "a capture of version 1", offset=0)
         self.inbox.skip(end + 1)

@@ -1,11 +1,11 @@
 """How a function becomes a kernel: compiled once for explicit types, callable without the interpreter's lock.
 
-Signatures are explicit, so nothing is compiled while the hub runs: importing a module of kernels compiles them once,
-which takes seconds, and finds them in numba's cache from then on. Each kernel without its decorator (``.py_func``) is
-its own reference: plain Python on the same arrays.
+Signatures are explicit, so nothing is compiled while the hub runs: the first import of a kernel module compiles its
+kernels, which takes seconds; later imports find them in numba's cache. Each kernel without its decorator (``.py_func``)
+is its own reference: plain Python on the same arrays.
 
-Numba renews a kernel's cache when the kernel's own file changes, and not when a function or constant of another file
-does: a module of kernels has its own copy of constants, or its package removes stale caches.
+Numba recompiles a kernel when its own file changes, but not when a function or constant of another file does. So a
+kernel module has its own copy of constants, or its package removes stale caches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numba.extending
 
 F = TypeVar("F", bound=Callable[..., object])
 
-# Numba is typed in parts only; here it is all taken as untyped.
+# Numba is only partly typed; here all of it counts as untyped.
 types: Any = numba.types
 extending: Any = numba.extending
 _njit: Any = numba.njit
@@ -36,13 +36,13 @@ def kernel(signature: object) -> Callable[[F], F]:
     """Compile a function for these types."""
 
     def compiled(function: F) -> F:
-        made: F
+        result: F
         try:
-            made = _njit(signature, nogil=True, cache=True)(function)
+            result = _njit(signature, nogil=True, cache=True)(function)
         except RuntimeError:
-            # Numba found no directory to keep its cache in: then each start compiles, for some seconds.
-            made = _njit(signature, nogil=True)(function)
-        return made
+            # Numba found no directory for its cache: then each start compiles, for some seconds.
+            result = _njit(signature, nogil=True)(function)
+        return result
 
     return compiled
 

@@ -1,8 +1,7 @@
 """The base of every stream decoder: received bytes not yet consumed, and how frames come out of them.
 
-Strategy: one growing ``bytearray`` and a cursor. Consumed bytes are dropped in one move when more arrive,
-so taking a frame never shifts the rest. A decoder subclasses :class:`Decoder` and writes one method,
-``_next``, that either consumes a whole frame and returns it, or consumes nothing and returns ``None``.
+Strategy: one growing ``bytearray`` and a cursor. Consumed bytes are dropped in one move when more arrive, so taking a
+frame never shifts the rest. A decoder subclasses :class:`Decoder` and implements ``_next``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ReceiveBuffer:
         self._data += data
 
     def peek(self, count: int, skip: int = 0) -> bytes:
-        """Return ``count`` bytes, or fewer if fewer are here, that follow the next ``skip``, unconsumed."""
+        """Return up to ``count`` bytes after the next ``skip``, without consuming them."""
         begin = self._start + skip
         return bytes(self._data[begin : begin + count])
 
@@ -64,9 +63,9 @@ class ReceiveBuffer:
 class Decoder(ABC, Generic[F]):
     """Frames out of bytes that arrive in any chunks.
 
-    :meth:`feed` takes the bytes at once and yields what they complete. The first bytes that break the
-    protocol raise :class:`~headrace.errors.WireError` after all that stood before them has been yielded,
-    and the decoder then refuses everything with the same error: a stream out of step cannot be trusted.
+    :meth:`feed` takes the bytes at once and yields what they complete. The first bytes that break the protocol raise
+    :class:`~headrace.errors.WireError` after all before them has been yielded, and the decoder then refuses everything
+    with the same error: a stream out of step cannot be trusted.
     """
 
     def __init__(self) -> None:

@@ -5,9 +5,9 @@ bits unsigned in network order, a STRING is an INTEGER and that many bytes. The 
 things in the two directions, so each has its decoder: :class:`ServerDecoder` reads what clients send,
 :class:`ClientDecoder` what servers send.
 
-Strategy: a packet is read by a generator that yields how many bytes it must have before it can go on. What it
-has learnt (type, length, service) is kept between chunks, and each length is judged as soon as its four bytes
-are here, before waiting for anything after it.
+Strategy: a packet is read by a generator that yields how many bytes it needs before it can continue. Its locals
+(type, length, service) survive between chunks, and each length is checked as soon as its four bytes are here,
+before waiting for anything after it.
 
 Invariants:
 
@@ -144,7 +144,7 @@ F = TypeVar("F", ServerFrame, ClientFrame)
 
 
 def serialize(frame: ServerFrame | ClientFrame) -> bytes:
-    """One frame as its packet.
+    """Serialize one frame as its packet.
 
     >>> serialize(Subscribe("load")).hex(" ", 4)
     '00000001 00000008 00000004 6c6f6164'
@@ -153,10 +153,9 @@ def serialize(frame: ServerFrame | ClientFrame) -> bytes:
 
 
 def serialize_infos(changes: Iterable[tuple[str, bytes]]) -> bytes:
-    """Many Info packets in one buffer, from pairs of service id and message, in their order.
+    """Serialize many Info packets into one buffer, from pairs of service id and message, in order.
 
-    An id that repeats is encoded once. One change that goes to many clients needs no encoder at all: the
-    packet is the same for each of them.
+    A repeated id is encoded once.
 
     >>> serialize_infos([("a", b"1"), ("b", b"2")]) == serialize(Info("a", b"1")) + serialize(Info("b", b"2"))
     True
@@ -210,7 +209,7 @@ class _PacketDecoder(Decoder[F | Ignored]):
         return None
 
     def _read_packet(self) -> Generator[int, None, F | Ignored]:
-        """Read one packet; each number yielded is how many bytes must be here before it goes on."""
+        """Read one packet; yield how many bytes must be here before it can continue."""
         inbox = self.inbox
         yield _HEADER.size
         msgtype, length = _HEADER.unpack(inbox.peek(_HEADER.size))
@@ -241,7 +240,7 @@ class _PacketDecoder(Decoder[F | Ignored]):
             raise MalformedError("spp", "service", string, "must be UTF-8", offset=begin) from None
 
     def _read_string(self, field: str, end: int, limit: int, *, last: bool) -> Generator[int, None, bytes]:
-        """A STRING that ends within its packet, and with it if it is the packet's ``last`` field."""
+        """Read a STRING that ends within its packet, or exactly with it if it is the ``last`` field."""
         inbox = self.inbox
         begin = inbox.position
         if end - begin < _INTEGER.size:

@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], text: Json, protocol: Protocol, field: str, rule: str) -> T:
-    """The value that ``text`` holds; text that is not JSON, or not of the decoder's type, breaks the ``rule``.
+    """Decode ``text``; text that is not JSON, or not of the decoder's type, breaks the ``rule``.
 
-    Besides msgspec's own errors, a decoder lets out UnicodeDecodeError (a ValueError) for text that is not
-    UTF-8, and RecursionError for deep nesting in members that it was not asked for.
+    Besides msgspec's own errors, a decoder may raise UnicodeDecodeError (a ValueError) for text that is not UTF-8, and
+    RecursionError for deep nesting in unknown members.
     """
     try:
         return decoder.decode(text)
@@ -26,5 +26,5 @@ def decode_json(decoder: msgspec.json.Decoder[T], text: Json, protocol: Protocol
 
 
 def shown(text: Json) -> str:
-    """JSON as an error repeats it."""
+    """Return JSON as text for an error."""
     return text if isinstance(text, str) else bytes(text).decode(errors="replace")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from headrace.errors import LimitError, MalformedError, RefusedError
 from headrace.hub.consumers import cursors as module
 from headrace.hub.consumers.cursors import (
-    DEAD,
     MAX_ACK_SECONDS,
     MAX_CONSUMERS,
     MAX_NAME,
@@ -32,6 +31,7 @@ from headrace.hub.consumers.cursors import (
 )
 from headrace.hub.state import HubState
 from headrace.message import SCHEMA, Batch, Message, Run
+from headrace.protocols import DEAD_LETTER
 
 
 class Hub:
@@ -250,7 +250,7 @@ def test_a_dead_letter_is_a_copy_that_says_what_it_was() -> None:
     assert (dead.payload, dead.topic, dead.origin, dead.publisher, dead.number) == (
         b"b",
         "dead/c",
-        DEAD,
+        DEAD_LETTER,
         "c",
         None,
     )
@@ -276,7 +276,7 @@ def test_attributes_and_numbers_go_with_a_dead_letter() -> None:
 
 def test_a_dead_letter_is_not_copied_again() -> None:
     hub = hub_with()
-    hub.submit(Batch(Run.of([b"a"]), origin=DEAD, topic="jobs"))
+    hub.submit(Batch(Run.of([b"a"]), origin=DEAD_LETTER, topic="jobs"))
     (entry,) = given_up(hub, (2, 2))
     assert entry.origin == "log"
     assert (hub.one().dead, hub.one().done) == (1, [(2, 2)])

@@ -16,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import RefusedError
 from headrace.hub.consumers import cursors as consumers
 from headrace.hub.consumers import delivery
-from headrace.hub.consumers.cursors import DEAD, Consumer, Consumers, Settled, Terms
+from headrace.hub.consumers.cursors import Consumer, Consumers, Settled, Terms
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, DeliveryLimits, Expired
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
 from headrace.hub.state import HubState
 from headrace.message import Batch, Run, merge
+from headrace.protocols import DEAD_LETTER
 
 ACK = 10.0
 TICK = ACK / delivery.TICKS
@@ -63,14 +64,14 @@ def test_a_lone_member_gets_everything_in_one_range_and_in_order() -> None:
     assert made.assign(250) == []
     assert made.pieces == 1, "what follows at once is one piece"
     assert made.ack([(1, 250)]) == 250
-    assert (made.pieces, made.load(1), collected(made)) == (0, 0, [(1, 250)])
+    assert (made.pieces, made._load[1], collected(made)) == (0, 0, [(1, 250)])
     assert collected(made) == []
 
 
 def test_members_share_and_the_last_shares_are_small() -> None:
     made = fresh(1, 2, 3, 4)
     assert [work[:3] for work in send(made, 100)] == [(1, 1, 25), (2, 26, 44), (3, 45, 58), (4, 59, 69)]
-    assert [made.load(member) for member in (1, 2, 3, 4)] == [25, 19, 14, 11]
+    assert [made._load[member] for member in (1, 2, 3, 4)] == [25, 19, 14, 11]
 
 
 def test_a_member_with_enough_is_passed_by() -> None:
@@ -90,7 +91,7 @@ def test_what_is_not_acknowledged_in_time_goes_to_another() -> None:
     assert made.deadline == ACK
     assert made.expire(ACK - 0.001) == []
     assert made.expire(ACK) == [Expired(1, 5, 10, 1)]
-    assert (made.deadline, made.load(1)) == (inf, 0)
+    assert (made.deadline, made._load[1]) == (inf, 0)
     assert made.assign(10) == [Assign(1, 5, 7, 2), Assign(2, 8, 9, 2)]
 
 
@@ -112,7 +113,7 @@ def test_a_late_acknowledgement_counts() -> None:
     assert again == Assign(1, 6, 10, 2)
     assert made.ack([(7, 8)]) == 2
     assert made.delivered(again, 10, [(6, 10)], 20.0) == [(6, 6), (9, 10)]
-    assert made.load(1) == 3
+    assert made._load[1] == 3
 
 
 def test_only_what_was_handed_out_can_be_acknowledged() -> None:
@@ -128,7 +129,7 @@ def test_a_nack_has_it_again_at_once_and_counts_as_a_try() -> None:
     made = fresh(1, 2)
     send(made, 4)
     assert made.nack(2, 1, 4) == []
-    assert made.load(1) == 2
+    assert made._load[1] == 2
     assert made.nack(1, 1, 1) == []
     assert made.assign(4)[0] == Assign(1, 1, 1, 2)
 
@@ -183,13 +184,13 @@ def test_what_does_not_match_goes_with_the_match_before_it() -> None:
     made = fresh(1)
     (assigned,) = made.assign(10)
     assert made.delivered(assigned, 10, [(3, 3), (6, 7)], 0.0) == [(3, 3), (6, 7)]
-    assert made.load(1) == 3
+    assert made._load[1] == 3
     made.ack([(3, 3)])
     assert collected(made) == [(1, 5)]
     made.ack([(7, 7)])
     assert collected(made) == [(7, 10)]
     made.ack([(6, 6)])
-    assert (collected(made), made.load(1), made.pieces) == ([(6, 6)], 0, 0)
+    assert (collected(made), made._load[1], made.pieces) == ([(6, 6)], 0, 0)
 
 
 def test_what_does_not_match_is_not_worth_an_entry_of_its_own() -> None:
@@ -229,10 +230,10 @@ def test_bits_of_a_filtered_sequence_are_one_piece_while_they_follow_closely() -
         (assigned,) = made.assign(seq)
         made.delivered(assigned, seq, [(seq, seq)] if seq % 3 == 1 else [], 0.0)
     assert made.pieces == 1
-    assert made.load(1) == 333
+    assert made._load[1] == 333
     for seq in range(1, 1000, 3):
         assert made.ack([(seq, seq)]) == 3
-    assert (made.pieces, made.load(1), collected(made)) == (0, 0, [(1, 999)])
+    assert (made.pieces, made._load[1], collected(made)) == (0, 0, [(1, 999)])
 
 
 @given(st.floats(0, 1e6), st.floats(0.001, 1e5))
@@ -569,7 +570,7 @@ class Sharing(RuleBasedStateMachine):
             seq in self.matching and dead.first <= seq <= dead.last for seq in rows.column("seq").to_pylist()
         ]
         batch = self.submit(consumers.bury(self.consumer, settled, rows.filter(mask), dead.tries))
-        letters = {int(m.attributes["dead.seq"]) for m in batch if m.origin == DEAD}
+        letters = {int(m.attributes["dead.seq"]) for m in batch if m.origin == DEAD_LETTER}
         assert letters == numbers & self.matching
         assert numbers <= self.durable(), "dead letters and what is done came apart"
         self.buried |= letters
@@ -664,7 +665,7 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def members_have_what_the_model_says(self) -> None:
         for member in self.members:
-            assert self.delivery.load(member) == sum(who == member for who, _ in self.flying.values())
+            assert self.delivery._load[member] == sum(who == member for who, _ in self.flying.values())
 
     def teardown(self) -> None:
         """Let a good member have everything: in the end all of it is done."""

@@ -12,8 +12,8 @@ from tests.net.linkpeer import Head, LinkPeer, link_peer, opened, rows
 from tests.net.raw import running_hub, until
 
 from headrace.errors import FullError
-from headrace.hub.consumers.cursors import DEAD
 from headrace.net.server.process import Server
+from headrace.protocols import DEAD_LETTER
 
 
 async def publish(server: Server, *payloads: bytes, topic: str = "") -> None:
@@ -289,7 +289,7 @@ async def test_nacked_comes_again_at_once_and_then_is_a_dead_letter(server: Serv
     assert (await ack(peer, (1, 1)))["missed"] == 0
     await until(lambda: consumer.floor >= 2)
     async with link_peer(server) as reader:
-        (letter,), _ = await reader.stream(op="read", id=1, first=1, origin=DEAD)
+        (letter,), _ = await reader.stream(op="read", id=1, first=1, origin=DEAD_LETTER)
     assert (letter.payload, letter.topic) == (b"bad", "dead/c")
     assert (letter.attributes["dead.seq"], letter.attributes["dead.tries"]) == ("2", "2")
     assert opened(body)[0].payload == b"bad"

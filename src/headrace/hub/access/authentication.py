@@ -1,8 +1,8 @@
-"""Who a client proves to be: the one place that judges the auth of every door.
+"""Authentication, for every door.
 
 A client proves that it has its key by a token over its id and the time. The time must be within
-:data:`WINDOW_SECONDS` of the hub's, and a token is good once: who overhears it can do nothing with it. So used tokens
-are remembered until their time has passed, whichever door they were used at.
+:data:`WINDOW_SECONDS` of the hub's, and a token is good once, so that an eavesdropper cannot replay it. Used tokens are
+remembered until they expire, whichever door they were used at.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.wire.sdk.auth import Auth, client_id_text, is_signed
 WINDOW_SECONDS: Final = 300.0
 
 MAX_USED: Final = 100_000
-"""Used tokens that are remembered of one client. Who makes more has to wait, and nobody else has."""
+"""Used tokens remembered per client. A client that makes more has to wait; others do not."""
 
 
 class Denied(StrEnum):
-    """Why an auth is not accepted, as it is counted."""
+    """Why authentication failed; the label of its counter."""
 
     UNKNOWN = "unknown_client"
     WRONG = "wrong_token"
@@ -39,27 +39,27 @@ ADVICE: Final = {
     Denied.REPEATED: "a token is good once: sign another",
     Denied.TOO_MANY: f"more than {MAX_USED:,} tokens in {WINDOW_SECONDS:g} s: wait",
 }
-"""What is to be done about it."""
+"""Advice for the user, by reason."""
 
 
 class Authentication:
-    """The keys there are, and the tokens that have been used."""
+    """The clients' keys, and the tokens that have been used."""
 
     def __init__(self, clients: Mapping[str, Secret], *, required: bool, allow_sha1: bool = False) -> None:
         self.required = required
         self._clients = clients
         self._allow_sha1 = allow_sha1
         self._used: set[str] = set()
-        self._passing: list[tuple[float, str, bytes]] = []
-        """Used tokens by the time when they are no longer good, each with its client."""
+        self._expiring: list[tuple[float, str, bytes]] = []
+        """A heap of used tokens by expiry, each with its client."""
         self._counts: Counter[bytes] = Counter()
 
     def judge(self, auth: Auth, now: float) -> Denied | None:
-        """Why a client is not who it says, or ``None``; ``now`` in seconds since 1970."""
+        """Return why a client's identity is not accepted, or ``None``; ``now`` in seconds since 1970."""
         if not self.required:
             return None
         key = self._clients.get(client_id_text(auth.client_id))
-        # The same work for an unknown client: the time it takes must not tell which ids exist.
+        # The same work for an unknown client: timing must not reveal which ids exist.
         signed = is_signed(auth, (key.reveal() if key else "unknown").encode(), allow_sha1=self._allow_sha1)
         if key is None:
             return Denied.UNKNOWN
@@ -70,9 +70,9 @@ class Authentication:
         return self._use(auth, now)
 
     def _use(self, auth: Auth, now: float) -> Denied | None:
-        while self._passing and self._passing[0][0] < now:
-            _, passed, client = heappop(self._passing)
-            self._used.discard(passed)
+        while self._expiring and self._expiring[0][0] < now:
+            _, expired, client = heappop(self._expiring)
+            self._used.discard(expired)
             self._counts[client] -= 1
         token = auth.token.lower()
         if token in self._used:
@@ -81,5 +81,5 @@ class Authentication:
             return Denied.TOO_MANY
         self._used.add(token)
         self._counts[auth.client_id] += 1
-        heappush(self._passing, (auth.seconds + WINDOW_SECONDS, token, auth.client_id))
+        heappush(self._expiring, (auth.seconds + WINDOW_SECONDS, token, auth.client_id))
         return None

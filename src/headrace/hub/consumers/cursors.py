@@ -1,28 +1,27 @@
 """Durable consumers: names whose position in the sequence the hub keeps, as part of its state.
 
-A consumer has **terms**, fixed when it is created (which messages concern it, how long a member has to acknowledge one,
-how often one is tried, where one goes that is given up), and a **cursor**: a floor up to which everything is done, and
-ranges above it that are done as well. A number is done when it was acknowledged, when its message does not concern the
-consumer, when it was given up (its dead letter is in the log) or when retention removed it. Which member gets what in
-the meantime is decided in :mod:`headrace.hub.consumers.delivery` and no part of the state: after a restart, whatever is
-not done is delivered again.
+A consumer has :class:`Terms`, fixed when it is created, and a **cursor**: a floor up to which everything is done, and
+ranges above it that are done as well. A number is done when it was acknowledged, when the consumer's filter does not
+match its message, when it was given up (its dead letter is in the log) or when retention removed it. Which member has
+which numbers (:mod:`headrace.hub.consumers.delivery`) is not part of the state: after a restart, everything that is not
+done is delivered again.
 
 Entries of the log, ``consumer/NAME``:
 
 - ``{"create": terms, "from": n}``: the consumer's first number is ``n``; ignored if the consumer exists;
 - ``{"done": [[first, last], …], "since": n, "dead": n, "lost": n}``: numbers that are done, how many messages among
-  them were given up, and how many numbers retention took. ``since`` is the entry that created or last reset the
-  consumer, as its author knew it: what was done before a reset does not count after it;
-- ``{"reset": n}``: deliver everything from ``n`` on, again or after all;
+  them were given up, and how many numbers retention removed. ``since`` is the entry that created or last reset the
+  consumer when this was written: what was done before a reset does not count after it;
+- ``{"reset": n}``: rewind or skip: deliver everything from ``n`` on;
 - ``{"remove": true}``.
 
 Done ranges are a set, so entries may repeat and overlap. At most :data:`MAX_RANGES` of them are kept above the floor; a
-range without room is forgotten and delivered again. Delivery sees to it that this does not happen.
+range without room is forgotten and delivered again. Delivery keeps within that limit.
 
-A **dead letter** is a copy of a message under the consumer's dead-letter topic, from origin :data:`DEAD`, with its
-attributes and :data:`ADDED` ones. Dead letters and the entry that says their originals are done are one batch, so they
-cannot come apart. A dead letter that fails at another consumer is not copied again: two consumers that both take
-everything would send each other's failures back and forth for ever.
+A **dead letter** is a copy of a message under the consumer's dead-letter topic, with its attributes and :data:`ADDED`.
+Dead letters and the entry that marks their originals as done are one batch, so neither is in the log without the other.
+A dead letter that fails at another consumer is not copied again: two consumers of everything would send each other's
+failures back and forth for ever.
 """
 
 from __future__ import annotations
@@ -48,12 +47,11 @@ PART: Final = "consumer"
 
 MAX_CONSUMERS: Final = 4096
 MAX_RANGES: Final = 4096
-"""Done ranges of one consumer above its floor. Neither limit is a setting: the state depends on the log alone."""
+"""Done ranges of one consumer above its floor. Neither limit is a setting: the state must depend on the log alone."""
 MAX_NAME: Final = 255
 MAX_TERMS: Final = 64 << 10
 MAX_ACK_SECONDS: Final = 7 * 86_400.0
 
-DEAD: Final = DEAD_LETTER
 ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.tries")
 """Attributes that a dead letter has besides those of its original."""
 
@@ -61,8 +59,8 @@ ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.
 class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
     """A consumer's terms, fixed when it is created.
 
-    ``topic``, ``origin`` and ``where`` choose its messages, as in a ``follow``; those under its own dead-letter topic
-    never concern it. ``max_tries`` 0 means no limit; ``dead_letter`` defaults to ``dead/NAME``.
+    ``topic``, ``origin`` and ``where`` choose its messages, as in a ``follow``; its own dead letters are never among
+    them. ``max_tries`` 0 means no limit; ``dead_letter`` defaults to ``dead/NAME``.
     """
 
     topic: str | None = None
@@ -103,13 +101,13 @@ class Consumer:
         return self.terms.dead_letter or f"dead/{self.name}"
 
     def missing(self, ranges: Iterable[Range]) -> int:
-        """Count the numbers of some ranges that are not done: never handed out, or reset since."""
+        """Count the numbers of some ranges that are not done."""
         done = self.done
         ranges = [(max(first, self.floor + 1), last) for first, last in ranges]
         return sum(count([each]) - count(clip(done, *each)) for each in ranges if each[0] <= each[1])
 
     def settle(self, ranges: Iterable[Range]) -> list[Range]:
-        """Note that numbers are done; return those for which there was no room."""
+        """Mark numbers as done; return the ranges for which there was no room."""
         forgotten: list[Range] = []
         for first, last in ranges:
             if first <= self.floor + 1:
@@ -119,7 +117,7 @@ class Consumer:
         return forgotten
 
     def reset(self, to: int, seq: int) -> None:
-        """Begin again at ``to``."""
+        """Move the cursor to ``to``."""
         self.floor = to - 1
         self.since = seq
         self._done = Ranges(MAX_RANGES)
@@ -134,7 +132,7 @@ class Consumer:
 
 
 class Settled(NamedTuple):
-    """Numbers that are done once an entry says so; ``since`` as in the entry."""
+    """Numbers to be marked as done by an entry; ``since`` as in the entry."""
 
     ranges: tuple[Range, ...]
     since: int
@@ -142,7 +140,7 @@ class Settled(NamedTuple):
 
 
 class ConsumerReset(NamedTuple):
-    """A consumer's cursor was moved: what was under way no longer counts."""
+    """A consumer's cursor was moved: deliveries under way no longer count."""
 
     consumer: Consumer
 
@@ -154,7 +152,7 @@ class ConsumerRemoved(NamedTuple):
 
 
 class RangesForgotten(NamedTuple):
-    """Numbers that are not done after all: there was no room for them."""
+    """Numbers that must be delivered again: there was no room to keep them as done."""
 
     consumer: Consumer
     settled: Settled
@@ -167,7 +165,6 @@ class Consumers:
     """All consumers, in the order of their creation."""
 
     name = PART
-    follows_messages = False
 
     def __init__(self) -> None:
         self.observer: Callable[[ConsumerEvent], None] | None = None
@@ -196,7 +193,7 @@ class Consumers:
         known = self._consumers.get(name)
         if known is None:
             if len(self) >= MAX_CONSUMERS:
-                raise RefusedError("limit", f"{MAX_CONSUMERS} consumers are there; remove one")
+                raise RefusedError("limit", f"there are {MAX_CONSUMERS} consumers already; remove one")
             return create(name, terms, start)
         if known.terms != terms:
             fields = Terms.__struct_fields__
@@ -205,7 +202,7 @@ class Consumers:
         return None
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Follow a ``consumer`` entry."""
+        """Apply a ``consumer`` entry."""
         order = msgspec.json.decode(payload, type=_Order)
         consumer = self._consumers.get(name)
         if consumer is None:
@@ -214,40 +211,37 @@ class Consumers:
                     _check_name(name)
                     _check_terms(order.create)
                 except WireError as error:
-                    # Doors write no such entry; a relayed one may be anything.
+                    # Doors write no such entry; a relayed one may hold anything.
                     raise msgspec.ValidationError(str(error)) from None
                 self._consumers[name] = Consumer(name, order.create, order.start - 1, seq)
         elif order.done is not None:
             if order.since == consumer.since:
                 forgotten = consumer.settle(order.done)
                 if forgotten:
-                    self._tell(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
+                    self._notify(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
                 consumer.dead = min(consumer.dead + order.dead, MAX_SEQUENCE)
                 consumer.lost = min(consumer.lost + order.lost, MAX_SEQUENCE)
         elif order.reset is not None:
             consumer.reset(order.reset, seq)
-            self._tell(ConsumerReset(consumer))
+            self._notify(ConsumerReset(consumer))
         elif order.remove:
             del self._consumers[name]
-            self._tell(ConsumerRemoved(consumer))
-
-    def follow(self, _batch: Batch) -> None:
-        """Ignore messages: only entries change a consumer."""
+            self._notify(ConsumerRemoved(consumer))
 
     def dump(self) -> bytes:
-        """Make a snapshot's section of the consumers."""
+        """Return the consumers as a snapshot's section."""
         kept = [_Kept(c.name, c.terms, c.created, c.since, c.floor, c.done, c.dead, c.lost) for c in self]
         return msgspec.msgpack.encode(kept)
 
     def load(self, section: bytes) -> None:
-        """Take the consumers over from a snapshot."""
+        """Restore the consumers from a snapshot."""
         self._consumers.clear()
         for kept in msgspec.msgpack.decode(section, type=list[_Kept]):
             consumer = self._consumers[kept.name] = Consumer(kept.name, kept.terms, kept.floor, kept.created)
             consumer.since, consumer.dead, consumer.lost = kept.since, kept.dead, kept.lost
             consumer.settle(kept.done)
 
-    def _tell(self, event: ConsumerEvent) -> None:
+    def _notify(self, event: ConsumerEvent) -> None:
         if self.observer is not None:
             self.observer(event)
 
@@ -260,7 +254,7 @@ def create(name: str, terms: Terms, start: int) -> Batch:
 
 
 def settle(name: str, settled: Settled) -> Batch:
-    """Make the entry that says what is done: one for everything of a turn."""
+    """Make the entry that marks numbers as done."""
     return _entry(name, _Order(done=settled.ranges, since=settled.since, lost=settled.lost))
 
 
@@ -275,27 +269,27 @@ def remove(name: str) -> Batch:
 
 
 def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int) -> Batch:
-    """Make a batch of dead letters, and after them the entry that says their originals are done.
+    """Make a batch of dead letters, and after them the entry that marks their originals as done.
 
-    ``rows`` are those that concern the consumer; only those within the settled ranges count.
+    ``rows`` are the consumer's; only those within the settled ranges become dead letters.
     """
     rows = within(rows, settled.ranges)
     dead = rows.num_rows
-    rows = rows.filter(pc.not_equal(rows.column("origin"), DEAD))
+    rows = rows.filter(pc.not_equal(rows.column("origin"), DEAD_LETTER))
     done = _entry(
         consumer.name, _Order(done=settled.ranges, since=settled.since, dead=dead, lost=settled.lost)
     )
     if not rows.num_rows:
         return done
     columns = {
-        "origin": pa.array([DEAD] * rows.num_rows + [NOT_A_MESSAGE], pa.string()),
+        "origin": pa.array([DEAD_LETTER] * rows.num_rows + [NOT_A_MESSAGE], pa.string()),
         "topic": pa.array([consumer.dead_letter] * rows.num_rows + [done.topic], pa.string()),
         "attributes": map_column("attributes", [*_attributes(consumer, rows, tries), {}]),
         "numbers": pa.concat_arrays([rows.column("numbers"), map_column("numbers", [{}])]),
     }
     return Batch(
         Run.of([*Run.from_arrow(rows.column("payload")), *done.run]),
-        origin=DEAD,
+        origin=DEAD_LETTER,
         publisher=consumer.name,
         columns=envelope_rows(columns),
     )
@@ -362,15 +356,17 @@ def _check_terms(terms: Terms) -> None:
     if not (isfinite(seconds) and 0 < seconds <= MAX_ACK_SECONDS):
         raise MalformedError("link", "ack_seconds", seconds, f"more than 0 and at most {MAX_ACK_SECONDS:g}")
     if terms.max_tries < 0:
-        raise MalformedError("link", "max_tries", terms.max_tries, "0 (for ever) or more")
+        raise MalformedError("link", "max_tries", terms.max_tries, "0 (no limit) or more")
     if NOT_A_MESSAGE in (terms.origin or ()):
-        # Each entry that says what is done would be something new to do.
-        raise MalformedError("link", "origin", terms.origin, f"no {NOT_A_MESSAGE!r}: these are no messages")
+        # Each entry that marks numbers as done would itself have to be done.
+        raise MalformedError(
+            "link", "origin", terms.origin, f"not {NOT_A_MESSAGE!r}: its entries are not messages"
+        )
     try:
         size = len(msgspec.json.encode(terms))
         msgspec.msgpack.encode(terms)
     except (TypeError, ValueError, OverflowError, RecursionError):
         # An entry is JSON, a snapshot is msgpack: JSON takes integers for which msgpack has no room.
-        raise MalformedError("link", "where", None, "what JSON can say, with numbers of 64 bits") from None
+        raise MalformedError("link", "where", None, "JSON values with numbers of at most 64 bits") from None
     if size > MAX_TERMS:
         raise LimitError("link", "where", size, MAX_TERMS)

@@ -1,32 +1,32 @@
-"""Which member of a durable consumer gets what, and until when: all that a restart may forget.
+"""Which member of a durable consumer gets which numbers, and until when: state that a restart may forget.
 
-Numbers up to the **frontier** have been handed out. A **piece** (a range of numbers with one fate) is kept for those
-that are not done yet, so that what is done needs no memory. A piece is *waiting* to be handed out again, *being read*
-for a member, *in flight* at a member until a deadline, or *doomed*: tried too often, and about to become dead letters.
-Nothing here is per message as long as members acknowledge what they got in one go.
+Numbers up to the **frontier** have been handed out. A **piece** (a range of numbers in one state) is kept only for
+those that are not done yet. A piece is *waiting* to be handed out again, *being read* for a member, *in flight* at a
+member until a deadline, or *doomed*: tried too often, and about to become dead letters. Nothing here is per message as
+long as members acknowledge whole ranges.
 
 One round:
 
 1. :meth:`~Delivery.ready` notes that a member can take one more range; :meth:`~Delivery.assign` gives ready members
-   ranges to read, those that wait before new ones, so that the floor moves;
-2. the caller reads the range, filters it, and passes to :meth:`~Delivery.delivered` how far it came and what matched.
-   It gets back what to send. Numbers that do not match are done then, or together with the match before them;
-3. :meth:`~Delivery.ack`, :meth:`~Delivery.nack`, :meth:`~Delivery.expire` and :meth:`~Delivery.leave` end it. At the
+   ranges to read, waiting ones before new ones, so that the floor moves;
+2. the caller reads and filters the range and calls :meth:`~Delivery.delivered`, which returns what to send. Numbers
+   that do not match are done then, or together with the match before them;
+3. :meth:`~Delivery.ack`, :meth:`~Delivery.nack`, :meth:`~Delivery.expire` or :meth:`~Delivery.leave` ends it. At the
    end of a turn :meth:`~Delivery.collect` returns everything newly done, for one log entry.
 
 Rules:
 
-- A number is at one member at a time, unless its deadline has passed. Deadlines begin when rows are sent.
-- New numbers reach a member in ascending order, except those that another member gave back.
+- A number is at one member at a time, unless its deadline has passed. The ack timer starts when rows are sent.
+- New numbers reach a member in ascending order, except those that another member returned.
 - Only numbers handed out since the hub started or the consumer was reset can be acknowledged, by any member, even after
   the deadline.
 - A try counts once it is sent, however it ends, unless the member leaves in good order: it may not have begun. Tries
-  are not in the log: a hub that restarts counts from zero.
-- Passing over numbers that do not match is worth a log entry only every :data:`PASSED` numbers. Entries are such
-  numbers too, and consumers would otherwise keep an idle hub busy with each other's.
+  are not in the log: a restarted hub counts from zero.
+- Skipping numbers that do not match is worth a log entry only every :data:`PASSED` numbers. Entries have numbers too,
+  and consumers would otherwise keep an idle hub busy with each other's entries.
 
 Bounds: with half of :attr:`DeliveryLimits.pieces`, nothing new is handed out until gaps close; with all of them, an
-acknowledgement that would tear another gap is refused, and adjacent waiting pieces are joined. A member has at most
+acknowledgement that would leave another gap is refused, and adjacent waiting pieces are joined. A member has at most
 :attr:`DeliveryLimits.in_flight` messages and one more range.
 """
 
@@ -44,10 +44,10 @@ from headrace.hub.consumers.outstanding import NOBODY, Matches, Piece, Pieces, c
 from headrace.hub.sequence_ranges import Range, Ranges
 
 PASSED: Final = 65_536
-"""Far more than there can be consumers: passing over one entry of each must not be worth an entry."""
+"""Far more than there can be consumers: skipping one entry of each must not be worth an entry."""
 
 TICKS: Final = 64
-"""Deadlines are rounded up to a 64th of ``ack_seconds``, so that what a member is sent meanwhile is one piece."""
+"""Deadlines are rounded up to a 64th of ``ack_seconds``, so that ranges sent within that time form one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class DeliveryLimits:
     """Bounds on what one consumer may cost."""
 
     span: int = 4096
-    """Numbers that are read for a member at a time."""
+    """Numbers read for a member at a time."""
     in_flight: int = 16_384
-    """Unacknowledged messages beyond which a member is given no more."""
+    """Unacknowledged messages at which a member gets no more."""
     pieces: int = 1024
     """Ranges that are not done; the consumer's state has room for several times that."""
     members: int = 1024
@@ -73,7 +73,7 @@ class Assign(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """A member did not acknowledge these in time."""
+    """Numbers that a member did not acknowledge in time."""
 
     member: int
     first: int
@@ -82,7 +82,7 @@ class Expired(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """Read and filter these, tried too often, then :meth:`Delivery.bury` them, all at once or in parts."""
+    """Numbers tried too often: read and filter them, then :meth:`Delivery.bury` them, at once or in parts."""
 
     first: int
     last: int
@@ -99,6 +99,7 @@ class Delivery:
         self.consumer = consumer
         self._limits = limits or DeliveryLimits()
         self._load: dict[int, int] = {}
+        """Unacknowledged messages by member."""
         self._ready: dict[int, None] = {}
         self.restart()
 
@@ -107,14 +108,15 @@ class Delivery:
         self._since = self.consumer.since
         self._waiting = Pieces()
         self._taken = Pieces()
-        # Bounded all the same: between any two of them is a piece.
+        # Bounded all the same: there is a piece between any two of them.
         self._done = Ranges(sys.maxsize)
         self._worthwhile = False
         self._lost = 0
-        self._soonest = inf
+        self.deadline = inf
+        """Time at which to call :meth:`expire`; infinite if nothing is in flight."""
         self._load = dict.fromkeys(self._load, 0)
         self.frontier = self.consumer.floor + 1
-        """First number that was not handed out yet."""
+        """First number not handed out yet."""
         for first, last in self.consumer.done:
             self._waiting.add(Piece(self.frontier, first - 1))
             self.frontier = last + 1
@@ -125,18 +127,9 @@ class Delivery:
         return len(self._waiting) + len(self._taken)
 
     @property
-    def deadline(self) -> float:
-        """Time at which to call :meth:`expire`; infinite if nothing is in flight."""
-        return self._soonest
-
-    @property
     def idle(self) -> bool:
-        """Whether nothing would be lost if this were forgotten, tries included."""
+        """Whether this can be forgotten without losing anything, tries included."""
         return not (self._load or self.pieces or self._worthwhile)
-
-    def load(self, member: int) -> int:
-        """Number of messages that a member has not acknowledged."""
-        return self._load[member]
 
     def join(self, member: int) -> None:
         """Add a member."""
@@ -145,12 +138,12 @@ class Delivery:
         self._load[member] = 0
 
     def ready(self, member: int) -> None:
-        """Note that a member can take one more range: it has room, and its last one is delivered."""
+        """Note that a member can take one more range: it has room, and its last one was delivered."""
         if member in self._load:
             self._ready[member] = None
 
     def leave(self, member: int, *, tried: bool) -> list[DeadLetter]:
-        """Remove a member, and give what it had to others at once; ``tried`` unless it left in good order."""
+        """Remove a member and return its pieces to the others; ``tried`` unless it left in good order."""
         del self._load[member]
         self._ready.pop(member, None)
         returned = self._taken.carve(1, sys.maxsize, lambda piece: piece.member == member)
@@ -174,11 +167,10 @@ class Delivery:
         return work
 
     def delivered(self, given: Assign, last: int, matching: Sequence[Range], now: float) -> list[Range]:
-        """Take what matched in a range that was read up to ``last``, perhaps not its end; return what to send.
+        """Take the matches of a range that was read up to ``last``; return the ranges to send.
 
-        That is less than what matched if some was acknowledged late while it was read, and nothing if the range is no
-        longer the member's. What was not read, all of it if ``last`` is before the first, goes to the next ready
-        member.
+        Those are fewer if some were acknowledged late during the read, and none if the range is no longer the member's.
+        Numbers that were not read, all of them if ``last`` is before the first, go to the next ready member.
         """
         reading = self._taken.carve(
             given.first, given.last, lambda piece: piece.member == given.member and not piece.in_flight
@@ -197,9 +189,9 @@ class Delivery:
         return wanted
 
     def ack(self, ranges: Iterable[Range]) -> int:
-        """Note that numbers are done; return how many of them were not before.
+        """Mark numbers as done; return how many are newly done.
 
-        Refused if that would leave too many gaps: those that came before in ascending order count.
+        Refused if that would leave too many gaps; the ranges before the refused one, in ascending order, count.
         """
         count = 0
         for first, last in sorted(ranges):
@@ -212,7 +204,7 @@ class Delivery:
         return count
 
     def nack(self, member: int, first: int, last: int) -> list[DeadLetter]:
-        """Give what a member failed with to others at once. Refused if there are too many gaps."""
+        """Return what a member failed with to the others. Refused if there are too many gaps."""
         if self.pieces >= self._limits.pieces:
             raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
         return self._give_back(
@@ -221,23 +213,23 @@ class Delivery:
 
     def expire(self, now: float) -> list[DeliveryWork]:
         """Take back what was not acknowledged in time."""
-        if now < self._soonest:
+        if now < self.deadline:
             return []
         work: list[DeliveryWork] = []
         overdue = self._carve_taken(1, sys.maxsize, lambda piece: piece.deadline <= now)
         work += [Expired(piece.member, piece.first, piece.last, piece.tries) for piece in overdue]
         work += self._give_back(overdue)
-        # Pieces that were acknowledged in time have left it too early, at the cost of one look here.
-        self._soonest = min((piece.deadline for piece in self._taken), default=inf)
+        # It may have been the deadline of a piece that was acknowledged in time: look again.
+        self.deadline = min((piece.deadline for piece in self._taken), default=inf)
         return work
 
     def bury(self, first: int, last: int) -> Settled:
-        """Return what is left of a dead letter's range to bury: some may be acknowledged by now."""
+        """Remove what is left of a dead letter's range and return it: some may be acknowledged by now."""
         doomed = self._taken.carve(first, last, _is_doomed)
         return Settled(tuple((piece.first, piece.last) for piece in doomed), self._since)
 
     def trimmed(self, oldest: int) -> list[Range]:
-        """Drop what lies before ``oldest``, where the log now begins, and must still be read; return it."""
+        """Drop numbers before ``oldest``, where the log now begins, that are still to be read; return them."""
         below = oldest - 1
         gone = self._waiting.carve(1, below)
         gone += self._taken.carve(1, below, lambda piece: not piece.in_flight)
@@ -261,13 +253,13 @@ class Delivery:
         return settled
 
     def again(self, settled: Settled) -> None:
-        """Deliver the numbers of an entry again that the log did not take."""
+        """Deliver the numbers of an entry again that could not be appended."""
         if settled.since == self._since:
             for first, last in settled.ranges:
                 self._waiting.add(Piece(first, last))
 
     def _next(self, head: int) -> Piece | None:
-        """Take the next piece to read: the lowest that waits, or new numbers."""
+        """Take the next piece to read: the lowest waiting one, or new numbers."""
         half = self._limits.pieces // 2
         if len(self._taken) >= half:
             return None
@@ -287,11 +279,11 @@ class Delivery:
         return piece
 
     def _share(self, available: int) -> int:
-        """One member's share; it gets smaller towards the end, so that no member is left with a large one."""
+        """One member's share; smaller towards the end, so that the members finish together."""
         return min(self._limits.span, -(-available // len(self._load)))
 
     def _send(self, piece: Piece, last: int, matching: list[Range], deadline: float) -> list[Range]:
-        """Put what was read of a piece in flight, except what comes before its first match."""
+        """Put the part of a piece that was read in flight, from its first match on."""
         before = self._taken.pop_before(piece.first)
         if before is not None:
             if before[2:5] == (piece.tries, piece.member, deadline):
@@ -306,7 +298,7 @@ class Delivery:
             matches = None if matching == [(first, last)] else Matches(matching.copy())
             self._taken.add(Piece(first, last, piece.tries, piece.member, deadline, matches))
             self._load[piece.member] += count(matching)
-            self._soonest = min(self._soonest, deadline)
+            self.deadline = min(self.deadline, deadline)
         return matching
 
     def _carve_taken(
@@ -319,7 +311,7 @@ class Delivery:
         return carved
 
     def _give_back(self, pieces: Iterable[Piece]) -> list[DeadLetter]:
-        """Let pieces wait for another try, or doom those that had their last."""
+        """Queue pieces for another try; doom those that have had their last."""
         work: list[DeadLetter] = []
         most = self.consumer.terms.max_tries
         for piece in pieces:

@@ -3,15 +3,14 @@
 :mod:`~headrace.hub.consumers.delivery` decides which member gets which numbers; a :class:`ConsumerGroup` decides the
 rest:
 
-- a member that can take more is ready. What it is assigned is read and filtered elsewhere (:attr:`ConsumerGroup.read`)
-  and sent as one event. A member whose credit is too small for what was read gives it back, so that no other member
-  waits for its client;
-- whatever is newly done at the end of a turn becomes one log entry, however many acknowledgements it took. An
-  acknowledgement is answered when the consumer's newest entry is committed: its numbers are in that one or in one
-  before;
+- a member that can take more is ready. The range it is assigned is read and filtered elsewhere
+  (:attr:`ConsumerGroup.read`) and sent as one event. A member whose credit is too small for that returns the range, so
+  that no other member waits for its client;
+- all numbers newly done at the end of a turn become one log entry. An acknowledgement is answered when the consumer's
+  newest entry is committed: its numbers are in that one or an earlier one;
 - messages that were tried too often are read again, one range at a time, and buried as dead letters.
 
-The log may refuse an entry. Its numbers are then delivered again, and those who waited for it get the error.
+If an entry cannot be appended, its numbers are delivered again, and acknowledgements that wait for it get the error.
 
 Nothing here has a socket, a thread or a clock: a driver supplies :attr:`~ConsumerGroup.read` and
 :attr:`~ConsumerGroup.soon`, and passes the time.
@@ -40,14 +39,14 @@ from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, Buffer, body_of
 from headrace.wire.link.requests import parse_where
 
 _BURIED_BYTES: Final = MAX_MESSAGE - MAX_HEAD
-"""Size of what is read of dead letters at a time."""
+"""Bytes of dead letters read at a time."""
 
 WhenStored: TypeAlias = Callable[[StorageError | None], None]
-"""Called when an entry is committed, or with the reason why it is not."""
+"""Called when an entry is committed, or with the reason why it cannot be."""
 
 
 class Found(NamedTuple):
-    """The rows up to ``last`` that concern a consumer, and a body of them if there are any."""
+    """The rows up to ``last`` that match a consumer's filter, and their body if there are any."""
 
     last: int
     rows: pa.RecordBatch
@@ -59,11 +58,11 @@ WhenRead: TypeAlias = Callable[[Found | BaseException, float], None]
 """Called with what was found, or the error, and the time."""
 
 Read: TypeAlias = Callable[[int, int, int, WhenRead], None]
-"""Reads the numbers from a first to a last for which there is so much room, elsewhere, and calls back."""
+"""Reads numbers from a first to a last, within a number of bytes, in the background, and calls back."""
 
 
 class ConsumerFilter:
-    """The messages that concern a consumer: those that its terms choose, except its own dead letters."""
+    """Selects a consumer's messages: those that its terms choose, except its own dead letters."""
 
     def __init__(self, consumer: Consumer) -> None:
         terms = consumer.terms
@@ -71,7 +70,7 @@ class ConsumerFilter:
         self._dead_letter = consumer.dead_letter
 
     def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Keep the rows that concern it."""
+        """Keep the consumer's rows."""
         rows = self._filter.apply(rows)
         others = pc.not_equal(rows.column("topic"), self._dead_letter)
         return rows if pc.all(others).as_py() else rows.filter(others)
@@ -81,9 +80,9 @@ class GroupMember(Protocol):
     """One stream of a client that takes part."""
 
     number: int
-    """Its name in the delivery, which no other member ever has."""
+    """Its id in the delivery, never reused."""
     needs: int
-    """Credit that must be free before more is read for it."""
+    """Credit it must have before more is read for it."""
     reading: bool
     """Whether a range is being read for it."""
 
@@ -129,13 +128,13 @@ class ConsumerGroup:
         self._unanswered: list[WhenStored] = []
         """Acknowledgements that wait for the end of the turn."""
         self._newest: list[WhenStored] | None = None
-        """Those that wait for the newest entry, while it is on its way to the commit."""
+        """Acknowledgements that wait for the newest entry to be committed."""
         self._turn_due = False
         self._stopped = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing would be lost if this were forgotten."""
+        """Whether this can be forgotten without losing anything."""
         busy = self._members or self._doomed or self._burying or self._unanswered
         return not busy and self._newest is None and self.delivery.idle
 
@@ -152,7 +151,7 @@ class ConsumerGroup:
         self._members[member.number] = member
 
     def leave(self, member: GroupMember, *, tried: bool) -> None:
-        """Remove a member, and give what it had to others."""
+        """Remove a member and return its messages to the others."""
         del self._members[member.number]
         self._bury(self.delivery.leave(member.number, tried=tried))
         self.drive()
@@ -163,7 +162,7 @@ class ConsumerGroup:
         self.drive()
 
     def drive(self) -> None:
-        """Give ready members what there is."""
+        """Start reads for ready members."""
         if self._stopped:
             return
         for given in self.delivery.assign(self._log.head):
@@ -171,17 +170,17 @@ class ConsumerGroup:
             member.reading = True
             self.read(given.first, given.last, member.room, partial(self._was_read, given))
 
-    # What members say
+    # Requests of members
 
-    def ack(self, ranges: Iterable[Range], told: WhenStored) -> None:
-        """Take numbers that are done."""
+    def ack(self, ranges: Iterable[Range], reply: WhenStored) -> None:
+        """Mark numbers as done."""
         try:
             self.delivery.ack(ranges)
         finally:
             self._turn_soon()
-        self._unanswered.append(told)
+        self._unanswered.append(reply)
 
-    def nack(self, client: object, ranges: Iterable[Range], told: WhenStored) -> None:
+    def nack(self, client: object, ranges: Iterable[Range], reply: WhenStored) -> None:
         """Take back numbers that a client's members failed with."""
         members = [number for number, member in self._members.items() if member.client is client]
         try:
@@ -189,11 +188,11 @@ class ConsumerGroup:
                 for member in members:
                     self._bury(self.delivery.nack(member, first, last))
         finally:
-            # If there are too many, those that came before in ascending order count.
+            # If one is refused, those before it in ascending order count.
             self._turn_soon()
-        self._unanswered.append(told)
+        self._unanswered.append(reply)
 
-    # What happens to the consumer
+    # Events
 
     def tick(self, now: float) -> None:
         """Take back what was not acknowledged in time."""
@@ -206,18 +205,18 @@ class ConsumerGroup:
         self._bury(())
 
     def restart(self) -> None:
-        """Begin again where the cursor was moved to."""
+        """Restart at the cursor, which was moved."""
         self._doomed.clear()
         self.delivery.restart()
         self._resume()
 
     def again(self, settled: Settled) -> None:
-        """Deliver numbers again that are not done after all."""
+        """Deliver numbers again that could not be marked as done."""
         self.delivery.again(settled)
         self._turn_soon()
 
     def stop(self) -> None:
-        """Read nothing more. Whatever is not done, pending dead letters included, is delivered after a restart."""
+        """Read nothing more. What is not done, pending dead letters included, is delivered after a restart."""
         self._stopped = True
 
     def end(self, error: HeadraceError) -> None:
@@ -280,16 +279,16 @@ class ConsumerGroup:
             self.soon(self._turn)
 
     def _turn(self) -> None:
-        """Put what is done into the log, answer or hold what waits for it, and go on."""
+        """Append an entry for what is done, answer acknowledgements once it is committed, and continue."""
         self._turn_due = False
         settled = self.delivery.collect()
         if settled is not None:
             self._submit(cursors.settle(self.consumer.name, settled), settled)
-        told, self._unanswered = self._unanswered, []
+        reply, self._unanswered = self._unanswered, []
         if self._newest is not None:
-            self._newest += told
+            self._newest += reply
         else:
-            for each in told:
+            for each in reply:
                 each(None)
         self._resume()
 
@@ -303,8 +302,8 @@ class ConsumerGroup:
                 self._newest = None
             if error is not None:
                 self.again(settled)
-            for told in waiting:
-                told(error)
+            for reply in waiting:
+                reply(error)
 
         self._hub.submit(batch, done)
 

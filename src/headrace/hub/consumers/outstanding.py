@@ -1,7 +1,7 @@
-"""Pieces: ranges of numbers that are not done yet, each with one fate, cut as members acknowledge parts of them.
+"""Pieces: ranges of numbers that are not done yet, each in one state, cut as members acknowledge parts of them.
 
-A piece knows which of its numbers are messages for the consumer (those that **match**). Numbers that do not match go
-with the match before them, so that acknowledging the matches one by one leaves no holes between them.
+A piece knows which of its numbers **match** the consumer's filter. Numbers that do not match are done together with the
+match before them, so that acknowledging the matches one by one leaves no holes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.hub.sequence_ranges import Range
+from headrace.hub.sequence_ranges import Range, first_of, last_of
 
 NOBODY: Final = -1
 
 
 class Matches:
-    """The numbers of a piece that are the consumer's messages; shared by the pieces it is cut into."""
+    """The matching numbers of a piece; shared by the pieces it is cut into."""
 
     __slots__ = ("_ranges",)
 
@@ -29,8 +29,8 @@ class Matches:
         self._ranges = ranges
 
     def after(self, seq: int) -> int:
-        """Find the next match after a number, however far."""
-        index = bisect_right(self._ranges, seq, key=_last)
+        """Find the next match after a number."""
+        index = bisect_right(self._ranges, seq, key=last_of)
         return max(self._ranges[index][0], seq + 1) if index < len(self._ranges) else sys.maxsize
 
     def count(self, first: int, last: int) -> int:
@@ -38,26 +38,26 @@ class Matches:
         return count(clip(self._ranges, first, last))
 
     def joined(self, last: int, ranges: list[Range]) -> Matches:
-        """Join those up to ``last`` and the ranges after it."""
+        """Join the matches up to ``last`` with ranges after it."""
         if self._ranges[-1][1] > last:
             return Matches(clip(self._ranges, 1, last) + ranges)
-        # The pieces that share this end before what is added, and do not see it.
+        # The pieces that share this list end before the ranges that are added.
         self._ranges += ranges
         return self
 
 
 class Piece(NamedTuple):
-    """Numbers with one fate; ``tries`` is how often they were handed out."""
+    """Numbers in one state; ``tries`` counts how often they were handed out."""
 
     first: int
     last: int
     tries: int = 0
     member: int = NOBODY
-    """The member that has it; nobody while it waits, and when it is doomed."""
+    """The member that has it; nobody while it waits or is doomed."""
     deadline: float = inf
     """Finite while it is in flight."""
     matches: Matches | None = None
-    """The matches when it was last sent; ``None`` if all did, or if it was never sent."""
+    """The matches when it was last sent; ``None`` if all matched, or if it was never sent."""
 
     @property
     def size(self) -> int:
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
 
     @property
     def in_flight(self) -> bool:
-        """Whether a member has it and its time is running."""
+        """Whether a member has it and its ack timer runs."""
         return self.deadline != inf
 
     @property
@@ -75,13 +75,13 @@ class Piece(NamedTuple):
         return self.size if self.matches is None else self.matches.count(self.first, self.last)
 
     def reach(self, last: int) -> int:
-        """Find how far a cut up to ``last`` goes: numbers that do not match go with the match before them."""
+        """Find where a cut at ``last`` ends: numbers that do not match stay with the match before them."""
         if last >= self.last:
             return self.last
         return last if self.matches is None else min(self.last, self.matches.after(last) - 1)
 
     def joined(self, last: int, matching: list[Range]) -> Piece:
-        """Extend the piece up to ``last`` by numbers of which these match."""
+        """Extend the piece up to ``last``; of the added numbers, these match."""
         if self.matches is None and matching == [(self.last + 1, last)]:
             return self._replace(last=last)
         matches = Matches([(self.first, self.last)]) if self.matches is None else self.matches
@@ -104,7 +104,7 @@ class Pieces:
 
     def add(self, piece: Piece) -> None:
         """Add a piece that overlaps none."""
-        insort(self._pieces, piece, key=_first_of)
+        insort(self._pieces, piece, key=first_of)
 
     def pop(self) -> Piece:
         """Remove and return the lowest piece; there must be one."""
@@ -112,13 +112,13 @@ class Pieces:
 
     def pop_before(self, first: int) -> Piece | None:
         """Remove and return the piece that ends right before a number, if there is one."""
-        index = bisect_left(self._pieces, first - 1, key=_last_of)
+        index = bisect_left(self._pieces, first - 1, key=last_of)
         if index < len(self._pieces) and self._pieces[index].last == first - 1:
             return self._pieces.pop(index)
         return None
 
     def coalesce(self) -> None:
-        """Join adjacent pieces; they count as tried as often as the one tried least."""
+        """Join adjacent pieces; the fewest tries count."""
         joined: list[Piece] = []
         for piece in self._pieces:
             if joined and joined[-1].last + 1 == piece.first:
@@ -129,17 +129,17 @@ class Pieces:
         self._pieces = joined
 
     def tears(self, first: int, last: int) -> bool:
-        """Whether carving a range would leave both ends of a piece."""
-        index = bisect_left(self._pieces, first, key=_last_of)
+        """Whether carving out a range would split a piece in two."""
+        index = bisect_left(self._pieces, first, key=last_of)
         if index == len(self._pieces):
             return False
         piece = self._pieces[index]
         return piece.first < first and piece.reach(last) < piece.last
 
     def carve(self, first: int, last: int, wanted: Callable[[Piece], bool] | None = None) -> list[Piece]:
-        """Cut a range out of the pieces, or of those wanted, and return it as pieces of its own."""
-        begin = bisect_left(self._pieces, first, key=_last_of)
-        end = bisect_right(self._pieces, last, key=_first_of)
+        """Cut a range out of the pieces, or of the wanted ones, and return it as pieces."""
+        begin = bisect_left(self._pieces, first, key=last_of)
+        end = bisect_right(self._pieces, last, key=first_of)
         carved: list[Piece] = []
         kept: list[Piece] = []
         for piece in self._pieces[begin:end]:
@@ -162,8 +162,8 @@ def clip(ranges: Sequence[Range], first: int, last: int) -> list[Range]:
     >>> clip([(1, 3), (5, 6), (9, 12)], 2, 10)
     [(2, 3), (5, 6), (9, 10)]
     """
-    begin = bisect_left(ranges, first, key=_last)
-    end = bisect_right(ranges, last, key=_first)
+    begin = bisect_left(ranges, first, key=last_of)
+    end = bisect_right(ranges, last, key=first_of)
     return [(max(first, start), min(last, until)) for start, until in ranges[begin:end]]
 
 
@@ -184,19 +184,3 @@ def spans(seqs: npt.NDArray[np.int64]) -> list[Range]:
     firsts = seqs[np.concatenate(([0], breaks + 1))]
     lasts = seqs[np.concatenate((breaks, [len(seqs) - 1]))]
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-
-
-def _first(sequences: Range) -> int:
-    return sequences[0]
-
-
-def _last(sequences: Range) -> int:
-    return sequences[1]
-
-
-def _first_of(piece: Piece) -> int:
-    return piece.first
-
-
-def _last_of(piece: Piece) -> int:
-    return piece.last

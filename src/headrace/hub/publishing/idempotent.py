@@ -1,20 +1,20 @@
 """Idempotent publishing: rows with a publisher's number are appended once, however often and wherever they are sent.
 
-A publisher that lost its connection sends every unacknowledged request again, over another connection and perhaps while
-the first try is still under way to the commit. The number tells three cases apart:
+A publisher that lost its connection resends every unacknowledged request, perhaps while the first try is not yet
+committed. The number tells three cases apart:
 
-- the log has the rows: the answer is the place they have;
-- they are appended but not yet committed: the repeat waits for that, and is judged again then;
-- they, or the rest of them, are new: they are appended.
+- the log has the rows: the answer is their place;
+- they are appended but not yet committed: the repeat waits for the commit and is judged again;
+- they, or some of them, are new: those are appended.
 
-Requests of one publisher are taken in order: after one that waits, the next wait too. A publisher that sends ahead of
-the answers marks each request as one that ``follows`` the one before. If that one fails, the ones after it are refused
-as well: the gap they would leave could not be filled, since a repeat of lower numbers would be taken for known.
+Requests of one publisher are taken in order: if one waits, so do the next. A publisher that does not await each answer
+marks each request as one that ``follows`` the one before. If that one fails, those after it are refused as well: the
+gap they would leave could not be filled, since a repeat of lower numbers would be taken for known.
 
 What a frontend relays is published once in the same way. Its rows keep their own numbers, so a **mark** is appended
 right after them, in the same append: a log entry with the frontend as its publisher, and a number.
 
-If another hub numbers messages, that hub is asked: only it knows what is under way.
+If another hub numbers messages, that hub decides: only it knows what is under way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow as pa
 from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Told, ToldNewest
+from headrace.hub.sequencer import Published, WhenNewest, WhenPublished
 from headrace.message import NOT_A_MESSAGE, Batch, Run, envelope_rows
 
 FRONTEND: Final = "frontend"
@@ -38,85 +38,81 @@ class _Publish(NamedTuple):
     batch: Batch
     number: int
     follows: bool
-    behind: Batch | None
-    told: Told
+    preceding: Batch | None
+    reply: WhenPublished
 
 
 class _Line:
-    """One publisher's batches: those under way to the commit, and those that wait."""
+    """One publisher's batches: those appended but not committed, and those that wait."""
 
     __slots__ = ("under_way", "waiting")
 
     def __init__(self) -> None:
         self.under_way: deque[int] = deque()
-        """For each batch, the number after its last row."""
+        """The number after each batch's last row."""
         self.waiting: deque[_Publish] = deque()
 
 
 class IdempotentPublishing:
-    """Appends rows that may be repeated, once."""
+    """Appends each publisher's rows once, even if they are sent again."""
 
     def __init__(self, hub: Hub, publishers: PublisherNumbers) -> None:
         self._hub = hub
         self._publishers = publishers
         self._lines: dict[str, _Line] = {}
 
-    def __len__(self) -> int:
-        """Number of publishers with something under way."""
-        return len(self._lines)
-
-    def newest(self, publisher: str, told: ToldNewest) -> None:
-        """Find out a publisher's highest committed number."""
+    def newest(self, publisher: str, reply: WhenNewest) -> None:
+        """Ask for a publisher's highest committed number."""
         if self._hub.sequencer is not None:
-            self._hub.sequencer.newest(publisher, told)
+            self._hub.sequencer.newest(publisher, reply)
         else:
-            told(self._publishers.newest(publisher))
+            reply(self._publishers.newest(publisher))
 
     def publish(
-        self, batch: Batch, told: Told, *, follows: bool = False, behind: Batch | None = None
+        self, batch: Batch, reply: WhenPublished, *, follows: bool = False, preceding: Batch | None = None
     ) -> None:
-        """Append a batch unless it is in the log already; ``told`` may be called at once.
+        """Append a batch unless it is in the log already; ``reply`` may be called at once.
 
-        ``behind`` is a batch to append right before this one, together or not at all.
+        ``preceding`` is a batch to append right before this one, together or not at all.
         """
         if batch.number is None or not batch.publisher:
-            self._hub.submit(batch, lambda result: told(_outcome(result)))
+            self._hub.submit(batch, lambda result: reply(_outcome(result)))
             return
         if self._hub.sequencer is not None:
-            self._hub.sequencer.publish(batch, told, follows=follows, behind=behind)
+            self._hub.sequencer.publish(batch, reply, follows=follows, preceding=preceding)
             return
-        publish = _Publish(batch, batch.number, follows, behind, told)
+        publish = _Publish(batch, batch.number, follows, preceding, reply)
         line = self._lines.get(batch.publisher)
         if line is None:
             line = self._lines[batch.publisher] = _Line()
         line.waiting.append(publish)
         self._go_on(batch.publisher, line)
 
-    def pass_on(self, frontend: str, number: int, batch: Batch, told: Told) -> None:
-        """Append what a frontend relays, with its mark, unless it is in the log; ``told`` gets the rows' place."""
+    def pass_on(self, frontend: str, number: int, batch: Batch, reply: WhenPublished) -> None:
+        """Append what a frontend relays, with its mark, unless the log has it; ``reply`` gets the rows' place."""
 
         def marked(result: Published | HeadraceError) -> None:
             if isinstance(result, Published) and result.last is not None:
                 # The mark has the number after the rows.
                 result = Published(result.last - len(batch), result.last - 1, result.repeated)
-            told(result)
+            reply(result)
 
-        self.publish(_mark(frontend, number), marked, follows=number > 0, behind=batch)
+        self.publish(_mark(frontend, number), marked, follows=number > 0, preceding=batch)
 
     def _go_on(self, publisher: str, line: _Line) -> None:
         sequencer = self._hub.sequencer
         while sequencer is not None and line.waiting:
-            # Another hub numbers messages now: it judges what waited here.
-            batch, _, follows, behind, told = line.waiting.popleft()
-            sequencer.publish(batch, told, follows=follows, behind=behind)
+            # Another hub numbers messages now: it decides about what waited here.
+            batch, _, follows, preceding, reply = line.waiting.popleft()
+            sequencer.publish(batch, reply, follows=follows, preceding=preceding)
         while line.waiting and self._decide(publisher, line, line.waiting[0]):
             pass
         if not line.under_way and not line.waiting:
             self._lines.pop(publisher, None)
 
     def _decide(self, publisher: str, line: _Line, publish: _Publish) -> bool:
-        """Take the first batch that waits, or leave it waiting."""
-        batch, number, follows, behind, told = publish
+        """Answer or append the first waiting batch; return ``False`` if it must wait."""
+        batch, number, follows, preceding, reply = publish
         known = self._publishers.known(publisher, number, len(batch))
         if known.repeated < len(batch):
             if line.under_way and number < line.under_way[-1]:
@@ -125,11 +121,11 @@ class IdempotentPublishing:
             if follows and number > (-1 if newest is None else newest) + 1:
                 line.waiting.popleft()
                 reason = f"number {number} of publisher {publisher!r} follows one that was not taken"
-                told(RefusedError("conflict", reason))
+                reply(RefusedError("conflict", reason))
                 return True
         line.waiting.popleft()
         if known.repeated == len(batch):
-            told(Published(known.first, known.last, known.repeated))
+            reply(Published(known.first, known.last, known.repeated))
             return True
         line.under_way.append(number + len(batch))
         rest = batch.slice(known.repeated, len(batch)) if known.repeated else batch
@@ -139,17 +135,17 @@ class IdempotentPublishing:
             sequencer = self._hub.sequencer
             if isinstance(result, UnavailableError) and sequencer is not None:
                 # Another hub numbers messages by now, and knows whether it has this.
-                sequencer.publish(batch, told, follows=follows, behind=behind)
+                sequencer.publish(batch, reply, follows=follows, preceding=preceding)
                 self._go_on(publisher, line)
                 return
             outcome = _outcome(result)
             if known.repeated and isinstance(outcome, Published):
                 outcome = Published(known.first, outcome.last, known.repeated)
-            told(outcome)
+            reply(outcome)
             self._go_on(publisher, line)
 
-        if behind is not None:
-            self._hub.submit(behind, tied=True)
+        if preceding is not None:
+            self._hub.submit(preceding, tied=True)
         self._hub.submit(rest, settled)
         return True
 
@@ -161,18 +157,14 @@ def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
 def _mark(frontend: str, number: int) -> Batch:
     """Make the entry that marks the rows before it as one of a frontend's requests."""
     return Batch(
-        Run.one(b""),
-        origin=NOT_A_MESSAGE,
-        publisher=frontend,
-        number=number,
-        topic=f"{FRONTEND}/{frontend}",
+        Run.one(b""), origin=NOT_A_MESSAGE, publisher=frontend, number=number, topic=f"{FRONTEND}/{frontend}"
     )
 
 
 def published(
     rows: pa.RecordBatch, *, origin: str = "", publisher: str = "", number: int | None = None
 ) -> Batch:
-    """Make a batch of rows to be published: what they all share is kept once."""
+    """Make a batch of rows to be published; a value that all share is kept once."""
     topics = rows.column("topic")
     distinct = topics.unique()
     differing = {}

@@ -1,12 +1,11 @@
-"""The publishing rules of one hub, whoever publishes: clients of its own doors, or another node that asks the primary.
+"""The publishing rules of one hub, for clients of its own doors and for nodes that ask it as the primary.
 
-A hub has one :class:`PublishIntake`, whichever doors are open. Repeats are recognised here and nowhere else: rows with
-a publisher's number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by
-:mod:`~headrace.hub.publishing.staging`.
+A hub has one :class:`PublishIntake`, whichever doors are open. Only it recognises repeats: rows with a publisher's
+number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by :mod:`~headrace.hub.publishing.staging`.
 
-In a cluster, a node that is not primary sends a :class:`PrimaryRequest` as the bulk of a Publish parcel: a msgpack head
-after its length, then Arrow rows. The primary answers with a :class:`PrimaryAnswer`, the bulk of an Ack: such a head
-alone. How a node sends its requests is in :mod:`~headrace.hub.publishing.primary_client`.
+In a cluster, a node that is not primary sends a :class:`PrimaryRequest` as the bulk of a Publish parcel: the length of
+a msgpack head, the head, and Arrow rows (:mod:`~headrace.hub.publishing.primary_client`). The primary answers with a
+:class:`PrimaryAnswer`, msgpack as well, as the bulk of an Ack.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Told
+from headrace.hub.sequencer import Published, WhenPublished
 from headrace.message import Batch
 from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
@@ -40,7 +39,7 @@ NOT_PRIMARY: Final = "primary"
 """Refusal code: the node that was asked is not, or not yet, the primary."""
 
 _MAX_TEXT: Final = 0xFFFF
-"""Bytes of a topic or a publisher: what the log keeps of one that a whole batch shares."""
+"""Most bytes of a topic or publisher in the log."""
 _MAX_REASON: Final = 1000
 _PADDING: Final = bytes(8)
 
@@ -81,7 +80,7 @@ class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def published(self) -> Published | HeadraceError:
-        """The rows' place in the sequence, or the refusal."""
+        """The rows' sequence numbers, or the refusal."""
         return self.refused or Published(self.first, self.last, self.repeated)
 
 
@@ -103,7 +102,7 @@ def parse_bulk(bulk: bytes) -> tuple[PrimaryRequest, memoryview]:
     """Parse the bulk of a Publish into the request and its rows."""
     size = int.from_bytes(bulk[:4])
     if size > len(bulk) - 4:
-        raise MalformedError("parcel", "bulk", bulk[:16], "must begin with what is asked")
+        raise MalformedError("parcel", "bulk", bulk[:16], "must begin with a request")
     head = 4 + size
     request: PrimaryRequest = _decoded(_REQUEST, bulk[4:head])
     return request, memoryview(bulk)[head + -head % 8 :]
@@ -124,8 +123,8 @@ def refusal(error: HeadraceError) -> PrimaryAnswer:
     """Make an answer of an error."""
     reason = str(error)[:_MAX_REASON]
     match error:
-        case RefusedError(code=code, reason=said):
-            return PrimaryAnswer(error=code, reason=said[:_MAX_REASON])
+        case RefusedError():
+            return PrimaryAnswer(error=error.code, reason=error.reason[:_MAX_REASON])
         case LimitError():
             return PrimaryAnswer(error="limit", reason=reason)
         case UnavailableError():
@@ -135,7 +134,7 @@ def refusal(error: HeadraceError) -> PrimaryAnswer:
 
 
 class PublishIntake:
-    """The one place where a hub decides what is new and what is a repeat.
+    """Tells new rows from repeats, for everyone who publishes at this hub.
 
     ``stages`` is the directory for staged rows that do not fit in memory; files of an earlier run are removed.
     """
@@ -147,18 +146,18 @@ class PublishIntake:
         self.staging.sweep()
         self.commits = StagedCommits(hub, queries, self.staging)
         self._brought: dict[object, _NodeStage] = {}
-        """For each node that asks, the one commit whose rows it is bringing."""
+        """For each node, the one commit whose rows it is staging."""
 
-    def answer(self, source: object, request: PrimaryRequest, body: memoryview, told: WhenAnswered) -> None:
-        """Answer a node's request; ``told`` may be called at once."""
+    def answer(self, source: object, request: PrimaryRequest, body: memoryview, reply: WhenAnswered) -> None:
+        """Answer a node's request; ``reply`` may be called at once."""
         if self._hub.sequencer is not None:
-            told(NOT_THE_PRIMARY)
+            reply(NOT_THE_PRIMARY)
             return
 
         def answer(result: PrimaryAnswer) -> None:
-            # Whatever was not taken because another node numbers messages by now is for that node to judge.
+            # If another node numbers messages by now, that one must judge it.
             moved = result.error == "unavailable" and self._hub.sequencer is not None
-            told(NOT_THE_PRIMARY if moved else result)
+            reply(NOT_THE_PRIMARY if moved else result)
 
         def tell(result: Published | HeadraceError) -> None:
             answer(refusal(result) if isinstance(result, HeadraceError) else _answer_of(result))
@@ -185,10 +184,10 @@ class PublishIntake:
         """Drop what a node has staged: its connection is closed."""
         self._brought.pop(source, None)
 
-    def _pass(self, request: PrimaryRequest, body: memoryview, tell: Told) -> None:
+    def _pass(self, request: PrimaryRequest, body: memoryview, tell: WhenPublished) -> None:
         rows = rows_of(body, PASSED)
         if not rows.num_rows:
-            raise MalformedError("parcel", "rows", 0, "there must be some")
+            raise MalformedError("parcel", "rows", 0, "at least one")
         for name in ("topic", "publisher"):
             longest = pc.max(pc.binary_length(rows.column(name))).as_py()
             if longest > _MAX_TEXT:
@@ -198,7 +197,7 @@ class PublishIntake:
     def _stage(self, source: object, request: PrimaryRequest, body: memoryview) -> None:
         rows = rows_of(body, PUBLISHED)
         if not request.rows:
-            # The first rows of a commit, perhaps of one that is tried again: older ones are no part of it.
+            # The first rows of a commit, perhaps of a retry: drop older ones.
             self._brought[source] = _NodeStage(request.publisher, request.number)
         staged = self._brought.get(source)
         if staged is None or not staged.continues(request):
@@ -225,7 +224,7 @@ class PublishIntake:
 
 @dataclass(slots=True)
 class _NodeStage:
-    """The rows that a node has brought of one commit so far."""
+    """The rows that a node has staged of one commit so far."""
 
     query: str
     batch: int
@@ -234,20 +233,16 @@ class _NodeStage:
     batches: list[Batch] = field(default_factory=list)
 
     def continues(self, request: PrimaryRequest) -> bool:
-        """Whether a request belongs to this commit and comes right after the rows that are here."""
+        """Whether a request belongs to this commit and follows the rows staged so far."""
         return (request.publisher, request.number, request.rows) == (self.query, self.batch, self.rows)
 
 
 def published_batch(request: PrimaryRequest, body: memoryview) -> Batch:
-    """The rows of a publish; few messages without attributes need no Arrow."""
+    """The rows of a publish; a few messages without attributes are parsed without Arrow."""
     plain = parse_published(body)
     if plain is None:
-        return published(
-            rows_of(body, PUBLISHED),
-            origin=request.origin,
-            publisher=request.publisher,
-            number=request.number,
-        )
+        rows = rows_of(body, PUBLISHED)
+        return published(rows, origin=request.origin, publisher=request.publisher, number=request.number)
     topic, run = plain
     return Batch(run, origin=request.origin, publisher=request.publisher, number=request.number, topic=topic)
 

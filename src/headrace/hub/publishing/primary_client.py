@@ -5,9 +5,9 @@ requests go to the primary as Publish parcels, and the answers come back as Acks
 primary changes or the connection is lost, every unanswered request is sent again; when this node itself becomes
 primary, it answers its own requests.
 
-Commits and questions about a publisher's newest number are **calls**: they are made again until a primary answers, for
-at most ``patience`` seconds after one last did. The rows of a commit go ahead of it, request by request. The primary
-keeps those of one commit per node, so the next call waits until the commit itself is sent.
+Commits and questions about a publisher's newest number are **calls**: they are retried until a primary answers, for at
+most ``patience`` seconds after one last did. The rows of a commit are sent before it, request by request. The primary
+keeps the rows of one commit per node, so the next call waits until the commit itself is sent.
 
 Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PrimaryClient.schedule` asks for a later
 :meth:`~PrimaryClient.tick`.
@@ -35,19 +35,19 @@ from headrace.hub.publishing.intake import (
 )
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Told, ToldNewest
+from headrace.hub.sequencer import WhenNewest, WhenPublished
 from headrace.message import Batch, merge
 from headrace.wire.link.message import PASSED, PUBLISHED, body_of
 from headrace.wire.link.plain_rows import published_body
 from headrace.wire.parcel.body import Ack, Publish
 
 MAX_WAITING: Final = 64 << 20
-"""Bytes that may be under way to the primary before publishers are made to wait."""
+"""Bytes under way to the primary beyond which publishers have to wait."""
 
 _STAGE_BYTES: Final = 4 << 20
 _RETRY_SECONDS: Final = 0.05
 _FEW: Final = 16
-"""Up to so many messages are made into a body one by one; for more, Arrow is quicker."""
+"""Messages up to which a body is made one by one; for more, Arrow is quicker."""
 
 _Rows: TypeAlias = bytes | memoryview
 _Make: TypeAlias = Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]]
@@ -67,12 +67,12 @@ class PrimaryStream(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """Requests that are made again from the first on until a primary has answered them all."""
+    """Requests that are repeated from the first on until a primary has answered them all."""
 
     make: _Make
     left: Iterator[tuple[PrimaryRequest, _Rows]]
     """Requests that are not sent yet."""
-    told: _WhenEnded
+    reply: _WhenEnded
     begun: float
     ready_at: float
 
@@ -93,7 +93,7 @@ class PrimaryClient(PublishRelay):
         )
         self.wake = self._send_due
         self.schedule: Callable[[float], None] = lambda _: None
-        """Asks the driver to call :meth:`tick` at this time; it does so a few times a second anyway."""
+        """Asks the driver to call :meth:`tick` at this time, besides its few calls per second."""
         self._intake = intake
         self._now = now
         self._stream: PrimaryStream | None = None
@@ -101,7 +101,7 @@ class PrimaryClient(PublishRelay):
         self._view = 0
         self._number = 0
         self._unanswered: dict[int, Callable[[PrimaryAnswer | None], None]] = {}
-        """By request on this stream; called with None when no answer will come."""
+        """By request on this stream; called with ``None`` if no answer will come."""
         self._retry: tuple[PrimaryStream, int, float] | None = None
         """The stream to return to, its view, and when."""
         self._calls: deque[_Call] = deque()
@@ -123,26 +123,26 @@ class PrimaryClient(PublishRelay):
         """Whether anything is under way."""
         return bool(self.size or self._calls or self._calling or self._sent_calls)
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
-        """Have a query's batch appended, all or none, once."""
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+        """Append a query's batch once, all of it or none."""
 
         def ended(answer: PrimaryAnswer | HeadraceError) -> None:
             result = answer.published if isinstance(answer, PrimaryAnswer) else answer
             # The entry that marks the commit has the number after its rows.
-            self._after(result, RelayRequest([], told, True))
+            self._after(result, RelayRequest([], reply, True))
 
         self._call(partial(_commit_requests, query, batch, rows), ended)
 
-    def newest(self, publisher: str, told: ToldNewest) -> None:
+    def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Find out a publisher's highest number."""
 
         def ended(answer: PrimaryAnswer | HeadraceError) -> None:
-            told(answer.refused or answer.newest if isinstance(answer, PrimaryAnswer) else answer)
+            reply(answer.refused or answer.newest if isinstance(answer, PrimaryAnswer) else answer)
 
         self._call(lambda: iter([(PrimaryRequest("newest", publisher=publisher), b"")]), ended)
 
     def aim(self, stream: PrimaryStream | None, view: int, now: float) -> None:
-        """Send requests to the primary of ``view`` at the other end of ``stream``; ``None``: there is no primary."""
+        """Send requests to the primary of ``view`` over ``stream``; ``None`` if there is no primary."""
         self._now = now
         if stream is self._stream and view == self._view and not self._here:
             return
@@ -165,20 +165,22 @@ class PrimaryClient(PublishRelay):
         self._now = now
         if stream is not self._stream:
             return
-        # An unreadable one ends the connection and is no answer: the request is sent again.
+        # A malformed answer raises, which ends the connection: the request is sent again.
         answer = parse_answer(bulk)
         waiting = self._unanswered.pop(ack.request, None)
         if waiting is not None:
             waiting(answer)
 
     def tick(self, now: float) -> None:
-        """Refuse what has waited too long, and try again when it is time."""
+        """Refuse what has waited too long, and retry what is due."""
         self._now = now
         super().tick(now)
         for call in [call for call in self._calls if now >= max(call.begun, self._heard) + self._patience]:
-            # A node that says again and again that it is not the primary is not waited for anew each time.
+            # A node that keeps answering that it is not the primary does not restart the wait.
             self._calls.remove(call)
-            call.told(UnavailableError(f"the cluster has had no primary for {self._patience:g} s: try again"))
+            call.reply(
+                UnavailableError(f"the cluster has had no primary for {self._patience:g} s: try again")
+            )
         if self._retry is not None and now >= self._retry[2]:
             (stream, view, _), self._retry = self._retry, None
             if self._stream is None and not self._here and stream.admitted:
@@ -198,11 +200,11 @@ class PrimaryClient(PublishRelay):
         self._stream, self._here = None, False
         self.lost(self._now)
         unanswered, self._unanswered = self._unanswered, {}
-        for told in unanswered.values():
-            told(None)
+        for reply in unanswered.values():
+            reply(None)
 
     def _not_primary(self) -> None:
-        """Send everything again in a moment, in the same order: this node is not the primary, or not yet."""
+        """Send everything again soon, in the same order: the node is not the primary, or not yet."""
         stream, view = self._stream, self._view
         if stream is None:
             return
@@ -212,15 +214,15 @@ class PrimaryClient(PublishRelay):
         self.schedule(self._retry[2])
 
     def _request(
-        self, request: PrimaryRequest, body: _Rows, told: Callable[[PrimaryAnswer | None], None]
+        self, request: PrimaryRequest, body: _Rows, reply: Callable[[PrimaryAnswer | None], None]
     ) -> None:
         if self._here:
-            self._intake.answer(self, request, memoryview(body), told)
+            self._intake.answer(self, request, memoryview(body), reply)
         elif self._stream is None:
-            told(None)
+            reply(None)
         else:
             self._number += 1
-            self._unanswered[self._number] = told
+            self._unanswered[self._number] = reply
             bulk = serialize_request(request, body)
             if not self._stream.post(Publish(self._view, self._number), bulk, certain=True):
                 self._not_primary()
@@ -228,7 +230,7 @@ class PrimaryClient(PublishRelay):
     # Rows
 
     def _send_due(self) -> None:
-        # All are taken before one is sent: this node may answer at once, which asks for what is due then.
+        # Take all before sending one: this node may answer at once, which calls this again.
         for request in tuple(self.due(here=self._here)):
             self._request(request_for(request), body_for(request), partial(self._rows_answered, request))
 
@@ -242,12 +244,12 @@ class PrimaryClient(PublishRelay):
 
     # Calls
 
-    def _call(self, make: _Make, told: _WhenEnded) -> None:
-        self._calls.append(_Call(make, make(), told, self._now, self._now))
+    def _call(self, make: _Make, reply: _WhenEnded) -> None:
+        self._calls.append(_Call(make, make(), reply, self._now, self._now))
         self._advance()
 
     def _advance(self) -> None:
-        """Send the requests of calls, one call after the other, until there is an answer to wait for."""
+        """Send the requests of calls, one call after the other, until an answer must be awaited."""
         if self._advancing:
             return
         self._advancing = True
@@ -294,12 +296,12 @@ class PrimaryClient(PublishRelay):
         if not staged or answer.error:
             if self._calling is call:
                 self._calling = None
-            call.told(answer.refused or answer)
+            call.reply(answer.refused or answer)
         self._advance()
 
 
 def request_for(request: RelayRequest) -> PrimaryRequest:
-    """Make the request to the primary for rows that are relayed."""
+    """Make the request for relayed rows."""
     if request.passed:
         return PrimaryRequest("pass", publisher=request.publisher, number=request.number)
     return PrimaryRequest(
@@ -312,7 +314,7 @@ def request_for(request: RelayRequest) -> PrimaryRequest:
 
 
 def body_for(request: RelayRequest) -> memoryview:
-    """Make a body of the rows that are relayed."""
+    """Make the body of relayed rows."""
     batch = request.rows[0]
     if not request.passed and len(request.rows) == 1 and batch.columns is None and len(batch) <= _FEW:
         return memoryview(published_body(list(batch.run), batch.topic))
@@ -331,7 +333,7 @@ def _commit_requests(query: str, batch: int, rows: Sequence[Batch]) -> Iterator[
 
 
 def _pieces(rows: Sequence[Batch]) -> Iterator[pa.RecordBatch]:
-    """Cut rows into pieces so small that nothing else has to wait long for one."""
+    """Cut rows into pieces small enough not to hold up other traffic."""
     for batch in rows:
         table = batch.to_arrow().select(PUBLISHED.names)
         step = max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))

@@ -1,23 +1,19 @@
-"""The publish relay: what this hub takes in and another one numbers, on its way there and back.
+"""The publish relay: passes what this hub takes in to the hub that numbers it, and brings back the answers.
 
-Everything taken in becomes a :class:`RelayRequest` and waits in one line. The driver sends what is
-:meth:`~PublishRelay.due`, a window's worth ahead of the answers, and reports how each was
-:meth:`~PublishRelay.answered`. An answer is a place in the sequence. The publisher gets it once that place is committed
-here: then this hub's own state has it as well.
+Everything taken in becomes a :class:`RelayRequest` in one queue. The driver sends what is :meth:`~PublishRelay.due`, a
+window's worth ahead of the answers, and reports how each was :meth:`~PublishRelay.answered`: with a place in the
+sequence. The publisher gets it once that place is committed here, so that this hub's own state has it as well.
 
 When the connection is lost, every unanswered request is sent again over the next one, in the same order and under the
-same numbers: the hub that numbers messages knows which of them are there. What doors submit has no such number, so this
-hub numbers those requests itself, under a unique name that lives no longer than the process. Requests that are lost
-with the process were never acknowledged.
-
-A refused request leaves a gap in those numbers, and the requests under way after it are refused for that. Later ones go
-under a new name, from 0 on.
+same numbers, by which the other hub recognises repeats. What doors submit has no such number, so this hub numbers those
+requests itself, under a unique name that does not outlive the process; requests lost with the process were never
+acknowledged. A refused request leaves a gap in those numbers, so the requests sent after it are refused as well, and
+later ones go under a new name, from 0 on.
 
 Bounds: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience`` seconds;
-then everything is refused until there is one again. A connection that comes and goes without an answer is as good as
-none: only an answer restarts the wait.
+then everything is refused until there is one again. Only an answer restarts that wait, not a mere connection.
 
-Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PublishRelay.wake` calls for the driver.
+Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PublishRelay.wake` calls the driver.
 """
 
 from __future__ import annotations
@@ -31,20 +27,20 @@ from typing import Final
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Submission, Told, ToldNewest, tied_groups
+from headrace.hub.sequencer import Published, Submission, WhenNewest, WhenPublished, tied_groups
 from headrace.message import NOT_A_MESSAGE, Batch
 
 MAX_REQUESTS: Final = 32
-"""Requests under way: fewer than the marks whose places a hub remembers for one publisher."""
+"""Most requests under way: fewer than the marks whose places a hub remembers per publisher."""
 
 MAX_UNDER_WAY: Final = 8 << 20
-"""Bytes under way: fewer than a hub lets one tube have uncommitted."""
+"""Most bytes under way: fewer than a hub lets one tube have uncommitted."""
 
 _TOGETHER: Final = 512 << 10
 """Submissions share a request, and its mark, up to about this size."""
 
 _MOST: Final = 4 << 20
-"""Longer batches are sent in pieces: a link's message has 8 MiB at most."""
+"""Larger batches are sent in pieces: a message of the link has at most 8 MiB."""
 
 _ROW_COST: Final = 64
 """Approximate bytes of a row beside its payload."""
@@ -52,17 +48,17 @@ _ROW_COST: Final = 64
 
 @dataclass(slots=True, eq=False)
 class RelayRequest:
-    """Rows on their way: a publisher's own, or (``passed``) any others, with a mark after them."""
+    """Rows to relay: a publisher's own, or (``passed``) any others, with a mark after them."""
 
     rows: Sequence[Batch]
-    told: Told
+    reply: WhenPublished
     passed: bool
     publisher: str = ""
-    """Owner of the number; a passed request of this hub gets both when it is first sent."""
+    """Owner of the number; a request that this hub numbers gets both when it is first sent."""
     number: int = 0
     follows: bool = False
     sent: bool = False
-    """Whether it may have been taken, though no answer says so."""
+    """Whether it may have been taken, though there was no answer."""
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +66,7 @@ class RelayRequest:
 
 
 class RelayBacklog:
-    """What waits for another hub: publishers wait while it is too long, and it is refused when it waits too long."""
+    """The queue to another hub: publishers wait while it is too long; what waits in it too long is refused."""
 
     def __init__(self, hub: Hub, *, patience: float, most: int, now: float) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -80,7 +76,7 @@ class RelayBacklog:
         self._most = most
         self._size = 0
         self._lost_at: float | None = now
-        """When the connection was lost, until the next one is known to work."""
+        """When the connection was lost; ``None`` once the next one has worked."""
 
     @property
     def congested(self) -> bool:
@@ -135,10 +131,10 @@ class PublishRelay(RelayBacklog):
         self._connected = False
         self._failure: str | None = None
 
-    # What the hub asks
+    # Called by the hub
 
     def order(self, submitted: Sequence[Submission]) -> None:
-        """Send what doors submitted."""
+        """Queue submissions of doors."""
         submitted = self._fit(submitted)
         if not submitted:
             return
@@ -154,52 +150,54 @@ class PublishRelay(RelayBacklog):
         self._pass(group)
         self.wake()
 
-    def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:
-        """Send rows with a publisher's number: a client's own, or a mark and the batch before it."""
-        if behind is not None:
+    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:
+        """Queue rows with a publisher's number: a client's own, or a mark and the batch before it."""
+        if preceding is not None:
 
             def marked(result: Published | HeadraceError) -> None:
                 # The answer is the place of the rows; the mark comes right after them.
                 if isinstance(result, Published) and result.last is not None:
                     result = Published(result.last + 1, result.last + 1, result.repeated)
-                told(result)
+                reply(result)
 
-            self._put(RelayRequest([behind], marked, True, batch.publisher, batch.number or 0, follows))
+            self._put(RelayRequest([preceding], marked, True, batch.publisher, batch.number or 0, follows))
         else:
             pieces = list(_pieces(batch))
-            joined = _joined(len(pieces), told)
+            joined = _joined(len(pieces), reply)
             for piece in pieces:
-                # Pieces follow one another: a publish may end early, but never has a hole.
+                # Each piece follows the one before: a publish may be cut short, but never has a hole.
                 follow = follows or piece is not pieces[0]
                 self._put(RelayRequest([piece], joined, False, piece.publisher, piece.number or 0, follow))
         self.wake()
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
-        """Have a query's batch appended, all or none, once."""
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+        """Append a query's batch once, all of it or none."""
         # The entry that marks the commit comes right after its rows.
-        self.send_commit(query, batch, rows, lambda result: self._after(result, RelayRequest([], told, True)))
+        self.send_commit(
+            query, batch, rows, lambda result: self._after(result, RelayRequest([], reply, True))
+        )
 
-    def newest(self, publisher: str, told: ToldNewest) -> None:
-        """Find out a publisher's highest number."""
-        self.ask_newest(publisher, told)
+    def newest(self, publisher: str, reply: WhenNewest) -> None:
+        """Ask for a publisher's highest number."""
+        self.ask_newest(publisher, reply)
 
-    send_commit: Callable[[str, int, Sequence[Batch], Told], None]
-    ask_newest: Callable[[str, ToldNewest], None]
-    """How the driver does these two."""
+    send_commit: Callable[[str, int, Sequence[Batch], WhenPublished], None]
+    ask_newest: Callable[[str, WhenNewest], None]
+    """Set by the driver."""
 
     def committed(self, head: int) -> None:
-        """Answer everything up to ``head``."""
+        """Answer requests whose rows are committed up to ``head``."""
         settled = []
         while self._settling and self._settling[0][0] <= head:
             settled.append(heappop(self._settling))
         for _, _, request, published in settled:
             self._release(request.size)
-            request.told(published)
+            request.reply(published)
 
-    # What the driver tells
+    # Called by the driver
 
     def connected(self, *, here: bool = False) -> None:
-        """Send what is not answered again, then the rest: there is a connection, or this hub numbers itself."""
+        """Resend unanswered requests: there is a connection, or this hub numbers messages itself (``here``)."""
         self._connected = True
         if here:
             self._lost_at = None  # Publishers here are answered without a connection.
@@ -216,7 +214,7 @@ class PublishRelay(RelayBacklog):
         super().lost(now)
 
     def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
-        """Yield what is to be sent now; everything, if this hub numbers messages itself (``here``)."""
+        """Yield the requests to send now; all, if this hub numbers messages itself (``here``)."""
         while (
             self._waiting
             and self._connected
@@ -252,7 +250,7 @@ class PublishRelay(RelayBacklog):
         self.wake()
 
     def unfit(self, request: RelayRequest, error: HeadraceError) -> None:
-        """Refuse a request that was due just now and cannot be sent: its number is free for the next."""
+        """Refuse a request that was just due and cannot be sent; its number goes to the next."""
         del self._sent[request]
         self._under_way -= request.size
         if (request.publisher, request.number) == (self._name, self._number - 1):
@@ -272,10 +270,8 @@ class PublishRelay(RelayBacklog):
         self._failure = reason
         self.refuse(reason)
 
-    # Within
-
     def _fit(self, submitted: Sequence[Submission]) -> Sequence[Submission]:
-        """Refuse messages that are too long, alone: the upstream hub would refuse the whole request."""
+        """Refuse only the messages that are too long: the upstream hub would refuse the whole request."""
         if not any(self._too_long(each.batch) for each in submitted):
             return submitted
         fit: list[Submission] = []
@@ -290,7 +286,7 @@ class PublishRelay(RelayBacklog):
     def _too_long(self, batch: Batch) -> bool:
         return (
             self.longest is not None
-            # If all together are not too long, none is.
+            # Cheap: if the total is not too long, no message is.
             and batch.run.size > self.longest
             and batch.origin != NOT_A_MESSAGE
             and int(batch.run.lengths.max(initial=0)) > self.longest
@@ -302,7 +298,7 @@ class PublishRelay(RelayBacklog):
                 RelayRequest([each.batch for each in group], partial(self._group_answered, group), True)
             )
             return
-        # Too long for one request. Its pieces follow one another, so that no later one is taken alone.
+        # Too long for one request. Each piece follows the one before, so that no later one is taken alone.
         pieces = list(_pieces(group[0].batch))
         joined = _joined(len(pieces), partial(self._group_answered, group))
         for piece in pieces:
@@ -328,7 +324,7 @@ class PublishRelay(RelayBacklog):
         self._size += request.size
 
     def _after(self, result: Published | HeadraceError, request: RelayRequest) -> None:
-        """Answer once the rows, and the mark after them, are committed here."""
+        """Reply once the rows, and the mark after them, are committed here."""
         if isinstance(result, Published) and result.last is not None:
             last = result.last + request.passed
             if last > self._hub.log.head:
@@ -337,25 +333,25 @@ class PublishRelay(RelayBacklog):
                 heappush(self._settling, (last, self._settled, request, result))
                 return
         self._release(request.size)
-        request.told(result)
+        request.reply(result)
 
     def _end(self, request: RelayRequest, error: HeadraceError) -> None:
         """Refuse a request, and the other pieces of the same publish."""
-        pieces = [each for each in self._waiting if each.told is request.told]
+        pieces = [each for each in self._waiting if each.reply is request.reply]
         for piece in (request, *pieces):
             if piece is not request:
                 self._waiting.remove(piece)
             self._release(piece.size)
-            piece.told(error)
+            piece.reply(error)
 
     def refuse(self, reason: str) -> None:
-        """Refuse everything that is here now."""
+        """Refuse all requests in the queue."""
         refused = [*self._sent, *self._waiting]
         if not refused:
             return
         if self._connected:
             self._lost_at = None
-        # What was sent may be in the log all the same. It is not sent again, so its numbers are used up.
+        # Requests that were sent may be in the log all the same, so their numbers are used up.
         self._name, self._number = self._make_name(), 0
         self._sent.clear()
         self._waiting.clear()
@@ -365,11 +361,11 @@ class PublishRelay(RelayBacklog):
             outcome = (
                 "whether this was taken is not known" if request.sent else "what is published here is refused"
             )
-            request.told(UnavailableError(f"{reason}; {outcome}"))
+            request.reply(UnavailableError(f"{reason}; {outcome}"))
 
 
-def _joined(pieces: int, told: Told) -> Told:
-    """Make one answer of several: the first's beginning and the last's end, or the first error."""
+def _joined(pieces: int, reply: WhenPublished) -> WhenPublished:
+    """Make one answer of several: from the first's beginning to the last's end, or the first error."""
     results: list[Published | HeadraceError] = []
 
     def joined(result: Published | HeadraceError) -> None:
@@ -378,10 +374,10 @@ def _joined(pieces: int, told: Told) -> Told:
             return
         error = next((each for each in results if isinstance(each, HeadraceError)), None)
         if error is not None:
-            told(error)
+            reply(error)
             return
         places = [each for each in results if isinstance(each, Published)]
-        told(Published(places[0].first, places[-1].last, sum(each.repeated for each in places)))
+        reply(Published(places[0].first, places[-1].last, sum(each.repeated for each in places)))
 
     return joined
 

@@ -1,11 +1,11 @@
-"""Publishers' own numbers: what makes a publish that is tried again harmless.
+"""Publishers' own numbers, which make it harmless to retry a publish.
 
 A publisher may number its messages with a counter of its own. The log keeps those numbers, so the newest of each
 publisher, and the place of its latest messages, are a function of the log. A publish of known numbers is a repeat: it
 is answered with the old range and not appended.
 
-Bounds: :data:`MAX_PUBLISHERS` publishers, the one silent longest forgotten first, and the last :data:`MAX_SPANS` spans
-of each. An older repeat is still recognised, but its place is not known.
+Bounds: :data:`MAX_PUBLISHERS` publishers, the one silent for longest forgotten first, and the last
+:data:`MAX_SPANS` spans of each. An older repeat is still recognised, but its place is not known.
 """
 
 from __future__ import annotations
@@ -42,13 +42,9 @@ class PublisherNumbers:
     """The numbers of all publishers, as part of the hub's state."""
 
     name = "publisher"
-    follows_messages = True
 
     def __init__(self) -> None:
         self._spans: OrderedDict[str, deque[Span]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._spans)
 
     def newest(self, publisher: str) -> int | None:
         """Return a publisher's highest number."""
@@ -87,11 +83,11 @@ class PublisherNumbers:
                 self._note(names[codes[begin]], _span(int(numbers[begin]), end - begin, batch.first + begin))
 
     def dump(self) -> bytes:
-        """Make a snapshot's section of the numbers."""
+        """Return the numbers as a snapshot's section."""
         return msgspec.msgpack.encode([(name, list(spans)) for name, spans in self._spans.items()])
 
     def load(self, section: bytes) -> None:
-        """Take the numbers over from a snapshot."""
+        """Restore the numbers from a snapshot."""
         loaded = msgspec.msgpack.decode(section, type=list[tuple[str, list[tuple[int, int, int]]]])
         self._spans = OrderedDict(
             (name, deque((Span(*span) for span in spans), MAX_SPANS)) for name, spans in loaded

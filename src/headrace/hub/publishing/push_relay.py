@@ -1,7 +1,7 @@
-"""The push relay: a sequencer that takes plain payloads and acknowledges nothing, as in the backbone's protocol.
+"""The push relay: a sequencer over the backbone's protocol, which carries plain payloads and acknowledges nothing.
 
-A PUSH carries a payload and no more, and is best effort. So messages go on without their envelope, and whatever depends
-on more is refused: entries of the hub's state, publishes to be acknowledged, and batches that must stay together.
+Messages are passed on without their envelope, best effort. Whatever needs more is refused: entries of the hub's state,
+publishes to be acknowledged, and batches that must stay together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from headrace.errors import UnavailableError
 from headrace.hub.publishing.publish_relay import RelayBacklog
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Submission, Told, ToldNewest, tied_groups
+from headrace.hub.sequencer import Submission, WhenNewest, WhenPublished, tied_groups
 from headrace.message import Batch
 from headrace.protocols import PUSHED_ORIGINS
 
@@ -31,7 +31,7 @@ class PushRelay(RelayBacklog):
             submission = group[-1]
             batch = submission.batch
             if len(group) > 1:
-                what = "a fyrehose upstream takes each message by itself, and nothing that belongs together"
+                what = "a fyrehose upstream takes single messages, and no batches that must stay together"
                 self._hub.refuse(group, UnavailableError(what), "upstream")
             elif batch.origin not in PUSHED_ORIGINS:
                 what = f"a fyrehose upstream takes plain messages, and nothing of origin {batch.origin or 'log'!r}"
@@ -44,29 +44,29 @@ class PushRelay(RelayBacklog):
                 self._size += batch.size
         self.wake()
 
-    def publish(self, batch: Batch, told: Told, *, follows: bool, behind: Batch | None) -> None:  # noqa: ARG002
-        """Refuse: its place would never be known."""
-        told(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
+    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:  # noqa: ARG002
+        """Refuse: its place in the sequence would never be known."""
+        reply(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:  # noqa: ARG002
+    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:  # noqa: ARG002
         """Refuse: a PUSH is never all or nothing."""
-        told(UnavailableError("a fyrehose upstream takes no commits"))
+        reply(UnavailableError("a fyrehose upstream takes no commits"))
 
-    def newest(self, publisher: str, told: ToldNewest) -> None:  # noqa: ARG002
+    def newest(self, publisher: str, reply: WhenNewest) -> None:  # noqa: ARG002
         """Refuse: publishers' numbers do not travel in a PUSH."""
-        told(UnavailableError("a fyrehose upstream knows no publishers"))
+        reply(UnavailableError("a fyrehose upstream knows no publishers"))
 
     def committed(self, head: int) -> None:
-        """Ignore it: nothing waits for what comes back."""
+        """Ignore it: nothing waits for a commit."""
 
-    # What the driver tells
+    # Called by the driver
 
     def first(self) -> Batch | None:
         """Return the batch to push now."""
         return self._waiting[0].batch if self._waiting and self._lost_at is None else None
 
     def pushed(self, batch: Batch) -> None:
-        """Note that the first batch is sent: no more will ever be known of it."""
+        """Take the first batch as done, since it is sent: there is no acknowledgement."""
         if not self._waiting or self._waiting[0].batch is not batch:
             return  # It was refused while it was being pushed.
         batch, done, _ = self._take()

@@ -1,16 +1,15 @@
-"""Staged commits: rows that a query brings part by part, and that the log gets all at once, or not at all.
+"""Staged commits: rows that a query sends in parts and that are appended all at once, or not at all.
 
 A Spark query's micro-batch is written by many tasks, any of which may fail and run again. Each task **stages** its
 rows; when all are done, the driver **commits** the stages of the tasks that succeeded. A commit is one append: every
-row, and after them an entry ``query/NAME`` with the number of the query's batch and of its rows. So the rows and the
-knowledge that they are there cannot come apart, and a commit that is tried again, however late, is answered with the
-range of the first.
+row, and after them an entry ``query/NAME`` with the query's batch and the number of its rows, its **mark**. Neither is
+in the log without the other, so a commit that is retried, however late, is answered with the range of the first.
 
 Stages are not in the log and do not outlive the hub: a commit of stages that are gone is refused, and Spark runs the
-batch again. They stay in memory up to :data:`MAX_MEMORY` and in files beyond; past :data:`MAX_BYTES` they are refused,
-and after :data:`SECONDS` without a commit they are dropped.
+batch again. They are kept in memory up to :data:`MAX_MEMORY` and in files beyond that; beyond :data:`MAX_BYTES` they
+are refused, and after :data:`SECONDS` without a commit they are dropped.
 
-Nothing here touches a disk or a clock but :meth:`StagedRows.spill` and :meth:`StagedRows.load`, which a thread calls.
+Only :meth:`StagedRows.spill` and :meth:`StagedRows.load` touch the disk; call them from a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import pyarrow as pa
 from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError
 from headrace.hub.publishing.idempotent import published
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Told
+from headrace.hub.sequencer import Published, WhenPublished
 from headrace.hub.state import entry
 from headrace.log.checksum import crc32c
 from headrace.log.files import translating
@@ -45,10 +44,9 @@ SUMMED_UP: Final = 1 << 20
 """Payloads of at least this size get their checksum when they are staged."""
 MAX_STAGES: Final = 65_536
 MAX_QUERIES: Final = 65_536
-"""Marks of streams that are kept: a query may be run again, however late."""
+"""Marks of streams that are kept: a query may be restarted, however late."""
 MAX_WRITES: Final = 1024
-"""Marks of single writes that are kept: their commits are tried again soon or never, and there may be many."""
-
+"""Marks of single writes that are kept: their commits are retried soon or never, and there may be many."""
 
 _NOWHERE: Final = Published(None, None)
 
@@ -62,7 +60,7 @@ class Marked(NamedTuple):
 
     @property
     def place(self) -> Published:
-        """The first and the last row, if there are any."""
+        """The sequence numbers of the rows, if there are any."""
         return Published(self.last - self.rows + 1, self.last) if self.rows else _NOWHERE
 
 
@@ -75,7 +73,6 @@ class Queries(dict[str, Marked]):
     """Every query's newest batch, as part of the hub's state."""
 
     name = "query"
-    follows_messages = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,9 +80,9 @@ class Queries(dict[str, Marked]):
         """Those of single writes, the oldest first."""
 
     def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Follow a ``query`` entry, which comes right after its rows."""
+        """Apply a ``query`` entry, which comes right after its rows."""
         mark = msgspec.json.decode(payload, type=_Entry)
-        # The newest last, so that the one silent longest is forgotten first.
+        # Newest last, so that the one silent for longest is forgotten first.
         self.pop(name, None)
         self[name] = Marked(mark.batch, mark.rows, seq - 1)
         if name.startswith(WRITE):
@@ -100,15 +97,12 @@ class Queries(dict[str, Marked]):
         del self[name]
         self._writes.pop(name, None)
 
-    def follow(self, _batch: Batch) -> None:
-        """Ignore messages: only entries change the marks."""
-
     def dump(self) -> bytes:
-        """Make a snapshot's section of the marks."""
+        """Return the marks as a snapshot's section."""
         return msgspec.msgpack.encode({name: tuple(mark) for name, mark in self.items()})
 
     def load(self, section: bytes) -> None:
-        """Take the marks over from a snapshot."""
+        """Restore the marks from a snapshot."""
         loaded = msgspec.msgpack.decode(section, type=dict[str, tuple[int, int, int]])
         self.clear()
         self.update({name: Marked(*mark) for name, mark in loaded.items()})
@@ -135,13 +129,13 @@ class StagedRows:
         size = rows.run.data.nbytes + rows.run.offsets.nbytes
         if rows.columns is not None:
             size += rows.columns.nbytes
-        # Rows share the memory of the request that brought them, ``held`` bytes; unpacked, they take more.
+        # Rows keep the memory of their request alive, ``held`` bytes; unpacked, they take more.
         self.size = max(size, held)
         self._rows: Batch | None = rows
         self._path: Path | None = None
 
     def sum_up(self) -> None:
-        """Compute the checksum that the log needs now rather than in the commit, for which everyone waits."""
+        """Compute the log's checksum now rather than in the commit, which holds up the hub."""
         rows = self._rows
         if rows is not None and rows.run.size >= SUMMED_UP:
             run = rows.run
@@ -155,7 +149,7 @@ class StagedRows:
             try:
                 path.write_bytes(self.load().to_arrow().select(PUBLISHED.names).serialize())
             except BaseException:
-                # A full disk has taken some of it, which is of no use.
+                # A full disk may leave part of the file.
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
                 raise
@@ -176,7 +170,7 @@ class StagedRows:
         """Let go of the rows and their file."""
         path, self._path, self._rows = self._path, None, None
         if path is not None:
-            with contextlib.suppress(OSError):  # litter is removed when the hub next starts
+            with contextlib.suppress(OSError):  # leftovers are removed when the hub next starts
                 path.unlink(missing_ok=True)
 
 
@@ -187,7 +181,7 @@ class Load(NamedTuple):
 
 
 Begun: TypeAlias = Published | Load | None
-"""The place of a batch that was committed before, stages to load, or None: another commit is under way."""
+"""The place of a batch that is committed already, stages to load, or ``None`` if another commit is under way."""
 
 
 class Staging:
@@ -276,9 +270,9 @@ class StagedCommits:
         self._under_way: dict[str, list[Callable[[], None]]] = {}
 
     def begin(self, query: str, batch: int, names: Sequence[str], again: Callable[[], None]) -> Begun:
-        """Begin a commit. If another one of the query is under way, ``again`` is called when it is worth a new try.
+        """Begin a commit. If another one of the query is under way, ``again`` is called when it ends.
 
-        After :class:`Load`, the caller loads the stages and calls :meth:`append`, or :meth:`give_up`.
+        After :class:`Load`, the caller loads the stages and calls :meth:`append` or :meth:`give_up`.
         """
         if (known := self._known(query, batch)) is not None:
             return known
@@ -289,33 +283,35 @@ class StagedCommits:
         self._under_way[query] = []
         return Load(stages)
 
-    def take(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+    def take(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
         """Commit rows that another node has staged, once."""
         if (known := self._known(query, batch)) is not None:
-            told(known)
+            reply(known)
         elif query in self._under_way:
-            self._under_way[query].append(partial(self.take, query, batch, rows, told))
+            self._under_way[query].append(partial(self.take, query, batch, rows, reply))
         else:
             self._under_way[query] = []
-            self.append(query, batch, rows, (), told)
+            self.append(query, batch, rows, (), reply)
 
     def _known(self, query: str, batch: int) -> Published | None:
         newest = self._queries.get(query)
         if newest is None or batch > newest.batch:
             return None
-        # The place of an older batch is not kept: only the newest may be tried again.
+        # The place of an older batch is not kept: only the newest may be retried.
         return newest.place if batch == newest.batch else _NOWHERE
 
-    def append(self, query: str, batch: int, rows: Sequence[Batch], names: Sequence[str], told: Told) -> None:
-        """Append a commit's rows and its mark; ``told`` gets their place, or the error."""
+    def append(
+        self, query: str, batch: int, rows: Sequence[Batch], names: Sequence[str], reply: WhenPublished
+    ) -> None:
+        """Append a commit's rows and its mark; ``reply`` gets their place, or the error."""
         size, most = sum(each.run.size for each in rows), self._hub.append_bytes
         if most is not None and size > most:
-            # In a cluster they go from node to node in one parcel; trying again does not help.
-            told(LimitError("link", "payload of a commit", size, most))
+            # In a cluster they go from node to node in one parcel; a retry would not help.
+            reply(LimitError("link", "payload of a commit", size, most))
             self.give_up(query)
             return
         if self._hub.sequencer is not None:
-            self._hub.sequencer.commit(query, batch, rows, partial(self._committed, query, names, told))
+            self._hub.sequencer.commit(query, batch, rows, partial(self._committed, query, names, reply))
             return
         # Submitted together, so appended in one write, whole or not at all.
         for each in rows:
@@ -323,19 +319,19 @@ class StagedCommits:
 
         def settled(result: Batch | StorageError) -> None:
             if isinstance(result, StorageError):
-                told(result)
+                reply(result)
             else:
-                told(self._queries[query].place)
+                reply(self._queries[query].place)
                 remove_all(self._staging.remove(names))
             self.give_up(query)
 
         self._hub.submit(mark(query, batch, sum(len(each) for each in rows)), settled)
 
     def _committed(
-        self, query: str, names: Sequence[str], told: Told, result: Published | HeadraceError
+        self, query: str, names: Sequence[str], reply: WhenPublished, result: Published | HeadraceError
     ) -> None:
-        """Go on after a commit that another hub was asked for."""
-        told(result)
+        """Finish a commit that another hub was asked for."""
+        reply(result)
         if isinstance(result, Published):
             remove_all(self._staging.remove(names))
         self.give_up(query)

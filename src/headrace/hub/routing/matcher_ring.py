@@ -42,7 +42,6 @@ class MatcherRing:
     """The matchers on the ring; a part of the state."""
 
     name = PART
-    follows_messages = False
 
     def __init__(self) -> None:
         self.ring = Ring()
@@ -63,9 +62,6 @@ class MatcherRing:
             logger.warning("entry %d of matcher %r is passed over: %s", seq, name, error)
             return
         self.changed(seq)
-
-    def follow(self, _batch: Batch) -> None:
-        """Messages change nothing here."""
 
     def dump(self) -> bytes:
         """The ring as a snapshot's section."""

@@ -84,7 +84,6 @@ class Subscriptions:
     """All subscriptions, by client id; a part of the state."""
 
     name = PART
-    follows_messages = False
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
@@ -139,9 +138,6 @@ class Subscriptions:
             self._set(client, Subscription(self._same(connector), seq, packed))
         else:
             self._set(client, None)
-
-    def follow(self, _batch: Batch) -> None:
-        """Messages change nothing here."""
 
     def dump(self) -> bytes:
         """The subscriptions as a snapshot's section."""

@@ -168,7 +168,6 @@ class Services:
     """All services, in the order of their creation."""
 
     name = PART
-    follows_messages = True
 
     def __init__(self) -> None:
         self.policy = ServicePolicy()

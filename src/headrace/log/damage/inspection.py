@@ -1,16 +1,14 @@
 """Inspect every file of a log: which messages are good and which are not, for ``verify`` and ``repair``.
 
-Opening a log stops at the first damage. An inspection goes on after it: it names each problem, and which ranges of
-messages around it are still good. It changes nothing, so a hub may be running meanwhile.
-
-An append whose frames are not all good is not whole, so a good range of a tail begins and ends between appends.
+Opening a log stops at the first damage. An inspection continues: it names each problem, and the ranges of messages
+around it that are still good. It changes nothing, so a hub may be running meanwhile. An append with a bad frame is
+bad as a whole, so a good range of a tail begins and ends between appends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,19 +19,17 @@ from uuid import UUID
 from headrace.errors import DamagedError
 from headrace.log import frame, snapshot
 from headrace.log.files import Descriptor
-from headrace.log.recovery import gap_between, never_begun
+from headrace.log.recovery import SEGMENT_FILE, gap_between, never_begun
 from headrace.log.sealed import SealedSegment, SegmentIndex
 from headrace.log.tail import HEADER_BYTES, FileHeader, fault, find_frame, walk
 
-SEGMENT: Final = re.compile(r"(\d{16})\.(open|arrow|index)")
-
 NOBODY: Final = UUID(int=0)
-"""Stands for the unknown log of a rebuilt index."""
+"""The unknown log of a rebuilt index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A difference from what was written; messages ``first`` to ``last`` (``None``: to the end) are in doubt."""
+    """One fault of a file; messages ``first`` to ``last`` (``None``: to the end) are in doubt."""
 
     path: Path
     offset: int
@@ -41,7 +37,7 @@ class Problem:
     last: int | None
     reason: str
     mends: bool = False
-    """Whether a crash leaves this: the messages were never acknowledged, and opening the log repairs it."""
+    """Whether this is what a crash leaves: never acknowledged, and repaired when the log is opened."""
 
     @classmethod
     def of(cls, damage: DamagedError) -> Problem:
@@ -74,7 +70,7 @@ class InspectedSegment:
     path: Path
     size: int
     first: int
-    """The sequence number that the file's name says it begins with."""
+    """The first sequence number, according to the file's name."""
     last: int | None
     """The last message that was here, good or not; ``first - 1`` if there was none, ``None`` if unknown."""
     uuid: UUID | None = None
@@ -93,7 +89,7 @@ class InspectedSegment:
 
 
 def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegment]:
-    """Read every segment in order, byte by byte; those of other logs than ``uuids`` are problems."""
+    """Read every byte of every segment, in order; a segment of a log not in ``uuids`` is a problem."""
     before: InspectedSegment | None = None
     for number in numbers(directory):
         inspected = inspect_segment(directory, number)
@@ -101,12 +97,8 @@ def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegme
             continue
         if inspected.uuid is not None and inspected.uuid not in uuids:
             named = ", ".join(map(str, uuids))
-            inspected.note(
-                0,
-                inspected.first,
-                inspected.last,
-                f"it is of log {inspected.uuid}, its neighbours of log {named}",
-            )
+            reason = f"it is of log {inspected.uuid}, its neighbours of log {named}"
+            inspected.note(0, inspected.first, inspected.last, reason)
         if before is not None:
             _settle(before, inspected)
             yield before
@@ -129,8 +121,8 @@ def log_uuids(directory: Path) -> list[UUID]:
 
 
 def numbers(directory: Path) -> list[int]:
-    """The first numbers of all segments, including those of which only the index is left."""
-    found = (SEGMENT.fullmatch(path.name) for path in directory.iterdir())
+    """The first numbers of all segments, even if only the index is left."""
+    found = (SEGMENT_FILE.fullmatch(path.name) for path in directory.iterdir())
     return sorted({int(match[1]) for match in found if match})
 
 
@@ -138,7 +130,7 @@ def inspect_segment(directory: Path, number: int) -> InspectedSegment | None:
     """Read every byte of one segment; ``None`` if it has vanished."""
     tail, sealed = directory / f"{number:016d}.open", directory / f"{number:016d}.arrow"
     while tail.exists() or sealed.exists():
-        # A file that has vanished was sealed or trimmed meanwhile: look again.
+        # A file that has vanished was sealed or trimmed meanwhile: try again.
         with contextlib.suppress(FileNotFoundError):
             if not sealed.exists():
                 return inspect_tail(tail)
@@ -149,7 +141,7 @@ def inspect_segment(directory: Path, number: int) -> InspectedSegment | None:
 
 
 def inspect_tail(path: Path) -> InspectedSegment:
-    """Read every byte of a tail. A torn end is a recoverable problem, as if no segment followed."""
+    """Read every byte of a tail; a torn end is a recoverable problem, as if it were the last segment."""
     descriptor = Descriptor(path, os.O_RDONLY)
     fd, first = descriptor.fd, int(path.stem)
     inspected = InspectedSegment(path, os.fstat(fd).st_size, first, first - 1)
@@ -161,7 +153,7 @@ def inspect_tail(path: Path) -> InspectedSegment:
             inspected.note(0, first, None, torn.reason, mends=True)
             return inspected
         inspected.note(0, first, None, damage.reason)
-        # Every frame has the salt, and the file's name its first number; the uuid is the neighbours'.
+        # Every frame has the salt, and the file's name has its first number; the neighbours have the uuid.
         inspected.salt = _salt_of_first_frame(fd)
         if not inspected.salt:
             inspected.last = first - 1 if inspected.size == HEADER_BYTES else None
@@ -226,7 +218,7 @@ def _misnamed(inspected: InspectedSegment, begins: int) -> None:
 
 
 def _settle(before: InspectedSegment, after: InspectedSegment) -> None:
-    """Complete a segment's problems by the segment after it."""
+    """Complete a segment's problems, now that the segment after it is known."""
     # Only the last tail may have a torn end, and only the last may lack a header.
     before.problems = [
         replace(problem, last=max(after.first - 1, problem.first), mends=False) if problem.mends else problem
@@ -255,7 +247,7 @@ def _inspect_frames(inspected: InspectedSegment, fd: int) -> None:
                 whole = (offset, following)
                 # After damage, the first frames may belong to an append that is not whole.
                 begin = begin or whole
-        # An empty tail is good too: the log goes on there.
+        # An empty tail is good too: the log continues there.
         if begin and (begin < whole or begin[0] == HEADER_BYTES):
             inspected.good.append(GoodRange(inspected.path, begin[1], whole[1] - 1, begin[0], whole[0]))
         begin = None

@@ -5,7 +5,7 @@
 ``damaged-N/``, with the report.
 
 Every file changes in one rename. An interrupted repair leaves the file ``repairing``; the log does not open then, and
-the next repair restores everything and begins again.
+the next repair undoes it and begins again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Marker(msgspec.Struct):
     before: UUID | None
     after: UUID
     made: list[str]
-    """Files that were not there before."""
+    """Files that the repair created."""
 
 
 def plan(directory: Path, keep: Keep = "before") -> Report:
@@ -93,7 +93,7 @@ def _perform(report: Report) -> Report:
     report = replace(report, aside=aside)
     (aside / _REPORT).write_text("".join(f"{line}\n" for line in report.lines()))
     for step in report.steps:
-        _take(step, aside, report.uuid_after)
+        _perform_step(step, aside, report.uuid_after)
     sync_directory(aside)
     sync_directory(directory)
     return report
@@ -103,10 +103,8 @@ def _makes(step: Step) -> list[Path]:
     """The files that a step writes; some may exist already."""
     match step:
         case Rewrite():
-            return [
-                step.target,
-                *([step.target.with_suffix(".index")] if step.source.index is not None else []),
-            ]
+            index = [] if step.source.index is None else [step.target.with_suffix(".index")]
+            return [step.target, *index]
         case BeginTail(path) | ForgetState(path):
             return [path]
         case Reindex(source):
@@ -115,7 +113,7 @@ def _makes(step: Step) -> list[Path]:
             return []
 
 
-def _take(step: Step, aside: Path, uuid: UUID) -> None:
+def _perform_step(step: Step, aside: Path, uuid: UUID) -> None:
     match step:
         case SetAside(path):
             path.rename(aside / path.name)
@@ -159,7 +157,7 @@ def _restamp(path: Path, uuid: UUID) -> None:
                 header = FileHeader.parse(file.read(HEADER_BYTES), path)
             _copy_tail(path, path, replace(header, uuid=uuid), HEADER_BYTES, path.stat().st_size)
         case ".arrow":
-            # The Arrow file's own metadata goes on naming the log that sealed it: it is never written again.
+            # The Arrow file is never rewritten: its own metadata still names the log that sealed it.
             segment = SealedSegment.open(path)
             replace(segment.index, uuid=uuid).write(path.with_suffix(".index"), sync=True)
         case _:
@@ -204,7 +202,7 @@ def _undo(directory: Path, marker: _Marker) -> None:
         (aside / _REPORT).unlink(missing_ok=True)
         for path in aside.iterdir():
             path.replace(directory / path.name)
-            # Renaming one of two names of a file to the other leaves both.
+            # rename() does nothing if both names are links to the same file.
             path.unlink(missing_ok=True)
         aside.rmdir()
     sync_directory(directory)

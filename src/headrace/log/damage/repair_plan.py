@@ -1,12 +1,12 @@
-"""Decide what makes a damaged log whole again; :mod:`headrace.log.damage.repair` does it.
+"""Decide how to repair a damaged log; :mod:`headrace.log.damage.repair` does it.
 
-A log has no holes, so one unbroken run of good messages can stay: what comes **before** the first hole, or, if asked
-for, what comes **after** the last one (everything older then counts as trimmed). The rest is set aside, and the report
-names every sequence number that is lost.
+A log has no holes, so one unbroken run of good messages can stay: those **before** the first hole, or, if asked for,
+those **after** the last one (everything older then counts as trimmed). The rest is set aside, and the report names
+every sequence number that is lost.
 
-Numbers of lost *later* messages will be given to other messages. A reader that has seen the old ones (a subscriber, a
-Spark offset, another node) must not take the new ones for their continuation, so such a log gets a **new uuid**. A log
-that loses nothing at its end keeps its own.
+The numbers of messages lost at the *end* will be given to other messages. A reader that has seen the old ones (a
+subscriber, a Spark offset, another node) must not take the new ones for their continuation, so such a log gets a **new
+uuid**. A log that loses nothing at its end keeps its own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Reindex:
 
     def __str__(self) -> str:
         name = self.source.path.name
-        return f"write a new index for {name}, which reads whole; its bytes could not be checked against checksums"
+        return f"write a new index for {name}, which is readable; there are no checksums to check its bytes against"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,13 @@ class Report:
             yield f"lost: {in_words(first, last)}"
         if self.uuid_before != self.uuid_after:
             yield f"the log's uuid was {self.uuid_before or 'unreadable'}, it is {self.uuid_after} now"
-            yield f"numbers from {self.last + 1} on go to other messages: who has seen the old ones must begin anew"
+            yield f"numbers from {self.last + 1} on go to other messages: readers of the old ones must start over"
 
 
 def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None = None) -> Report:
-    """Inspect a directory and decide what is to be done.
+    """Inspect a directory and decide the steps of its repair.
 
-    ``names`` are the uuids before and after of a repair that was interrupted: a file may have either.
+    ``names`` are the uuids before and after an interrupted repair: a file may have either.
     """
     own = [uuid for uuid in names if uuid] if names else log_uuids(directory)[:1]
     segments = list(inspect(directory, own))
@@ -171,7 +171,9 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
     for segment in segments:
         steps += _steps_for(segment, [good for good in run if good.path == segment.path], after)
     steps += [SetAside(path, problem.reason) for path, problem in unusable]
-    steps += [SetAside(_path_of(directory, found), "it is ahead of what is kept") for found in ahead]
+    steps += [
+        SetAside(_path_of(directory, found), "it is ahead of the messages that are kept") for found in ahead
+    ]
     usable = [found for found in states if found.seq <= last]
     steps += [Restamp(_path_of(directory, found)) for found in usable if found.uuid != after]
     if not run and (segments or states):
@@ -180,7 +182,7 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
         )
         steps.append(BeginTail(directory / f"{first:016d}.open"))
     if problems:
-        # An index without its messages is litter, unless something is wrong: then it tells what was there.
+        # An index without its messages is litter, unless something is wrong: then it is evidence.
         alone = set(numbers(directory)) - {segment.first for segment in segments}
         steps += [SetAside(directory / f"{n:016d}.index", "its messages are gone") for n in sorted(alone)]
     if max((found.seq for found in usable), default=0) + 1 < first:
@@ -205,7 +207,7 @@ def files_of(segment: InspectedSegment) -> list[Path]:
 
 
 def _choose(segments: list[InspectedSegment], keep: Keep) -> list[GoodRange]:
-    """Choose the first or the last unbroken run of messages, an empty one only if need be."""
+    """Choose the first or the last unbroken run of messages, an empty one only if there is no other."""
     runs: list[list[GoodRange]] = []
     for good in (good for segment in segments for good in segment.good):
         if runs and good.first == runs[-1][-1].last + 1:
@@ -225,7 +227,7 @@ def _steps_for(segment: InspectedSegment, kept: list[GoodRange], uuid: UUID) -> 
         if not problem.mends and (problem.last is None or problem.last >= segment.first)
     ]
     if not kept:
-        reason = inside[0].reason if inside else "it does not follow what is kept"
+        reason = inside[0].reason if inside else "it does not adjoin the messages that are kept"
         yield from (SetAside(path, reason) for path in files_of(segment))
     elif segment.rebuilt and len(inside) == 1:
         yield Reindex(segment)

@@ -1,7 +1,7 @@
-"""Verify that every byte of a log is as it was written: segments, indexes, snapshots, and how they fit together.
+"""Verify every byte of a log for ``headrace log verify``: segments, indexes, snapshots, and how they fit together.
 
-For ``headrace log verify``: it changes nothing and takes no lock, so it may read the log of a running hub. What the
-hub is just writing, sealing or trimming is not reported as damage.
+It changes nothing and takes no lock, so it can read the log of a running hub. What the hub is just writing, sealing or
+trimming is not reported as damage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.log.files import has_writer
 from headrace.log.recovery import REPAIRING
 
 _LOOKS: Final = 5
-"""How often the end of a tail that may be being written is read again."""
+"""Attempts to read files that a running hub may be changing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Progress:
 def verify(directory: Path) -> Iterator[Problem | Progress]:
     """Read everything; yield progress after each file, and each problem.
 
-    If files came and went meanwhile, a hub is sealing or trimming, and what seems wrong may only have moved. Then
-    everything is read again, and only what is wrong each time is a problem.
+    If files came and went meanwhile, a hub is sealing or trimming, and a file may only have moved. Then everything is
+    read again, and only problems found every time are reported.
     """
     suspected: list[Problem] | None = None
     for _ in range(_LOOKS):
@@ -64,7 +64,7 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
     total = sum(_size(path) for path in _files(directory))
     done = 0
     uuids = log_uuids(directory)[:1]
-    # Snapshots come first: a running hub has every message of a snapshot before it writes it.
+    # Snapshots come first: a running hub writes a snapshot only after the messages it covers.
     newest = 0
     for path in snapshot.paths(directory):
         done += _size(path)
@@ -108,7 +108,7 @@ def _problems(inspected: InspectedSegment) -> list[Problem]:
             break
         inspected = again
     if has_writer(inspected.path.with_name("lock")):
-        # It cut off any torn end when it opened the log. On a busy machine an append may take any time.
+        # The writer cut off any torn end when it opened the log: this one is an append under way.
         return [problem for problem in inspected.problems if not problem.mends]
     return inspected.problems
 

@@ -1,7 +1,7 @@
 """Building a segment: merge living rows, plan the index, pack it, and write the columns in its order.
 
-This runs in a thread beside matching, so all work that grows with the subscriptions is done in kernels, or by numpy
-loops that release the interpreter's lock.
+This runs in a thread beside matching, so all work that grows with the number of subscriptions is done in kernels or by
+numpy, which release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.wire.numba_kernels import INTS, kernel, types
 
 
 def build(segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) -> Segment:
-    """One segment of some rows of several."""
+    """Build one segment of some rows of several."""
     columns = Columns(segments, rows, seed)
     entries = plan(columns, seed)
     key_of, key_kind, key_value, key_slots = _keys(entries, seed)
@@ -32,34 +32,15 @@ def build(segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) ->
     order = pack(entries, groups, columns.start, columns.lo, columns.hi)
 
     count = len(columns.clients)
-    ordered = (
-        np.empty_like(columns.clients),
-        np.empty_like(columns.start),
-        np.empty_like(columns.dim),
-        np.empty_like(columns.lo),
-        np.empty_like(columns.hi),
-    )
+    unordered = (columns.clients, columns.start, columns.dim, columns.lo, columns.hi)
+    clients, start, dim, lo, hi = map(np.empty_like, unordered)
     entry = np.empty(len(order), np.int32)
-    reorder(
-        entries.row,
-        order,
-        columns.clients,
-        columns.start,
-        columns.dim,
-        columns.lo,
-        columns.hi,
-        *ordered,
-        entry,
-    )
-    clients, start, dim, lo, hi = ordered
+    reorder(entries.row, order, *unordered, clients, start, dim, lo, hi, entry)
     sizes = np.bincount(groups.of, minlength=len(groups.settled))
     begin = _edges(sizes)
-    node = (
-        _edges(np.array([nodes(int(size)) for size in sizes]) * (groups.dims[:, 0] >= 0))
-        if len(sizes)
-        else _edges(sizes)
-    )
-    # Entries are looked at LEAF at a time, the last ones too.
+    node_counts = np.array([nodes(int(size)) for size in sizes], np.intp)
+    node = _edges(node_counts * (groups.dims[:, 0] >= 0))
+    # Entries are checked LEAF at a time, the last ones included.
     near = np.zeros((4, len(order) + LEAF), np.float32)
     near_dims = np.full((2, len(order) + LEAF), -1, np.int32)
     second = np.empty(len(groups.settled), np.uint8)
@@ -108,7 +89,7 @@ def build(segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) ->
 
 
 def _slots(count: int) -> int:
-    """The number of slots for so many items: a power of two, at most half of them used."""
+    """The number of slots for ``count`` items: a power of two, at most half of them used."""
     return 1 << (2 * count).bit_length() >> (1 if count and count & (count - 1) == 0 else 0)
 
 
@@ -119,7 +100,7 @@ def _edges(sizes: npt.NDArray[np.intp]) -> Ints:
 
 
 def _keys(entries: Entries, seed: np.uint64) -> tuple[Ints, Ints, Wide, Ints]:
-    """The key of each entry, -1 for none; the keys' kinds and values, and their slots."""
+    """Find the key of each entry (-1 for none), and the keys' kinds, values and slots."""
     keyed = np.flatnonzero(entries.kind >= 0)
     kinds, values = entries.kind[keyed], entries.value[keyed]
     codes = np.empty(len(keyed), np.int32)
@@ -134,7 +115,7 @@ def _keys(entries: Entries, seed: np.uint64) -> tuple[Ints, Ints, Wide, Ints]:
 
 
 def _groups_by_dimension(dims: Ints, attributes: int) -> Ints:
-    """Groups without key are sorted by their first dimension, those without any first."""
+    """Where each dimension's groups begin: groups without a key are sorted by first dimension, -1 first."""
     return np.searchsorted(dims[:, 0], np.arange(2 * attributes + 1)).astype(np.int32)
 
 
@@ -146,7 +127,7 @@ def _kinds(key_kind: Ints, attributes: int) -> Bytes:
 
 
 def _prefixes(kinds: Ints, values: Wide, words: Words, attributes: int) -> tuple[Ints, Ints]:
-    """The lengths of each attribute's prefixes, each once, rising."""
+    """The distinct lengths of each attribute's prefixes, ascending."""
     prefixes = kinds & 3 == PREFIX_KEY
     lengths = np.diff(words.begin)[values[prefixes]]
     pairs = np.unique(np.stack([kinds[prefixes] >> 2, lengths], axis=1), axis=0).astype(np.int32)
@@ -174,7 +155,7 @@ def reorder(
     hi_out: Floats,
     entry: Ints,
 ) -> None:
-    """Write subscriptions in the order of their first entries, those without entry last; and the entries."""
+    """Write subscriptions in the order of their first entries, those without one last, and the entries."""
     rows = len(clients)
     place = np.full(rows, -1, np.int32)
     used = 0

@@ -1,7 +1,7 @@
-"""Grouping entries: entries of the same key and dimensions make a group, where that pays.
+"""Grouping entries: those with the same key and dimensions form a group, where that pays.
 
-Visiting a group takes about as long as checking ``VISIT`` entries, so a pair of dimensions gets a group of its own only
-when one dimension alone would leave more than that to check, and a key's few entries are checked one after the other.
+Visiting a group takes about as long as checking ``VISIT`` entries. So a pair of dimensions gets its own group only if
+one dimension alone would leave more than that to check, and the entries of a key that has few are checked one by one.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ VISIT: Final = 16
 """The cost of visiting a group, in entries checked."""
 
 FEW: Final = 48
-"""Entries of a key that are checked one after the other."""
+"""Entries of a key that are still checked one by one."""
 
 
 class Groups(NamedTuple):
-    """Groups of entries: those without key first, the others by key."""
+    """Groups of entries: those without a key first, the others by key."""
 
     of: Ints
     """The group of each entry."""
     dims: Ints
     settled: Ints
     first: Ints
-    """The first group of each key, and the end of the last one's groups."""
+    """The first group of each key, and the end of the last key's groups."""
 
 
 def group(entries: Entries, keys: Ints, count: int) -> Groups:
-    """Put entries into groups; ``keys`` has the key of each, of ``count``, or -1."""
+    """Put entries into groups; ``keys`` has the key of each, below ``count``, or -1."""
     dims = entries.dims.astype(np.uint64) + np.uint64(1)
     order = radix_order((dims[:, 0] << np.uint64(32)) | dims[:, 1], np.arange(len(keys), dtype=np.int32))
     order = radix_order((keys + 1).astype(np.uint64), order)
@@ -78,7 +78,7 @@ def radix_order(values: npt.NDArray[np.uint64], order: Ints) -> Ints:
 def assign(
     keys: Ints, dims: Ints, share: Floats, order: Ints, of: Ints, group_dims: Ints, settled: Ints, first: Ints
 ) -> int:
-    """Give each entry, in the ``order`` of key and dimensions, its group; return how many groups there are."""
+    """Assign each entry its group; ``order`` sorts them by key and dimensions. Return the number of groups."""
     count = len(order)
     groups = 0
     key_begin = 0

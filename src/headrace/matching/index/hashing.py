@@ -1,8 +1,8 @@
 """Hash tables of words, clients and keys, as arrays.
 
-Everything that hashes is here, so that filing and looking up agree. Hashes begin with a matcher's own secret ``seed``:
-subscriptions and messages come from peers, who must not be able to choose strings, ids or values that all fall into one
-slot. Tables are open addressing: slots, a power of two of them, at most half used.
+All hashing is here, so that storing and looking up agree. Hashes begin with a matcher's own secret ``seed``, so that
+peers cannot choose strings, ids or values that all fall into one slot. Tables use open addressing: a power of two of
+slots, at most half of them used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def mixed(state: np.uint64) -> np.uint64:
 
 @inline
 def hash_text(data: Bytes, begin: int, end: int, state: np.uint64) -> np.uint64:
-    """Take bytes into a hash. Byte by byte, so that the hashes of all beginnings of a string cost one pass."""
+    """Add bytes to a hash, one by one, so that the hashes of all prefixes of a string cost one pass."""
     for at in range(begin, end):
         state = (state ^ np.uint64(data[at])) * PRIME
     return state
@@ -86,7 +86,7 @@ def _hash_client(first: int, second: int, third: int, seed: np.uint64) -> np.uin
 def intern(
     data: Bytes, begin: int, end: int, words: Bytes, begins: Wide, slots: Ints, count: int, seed: np.uint64
 ) -> int:
-    """The code of ``data[begin:end]`` in a table of ``count`` words with room for one more, put there if it is new."""
+    """The code of ``data[begin:end]`` in a table of ``count`` words with room for one more; a new word is added."""
     hashed = mixed(hash_text(data, begin, end, seed))
     code = find_word(data, begin, end, hashed, words, begins, slots)
     if code >= 0:
@@ -115,7 +115,7 @@ def intern_used(
     seed: np.uint64,
     codes: Ints,
 ) -> int:
-    """Put the ``used`` words of one table into another; fill in their ``codes`` there; return the new count."""
+    """Add the ``used`` words of one table to another; fill in their new ``codes``; return the new count."""
     for code in range(len(begins) - 1):
         codes[code] = -1
         if used[code]:
@@ -130,7 +130,7 @@ def intern_used(
 def find_names(
     data: Bytes, begins: Wide, names: Bytes, name_begins: Wide, slots: Ints, seed: np.uint64, found: Ints
 ) -> None:
-    """Fill in the attribute of a segment that has each name, or -1."""
+    """Look names up in a segment: fill in the attribute of each, or -1."""
     for index in range(len(begins) - 1):
         hashed = mixed(hash_text(data, begins[index], begins[index + 1], seed))
         found[index] = find_word(data, begins[index], begins[index + 1], hashed, names, name_begins, slots)
@@ -138,7 +138,7 @@ def find_names(
 
 @kernel(types.void(CLIENTS, INTS, SEED))
 def file_clients(clients: Clients, slots: Ints, seed: np.uint64) -> None:
-    """Fill the slots of clients, of which no two are the same."""
+    """Fill the slots for clients, all distinct."""
     mask = len(slots) - 1
     for row in range(len(clients)):
         hashed = _hash_client(clients[row, 0], clients[row, 1], clients[row, 2], seed)
@@ -163,7 +163,7 @@ def find_client(clients: Clients, slots: Ints, first: int, second: int, third: i
 
 @kernel(INTS(INTS, WIDE, INTS, SEED, INTS))
 def file_keys(kinds: Ints, values: Wide, slots: Ints, seed: np.uint64, codes: Ints) -> Ints:
-    """Number distinct keys in order; fill in the code of each; return the index of the first of each."""
+    """Number distinct keys in order; fill in the code of each; return where each first occurs."""
     mask = len(slots) - 1
     firsts = np.empty(len(kinds), np.int32)
     count = 0
@@ -201,8 +201,8 @@ def find_key(kinds: Ints, values: Wide, slots: Ints, kind: int, value: int, seed
 class WordTable:
     """Words and their codes, growing.
 
-    Readers hold ``table`` of some moment and read it without a lock. New words are written in place after those they
-    know; a table without room is left as it is and replaced by a larger one, all three arrays at once.
+    Readers keep the ``table`` they found and read it without a lock: new words are written after those they know, and a
+    full table is replaced by a larger one, all three arrays at once.
     """
 
     def __init__(self, seed: np.uint64) -> None:
@@ -211,7 +211,7 @@ class WordTable:
         self.table = _empty_words(16, 256)
 
     def code(self, text: str) -> int:
-        """The code of a word, which is added if it is new."""
+        """The code of a word; a new word is added."""
         known = self._codes.get(text)
         if known is not None:
             return known

@@ -1,9 +1,8 @@
-"""Packing groups: entries that a message finds together are side by side.
+"""Packing groups: entries that a message is likely to match together are adjacent.
 
-The entries of a group of one dimension are sorted along it; those of two along a Hilbert curve, which visits what is
-near in both dimensions one after the other. Places on a dimension are ranks, not values, so that it does not matter how
-values are spread. Wide intervals would enlarge the boxes of all their neighbours; so those much wider than the rest are
-kept apart, and so are those much narrower.
+The entries of a group with one dimension are sorted along it; with two, along a Hilbert curve, which keeps together
+what is near in both. Positions are ranks, not values, so that the distribution of values does not matter. Wide
+intervals would enlarge the boxes of all their neighbours, so intervals are first separated by classes of width.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from headrace.wire.numba_kernels import BYTES, INTS, INTS_2, inline, kernel, typ
 CURVE_BITS: Final = 16
 """Bits of a rank on the curve."""
 
-
 Sortable = npt.NDArray[np.uint64]
 Singles = npt.NDArray[np.float32]
 
 
 def pack(entries: Entries, groups: Groups, start: Ints, lo: Floats, hi: Floats) -> Ints:
-    """The order of entries: by group, and within a group so that neighbours are near."""
+    """Return the order of entries: by group, and within a group so that neighbours are near."""
     every = np.arange(len(entries.row), dtype=np.int32)
     counts = np.bincount(groups.of, minlength=len(groups.settled)).astype(np.int32)
     curve = np.zeros((len(every), 2), np.int32)
@@ -59,7 +57,7 @@ def measure(
     centres: Sortable,
     widths: Ints,
 ) -> None:
-    """Fill in the middle of each entry's interval, as an integer that sorts as it does, and a class of its width."""
+    """Fill in the centre of each entry's interval, as an integer that sorts alike, and the class of its width."""
     groups = len(settled)
     total = np.zeros(groups)
     count = np.zeros(groups)
@@ -89,14 +87,14 @@ def measure(
         elif width == np.inf:
             widths[at, which] = 7
         else:
-            # Classes are factors of eight apart, with the usual width in the middle of one.
+            # Classes are factors of eight apart; the usual width is in the middle of one.
             usual = total[group] / count[group]
             widths[at, which] = min(max(int(np.floor((np.log2(width) - usual) / 3 + 0.5)) + 3, 0), 7)
 
 
 @kernel(types.void(INTS, INTS, INTS, types.intp, INTS_2))
 def rank(order: Ints, of: Ints, counts: Ints, which: int, curve: Ints) -> None:
-    """Fill in each entry's rank in its group, as a part of 2^CURVE_BITS."""
+    """Fill in each entry's rank in its group, scaled to 2^CURVE_BITS."""
     place = 0
     for at in range(len(order)):
         group = of[order[at]]
@@ -124,7 +122,7 @@ def _hilbert(x: int, y: int) -> int:
 
 @kernel(types.void(INTS, INTS_2, INTS_2, INTS_2, HASHES))
 def curve_keys(of: Ints, dims: Ints, curve: Ints, widths: Ints, keys: Sortable) -> None:
-    """What entries are sorted by: the group, the classes of width, the place on the curve."""
+    """Fill in the sort keys: group, classes of width, place on the curve."""
     for at in range(len(of)):
         place = curve[at, 0]
         if dims[of[at], 1] >= 0:
@@ -136,7 +134,7 @@ def curve_keys(of: Ints, dims: Ints, curve: Ints, widths: Ints, keys: Sortable) 
 
 
 def nearly(lo: Floats, hi: Floats) -> tuple[Singles, Singles]:
-    """Intervals in half the precision, never narrower than they are."""
+    """Round intervals to half the precision, outwards."""
     with np.errstate(over="ignore"):
         low, high = lo.astype(np.float32), hi.astype(np.float32)
     above, below = low > lo, high < hi
@@ -159,7 +157,7 @@ def place_near(
     near_dims: Ints,
     group_second: Bytes,
 ) -> None:
-    """Put the first two intervals after its key beside each entry."""
+    """Store with each entry its first two intervals after the key."""
     for group in range(len(settled)):
         group_second[group] = 0
         for at in range(group_begin[group], group_begin[group + 1]):
@@ -177,7 +175,7 @@ def place_near(
 
 @inline
 def _extend(boxes: Near, box: int, inner: Near, at: int, second: bool) -> None:
-    """Extend a box to hold another; without ``second``, to all of the second dimension."""
+    """Extend a box to contain another; without ``second``, to all of the second dimension."""
     boxes[0, box] = min(boxes[0, box], inner[0, at])
     boxes[1, box] = max(boxes[1, box], inner[1, at])
     boxes[2, box] = min(boxes[2, box], inner[2, at]) if second else -np.inf
@@ -206,7 +204,7 @@ def bound(group_begin: Ints, dims: Ints, near: Near, group_node: Ints, boxes: Ne
 
 
 def nodes(entries: int) -> int:
-    """The number of boxes of a group with dimensions: each level is filled up to whole nodes."""
+    """Count the boxes of a group with dimensions: each level is padded to whole nodes."""
     total, size = 0, entries
     while size > LEAF:
         size = -(-size // LEAF)

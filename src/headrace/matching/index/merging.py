@@ -1,4 +1,4 @@
-"""Merging segments: their living rows become the columns of one, with words and attributes renumbered."""
+"""Merging segments: the living rows of several become the columns of one, words and attributes renumbered."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ class Columns:
 
     def __init__(self, segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) -> None:
         used = [_used(segment, some) for segment, some in zip(segments, rows, strict=True)]
-        self.names, names = _interned(
-            [segment.names for segment in segments], [each[0] for each in used], seed
-        )
-        self.words, words = _interned(
-            [segment.words for segment in segments], [each[1] for each in used], seed
-        )
+        self.names, names = _interned([each.names for each in segments], [each[0] for each in used], seed)
+        self.words, words = _interned([each.words for each in segments], [each[1] for each in used], seed)
         count = sum(len(some) for some in rows)
         predicates = sum(each[2] for each in used)
         pooled = sum(each[3] for each in used)
@@ -37,20 +33,8 @@ class Columns:
         self.pool: Wide = np.empty(pooled, np.int64)
         row = at = 0
         for segment, some, name, word in zip(segments, rows, names, words, strict=True):
-            at = append_rows(
-                segment,
-                some,
-                name,
-                word,
-                row,
-                at,
-                self.clients,
-                self.start,
-                self.dim,
-                self.lo,
-                self.hi,
-                self.pool,
-            )
+            columns = (self.clients, self.start, self.dim, self.lo, self.hi, self.pool)
+            at = append_rows(segment, some, name, word, row, at, *columns)
             row += len(some)
 
 
@@ -80,7 +64,7 @@ def _interned(tables: Sequence[Words], used: Sequence[Bytes], seed: np.uint64) -
         count = hashing.intern_used(table.data, table.begin, each, data, begin, slots, count, seed, found)
         codes.append(found)
     if count < most:
-        # Tables had words in common: their slots are more than enough, what they point to is cut to size.
+        # Tables had words in common: there are slots to spare, and the rest is cut to size.
         begin = begin[: count + 1].copy()
         data = data[: int(begin[-1])].copy()
     return Words(data, begin, slots), codes
@@ -110,7 +94,7 @@ def _renumber_words(pool: Wide, begin: int, end: int, codes: Ints) -> None:
 
 @kernel(types.UniTuple(types.intp, 2)(SEGMENT, INTS, BYTES, BYTES))
 def mark_used(segment: Segment, rows: Ints, names: Bytes, words: Bytes) -> tuple[int, int]:
-    """Mark the attributes and words of some rows; return how many predicates, and words of programs, they have."""
+    """Mark the attributes and words that rows use; return how many predicates they have, and their programs' size."""
     predicates = pooled = 0
     for row in rows:
         for at in range(segment.start[row], segment.start[row + 1]):
@@ -145,7 +129,7 @@ def append_rows(
     hi: Floats,
     pool: Wide,
 ) -> int:
-    """Append rows after the first ``row``, attributes and words renumbered; return how much of the pool is used."""
+    """Write rows from ``row`` on, attributes and words renumbered; return how much of the pool is used."""
     to = start[row]
     for source in rows:
         clients[row, 0] = segment.clients[source, 0]

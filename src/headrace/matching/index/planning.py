@@ -1,8 +1,8 @@
-"""Planning an index: choosing what each subscription is filed under.
+"""Planning an index: choosing the key and the dimensions of each subscription.
 
-A subscription's *key* is the ``Equals`` that it shares with the fewest others; without one, an ``In`` of few values (an
-entry for each), else a ``Prefix``, else that an attribute exists. Besides its key it may have two *dimensions*: the
-intervals (of ``Between``, or of a further ``Equals``) that leave the fewest messages.
+A subscription's *key* is the ``Equals`` that it shares with the fewest others; without one, an ``In`` of few values
+(with an entry for each), else a ``Prefix``, else that an attribute exists. Besides its key it may have two
+*dimensions*: the most selective intervals (of ``Between``, or of a further ``Equals``).
 """
 
 from __future__ import annotations
@@ -21,51 +21,46 @@ from headrace.wire.numba_kernels import INTS, INTS_2, WIDE, inline, kernel, type
 from headrace.wire.sdk.predicate import EXISTS, HEAD, IN, PREFIX, TEXT
 
 FEW_VALUES: Final = 16
-"""Values of an ``In`` that is a key although the subscription has intervals: each takes an entry of its own."""
+"""Most values of an ``In`` that serves as key although the subscription has intervals: each takes an entry."""
 
 SAMPLES: Final = 1 << 20
-"""The most middles of ranges that are sampled, of all dimensions together."""
+"""Most range centres sampled, over all dimensions."""
 
 Matrix = npt.NDArray[np.float64]
 
 
 class Entries(NamedTuple):
-    """Where subscriptions are filed: one row for each entry."""
+    """The index entries of subscriptions, one row each."""
 
     row: Ints
     kind: Ints
     """The kind of its key, -1 for none."""
     value: Wide
     dims: Ints
-    """Two dimensions an entry, -1 for none."""
+    """Two dimensions per entry, -1 for none."""
     share: Floats
-    """Which part of the messages its first dimension leaves, about."""
+    """The estimated part of messages that its first dimension lets pass."""
 
 
 def plan(columns: Columns, seed: np.uint64) -> Entries:
-    """Choose the entries of subscriptions, and reorder their predicates as they are used."""
+    """Choose the entries of subscriptions, and reorder their predicates: the key first, then the dimensions."""
     rows = len(columns.start) - 1
     share = _shares(columns, seed)
     kinds, first = np.empty(rows, np.int32), np.empty(rows + 1, np.int32)
     dims = np.empty((rows, 2), np.int32)
     most = choose(columns.start, columns.dim, columns.lo, columns.hi, columns.pool, share, kinds, first, dims)
-    entries = Entries(
-        np.empty(most, np.int32),
-        np.empty(most, np.int32),
-        np.empty(most, np.int64),
-        np.empty((most, 2), np.int32),
-        np.empty(most),
-    )
+    row, kind = np.empty(most, np.int32), np.empty(most, np.int32)
+    entries = Entries(row, kind, np.empty(most, np.int64), np.empty((most, 2), np.int32), np.empty(most))
     count = enter(columns.start, columns.dim, columns.lo, columns.pool, share, kinds, first, dims, *entries)
     row, kind, value, both, left = entries
     return Entries(row[:count], kind[:count], value[:count], both[:count], left[:count])
 
 
 def _shares(columns: Columns, seed: np.uint64) -> Floats:
-    """Estimate which part of the messages each predicate leaves.
+    """Estimate which part of messages each predicate lets pass.
 
-    Messages are assumed to be where subscriptions are: a word leaves the part of subscriptions that ask for it, a range
-    the part of ranges whose middle is in it. Programs leave all.
+    Messages are assumed to be distributed like subscriptions: a word lets pass the part of subscriptions that ask for
+    it, a range the part of ranges whose centre is in it. Programs let all pass.
     """
     dim, lo, hi = columns.dim, columns.lo, columns.hi
     result = np.ones(len(dim))
@@ -88,9 +83,9 @@ def _shares(columns: Columns, seed: np.uint64) -> Floats:
 
 @kernel(types.void(INTS, FLOATS, FLOATS, INTS, FLOATS_2))
 def sample(dim: Ints, lo: Floats, hi: Floats, counts: Ints, middles: Matrix) -> None:
-    """Fill rows, one a dimension, with the middles of some of its intervals; infinite where there are no more.
+    """Fill one row per dimension with the centres of a sample of its intervals, padded with infinity.
 
-    ``counts`` has how many intervals each dimension has, and is then how many were taken.
+    ``counts`` is the number of intervals of each dimension, and becomes the number sampled.
     """
     most = middles.shape[1]
     steps = np.empty(len(counts), np.int32)
@@ -131,17 +126,17 @@ def range_shares(dim: Ints, lo: Floats, hi: Floats, counts: Ints, middles: Matri
             inside = _rank(middles[each], count, np.nextafter(hi[at], np.inf)) - _rank(
                 middles[each], count, lo[at]
             )
-            # Halves, since the whole of the doubles' range is more than a double holds.
+            # Halved, since the difference of two doubles may overflow.
             span = middles[each, count - 1] / 2 - middles[each, 0] / 2
             width = hi[at] / 2 - lo[at] / 2
-            # Ranges narrower than the sample's spacing still differ.
+            # Tells apart ranges that are narrower than the sample's spacing.
             part = min(1.0, width / span) if span > 0 else 0.5
             out[at] = (inside + part) / (count + 1)
 
 
 @inline
 def _key_rank(pool: Wide, at: int, intervals: int) -> int:
-    """How well a program serves as key: 3 best, 0 not at all, as all do that have several instructions."""
+    """How well a program serves as key: 3 best, 0 not at all, as one with several instructions."""
     operation, count = pool[at + HEAD], pool[at + HEAD + 1]
     if pool[at] != HEAD + 2 + 2 * count:
         return 0
@@ -172,8 +167,10 @@ def choose(
     first: Ints,
     dims: Ints,
 ) -> int:
-    """Choose each subscription's key and dimensions, and put its predicates in that order. ``kind`` is its key's kind,
-    or -1; ``first`` the first of its entries; returns how many entries there are at most."""
+    """Choose each subscription's key and dimensions, and put its predicates in that order.
+
+    Fill in ``kind``, its key's kind or -1, and ``first``, its first entry; return the most entries there can be.
+    """
     entries = 0
     for row in range(len(start) - 1):
         begin, end = start[row], start[row + 1]
@@ -205,7 +202,7 @@ def choose(
                 program = int(lo[begin])
                 attribute = pool[program + 1]
                 if rank == 3:
-                    # The kind of each value is its own.
+                    # Text for now: each value has its own kind.
                     kind[row] = 4 * attribute
                     wanted = pool[program + HEAD + 1]
                 elif rank == 2:
@@ -213,7 +210,7 @@ def choose(
                 else:
                     kind[row] = 4 * attribute + PRESENT_KEY
         entries += wanted
-        # The two intervals that leave the least, in front.
+        # The two most selective intervals come next.
         chosen = 0
         while chosen < 2 and at < end:
             best = -1
@@ -226,7 +223,7 @@ def choose(
             dims[row, chosen] = dim[at]
             chosen += 1
             at += 1
-        # Of two that are about as good the lower dimension is first, so that the same pairs come together.
+        # Of two about as selective, the lower dimension comes first, so that equal pairs share a group.
         if chosen == 2 and dims[row, 0] > dims[row, 1] and share[at - 1] <= 4 * share[at - 2]:
             _swap(dim, lo, hi, share, at - 2, at - 1)
             dims[row, 0], dims[row, 1] = dims[row, 1], dims[row, 0]
@@ -250,7 +247,7 @@ def enter(
     dims: Ints,
     out_share: Floats,
 ) -> int:
-    """Write the entries of subscriptions; return how many. An ``In`` that repeats a value has one entry for it."""
+    """Write the entries of subscriptions; return how many. A value that an ``In`` repeats has one entry."""
     at = 0
     for each in range(len(start) - 1):
         begin = start[each]

@@ -1,26 +1,24 @@
-"""A segment: subscriptions as columns, and the index over them. Once built it never changes, but for ``died``.
+"""A segment: subscriptions as columns, and the index over them. Once built it never changes, except for ``died``.
 
 **Attributes** that the segment's subscriptions name are numbered; attribute ``a`` has two *dimensions*: ``2a`` for its
-string (as the code of a word, see below) and ``2a + 1`` for its number. A message is a point there, NaN where it says
-nothing. ``Equals`` and ``Between`` are then the same, an interval ``lo <= x <= hi`` of a dimension, and a
-message that lacks the attribute, or has the other type, is NaN, which lies in no interval. Every other predicate is a
-*program* (:mod:`headrace.wire.sdk.predicate`): its ``dim`` is negative and ``lo`` is its place in ``pool``.
+string (as the code of a word) and ``2a + 1`` for its number. A message is a point; where it lacks the attribute, or has
+the other type, it is NaN, which lies in no interval. ``Equals`` and ``Between`` are intervals ``lo <= x <= hi`` of a
+dimension. Every other predicate is a *program* (:mod:`headrace.wire.sdk.predicate`): its ``dim`` is negative and ``lo``
+is its place in ``pool``.
 
-**Words** are the strings that subscriptions name, each once; a word's code is its place. Attribute names are words of
-a table of their own. A segment shares nothing with others, so what no subscription names any more is gone when
-segments are merged.
+**Words** are the distinct strings that subscriptions use; a word's code is its index. Attribute names have a table of
+their own. Segments share nothing, so merging them drops the words that no subscription uses any more.
 
 **The index** puts subscriptions into *groups*, and the entries of a group side by side:
 
 - a *key* is an attribute and one value it must have (``Equals``, or each value of ``In``), or a prefix it must have;
   keys are found by hash, and have some groups;
-- subscriptions without key are in groups that a message visits when it has their first dimension, or always;
-- a group of no dimension is looked through from end to end; one of one or two dimensions is a packed tree of bounding
-  boxes over its entries' intervals there.
+- subscriptions without a key are in groups that a message visits if it has their first dimension, or always;
+- a group without a dimension is scanned; one with one or two dimensions is a packed tree of bounding boxes over its
+  entries' intervals.
 
-Looking through entries is a matter of how much memory is read. So an entry has its intervals beside it in half the
-precision, never narrower than they are (``near``), and only an entry that passes those is checked in full. What the key
-has settled is not checked again.
+Scanning is bound by the memory read. So each entry has its intervals beside it in half the precision, rounded outwards
+(``near``), and only an entry that passes those is checked in full. What the key has settled is not checked again.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ Clients = npt.NDArray[np.uint32]
 
 
 class Words(NamedTuple):
-    """Strings, each once: word ``w`` is ``data[begin[w]:begin[w + 1]]``."""
+    """Distinct strings: word ``w`` is ``data[begin[w]:begin[w + 1]]``."""
 
     data: Bytes
     begin: Wide
@@ -72,24 +70,24 @@ class Segment(NamedTuple):
     """Programs."""
 
     entry: Ints
-    """Index entries, in groups: the subscription of each. One with ``In`` as its key has several."""
+    """The subscription of each index entry, by group. A subscription with ``In`` as its key has several."""
     group_begin: Ints
     group_dims: Ints
-    """Two dimensions a group, -1 for none."""
+    """Two dimensions per group, -1 for none."""
     group_settled: Ints
     """How many of a subscription's first predicates the group's key settles: 0 or 1."""
     group_second: Bytes
-    """Whether some of its entries have a second dimension that the group has not."""
+    """Whether entries of the group have a second dimension that the group lacks."""
     group_node: Ints
     """Where a group's boxes begin."""
     near: Near
-    """Four rows, a column for each entry: lowest and highest of its first dimension, about, and of its second."""
+    """Four rows, a column per entry: approximate bounds of its first interval, low and high, and of its second."""
     near_dims: Ints
-    """Two rows: which dimensions those are, -1 for none. The entries of a group may share both, the first, or none."""
+    """Two rows: the dimensions of those, -1 for none. The entries of a group may share both, the first, or none."""
     boxes: Near
-    """The same for a tree's nodes, leaves first: a box around everything below."""
+    """The same for the nodes of trees, leaves first: a box around everything below."""
     dim_group: Ints
-    """The groups without key whose first dimension is ``d``: ``dim_group[d]`` up to ``dim_group[d + 1]``. Those before
+    """The keyless groups whose first dimension is ``d``: ``dim_group[d]`` up to ``dim_group[d + 1]``. Those before
     ``dim_group[0]`` have no dimension and are always visited."""
 
     key_kind: Ints
@@ -98,10 +96,10 @@ class Segment(NamedTuple):
     """Keys, and the groups of each."""
     key_slots: Ints
     attribute_keys: Bytes
-    """Which kinds of key there are for an attribute, a bit each."""
+    """Which kinds of keys an attribute has, a bit each."""
     prefix_begin: Ints
     prefix_length: Ints
-    """The lengths that an attribute's prefixes have, rising."""
+    """The lengths of an attribute's prefixes, ascending."""
 
     name_data: Bytes
     name_begin: Wide
@@ -114,11 +112,6 @@ class Segment(NamedTuple):
     def rows(self) -> int:
         """How many subscriptions, the dead included."""
         return len(self.start) - 1
-
-    @property
-    def attributes(self) -> int:
-        """How many attributes they name."""
-        return len(self.name_begin) - 1
 
     @property
     def names(self) -> Words:
@@ -144,12 +137,8 @@ def predicates_of(segment: Segment, row: int) -> dict[str, Predicate]:
 
     found: dict[str, Predicate] = {}
     begin, end = segment.start[row : row + 2].tolist()
-    for dim, low, high in zip(
-        segment.dim[begin:end].tolist(),
-        segment.lo[begin:end].tolist(),
-        segment.hi[begin:end].tolist(),
-        strict=True,
-    ):
+    columns = (column[begin:end].tolist() for column in (segment.dim, segment.lo, segment.hi))
+    for dim, low, high in zip(*columns, strict=True):
         if dim < 0:
             at = int(low)
             program = segment.pool[at : at + int(segment.pool[at])].tolist()

@@ -1,8 +1,8 @@
 """The tail: the newest subscriptions, not indexed yet, which every message is checked against one by one.
 
-It is a :class:`Segment` whose arrays have room to grow, with all its rows in one group. A subscription is written after
-the others; a match reads only the rows that were there when it began. When the tail is full it is indexed and a new one
-begins, so it is always small: that bounds the cost of the check.
+It is a :class:`Segment` whose arrays have room to grow, with all its rows in one group. Subscriptions are appended; a
+match reads only the rows that were there when it began. A full tail is indexed and a new one begun, so that checking it
+stays cheap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide
 from headrace.wire.sdk.predicate import Between, Equals, Predicate, compile_predicate
 
 ROWS: Final = 1024
-"""Subscriptions of a full tail: checking one takes some nanoseconds a message."""
+"""Subscriptions of a full tail: checking one takes some nanoseconds per message."""
 
 A = TypeVar("A", Ints, Wide, Floats)
 
@@ -32,11 +32,11 @@ _NO_SLOTS = np.zeros(1, np.int32)
 
 
 class Tail:
-    """Subscriptions in the order in which they came, at most ``rows`` of them."""
+    """Up to ``rows`` subscriptions in the order in which they came."""
 
     def __init__(self, seed: np.uint64, rows: int = ROWS) -> None:
         self._clients = np.empty((rows, 3), np.uint32)
-        self._died = np.full(rows, ALIVE, np.int64)
+        self.died = np.full(rows, ALIVE, np.int64)
         self._start = np.zeros(rows + 1, np.int32)
         self._dim = np.empty(2 * rows, np.int32)
         self._lo = np.empty(2 * rows)
@@ -54,24 +54,21 @@ class Tail:
         self.count = 0
 
     find_client = staticmethod(hashing.find_client)
-    """Finds a client's row in a segment; here, because the owner of a tail has imported numba."""
+    """Finds a client's row in a segment; it is here because a tail's owner has imported numba."""
 
     @property
     def full(self) -> bool:
         """Whether no further subscription fits."""
         return self.count == len(self._clients)
 
-    def append(self, client: bytes, predicates: Mapping[str, Predicate]) -> int:
-        """Append a subscription; return its row. There must be room."""
+    def append(self, client: bytes, predicates: Mapping[str, Predicate]) -> None:
+        """Append a subscription. There must be room."""
         row = self.count
         at = int(self._start[row])
         if at + len(predicates) > len(self._dim):
             room = 2 * (at + len(predicates))
-            self._dim, self._lo, self._hi = (
-                _grown(self._dim, room),
-                _grown(self._lo, room),
-                _grown(self._hi, room),
-            )
+            self._dim = _grown(self._dim, room)
+            self._lo, self._hi = _grown(self._lo, room), _grown(self._hi, room)
         dim, lo, hi = self._dim, self._lo, self._hi
         for name, predicate in predicates.items():
             attribute = self._names.code(name)
@@ -90,35 +87,26 @@ class Tail:
         self._start[row + 1] = at
         self._rows[client] = row
         self.count = row + 1
-        return row
 
     def find(self, client: bytes) -> int | None:
         """The newest row of a client, dead or alive."""
         return self._rows.get(client)
-
-    def alive(self, row: int) -> bool:
-        """Whether a row has not died."""
-        return bool(self._died[row] == ALIVE)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays; the words' Python strings are a few hundred kilobytes at most."""
         return self.segment(len(self._clients)).nbytes
 
-    def bury(self, row: int, version: int) -> None:
-        """Mark a subscription as gone from this version on."""
-        self._died[row] = version
-
     def segment(self, count: int | None = None) -> Segment:
         """The first ``count`` rows as a segment; all of them by default. It shares memory with the tail."""
         count = self.count if count is None else count
         names, words = self._names.table, self._words.table
-        # As many as there is room for: names may be added during a match.
+        # As many as fit: names may be added during a match.
         attributes = len(names.begin) - 1
         end = int(self._start[count])
         return Segment(
             clients=self._clients[:count],
-            died=self._died[:count],
+            died=self.died[:count],
             start=self._start[: count + 1],
             client_slots=_NO_SLOTS,
             dim=self._dim[:end],
@@ -134,7 +122,7 @@ class Tail:
             near=self._near,
             near_dims=self._near_dims,
             boxes=_NO_BOXES,
-            # One group, which is visited always.
+            # One group, which every message visits.
             dim_group=np.ones(2 * attributes + 1, np.int32),
             key_kind=_NO_INTS,
             key_value=_NO_WIDE,

@@ -193,7 +193,7 @@ class LinkConsumers:
                 raise MalformedError("link", "seqs", [first, last], "the first not behind the last")
         consumer = self._get(request.consumer)
 
-        def told(error: StorageError | None) -> None:
+        def reply(error: StorageError | None) -> None:
             if error is not None:
                 connection.fail(request.id, error)
             elif request.nack:
@@ -203,11 +203,11 @@ class LinkConsumers:
 
         group = self._groups.get(consumer.name)
         if group is None:
-            told(None)
+            reply(None)
         elif request.nack:
-            group.nack(connection, ranges, told)
+            group.nack(connection, ranges, reply)
         else:
-            group.ack(ranges, told)
+            group.ack(ranges, reply)
 
     def manage(self, connection: LinkConnection, request: ask.ConsumersRequest, _body: memoryview) -> None:
         """List consumers; show, reset or remove one."""
@@ -280,10 +280,10 @@ class LinkConsumers:
     def _group(self, consumer: Consumer) -> ConsumerGroup:
         loop, wanted = asyncio.get_running_loop(), ConsumerFilter(consumer)
 
-        def read(first: int, last: int, room: int, told: WhenRead) -> None:
+        def read(first: int, last: int, room: int, reply: WhenRead) -> None:
             def done(future: asyncio.Future[Found]) -> None:
                 if not future.cancelled():
-                    told(future.exception() or future.result(), loop.time())
+                    reply(future.exception() or future.result(), loop.time())
 
             reading = loop.run_in_executor(self._readers, find, self._log, first, last, wanted, room)
             reading.add_done_callback(done)

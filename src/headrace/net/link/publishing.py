@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LimitError, RefusedError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
-from headrace.hub.sequencer import Published, Told
+from headrace.hub.sequencer import Published, WhenPublished
 from headrace.hub.services.objects import POLICY
 from headrace.message import NOT_A_MESSAGE, Batch
 from headrace.net.link.connection import LinkConnection
@@ -43,34 +43,34 @@ class LinkPublishing:
         )
         if request.number is not None and not request.publisher:
             raise RefusedError("malformed", "a number is a publisher's: say whose it is")
-        told = _when_published(connection, request.id, len(body), int)
-        self._publishing.publish(batch, told, follows=request.follows)
+        reply = _when_published(connection, request.id, len(body), int)
+        self._publishing.publish(batch, reply, follows=request.follows)
 
     def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
         """Publish what a frontend relays, and its mark after that."""
         batch = self._bodies.passed(body)
-        told = _when_published(connection, request.id, len(body), bool)
-        self._publishing.pass_on(request.frontend, request.number, batch, told)
+        reply = _when_published(connection, request.id, len(body), bool)
+        self._publishing.pass_on(request.frontend, request.number, batch, reply)
 
     def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Answer a publisher's newest number."""
 
-        def told(newest: int | HeadraceError | None) -> None:
+        def reply(newest: int | HeadraceError | None) -> None:
             if isinstance(newest, HeadraceError):
                 connection.fail(request.id, newest)
             else:
                 connection.answer(request.id, None, newest=newest)
 
-        self._publishing.newest(request.publisher, told)
+        self._publishing.newest(request.publisher, reply)
 
 
 def _when_published(
     connection: LinkConnection, request_id: int, size: int, count: Callable[[int], int]
-) -> Told:
+) -> WhenPublished:
     """Count rows as under way; the result is called with their place, and answers the request."""
     connection.uncommitted(size)
 
-    def told(result: Published | HeadraceError) -> None:
+    def reply(result: Published | HeadraceError) -> None:
         connection.uncommitted(-size)
         if isinstance(result, HeadraceError):
             connection.fail(request_id, result)
@@ -78,7 +78,7 @@ def _when_published(
             repeated = count(result.repeated)
             connection.answer(request_id, None, first=result.first, last=result.last, repeated=repeated)
 
-    return told
+    return reply
 
 
 class RequestBodies:

@@ -94,7 +94,7 @@ class LinkStages:
             connection.answer(request.id, None, first=begun.first, last=begun.last, repeated=True)
             return
 
-        def told(result: Published | HeadraceError) -> None:
+        def reply(result: Published | HeadraceError) -> None:
             if isinstance(result, HeadraceError):
                 connection.fail(request.id, result)
             else:
@@ -108,7 +108,7 @@ class LinkStages:
                 self._commits.give_up(query)
                 raise
             # After the creations, in the same turn, so in the same append.
-            self._commits.append(query, batch, made, names, told)
+            self._commits.append(query, batch, made, names, reply)
 
         give_up = partial(self._commits.give_up, query)
         self._aside.answer(

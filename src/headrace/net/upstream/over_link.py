@@ -39,7 +39,7 @@ from headrace.errors import (
 from headrace.hub.compact_batches import compact
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Told, ToldNewest
+from headrace.hub.sequencer import Published, WhenNewest, WhenPublished
 from headrace.log import Log
 from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
@@ -323,7 +323,7 @@ class TubeUpstream:
             result = error
         self._passing.answered(request, result)
 
-    def _commit(self, query: str, batch: int, rows: Sequence[Batch], told: Told) -> None:
+    def _commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
         async def work(session: LinkSession) -> Published:
             stages: list[str] = []
             origin = rows[0].origin if rows else "spark"
@@ -343,18 +343,18 @@ class TubeUpstream:
             )
             return _published(answer)
 
-        self._attempt(work, told)
+        self._attempt(work, reply)
 
-    def _ask_newest(self, publisher: str, told: ToldNewest) -> None:
+    def _ask_newest(self, publisher: str, reply: WhenNewest) -> None:
         async def work(session: LinkSession) -> int | None:
             answer = await call(session, lambda n: ask.PublisherRequest(id=n, publisher=publisher))
             newest: int | None = answer.head.get("newest")
             return newest
 
-        self._attempt(work, told)
+        self._attempt(work, reply)
 
-    def _attempt(self, work: Any, told: Any) -> None:
-        """Try work that may be repeated on one tube after the other; pass its outcome to ``told``."""
+    def _attempt(self, work: Any, reply: Any) -> None:
+        """Try work that may be repeated on one tube after the other; pass its outcome to ``reply``."""
 
         async def trying() -> Any:
             deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
@@ -377,11 +377,11 @@ class TubeUpstream:
                 except HeadraceError as error:
                     return error
 
-        self._start(trying(), told)
+        self._start(trying(), reply)
 
-    def _start(self, coroutine: Coroutine[Any, Any, Any], told: Any) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, Any], reply: Any) -> None:
         async def work() -> None:
-            told(await coroutine)
+            reply(await coroutine)
 
         task = asyncio.ensure_future(work())
         self._tasks.add(task)

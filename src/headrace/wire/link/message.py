@@ -1,12 +1,10 @@
 """The link's messages: a CBOR map, the head, followed by raw bytes, the body.
 
-The hub and the client give the operations a meaning; here a message is only taken apart and put together.
-The head is small (:data:`MAX_HEAD`), shallow, definite and untagged, whatever the body is. A body of rows is one
-encapsulated Arrow IPC record batch message; :func:`rows_of` opens it, :func:`body_of` makes it.
+The head is small (:data:`MAX_HEAD`), shallow, definite and untagged. A body of rows is one encapsulated Arrow IPC
+record batch message; :func:`rows_of` parses it, :func:`body_of` makes it.
 
-Arrow bytes come from peers here, and a flipped bit in Arrow's metadata can mislead its reader. So rows are validated
-in full before use, and pyarrow's errors become our own. Compressed buffers state their unpacked length; the sum of
-those is bounded before pyarrow unpacks anything.
+Arrow bytes from peers are untrusted: rows are validated in full before use, and pyarrow's errors become our own.
+Compressed buffers state their unpacked length; the sum of those is bounded before pyarrow unpacks anything.
 """
 
 from __future__ import annotations
@@ -24,25 +22,24 @@ from headrace.errors import LimitError, MalformedError
 from headrace.message import SCHEMA, envelope_schema
 
 VERSIONS: Final = (1,)
-"""The versions of the link that are spoken here, in ascending order."""
+"""Supported versions of the link, ascending."""
 VERSION: Final = VERSIONS[-1]
 MAX_MESSAGE: Final = 8 << 20
-"""The longest message a client sends: a tube carries one at a time, so none may hold the others up for long."""
+"""The longest message a client sends: a tube carries one at a time, so none may hold up the others for long."""
 MAX_ANSWER: Final = 2 * MAX_MESSAGE
-"""The longest message a hub sends. It keeps to about :data:`ROWS_BYTES`, and several rows to :data:`MAX_MESSAGE`; but a
-single row has to pass whole, and the longest that a door takes in is nearly :data:`MAX_MESSAGE` of payload and as much
-of envelope."""
+"""The longest message a hub sends. Rows are cut at about :data:`ROWS_BYTES`, but a single row must pass whole, and may
+have nearly :data:`MAX_MESSAGE` of payload and as much of envelope."""
 ROWS_BYTES: Final = 1 << 20
 MAX_ROWS_BYTES: Final = 64 << 20
-"""What a body's rows may take once their buffers are unpacked."""
+"""Most bytes of a body's rows once their buffers are unpacked."""
 MAX_HEAD: Final = 128 << 10
 MAX_DEPTH: Final = 8
 
 PUBLISHED: Final = envelope_schema("topic", "attributes", "numbers", "payload")
-"""The schema of rows to be published: the rest of the envelope is the hub's to fill in."""
+"""The schema of rows to be published; the hub fills in the rest of the envelope."""
 
 PASSED: Final = envelope_schema(*(name for name in SCHEMA.names if name not in ("seq", "time", "node")))
-"""The schema of rows that a frontend passes on: the whole envelope but for what the numbering hub stamps."""
+"""The schema of rows that a frontend passes on: the envelope without the fields that the numbering hub stamps."""
 
 SUBSCRIPTIONS: Final = pa.schema(
     [
@@ -52,8 +49,8 @@ SUBSCRIPTIONS: Final = pa.schema(
         pa.field("fields", pa.map_(pa.string(), pa.string()), nullable=False),
     ]
 )
-"""The schema of the matcher's table: a client's id in hex, the connector it is at, the log entry that says so, and the
-field JSON of each attribute that the subscription names."""
+"""The schema of the matcher's table: a client's id in hex, its connector, the log entry of the subscription, and the
+field JSON of each attribute it names."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,7 +67,7 @@ class LinkMessage:
 
 
 def serialize(head: Mapping[str, Any]) -> bytes:
-    """A head as bytes; its body, if any, follows it in the same tube message."""
+    """Serialize a head; its body, if any, follows it in the same tube message."""
     data: bytes = cbor2.dumps(dict(head))
     if len(data) > MAX_HEAD:
         raise LimitError("link", "head", len(data), MAX_HEAD)
@@ -78,9 +75,9 @@ def serialize(head: Mapping[str, Any]) -> bytes:
 
 
 def serialize_before(head: Mapping[str, Any], size: int) -> bytes:
-    """A head that a body of ``size`` bytes follows: its own length is a multiple of 8 if that is long.
+    """Serialize a head before a body of ``size`` bytes, padded to a multiple of 8 if the body is :data:`LONG`.
 
-    So the body is read in place.
+    So the body can be read in place.
 
     >>> len(serialize_before({"id": 1, "event": "rows", "first": 1, "last": 300}, LONG)) % 8
     0
@@ -92,7 +89,7 @@ def serialize_before(head: Mapping[str, Any], size: int) -> bytes:
 
 
 def parse(message: Buffer) -> LinkMessage:
-    """Take a tube's message apart."""
+    """Parse a tube's message."""
     view = memoryview(message)
     if len(view) > MAX_ANSWER:
         raise LimitError("link", "message", len(view), MAX_ANSWER)
@@ -108,14 +105,7 @@ def parse(message: Buffer) -> LinkMessage:
     )
     try:
         head = decoder.decode()
-    except (
-        cbor2.CBORDecodeError,
-        ValueError,
-        TypeError,
-        RecursionError,
-        OverflowError,
-        MemoryError,
-    ) as error:
+    except _CBOR_ERRORS as error:
         raise MalformedError("link", "head", bytes(view[:64]), f"must be a CBOR map ({error})") from None
     if not isinstance(head, dict) or not all(isinstance(key, str) for key in head):
         raise MalformedError("link", "head", bytes(view[:64]), "must be a CBOR map with text keys")
@@ -123,18 +113,18 @@ def parse(message: Buffer) -> LinkMessage:
 
 
 def body_of(rows: pa.RecordBatch) -> memoryview:
-    """Rows as a body: one encapsulated IPC record batch message."""
-    # Nobody else has this memory: a tube may send it from where it lies.
+    """Serialize rows as a body: one encapsulated IPC record batch message."""
+    # Nothing else refers to this memory, so a tube may send it without a copy.
     return memoryview(rows.serialize()).toreadonly()
 
 
 def rows_of(body: Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows from a body that a peer sent, checked in full."""
+    """Parse rows from a body that a peer sent, and check them in full."""
     view = memoryview(body)
     try:
         buffer = pa.py_buffer(view)
         if buffer.address % _ALIGNED:
-            # A head of any length stands before it; Arrow and numpy want numbers at even addresses.
+            # The head before it may have any length, but Arrow and numpy need aligned numbers.
             buffer = pa.py_buffer(bytes(view))
         message = pa.ipc.read_message(buffer)
         if message.type != "record batch":
@@ -159,10 +149,10 @@ def rows_of(body: Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _unpacked_bytes(metadata: memoryview, body: pa.Buffer | None) -> int:
-    """How long a record batch's buffers are once unpacked, by what the message says; 0 if they are not packed.
+    """The stated size of a record batch's buffers once unpacked; 0 if they are not packed.
 
     This reads just enough of the metadata's flatbuffer: ``Message.header`` (its third field) is a ``RecordBatch``,
-    whose third field lists the buffers and whose fourth, if there is one, says that each begins with its length.
+    whose third field lists the buffers; if it has a fourth, each buffer begins with its unpacked length.
     """
     header = _field(metadata, struct.unpack_from("<I", metadata)[0], 2)
     batch = 0 if header is None else header + struct.unpack_from("<I", metadata, header)[0]
@@ -180,14 +170,14 @@ def _unpacked_bytes(metadata: memoryview, body: pa.Buffer | None) -> int:
     for number in range(count):
         offset, length = struct.unpack_from("<qq", metadata, at + 4 + 16 * number)
         if length:
-            # -1 stands before a buffer that is not packed after all.
+            # -1 marks a buffer that is not packed after all.
             unpacked = struct.unpack_from("<q", content, offset)[0]
             total += length if unpacked < 0 else unpacked
     return total
 
 
 def _field(table: memoryview, at: int, number: int) -> int | None:
-    """Where a field of the flatbuffer table at ``at`` is, or ``None`` if it is left out."""
+    """The position of a field of the flatbuffer table at ``at``, or ``None`` if it is left out."""
     fields = at - struct.unpack_from("<i", table, at)[0]
     if fields < 0:
         raise struct.error("a table's fields lie before its beginning")
@@ -205,7 +195,7 @@ def _tagged(_decoder: cbor2.CBORDecoder, *_: object) -> object:
     raise ValueError("tags have no meaning here")
 
 
-# cbor2 knows these by itself (dates, big numbers, patterns, shared references …); none of them has a meaning here.
+# Tags that cbor2 decodes by itself (dates, big numbers, patterns, shared references …).
 _NO_TAGS: Final = dict.fromkeys(
     (0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 100, 256, 258, 260, 261, 1004, 43000), _tagged
 )
@@ -213,19 +203,21 @@ _NO_TAGS: Final = dict.fromkeys(
 _ALIGNED: Final = 8
 
 LONG: Final = 64 << 10
-"""A body worth being placed so that its reader need not copy it."""
+"""Size from which a body is aligned, so that its reader need not copy it."""
 
 _MAX_BUFFERS: Final = 256
 """The envelope has 27."""
 
-_ARROW_ERRORS: Final = (
-    pa.ArrowException,
-    OSError,
-    EOFError,
+_CBOR_ERRORS: Final = (
+    cbor2.CBORDecodeError,
     ValueError,
     TypeError,
-    IndexError,
+    RecursionError,
     OverflowError,
-    NotImplementedError,
-    struct.error,
+    MemoryError,
+)
+
+_ARROW_ERRORS: Final = (
+    *(pa.ArrowException, OSError, EOFError, ValueError, TypeError),
+    *(IndexError, OverflowError, NotImplementedError, struct.error),
 )

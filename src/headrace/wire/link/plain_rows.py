@@ -1,9 +1,9 @@
-"""Rows that need no Arrow to be read or written: messages without attributes, as most are.
+"""Rows that are read and written without Arrow: messages without attributes, as most are.
 
-What is published or followed one message at a time passes here. Whatever these functions do not take (attributes,
-topics that differ, compressed buffers, another layout) returns ``None`` and goes the way of
-:mod:`headrace.wire.link.message`, which takes everything and has the same answers. Nothing a peer sends is believed:
-offsets must ascend within their buffer and text be UTF-8, or it is the general way that says what is wrong.
+This is the quick way for messages that are published or followed one at a time. For everything else (attributes,
+different topics, compressed buffers, another layout) the functions return ``None``, and the caller takes the general
+way, :mod:`headrace.wire.link.message`. Bytes of peers are checked: offsets must ascend within their buffer and text be
+UTF-8; if not, the general way reports the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.wire.link.message import PUBLISHED
 from headrace.wire.link.record_batch import Buffer, Columns, Decoded, Layout
 
 KEPT_BYTES = 1 << 20
-"""Columns in which all rows are the same are kept for the next body, which often has as many, if they are no larger."""
+"""Columns of equal rows up to this size are cached for the next body, which often has as many rows."""
 
 _published = cache(lambda: Layout(PUBLISHED))
 _envelope = cache(lambda: Layout(SCHEMA))
@@ -30,28 +30,27 @@ _envelope = cache(lambda: Layout(SCHEMA))
 
 
 def published_body(payloads: Sequence[bytes], topic: str) -> bytes:
-    """Payloads that share a topic, as a body of rows to be published."""
+    """Make a body of rows to be published from payloads that share a topic."""
     count = len(payloads)
     edges = pack(f"<{count + 1}i", 0, *accumulate(map(len, payloads)))
     return _published().encode(count, _published_columns(count, topic, edges, [*payloads]))
 
 
 def published_parts(runs: Sequence[Run], topic: str) -> list[Buffer]:
-    """The payloads of runs, one run after the other, as such a body in parts: payloads stay where they lie."""
+    """Make such a body in parts from the payloads of runs, which are not copied."""
     count = sum(run.count for run in runs)
     edges = joined_offsets(runs).data.cast("B")
-    # Nobody writes to a run.
     payloads: list[Buffer] = [run.content.data.cast("B").toreadonly() for run in runs if run.size]
     return _published().parts(count, _published_columns(count, topic, edges, payloads))
 
 
 def published_size(count: int, payload_bytes: int, topic: str) -> int:
-    """How long such a body is, but for its head and some padding."""
+    """The size of such a body, without its head and padding."""
     return payload_bytes + count * (16 + len(topic.encode()))
 
 
 def _published_columns(count: int, topic: str, edges: Buffer, payloads: list[Buffer]) -> Columns:
-    # A character has up to four bytes, and each row has three offsets.
+    # A character has up to four bytes, and each row three offsets.
     kept = (4 * len(topic) + 12) * count <= KEPT_BYTES
     same = (_same_columns if kept else _same_columns.__wrapped__)(count, topic)
     return {**same, "payload": (b"", edges, payloads)}
@@ -59,13 +58,13 @@ def _published_columns(count: int, topic: str, edges: Buffer, payloads: list[Buf
 
 @lru_cache(maxsize=4)
 def _same_columns(count: int, topic: str) -> Columns:
-    """The columns of rows that differ in payloads alone."""
+    """The columns of rows that differ only in their payloads."""
     name = topic.encode()
     return {"topic": (b"", _steps(count, len(name)), name * count), **_empty_maps(count)}
 
 
 def parse_published(body: Buffer) -> tuple[str, Run] | None:
-    """The topic and the payloads of a body of rows to be published, if they share all else and have no attributes."""
+    """The topic and the payloads of a body of rows to be published, if they share one and have no attributes."""
     found = _plain(_published().decode(body))
     if found is None:
         return None
@@ -81,14 +80,14 @@ def parse_published(body: Buffer) -> tuple[str, Run] | None:
 
 
 def batches_body(batches: Sequence[Batch], most: int) -> bytes | None:
-    """Messages that follow one another as a body of rows; ``None`` if it may be over ``most`` bytes or is not plain."""
+    """Make a body of consecutive messages; ``None`` if it may exceed ``most`` bytes or they have columns."""
     count = size = 0
     for batch in batches:
         if batch.columns is not None:
             return None
         length = len(batch)
         count += length
-        # A character has up to four bytes; all that is of one size in a row, offsets included, is 52 bytes.
+        # A character has up to four bytes; the fixed-size parts of a row, offsets included, are 52 bytes.
         shared = len(batch.origin) + len(batch.publisher) + len(batch.topic)
         size += batch.run.size + length * (52 + 4 * shared)
     if size > most:
@@ -101,11 +100,8 @@ def batches_body(batches: Sequence[Batch], most: int) -> bytes | None:
         seqs, times = pack("<q", first), pack("<q", only.time)
         nodes = pack("<i", only.node)
         edges: Buffer = pack("<ii", 0, len(payload))
-        present, numbers, missing = (
-            b"\0" if number is None else b"",
-            pack("<q", number or 0),
-            int(number is None),
-        )
+        present = b"\0" if number is None else b""
+        numbers, missing = pack("<q", number or 0), int(number is None)
     else:
         counts = np.array([len(batch) for batch in batches])
         seqs = np.arange(first, first + count, dtype=np.int64).tobytes()
@@ -164,7 +160,7 @@ def parse_messages(body: Buffer) -> list[Message] | None:
 
 
 def _plain(found: Decoded | None) -> Decoded | None:
-    """Take rows, if there are any, whose maps are empty; a number that takes more memory than came is not believed."""
+    """Return the rows if there are any and their maps are empty; check their number before memory is taken for it."""
     if found is None or found.length < 1:
         return None
     _, offsets, _ = found.column("payload")
@@ -179,7 +175,7 @@ def _integers(found: Decoded, name: str, code: str, size: int) -> tuple[int, ...
 
 
 def _is(view: memoryview, data: bytes) -> bool:
-    """Compare a view with some data: a view's own comparison goes item by item, which takes longer than a copy."""
+    """Compare a view with data: comparing the view itself goes item by item, which takes longer than a copy."""
     return len(view) == len(data) and bytes(view) == data
 
 
@@ -244,12 +240,12 @@ def _edges(offsets: memoryview, size: int, count: int) -> tuple[int, ...] | None
 
 
 def _run(found: Decoded) -> Run | None:
-    """The payloads; :func:`_plain` has measured their offsets."""
+    """The payloads; :func:`_plain` has checked the number of their offsets."""
     _, offsets, data = found.column("payload")
     if found.length == 1:
         begin, end = unpack("<ii", offsets)
         return Run.one(bytes(data[begin:end])) if 0 <= begin <= end <= len(data) else None
-    # A head of any length stands before the body: numbers are copied to where numpy wants them.
+    # The head before the body may have any length, but numpy needs aligned numbers: copy them.
     edges = np.frombuffer(bytes(offsets), np.int32)
     if edges[0] < 0 or edges[-1] > len(data) or bool((edges[1:] < edges[:-1]).any()):
         return None

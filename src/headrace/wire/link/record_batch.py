@@ -1,14 +1,12 @@
-"""Record batch messages of a fixed schema, put together and taken apart without Arrow's own machinery.
+"""Record batch messages of a fixed schema, encoded and decoded without Arrow's own machinery.
 
-An encapsulated Arrow IPC message costs Arrow tens of microseconds a column, which is nothing for thousands of rows and
-nearly all there is to do for one. Its metadata, though, is the same for every message of a schema but for some numbers:
-how many rows there are, how many nulls each column has, and where each buffer lies. Strategy: one message is made by
-Arrow; from then on its metadata is copied and the numbers are filled in (:meth:`Layout.encode`), or compared and the
-numbers are taken out (:meth:`Layout.decode`). Metadata that is laid out in any other way is not ours to read: the
-caller gives it to Arrow.
+An encapsulated Arrow IPC message costs Arrow tens of microseconds per column: nothing for thousands of rows, nearly all
+the work for one. But its metadata is the same for every message of a schema, except for some numbers: rows, nulls per
+column, and the position of each buffer. Strategy: Arrow makes one message; from then on its metadata is copied and the
+numbers filled in (:meth:`Layout.encode`), or compared and the numbers taken out (:meth:`Layout.decode`). Metadata laid
+out in any other way is left to Arrow.
 
-Only buffers that are not compressed are read, and none of them is looked into: that they hold what the schema says is
-the caller's to check.
+Only uncompressed buffers are read, and their contents are not checked: that is up to the caller.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import pyarrow as pa
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Columns: TypeAlias = Mapping[str, Sequence[Buffer | list[Buffer]]]
-"""The buffers of each column, in Arrow's order. A buffer in pieces is copied once, to its place."""
+"""The buffers of each column, in Arrow's order. A buffer may be given in pieces."""
 
 _NO_OFFSETS: Final = bytes(4)
 """The offsets of a column without rows."""
@@ -35,7 +33,7 @@ _PADDING: Final = tuple(bytes(-size % _ALIGNED) for size in range(_ALIGNED))
 
 
 class Decoded:
-    """A message taken apart: its columns by name."""
+    """A decoded message: its columns by name."""
 
     __slots__ = ("_buffers", "_layout", "_nulls", "length")
 
@@ -60,7 +58,7 @@ class Decoded:
         """Tell whether a map column has no entries in any row."""
         _, offsets, *entries = self.column(name)
         size = 4 * self.length + 4
-        # A view's own comparison goes item by item, which takes longer than a copy.
+        # Comparing a view goes item by item, which takes longer than a copy.
         return (
             len(offsets) == size
             and bytes(offsets) == bytes(size)
@@ -69,10 +67,10 @@ class Decoded:
 
 
 class Layout:
-    """How the messages of a schema are laid out."""
+    """The layout of a schema's messages."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        # What the row holds does not matter: only where the metadata has its numbers.
+        # The row's values do not matter, only where the metadata has its numbers.
         rows = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
         message = bytes(memoryview(rows.serialize()))
         size = struct.unpack_from("<I", message, len(_CONTINUES))[0]
@@ -88,29 +86,23 @@ class Layout:
         self._nodes = struct.Struct(f"<{2 * nodes}q")
         self._name_columns(schema)
         self._places = struct.Struct(f"<{2 * buffers}q")
-        numbers = sorted(
-            [
-                (self._body_at, 8),
-                (self._count_at, 8),
-                (self._nodes_at, self._nodes.size),
-                (self._buffers_at, self._places.size),
-            ]
-        )
-        # What lies between the numbers is the same in every message.
+        vectors = [(self._nodes_at, self._nodes.size), (self._buffers_at, self._places.size)]
+        numbers = sorted([(self._body_at, 8), (self._count_at, 8), *vectors])
+        # The bytes between the numbers are the same in every message.
         edges = [0, *(edge for at, length in numbers for edge in (at, at + length)), len(self._head)]
         self._fixed = [
             (begin, end, self._head[begin:end]) for begin, end in zip(edges[::2], edges[1::2], strict=True)
         ]
 
     def _name_columns(self, schema: pa.Schema) -> None:
-        """Note which nodes and buffers are each column's: a map has three nodes more, for its entries."""
+        """Find which nodes and buffers belong to each column: a map has three more nodes, for its entries."""
         self.buffers: dict[str, slice] = {}
         self.nullable: list[str] = []
         self._nulls_at: list[int] = []
-        """The nodes' numbers that count the absent values of each of them."""
+        """Where the nodes count the nulls of each nullable column."""
         self._empty_entries: dict[str, tuple[bytes, ...]] = {}
         self._row_counts: list[int] = []
-        """1 where a node's number is that of the rows, 0 where a plain message has none."""
+        """1 where a node's number is the number of rows, 0 where a message without map entries has 0."""
         at = 0
         for field in schema:
             own = _empty_buffers(field.type)
@@ -144,7 +136,7 @@ class Layout:
         return b"".join(self.parts(count, columns, *nulls))
 
     def parts(self, count: int, columns: Columns, *nulls: int) -> list[Buffer]:
-        """Make the same message in parts to be written side by side: the buffers as given, and what is between."""
+        """Make the same message in parts to be written side by side: the buffers as given, and padding."""
         head = bytearray(self._head)
         parts: list[Buffer] = [head]
         places: list[int] = []
@@ -168,7 +160,7 @@ class Layout:
         return parts
 
     def decode(self, message: Buffer) -> Decoded | None:
-        """Take a message apart if it is laid out as ours are, its maps without entries; every buffer lies within it."""
+        """Decode a message if it has our layout and no map entries; every buffer is checked to lie within it."""
         view = memoryview(message)
         begin = len(self._head)
         # Bytes compare at once, views item by item.
@@ -198,13 +190,13 @@ def _empty_buffers(kind: pa.DataType) -> tuple[bytes, ...]:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of the flatbuffer table at ``table`` is; Arrow wrote it, so it is there."""
+    """The position of a field of the flatbuffer table at ``table``; Arrow wrote it, so it is there."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     return int(table + struct.unpack_from("<H", data, fields + 4 + 2 * number)[0])
 
 
 def _vector(data: bytes, table: int, number: int) -> tuple[int, int]:
-    """Where the items of a vector begin, and how many they are."""
+    """Where the items of a vector begin, and how many there are."""
     place = _field(data, table, number)
     at = place + struct.unpack_from("<I", data, place)[0]
     return at + 4, struct.unpack_from("<I", data, at)[0]

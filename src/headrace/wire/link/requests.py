@@ -1,8 +1,7 @@
 """The requests of the link: one frozen type per operation, and the head that carries it.
 
-A request's head is a map with ``op`` and ``id``; the other members are the operation's own. Here a head becomes a
-value whose members have the right types and lie within their bounds, or an error that names the member. Unknown
-members are ignored, so that an older hub understands a newer client.
+A request's head is a map with ``op`` and ``id``; the other members are the operation's own. Parsing checks their types
+and bounds, and an error names the member. Unknown members are ignored, so that an older hub understands a newer client.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from headrace.wire.sdk.predicate import Predicate, parse_field
 MAX_ID: Final = (1 << 53) - 1
 """Whole numbers up to here are the same in every language, JavaScript included."""
 MAX_NUMBER: Final = (1 << 62) - 1
-"""A publisher's own numbers are signed 64-bit in the log; the rest is room to count on."""
+"""A publisher's own numbers are signed 64-bit in the log; this leaves room to continue from the largest."""
 MAX_NAME: Final = 255
 MAX_STAGES: Final = 4096
 """Stages that one commit may name."""
@@ -29,7 +28,7 @@ DEFAULT_CREDIT: Final = 4 << 20
 MAX_CREDIT: Final = 64 << 20
 
 WRITE: Final = "write-"
-"""The beginning of the name of a query that is a batch write: it is retried soon or never."""
+"""Prefix of the name of a query that is a batch write, which is retried soon or never."""
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ID)]
 Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
@@ -58,7 +57,7 @@ class HelloRequest(_Request, frozen=True, kw_only=True):
 
 
 class HeadRequest(_Request, frozen=True, kw_only=True):
-    """Ask how far the log reaches; from ``first`` on, how far within so many ``bytes``."""
+    """Ask how far the log reaches; with ``first``, how far ``bytes`` reach from there."""
 
     first: Seq | None = None
     bytes: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
@@ -158,7 +157,7 @@ class HoldsRequest(_Request, frozen=True, kw_only=True):
 
 
 class SnapshotRequest(_Request, frozen=True, kw_only=True):
-    """Ask for the hub's state, as a snapshot file has it."""
+    """Ask for the hub's state, in the form of a snapshot file."""
 
     credit: Credit = DEFAULT_CREDIT
 
@@ -203,7 +202,7 @@ class ReportRequest(_Request, frozen=True, kw_only=True):
 
 
 class LostRequest(_Request, frozen=True, kw_only=True):
-    """List the ranges that readers found gone and skipped, or report one."""
+    """List the ranges that readers found missing and skipped, or report one."""
 
     reader: Name | None = None
     first: Seq | None = None
@@ -233,7 +232,7 @@ def parse_request(head: Mapping[str, Any]) -> Request:
     try:
         request: Request = msgspec.convert(head, kind)
     except msgspec.ValidationError as error:
-        # "Expected `int` - at `$.first`": the path's end is the member.
+        # "Expected `int` - at `$.first`": the path ends with the member.
         what, _, path = str(error).partition(" - at `$")
         name = path.strip("`.") or _missing(what)
         raise MalformedError("link", name, head.get(name), what) from None
@@ -241,7 +240,7 @@ def parse_request(head: Mapping[str, Any]) -> Request:
 
 
 def serialize_request(request: Request) -> dict[str, Any]:
-    """A request as its head.
+    """Serialize a request as its head.
 
     >>> serialize_request(FollowRequest(id=3, from_seq=8, topic="a/*"))
     {'op': 'follow', 'id': 3, 'topic': 'a/*', 'from': 8}
@@ -268,5 +267,5 @@ def parse_where(where: Mapping[str, Any]) -> dict[str, Predicate]:
 
 
 def _missing(what: str) -> str:
-    """The member that is not there, from ``Object missing required field `first```."""
+    """The missing member, from ``Object missing required field `first```."""
     return what.split("`")[1] if "required field" in what else "head"
