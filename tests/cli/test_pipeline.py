@@ -172,7 +172,7 @@ def test_a_hub_that_wants_to_know_who_asks(
         servers = f"tube://{hub.doors['tube_tcp']}"
         done = command("pipeline", "run", "archive", "--servers", servers)
         assert (done.returncode, done.stdout) == (1, b"")
-        assert "the hub serves only clients it knows: say a client id and its key" in done.stderr.decode()
+        assert "the hub serves only clients it knows: give a client id and its key" in done.stderr.decode()
         asked = ("pipeline", "status", "--servers", servers, "--client-id", CLIENT)
         monkeypatch.setenv("HEADRACE_KEY", "s3cret")
         assert json.loads(command(*asked, "--json").stdout) == {"state": "none", "jobs": {}}
