@@ -25,7 +25,7 @@ from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
-"""Bytes of a topic: what the log keeps of one that a whole batch shares."""
+"""Most bytes of a topic: the log's limit for one that a whole batch shares."""
 
 
 class LinkPublishing:
@@ -42,47 +42,47 @@ class LinkPublishing:
             body, origin=request.origin, publisher=request.publisher or connection.peer, number=request.number
         )
         if request.number is not None and not request.publisher:
-            raise RefusedError("malformed", "a number is a publisher's: say whose it is")
-        told = _when_published(connection, request.id, len(body), int)
-        self._publishing.publish(batch, told, follows=request.follows)
+            raise RefusedError("malformed", "a number needs a publisher's name")
+        committed = _when_published(connection, request.id, len(body), int)
+        self._publishing.publish(batch, committed, follows=request.follows)
 
     def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
         """Publish what a frontend relays, and its mark after that."""
         batch = self._bodies.passed(body)
-        told = _when_published(connection, request.id, len(body), bool)
-        self._publishing.pass_on(request.frontend, request.number, batch, told)
+        committed = _when_published(connection, request.id, len(body), bool)
+        self._publishing.pass_on(request.frontend, request.number, batch, committed)
 
     def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Answer a publisher's newest number."""
 
-        def told(newest: int | HeadraceError | None) -> None:
+        def answer(newest: int | HeadraceError | None) -> None:
             if isinstance(newest, HeadraceError):
                 connection.fail(request.id, newest)
             else:
-                connection.answer(request.id, None, newest=newest)
+                connection.answer(request.id, newest=newest)
 
-        self._publishing.newest(request.publisher, told)
+        self._publishing.newest(request.publisher, answer)
 
 
 def _when_published(
     connection: LinkConnection, request_id: int, size: int, count: Callable[[int], int]
 ) -> Told:
-    """Count rows as under way; the result is called with their place, and answers the request."""
+    """Count rows as uncommitted; return the callback that takes their place, and answers the request."""
     connection.uncommitted(size)
 
-    def told(result: Published | HeadraceError) -> None:
+    def committed(result: Published | HeadraceError) -> None:
         connection.uncommitted(-size)
         if isinstance(result, HeadraceError):
             connection.fail(request_id, result)
         else:
             repeated = count(result.repeated)
-            connection.answer(request_id, None, first=result.first, last=result.last, repeated=repeated)
+            connection.answer(request_id, first=result.first, last=result.last, repeated=repeated)
 
-    return told
+    return committed
 
 
 class RequestBodies:
-    """Reads the rows in request bodies, for a hub whose messages have at most so many bytes."""
+    """Reads the rows in request bodies, and checks their limits."""
 
     def __init__(self, message_bytes: int) -> None:
         self._message_bytes = message_bytes
@@ -97,7 +97,7 @@ class RequestBodies:
         topic, run = plain
         _check_topic(len(topic.encode()))
         batch = Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
-        # If all together are not too long, none is.
+        # If all payloads together are within the limit, each is.
         if batch.run.size > self._message_bytes:
             self._check_payload(int(batch.run.lengths.max()))
         return batch
@@ -105,7 +105,7 @@ class RequestBodies:
     def passed(self, body: memoryview) -> Batch:
         """Read rows that a frontend relays, within the bounds of what is published.
 
-        Only the payloads of entries may be longer than a message: they are as long as the state they describe.
+        Only log entries may have longer payloads than messages: they describe state.
         """
         rows = _some_rows(body, PASSED)
         origins = rows.column("origin")
@@ -115,7 +115,7 @@ class RequestBodies:
         topics = rows.column("topic")
         _check_topic(pc.max(pc.binary_length(topics)).as_py())
         if pc.any(pc.and_(pc.equal(topics, POLICY), pc.equal(origins, NOT_A_MESSAGE))).as_py():
-            raise RefusedError("malformed", "which services there may be is the word of the hub that numbers")
+            raise RefusedError("malformed", "only the hub that numbers messages sets the policy for services")
         longest = pc.max(pc.utf8_length(rows.column("publisher"))).as_py()
         if longest > ask.MAX_NAME:
             raise LimitError("link", "publisher", longest, ask.MAX_NAME)
