@@ -83,7 +83,7 @@ def test_params() -> None:
             ["verify", "measure", "--table-format", "delta"],
             "--table-format is for archive, which is not among the jobs",
         ),
-        (["decode"], "decode: where are the captures?"),
+        (["decode"], "decode: name the captures:"),
         (["match", "--available-now"], "match has no end"),
         (["archive", "--param", "path"], "expected NAME=VALUE"),
     ],

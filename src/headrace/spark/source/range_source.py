@@ -1,9 +1,8 @@
 """The sequence as ranges, for tasks that want Arrow batches and no rows of Spark's.
 
-Offsets, limits and holds are the source's own (:mod:`headrace.spark.source.reader`), and a partition is a range of the
-sequence as it is there. But a partition gives one row, which names the range; the next function in the same Python
-process reads the range itself (:func:`rows_of`). So messages do not pass through the JVM, which would turn them into
-rows and back into columns.
+Offsets, limits, holds and partitions are the source's own (:mod:`headrace.spark.source.reader`). But a partition has
+only one row, its range; the next function in the same Python process reads that itself (:func:`rows_of`). So messages
+do not pass through the JVM, which would convert them to rows and back.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ class RangesDataSource(HeadraceDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
+        """Return the name for ``format``."""
         return NAME
 
     def schema(self) -> StructType:
-        """A range."""
+        """Return the schema of a range."""
         return SPARK_RANGES
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """The ranges of a batch."""
+        """Make the reader of a batch."""
         return RangesReader(parse_source_options(self.options, stream=False), self.parallelism or cores())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """The ranges of each micro-batch."""
+        """Make the reader of a stream."""
         return RangesStreamReader(
             parse_source_options(self.options, stream=True), self.parallelism or cores()
         )
@@ -73,7 +72,7 @@ class RangesReader(SequenceReader):
     """Plans a batch as the source does, and reads nothing."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The partition itself, as a row."""
+        """Yield the partition itself, as a row."""
         return _as_row(partition)
 
 
@@ -81,7 +80,7 @@ class RangesStreamReader(SequenceStreamReader):
     """Plans micro-batches as the source does, and reads nothing."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The partition itself, as a row."""
+        """Yield the partition itself, as a row."""
         return _as_row(partition)
 
 
@@ -105,8 +104,7 @@ def map_in_arrow(
     """Apply a function to messages: ``mapInArrow`` of the source, without rows in between.
 
     Each task calls the function with an iterator of record batches, the messages of its range; it returns an iterator
-    of record batches in ``schema``. Its input never was in the JVM; its output is a DataFrame like any other. The
-    options are those of ``format("headrace")``.
+    of record batches in ``schema``. The options are those of ``format("headrace")``.
 
     ``stream``
         A stream, as with ``readStream``; else a batch, as with ``read``.
@@ -150,7 +148,7 @@ def rows_of(options: SourceOptions, ranges: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def frame(spark: SparkSession, extent: Extent) -> DataFrame:
-    """All that a log has now, as ranges; each is for a task of its own, as many as can run at a time."""
+    """Make ranges of all that a log has now, one for each task that can run at a time."""
     parts = split(extent.first, extent.head, 1, spark.sparkContext.defaultParallelism)
     rows = [{"log": extent.log, "path": extent.path, "first": first, "last": last} for first, last in parts]
     return spark.createDataFrame(pa.Table.from_pylist(rows, _RANGES))

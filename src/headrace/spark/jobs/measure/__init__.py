@@ -116,7 +116,7 @@ def together(parts: DataFrame) -> DataFrame:
 
 
 def figures(made: DataFrame, *besides: Column) -> DataFrame:
-    """Windows for people: estimates in place of sketches, lags in seconds; and the columns ``besides``."""
+    """Make windows readable: estimates in place of sketches, lags in seconds; and the columns ``besides``."""
     from pyspark.sql import functions as F
 
     named = F.transform(
@@ -151,7 +151,7 @@ def figures(made: DataFrame, *besides: Column) -> DataFrame:
 
 
 def measure(rows: DataFrame, now: Column | None = None) -> DataFrame:
-    """The figures of all windows of messages."""
+    """Compute the figures of all windows of messages."""
     return figures(windows(seconds(rows, now)))
 
 
