@@ -221,7 +221,7 @@ def test_up_goes_on_without_a_pipeline_that_nobody_named(tmp_path: Path) -> None
     with HubProcess.start(tmp_path, *WITH_AUTH, command="up") as hub:
         until(lambda: "the hub goes on without it" in hub.stderr, "the pipeline to be given up")
         hub.terminate()
-    assert "nobody says who the pipeline is" in hub.stderr
+    assert "the pipeline has no client id" in hub.stderr
 
 
 @pytest.fixture

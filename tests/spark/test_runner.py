@@ -127,7 +127,10 @@ def test_masters(master: str) -> None:
         ),
         (["replay", "path=/nope"], "replay: /nope: there is no archive"),
         (["replay"], "replay: headrace-data/pipeline/archive: there is no archive"),
-        (["replay", "from=20", "until=10"], "replay: until = 10 is before from = 20: there is nothing between"),
+        (
+            ["replay", "from=20", "until=10"],
+            "replay: until = 10 is before from = 20: there is nothing between",
+        ),
         (
             ["replay", "from=2026-01-31T12:00:00Z", "until=2026-01-31"],
             "replay: until = 2026-01-31 is before from = 2026-01-31T12:00:00Z: there is nothing between",

@@ -177,7 +177,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 def _guarded_hub(credentials: Credentials | None) -> Iterator[Finding]:
     remedy = remedy_for_refusal(credentials)
-    yield Finding("hub", Verdict.WARNING, "runs, and does not let us in", remedy)
+    yield Finding("hub", Verdict.WARNING, "runs, and refuses us", remedy)
 
 
 def _hub(status: dict[str, Any]) -> Iterator[Finding]:
@@ -199,7 +199,7 @@ def _hub(status: dict[str, Any]) -> Iterator[Finding]:
         remedy = "it lagged behind retention: raise log.retain_bytes, or give it a hold"
         yield Finding("hub", Verdict.WARNING, passed, remedy)
     if "pipeline" in status:
-        remedy = "once that is fixed it goes on where it was: headrace pipeline status"
+        remedy = "once that is fixed it continues where it was: headrace pipeline status"
         for name, job in status["pipeline"]["jobs"].items():
             if has_failed(job):
                 yield Finding("pipeline", Verdict.WARNING, f"{name} fails: {job.get('error')}", remedy)

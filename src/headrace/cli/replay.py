@@ -135,7 +135,7 @@ class Replayed:
     last: int | None = None
 
     def facts(self) -> dict[str, object]:
-        """Give the same as JSON has it."""
+        """Return the same as JSON has it."""
         facts = asdict(self)
         return {
             "log": facts.pop("log"),
@@ -151,13 +151,13 @@ class ReplaySource(Protocol):
     log: str
 
     async def bounds(self) -> tuple[int, int]:
-        """Give the first message and the head."""
+        """Return the first message and the head."""
 
     async def seq_at(self, seconds: float) -> int:
-        """Give the first message at or after a time; the one after the head if all are older."""
+        """Return the first message at or after a time; the one after the head if all are older."""
 
     def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
-        """Give messages in the envelope's schema."""
+        """Return messages in the envelope's schema."""
 
 
 class _HubSource:

@@ -13,7 +13,7 @@
 ``GET  /api/subscriptions``      content subscriptions: ``contains``, ``count``
 ``POST /api/subscriptions/try``  the clients that would get a message: ``{"topic", "payload", "attributes"}``
 ``POST /api/log/seal``           seal what is committed
-``POST /api/cluster/vouch``      let a node of a cluster go on with the messages it has
+``POST /api/cluster/vouch``      let a node of a cluster continue with the messages it has
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Api:
         self._sampling: asyncio.Task[None] | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        """Give the routes of the handlers."""
+        """Return the routes of the handlers."""
         return [
             web.get("/api/status", self._status),
             web.get("/api/history", self._past),
@@ -97,12 +97,12 @@ class Api:
         ]
 
     async def start(self, _app: web.Application) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._sample()
         self._sampling = asyncio.ensure_future(self._keep_sampling())
 
     async def stop(self, _app: web.Application) -> None:
-        """End the sampling and every stream of events, which pages would keep open for ever."""
+        """Stop sampling, and end all streams of events, which pages would keep open."""
         ending = [*self._streams, *([self._sampling] if self._sampling is not None else [])]
         for task in ending:
             task.cancel()
@@ -177,7 +177,7 @@ class Api:
                     found = await self._read(messages.newest, log, wanted, head + 1, _TAIL_MOST)
                     fresh = [each for each in found.messages if each["seq"] >= cursor]
                     if fresh:
-                        # If the search did not come as far as the cursor, some may be left out.
+                        # The search may have ended before the cursor.
                         left_out = found.first > cursor
                         await events.send("messages", {"messages": fresh, "left_out": left_out, "head": head})
                     cursor = head + 1

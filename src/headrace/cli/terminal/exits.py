@@ -72,11 +72,11 @@ class RootGroup(TyperGroup):
         return result
 
     def get_params(self, ctx: Any) -> Any:
-        """Give the root's own parameters, whose flags show no type in the help."""
+        """Return the root's own parameters, whose flags show no type in the help."""
         return _without_flag_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Give a command; it and those below it show no type for flags in their help."""
+        """Return a command; it and those below it show no type for flags in their help."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             for each in (command, *getattr(command, "commands", {}).values()):

@@ -74,7 +74,7 @@ def parse_position(option: str, text: str, now: datetime | None = None) -> Seque
 
 
 async def sequence_number(link: LinkClient, position: SequencePosition) -> int:
-    """Give the number of the first message from ``position`` on, or the next to come if there is none."""
+    """Return the number of the first message from ``position`` on, or the next to come if there is none."""
     match position:
         case SequenceEnd.EARLIEST:
             return (await link.head()).first
