@@ -111,7 +111,7 @@ def _disk(settings: Settings, *, running: bool) -> Iterator[Finding]:
     free = shutil.disk_usage(nearest).free
     found = f"{size(free)} free at {nearest}"
     wanted = settings.log.retain_bytes
-    kept = _bytes_below(data / "log")
+    kept = sum(path.stat().st_size for path in (data / "log").glob("*") if path.is_file())
     if free < LITTLE_DISK:
         yield Finding("disk", Verdict.WARNING, found, "free some: a full disk makes the hub refuse messages")
     elif wanted is not None and wanted > free + kept:
@@ -291,10 +291,6 @@ def _available_memory() -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return None
-
-
-def _bytes_below(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*") if path.is_file())
 
 
 def _total(counted: object) -> int:

@@ -213,9 +213,10 @@ async def _replay(
     until: SequencePosition,
     name: str | None,
 ) -> Replayed:
+    from headrace.client.link.replay import ReplayTarget
     from headrace.log.store import Log
 
-    async with _open_target(target) as there:
+    async with ReplayTarget.at(target.url, name="headrace replay", **target.client_options) as there:
         match origin:
             case HubAccess():
                 async with origin.link("headrace replay") as link:  # noqa: ASYNC240 -- no path
@@ -223,12 +224,6 @@ async def _replay(
             case Path():
                 with closing(Log.open(origin, read_only=True)) as log:
                     return await _copy(_FileSource(origin, log), there, begin, until, name)
-
-
-def _open_target(hub: HubAccess) -> ReplayTarget:
-    from headrace.client.link.replay import ReplayTarget
-
-    return ReplayTarget.at(hub.url, name="headrace replay", **hub.client_options)
 
 
 async def _copy(

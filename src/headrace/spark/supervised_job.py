@@ -148,7 +148,8 @@ class SupervisedJob:
                 return
             pause = self._pauses.after(monotonic() - began)
             self._state = "restarting"
-            self._news.put({"event": "failed", **self._about(), "seconds": pause})
+            about = {"job": self._name, "state": self._state, "restarts": self._restarts}
+            self._news.put({"event": "failed", **about, **self._mishap, "seconds": pause})
             if self._stopping.wait(pause):
                 return
             self._restarts += 1
@@ -197,9 +198,6 @@ class SupervisedJob:
             logger.error("%s failed", self._name, exc_info=failure)
         words = failure_text(failure).removeprefix(f"{self._name}: ")[:_SHOWN]
         self._mishap = {"error": words, "failed": datetime.now(UTC).isoformat(timespec="seconds")}
-
-    def _about(self) -> dict[str, object]:
-        return {"job": self._name, "state": self._state, "restarts": self._restarts, **self._mishap}
 
 
 def progress_of(name: str, started: RunningJob, newest: int | None) -> dict[str, object]:

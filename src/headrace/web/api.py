@@ -1,20 +1,4 @@
-"""The JSON API, which the dashboard uses.
-
-``GET  /api/status``             the hub's status
-``GET  /api/history``            the last ten minutes, second by second
-``GET  /api/events``             server-sent: ``status`` at once and ``sample`` each second
-``GET  /api/messages``           messages: ``before``, ``from`` or ``time`` (µs), ``count``, ``topic``, ``origin``
-``GET  /api/messages/SEQ``       one message, its payload whole
-``GET  /api/tail``               server-sent: ``messages`` as they come, with the same filters
-``POST /api/messages``           publish one: ``{"topic", "payload" | "payload_base64", "attributes"}``
-``GET  /api/services``           the services: ``after``, ``contains``, ``count``
-``GET  /api/service?id=ID``      one service, its value whole
-``GET  /api/service/events?id=`` server-sent: ``service`` when it changes
-``GET  /api/subscriptions``      content subscriptions: ``contains``, ``count``
-``POST /api/subscriptions/try``  the clients that would get a message: ``{"topic", "payload", "attributes"}``
-``POST /api/log/seal``           seal what is committed
-``POST /api/cluster/vouch``      let a node of a cluster continue with the messages it has
-"""
+"""The JSON API, which the dashboard uses; ``docs/dashboard.md`` describes each request."""
 
 from __future__ import annotations
 

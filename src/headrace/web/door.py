@@ -1,12 +1,4 @@
-"""The ``http`` door.
-
-``GET /``         the dashboard
-``/api/...``      the JSON API of the dashboard (:mod:`~headrace.web.api`)
-``GET /metrics``  the hub's counters for Prometheus
-``GET /healthz``  200 while the process works
-``GET /readyz``   200 while every door accepts and, at a frontend, the upstream hub answers; else 503
-``GET /sdk/sub/preauth``  a token for an old SDK client
-"""
+"""The ``http`` door: the dashboard, its JSON API, metrics, health checks, and tokens for old SDK clients."""
 
 from __future__ import annotations
 

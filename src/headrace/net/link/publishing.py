@@ -93,7 +93,10 @@ class RequestBodies:
         """Read rows to publish or stage."""
         plain = parse_published(body)
         if plain is None:
-            return published(self._checked(body), origin=origin, publisher=publisher, number=number)
+            rows = _some_rows(body, PUBLISHED)
+            _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
+            self._check_payload(pc.max(pc.binary_length(rows.column("payload"))).as_py())
+            return published(rows, origin=origin, publisher=publisher, number=number)
         topic, run = plain
         _check_topic(len(topic.encode()))
         batch = Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
@@ -126,12 +129,6 @@ class RequestBodies:
         lengths = pc.binary_length(rows.column("payload"))
         self._check_payload(pc.max(lengths.filter(pc.not_equal(origins, NOT_A_MESSAGE))).as_py() or 0)
         return Batch.from_arrow(rows)
-
-    def _checked(self, body: memoryview) -> pa.RecordBatch:
-        rows = _some_rows(body, PUBLISHED)
-        _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
-        self._check_payload(pc.max(pc.binary_length(rows.column("payload"))).as_py())
-        return rows
 
     def _check_payload(self, longest: int) -> None:
         if longest > self._message_bytes:

@@ -97,7 +97,7 @@ class FyrehoseUpstream:
 
     async def run(self) -> None:
         """Follow, and push, for as long as the hub runs."""
-        self._client = await redial(self._plan, self._open)
+        self._client = await redial(self._plan, lambda _first: self._make(self._hub.log.tail + 1).open())
         pushing = asyncio.ensure_future(self._push(self._client))
         try:
             await self._follow(self._client)
@@ -151,9 +151,8 @@ class FyrehoseUpstream:
                 self._hub.counters.report("upstream_lost", lost.first, lost.last, lost.reason)
                 if lost.last - lost.first >= MAX_LOST:
                     raise UsageError(f"{lost}: begin anew with an empty data directory")
-                await self._append(
-                    Batch(_empty(lost.last - lost.first + 1), lost.first, origin=NOT_A_MESSAGE, topic=LOST)
-                )
+                empty = Run(np.zeros(0, np.uint8), np.zeros(lost.last - lost.first + 2, np.int32))
+                await self._append(Batch(empty, lost.first, origin=NOT_A_MESSAGE, topic=LOST))
             self._lost.clear()
             await self._append(Batch(batch.run, batch.first, origin="fyrehose"))
 
@@ -178,9 +177,6 @@ class FyrehoseUpstream:
                 await client.publish(batch.run)
                 self._pushing.pushed(batch)
             await self._due.wait()
-
-    async def _open(self, _first: Address) -> FyrehoseClient:
-        return await self._make(self._hub.log.tail + 1).open()
 
     def _make(self, from_seq: int, repair_timeout: float | None = None) -> FyrehoseClient:
         return FyrehoseClient(
@@ -208,7 +204,3 @@ class FyrehoseUpstream:
             logger.warning("the upstream hub is lost: %s", why)
         self.problem = f"the upstream hub is lost: {why}"
         self._pushing.lost(asyncio.get_running_loop().time())
-
-
-def _empty(count: int) -> Run:
-    return Run(np.zeros(0, np.uint8), np.zeros(count + 1, np.int32))

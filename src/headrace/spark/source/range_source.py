@@ -130,13 +130,14 @@ def map_in_arrow(
     chosen = parse_source_options(texts, stream=stream)
     source = spark.readStream if stream else spark.read
     ranges = source.format(NAME).options(**texts).load()
-    return ranges.mapInArrow(partial(_mapped, function, chosen), schema)
+    return ranges.mapInArrow(partial(over_ranges, function, chosen), schema)
 
 
-def _mapped(
-    function: Function, chosen: SourceOptions, ranges: Iterable[pa.RecordBatch]
+def over_ranges(
+    function: Function, options: SourceOptions, ranges: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    return iter(function(rows_of(chosen, ranges)))
+    """Apply a function to the messages of ranges; for a task of ``mapInArrow``."""
+    return iter(function(rows_of(options, ranges)))
 
 
 def rows_of(options: SourceOptions, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

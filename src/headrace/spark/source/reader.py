@@ -96,8 +96,11 @@ class _Reader:
 
     def _start(self, place: str | int, extent: Extent) -> int:
         """Return the number before the first to be read."""
+        from headrace.spark.hub_connections import link
+
         if self._options.starting_time is not None:
-            return self._seq_at(self._options.starting_time) - 1
+            with link(self._options.access) as client:
+                return client.first_at(self._options.starting_time) - 1
         if place == "earliest":
             return extent.first - 1
         if place == "latest":
@@ -105,13 +108,6 @@ class _Reader:
         if int(place) > extent.head + 1:
             raise UsageError(f"startingOffsets = {place}: the log's head is {extent.head}")
         return int(place) - 1
-
-    def _seq_at(self, time: int) -> int:
-        from headrace.spark.hub_connections import link
-
-        with link(self._options.access) as client:
-            first: int = client.first_at(time)
-            return first
 
     def _partitions(self, extent: Extent, first: int, last: int) -> list[SequencePartition]:
         from headrace.spark.source.range_rows import report_loss

@@ -26,7 +26,7 @@ from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.parquet_files import GROUP_ROWS, NAMES, RowGroups
-from headrace.spark.source.range_source import rows_of
+from headrace.spark.source.range_source import over_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -81,10 +81,10 @@ def staged(
     Rows up to ``after`` are left out. Each partition must be in the order of the sequence, as the source gives it.
     With ``reading``, rows are not messages but ranges of them, which tasks read themselves.
     """
+    write = partial(write_files, folder, after, log)
     if reading is not None:
-        return rows.mapInArrow(partial(_write_ranges, reading, folder, after, log), spark_ddl(_STAGED))
-    columns = rows.select(*SCHEMA.names)
-    return columns.mapInArrow(partial(write_files, folder, after, log), spark_ddl(_STAGED))
+        return rows.mapInArrow(partial(over_ranges, write, reading), spark_ddl(_STAGED))
+    return rows.select(*SCHEMA.names).mapInArrow(write, spark_ddl(_STAGED))
 
 
 def in_order(files: Iterable[StagedFile], through: int, hour: int) -> None:
@@ -114,12 +114,6 @@ def write_files(
             last = writer.last
     if writer is not None:
         yield _described(writer, hour)
-
-
-def _write_ranges(
-    reading: SourceOptions, folder: Folder, after: int, log: str, ranges: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    return write_files(folder, after, log, rows_of(reading, ranges))
 
 
 def join(parts: Sequence[tuple[Folder, str]], folder: Folder, log: str, last: int) -> str:

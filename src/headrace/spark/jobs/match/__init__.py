@@ -11,7 +11,7 @@ has nothing to catch up with, and its checkpoint is for Spark alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,7 @@ from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_le
 from headrace.spark.jobs.match.push import Lifeline
 from headrace.spark.jobs.match.tables import EVERY, SubscriptionTables, matcher_table
 from headrace.spark.options import SourceOptions
-from headrace.spark.source.range_source import rows_of
+from headrace.spark.source.range_source import over_ranges
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
 if TYPE_CHECKING:
@@ -174,19 +174,11 @@ def match(
     shared = rows.sparkSession.sparkContext.broadcast((uuid4().hex, subscriptions))
     work = partial(_match, shared, json_attributes)
     if reading is not None:
-        return rows.mapInArrow(partial(_match_ranges, reading, work), _FOUND)
+        return rows.mapInArrow(partial(over_ranges, work, reading), _FOUND)
     return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
 
 
 _matcher: tuple[str, Matcher] | None = None
-
-
-def _match_ranges(
-    reading: SourceOptions,
-    work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    ranges: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    return work(rows_of(reading, ranges))
 
 
 def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

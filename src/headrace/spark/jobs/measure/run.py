@@ -56,7 +56,8 @@ class Measurer:
         if before is not None and before.num_rows:
             made = together(made.unionByName(rows.sparkSession.createDataFrame(before)))
         table = self._collect(made)
-        if before is not None and _messages(table["sketches"]) == pc.sum(before["messages"]).as_py():
+        counted = pc.sum(pc.struct_field(table["sketches"], "messages")).as_py()
+        if before is not None and counted == pc.sum(before["messages"]).as_py():
             # No messages have come, and a change of the services would itself be a new entry.
             self._memory.after(batch, _serialized(before))
             return
@@ -99,11 +100,6 @@ class Measurer:
                 changes[f"measure/{name}"] = changed
                 self._shown[name] = now
         self._run.publish_services(self._id, batch, changes)
-
-
-def _messages(sketches: pa.ChunkedArray) -> int | None:
-    total: int | None = pc.sum(pc.struct_field(sketches, "messages")).as_py()
-    return total
 
 
 def _complete(table: pa.Table) -> pa.Array:

@@ -120,7 +120,7 @@ class Verifier:
         for finding in found:
             # A hole that retention made is not a finding.
             if finding.kind != HOLE or finding.last >= oldest:
-                yield _of(finding, server)
+                yield msgspec.structs.replace(finding, server=server)
 
     # Several hubs
 
@@ -261,10 +261,6 @@ class Verifier:
         if found:
             account["newest"] = msgspec.to_builtins(found[-1])
         self._run.publish_services(f"{SERVICE}-{known.id}", batch, {SERVICE: account})
-
-
-def _of(finding: Finding, server: str) -> Finding:
-    return msgspec.structs.replace(finding, server=server)
 
 
 def _parquet(findings: list[Finding]) -> bytes:
