@@ -207,7 +207,7 @@ def test_a_key_is_read_where_it_is_needed(tmp_path: Path) -> None:
 def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no key in HEADRACE_KEY"):
         HubOptions(client_id="me").credentials({})
-    with pytest.raises(UsageError, match="Say it with clientId"):
+    with pytest.raises(UsageError, match="set clientId"):
         HubOptions(key_file=str(tmp_path / "none")).credentials({})
     with pytest.raises(UsageError, match="cannot be read"):
         HubOptions(client_id="me", key_file=str(tmp_path / "none")).credentials({})

@@ -230,7 +230,6 @@ def test_when_it_ended_is_among_the_facts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(runner, "session", lambda *_, **__: _Session())
     monkeypatch.setattr(pipeline, "_run", lambda _: None)
     monkeypatch.setattr(pipeline, "_reporting", contextlib.nullcontext)
-    monkeypatch.setattr(pipeline, "_stop_spark", lambda _: None)
     assert pipeline.facts()["until"] is None
     pipeline.run()
     assert (pipeline.facts()["state"], pipeline.facts()["until"]) == ("stopped", "later")
@@ -302,11 +301,11 @@ def test_failures_are_sentences() -> None:
     assert str(failure_of("verify", None, told)) == "verify: this is log a, not b"
     told = "…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone\n\tat org.apache"
     assert str(failure_of("archive", None, told)).startswith(
-        "archive: messages 1 to 9 are lost: gone. To go on"
+        "archive: messages 1 to 9 are lost: gone. To skip them"
     )
     told = f"…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone{GO_ON}\n\tat org.apache"
     assert str(failure_of("archive", None, told)).startswith(
-        "archive: messages 1 to 9 are lost: gone. To go on"
+        "archive: messages 1 to 9 are lost: gone. To skip them"
     )
     assert (
         str(failure_of("verify", ValueError("x"), "\n[STREAM_FAILED] why\nmore"))
