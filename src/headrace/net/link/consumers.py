@@ -41,35 +41,28 @@ from headrace.log import Log
 from headrace.message import Batch, merge
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, beginning
-from headrace.net.link.streams import Credit, StreamTarget
+from headrace.net.link.streams import CreditedStream, StreamTarget
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
 
 CONSUMERS_A_TIME: Final = 256
 
 
-class Member:
+class Member(CreditedStream):
     """One stream of a durable consumer; a stream of its connection."""
 
     def __init__(
         self, stream_id: int, client: StreamTarget, group: ConsumerGroup, number: int, credit: int
     ) -> None:
-        self.id = stream_id
+        super().__init__(stream_id, client, credit)
         self.client = client
         self.number = number
         self.needs = 1
         self.reading = False
-        self._credit = Credit(credit)
         self._group = group
-        self._closed = False
         client.event({"id": stream_id, "event": "at", "seq": group.consumer.floor})
 
     # Called by its connection
-
-    def grant(self, size: int) -> None:
-        """Take credit from the client."""
-        self._credit.grant(size)
-        self.pump()
 
     def close(self) -> None:
         """Leave in good order."""
@@ -78,9 +71,6 @@ class Member:
     def lose(self) -> None:
         """Leave without notice: it is unknown which messages the client has handled."""
         self._leave(tried=True)
-
-    def tick(self, now: float) -> None:
-        """Ignore it: the group judges the deadlines of all its members."""
 
     def pump(self) -> None:
         """Ask for more messages, if there is room for them."""
@@ -111,8 +101,7 @@ class Member:
 
     def end(self, error: HeadraceError) -> None:
         """End the stream, through no fault of its client."""
-        self.close()
-        self.client.stream_over(self.id, error)
+        self._end(error)
 
     def _leave(self, *, tried: bool) -> None:
         if not self._closed:

@@ -96,8 +96,8 @@ class Credit:
         self._under_way = max(0, self._under_way - size)
 
 
-class _CreditedStream:
-    """The common part of row streams and piece streams."""
+class CreditedStream:
+    """The common part of all streams."""
 
     def __init__(self, stream_id: int, target: StreamTarget, credit: int) -> None:
         self.id = stream_id
@@ -130,7 +130,7 @@ class _CreditedStream:
         self._target.stream_over(self.id, answer)
 
 
-class RowStream(_CreditedStream):
+class RowStream(CreditedStream):
     """A ``read`` (with a ``last``) or a ``follow`` (without) of the log."""
 
     def __init__(
@@ -226,7 +226,7 @@ class RowStream(_CreditedStream):
         self._target.event({"id": self.id, "event": "at", "seq": self._next - 1})
 
 
-class PieceStream(_CreditedStream):
+class PieceStream(CreditedStream):
     """A stream of pieces, made as they are sent: each is the members of an event, and a body."""
 
     def __init__(

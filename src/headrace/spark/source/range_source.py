@@ -68,26 +68,19 @@ class RangesDataSource(HeadraceDataSource):
         )
 
 
-class RangesReader(SequenceReader):
+class _PartitionAsRow:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, SequencePartition) and partition.first <= partition.last:
+            span = LogRange(partition.log, partition.path, partition.first, partition.last)
+            yield pa.RecordBatch.from_pylist([span._asdict()], _RANGES)
+
+
+class RangesReader(_PartitionAsRow, SequenceReader):
     """Plans a batch as the source does, and reads nothing."""
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the partition itself, as a row."""
-        return _as_row(partition)
 
-
-class RangesStreamReader(SequenceStreamReader):
+class RangesStreamReader(_PartitionAsRow, SequenceStreamReader):
     """Plans micro-batches as the source does, and reads nothing."""
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the partition itself, as a row."""
-        return _as_row(partition)
-
-
-def _as_row(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, SequencePartition) and partition.first <= partition.last:
-        span = LogRange(partition.log, partition.path, partition.first, partition.last)
-        yield pa.RecordBatch.from_pylist([span._asdict()], _RANGES)
 
 
 Function = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
