@@ -1,4 +1,4 @@
-"""``serve``: run a hub until it is told to stop.
+"""``serve``: run a hub until a signal stops it.
 
 The first SIGTERM or SIGINT drains: stop accepting, finish, close, exit 0. After that the signals have their plain
 meaning, so that a second one ends the process at once; the log is made for that.

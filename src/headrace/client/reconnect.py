@@ -1,7 +1,7 @@
 """The one reconnecting loop: for every client, and for hubs that dial other hubs.
 
 Strategy: a :class:`DialPlan` decides which host is dialled, how long it has to answer and how long to pause before the
-next round; time and randomness are its arguments. :func:`dial_hosts` and :func:`redial` do what it says, and a
+next round; time and randomness are its arguments. :func:`dial_hosts` and :func:`redial` carry it out, and a
 :class:`Failover` uses them to keep one connection of a client open.
 
 Invariants of a :class:`Failover`:

@@ -82,7 +82,7 @@ class TcpConnection(asyncio.BaseProtocol):
             self.abort()
 
     def say_farewell(self) -> None:
-        """Write what a protocol says last."""
+        """Write the protocol's last bytes."""
 
     def abort(self) -> None:
         """Close at once; drop unsent bytes."""
@@ -119,5 +119,5 @@ class TcpConnection(asyncio.BaseProtocol):
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """Let publishers go on."""
+        """Let publishers continue."""
         self._room.set()

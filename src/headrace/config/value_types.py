@@ -103,7 +103,7 @@ class ValueType(Generic[T]):
         except (ValueError, RecursionError):
             return text
         value = parsed.pop("value")
-        # After a line end the text could go on with other keys.
+        # After a line end, the text may contain other keys.
         return value if not parsed and isinstance(value, self.literals) else text
 
 

@@ -35,7 +35,7 @@ ORIGIN: Final = HTTP
 SAMPLE_SECONDS: Final = 1.0
 _TAIL_SECONDS: Final = 0.25
 _TAIL_MOST: Final = 60
-"""The most messages in one event: more than a person reads. A flag says whether some were left out."""
+"""The most messages in one event: more than a person reads. A flag shows whether some were left out."""
 
 _SERVICES: Final = 200
 _SUBSCRIPTIONS: Final = 200

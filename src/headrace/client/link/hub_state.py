@@ -73,7 +73,7 @@ class StateRequests(Client):
     async def remove_service(self, service: str) -> bool:
         """Stop offering a service; returns once that is in the log, ``False`` if it was removed before.
 
-        Its subscribers go on receiving what is published under its id.
+        Its subscribers still receive messages published under its id.
         """
         answer = await self._connection.call(
             lambda n: ask.ServicesRequest(id=n, service=service, action="remove")

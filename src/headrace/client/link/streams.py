@@ -136,7 +136,7 @@ class BatchStream(ResumedStream):
         time: int | None = None,
     ) -> None:
         self.cursor = cursor
-        """The next sequence number; ``None`` until the hub has told where a follow begins.
+        """The next sequence number; ``None`` until the hub has sent the beginning of a follow.
 
         After a read, its end: before the last row asked for, if the log does not reach that.
         """
@@ -187,7 +187,7 @@ class BatchStream(ResumedStream):
     async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
         message = await inbox.get()
         if message is None:
-            # The hub tells, because rows after the last one received may have been filtered out.
+            # As the hub sends it: rows after the last one received may have been filtered out.
             self.cursor = inbox.last.get("next", self.cursor)
         return message
 

@@ -178,7 +178,7 @@ class RowStream(CreditedStream):
             self._report(now)
 
     def pump(self) -> None:
-        """Send what there is until credit or the tube says stop, all is sent, or the log must be read."""
+        """Send while credit and the tube allow, until all is sent or the log must be read."""
         self._feed.pump()
         last = self._cursor.last
         if last is not None and self._next > last and not (self._closed or self._target.full):
@@ -243,7 +243,7 @@ class PieceStream(CreditedStream):
         self._answer = end
 
     def pump(self) -> None:
-        """Send pieces until credit or the tube says stop."""
+        """Send pieces while credit and the tube allow."""
         while not (self._closed or self._target.full):
             if self._piece is None:
                 self._end(self._answer)

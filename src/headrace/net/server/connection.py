@@ -1,7 +1,7 @@
 """The one accept path of TCP doors, and the common part of all their connections, accepted or dialled.
 
 A :class:`DoorConnection` is admitted or refused, decodes what comes and refuses what is wrong. It is not read while the
-hub is congested or while its own answers pile up. A subclass says what its frames mean. All connections of a door
+hub is congested or while its own answers pile up. A subclass acts on its frames. All connections of a door
 receive into one buffer that belongs to the door.
 
 How a slow peer is cut off is decided here, for every door: one that takes no byte for ``limits.slow_seconds``, or

@@ -64,7 +64,7 @@ class GroupCommit:
             return
         error = done.exception()
         if not self._hub.log.segments:
-            return  # The log was closed meanwhile, which synced it or said why not.
+            return  # The log was closed meanwhile, which synced it or reported why not.
         if error is not None:
             # After a failed sync it is unknown what is on the disk: acknowledge nothing more.
             logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)

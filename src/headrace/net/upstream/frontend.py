@@ -54,7 +54,7 @@ class Upstream(Protocol):
         """Become the sequencer of the hub that has this log."""
 
     async def run(self) -> None:
-        """Follow for as long as the hub runs; returns, or raises, only when it cannot go on."""
+        """Follow as long as the hub runs; returns, or raises, only when it cannot continue."""
 
     def tick(self, now: float) -> None:
         """Enforce deadlines."""
