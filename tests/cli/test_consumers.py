@@ -49,7 +49,7 @@ def test_looking_and_moving(hub: HubProcess, command: Command) -> None:
     assert command("consumers", "reset", "billing", "--to", "now", "--url", url(hub)).returncode == 0
     with Terminal("consumers", "reset", "billing", "--to", "earliest", "--url", url(hub)) as terminal:
         assert terminal.wait() == 0
-    assert terminal.shown == "billing goes on with message 1\n"
+    assert terminal.shown == "billing continues with message 1\n"
 
     with Terminal("consumers", "list", "--url", url(hub)) as terminal:
         assert terminal.wait() == 0

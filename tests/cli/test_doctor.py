@@ -113,7 +113,7 @@ def test_a_hub_that_does_not_let_us_in_runs_all_the_same(
         monkeypatch.setenv("HEADRACE_KEY", key)
         known = findings(run, "--data", hub.data, *same, "--client-id", name)
     for found, remedy in ((stranger, "--client-id"), (impostor, f"check the id {name}")):
-        assert about(found, "hub")["found"] == "runs, and does not let us in"
+        assert about(found, "hub")["found"] == "runs, and refuses us"
         assert remedy in about(found, "hub")["remedy"]
         assert not [each for each in found if each["subject"] == "ports"]
     assert "runs, messages 1 to 0" in about(known, "hub")["found"]

@@ -83,7 +83,7 @@ def test_params() -> None:
             ["verify", "measure", "--table-format", "delta"],
             "--table-format is for archive, which is not among the jobs",
         ),
-        (["decode"], "decode: where are the captures?"),
+        (["decode"], "decode: name the captures:"),
         (["match", "--available-now"], "match has no end"),
         (["archive", "--param", "path"], "expected NAME=VALUE"),
     ],
@@ -172,7 +172,7 @@ def test_a_hub_that_wants_to_know_who_asks(
         servers = f"tube://{hub.doors['tube_tcp']}"
         done = command("pipeline", "run", "archive", "--servers", servers)
         assert (done.returncode, done.stdout) == (1, b"")
-        assert "the hub serves only clients it knows: say a client id and its key" in done.stderr.decode()
+        assert "the hub serves only clients it knows: give a client id and its key" in done.stderr.decode()
         asked = ("pipeline", "status", "--servers", servers, "--client-id", CLIENT)
         monkeypatch.setenv("HEADRACE_KEY", "s3cret")
         assert json.loads(command(*asked, "--json").stdout) == {"state": "none", "jobs": {}}
@@ -221,7 +221,7 @@ def test_up_goes_on_without_a_pipeline_that_nobody_named(tmp_path: Path) -> None
     with HubProcess.start(tmp_path, *WITH_AUTH, command="up") as hub:
         until(lambda: "the hub goes on without it" in hub.stderr, "the pipeline to be given up")
         hub.terminate()
-    assert "nobody says who the pipeline is" in hub.stderr
+    assert "the pipeline has no client id" in hub.stderr
 
 
 @pytest.fixture

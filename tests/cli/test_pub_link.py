@@ -99,7 +99,8 @@ def test_where_there_is_no_hub(hub: HubProcess, command: Command) -> None:
     done = command("pub", "hello", "--url", f"tube://{hub.doors['spp']}")
     assert (done.returncode, done.stdout) == (1, b"")
     assert (
-        b"what is there is no link: that is the door listen.tube_tcp, by default on port 8081" in done.stderr
+        b"what answers there is not the link: that is the door listen.tube_tcp, by default on port 8081"
+        in done.stderr
     )
 
 

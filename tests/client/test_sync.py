@@ -295,7 +295,7 @@ class Looking(AsyncIterator[int]):
 
 
 class Stub:
-    """A client of another kind: whatever has ``open`` and ``close`` will do."""
+    """A client of another kind: whatever has ``open``, ``close`` and ``__aexit__`` will do."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -306,6 +306,9 @@ class Stub:
 
     async def close(self) -> None:
         self.calls.append("close")
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
     async def double(self, number: int, *, plus: int = 0) -> int:
         """Twice a number."""

@@ -85,13 +85,13 @@ def test_times(text: str, expected: int) -> None:
         ({"kafka.bootstrap.servers": "x"}, True, "did you mean servers?"),
         ({"subscribe": "x"}, True, "no option 'subscribe': did you mean topic?"),
         ({"endingTimestamp": "1"}, False, "did you mean endingOffsets?"),
-        ({"path": "one:1"}, True, "there is no path: a hub is named with the option servers"),
+        ({"path": "one:1"}, True, "there is no path: set the options servers and topic"),
         ({"startingOffsets": "middle"}, True, "expected earliest, latest or a sequence number"),
         ({"startingOffsets": "0"}, True, "from 1 on"),
         ({"startingOffsets": "9" * 5000}, True, "from 1 on"),
         ({"startingOffsets": "12", "endingOffsets": "10"}, False, "10 is before startingOffsets = 12"),
         ({"startingOffsets": "latest"}, False, "expected earliest or a sequence number"),
-        ({"startingOffsets": "1", "startingTimestamp": "1"}, True, "two answers to one question"),
+        ({"startingOffsets": "1", "startingTimestamp": "1"}, True, "exclude one another: set one"),
         ({"startingTimestamp": "yesterday"}, True, "expected ms since 1970"),
         ({"startingTimestamp": "1700000000000000000"}, True, "expected ms since 1970"),
         ({"startingTimestamp": "1969-12-31T23:59:59Z"}, True, "expected ms since 1970"),
@@ -128,12 +128,12 @@ def test_times(text: str, expected: int) -> None:
         ({"where": f'{{"a": [{"9" * 99}]}}'}, True, "9…: expected a text"),
         ({"servers": "one:port"}, True, r"servers = 'one:port': expected host:port"),
         ({"patience": "-1"}, True, "seconds from 0 to 3600"),
-        ({"key": "s3cret"}, True, "would stand in plans and logs"),
-        ({"password": "s3cret"}, False, "would stand in plans and logs"),
-        ({"apiKey": "s3cret"}, True, "would stand in plans and logs"),
-        ({"kafka.sasl.jaas.config": "s3cret"}, True, "would stand in plans and logs"),
+        ({"key": "s3cret"}, True, "would appear in plans and logs"),
+        ({"password": "s3cret"}, False, "would appear in plans and logs"),
+        ({"apiKey": "s3cret"}, True, "would appear in plans and logs"),
+        ({"kafka.sasl.jaas.config": "s3cret"}, True, "would appear in plans and logs"),
         ({"servers": "me:s3cret@one:1"}, True, "servers has an @"),
-        ({"servers": "tube://me:s3cret@one:1"}, True, "who asks is said with clientId"),
+        ({"servers": "tube://me:s3cret@one:1"}, True, "set clientId for credentials"),
     ],
 )
 def test_what_cannot_be_is_told(given: dict[str, str], stream: bool, said: str) -> None:
@@ -207,7 +207,7 @@ def test_a_key_is_read_where_it_is_needed(tmp_path: Path) -> None:
 def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no key in HEADRACE_KEY"):
         HubOptions(client_id="me").credentials({})
-    with pytest.raises(UsageError, match="Say it with clientId"):
+    with pytest.raises(UsageError, match="set clientId"):
         HubOptions(key_file=str(tmp_path / "none")).credentials({})
     with pytest.raises(UsageError, match="cannot be read"):
         HubOptions(client_id="me", key_file=str(tmp_path / "none")).credentials({})

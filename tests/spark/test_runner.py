@@ -91,7 +91,7 @@ def test_a_value_that_cannot_be_is_told_before_anything_runs(
 
 def test_values_that_can_be() -> None:
     params = {"starting": "7", "interval": "0.5", "table_format": "Delta", "hold": "", "size": ""}
-    assert Pipeline(PipelineRequest(["archive"], HubOptions(), params=params))._told["archive"] == params
+    assert Pipeline(PipelineRequest(["archive"], HubOptions(), params=params))._given["archive"] == params
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_masters(master: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["decode"], "decode: where are the captures? --param captures=DIR"),
+        (["decode"], "decode: name the captures: --param captures=DIR"),
         (["decode", "captures=/nope"], "decode: /nope has no captures (*.capture, *.pcap, *.cap)"),
         (["decode", "captures=file:///nope"], "decode: file:///nope has no captures"),
         (
@@ -127,12 +127,15 @@ def test_masters(master: str) -> None:
         ),
         (["replay", "path=/nope"], "replay: /nope: there is no archive"),
         (["replay"], "replay: headrace-data/pipeline/archive: there is no archive"),
-        (["replay", "from=20", "until=10"], "replay: until = 10 is before from = 20: nothing is between"),
+        (
+            ["replay", "from=20", "until=10"],
+            "replay: until = 10 is before from = 20: there is nothing between",
+        ),
         (
             ["replay", "from=2026-01-31T12:00:00Z", "until=2026-01-31"],
-            "replay: until = 2026-01-31 is before from = 2026-01-31T12:00:00Z: nothing is between",
+            "replay: until = 2026-01-31 is before from = 2026-01-31T12:00:00Z: there is nothing between",
         ),
-        (["replay", "rate=5", "speed=5"], "replay: rate and speed are two answers to one question"),
+        (["replay", "rate=5", "speed=5"], "replay: rate and speed exclude one another"),
         (["match"], "match has no end"),
     ],
 )
@@ -227,7 +230,6 @@ def test_when_it_ended_is_among_the_facts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(runner, "session", lambda *_, **__: _Session())
     monkeypatch.setattr(pipeline, "_run", lambda _: None)
     monkeypatch.setattr(pipeline, "_reporting", contextlib.nullcontext)
-    monkeypatch.setattr(pipeline, "_stop_spark", lambda _: None)
     assert pipeline.facts()["until"] is None
     pipeline.run()
     assert (pipeline.facts()["state"], pipeline.facts()["until"]) == ("stopped", "later")
@@ -299,11 +301,11 @@ def test_failures_are_sentences() -> None:
     assert str(failure_of("verify", None, told)) == "verify: this is log a, not b"
     told = "…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone\n\tat org.apache"
     assert str(failure_of("archive", None, told)).startswith(
-        "archive: messages 1 to 9 are lost: gone. To go on"
+        "archive: messages 1 to 9 are lost: gone. To skip them"
     )
     told = f"…\nheadrace.errors.LostRangeError: messages 1 to 9 are lost: gone{GO_ON}\n\tat org.apache"
     assert str(failure_of("archive", None, told)).startswith(
-        "archive: messages 1 to 9 are lost: gone. To go on"
+        "archive: messages 1 to 9 are lost: gone. To skip them"
     )
     assert (
         str(failure_of("verify", ValueError("x"), "\n[STREAM_FAILED] why\nmore"))

@@ -220,7 +220,7 @@ def _hub() -> Iterator[Doors]:
             deadline = time.monotonic() + _START_SECONDS
             while (hub_ready := read_ready_file(ready)) is None:
                 if hub.poll() is not None or time.monotonic() > deadline:
-                    raise UnreachableError("the hub", "it does not start here; try headrace serve")
+                    raise UnreachableError("the hub", "it does not start; try headrace serve")
                 time.sleep(0.05)
             yield hub_ready.doors
         finally:

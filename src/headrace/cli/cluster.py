@@ -1,4 +1,4 @@
-"""``cluster``: the nodes that keep the sequence together, and the decisions of an operator."""
+"""``cluster``: the nodes of a cluster, and an operator's decisions about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _REMEDY: Final = "add --yes to do it"
 
 cluster = make_group(
-    "Show a cluster, replace a node, or let one go on with the messages it has left.",
+    "Show a cluster, replace a node, or let one continue with the messages it has left.",
     ("Who is primary, and who is behind?", "headrace cluster status"),
     ("Let a node take the cluster's log anew:", "headrace cluster replace --data /var/lib/headrace"),
 )
@@ -95,7 +95,7 @@ def vouch(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Let the running node of a data directory go on with what its disk has left, whatever it has lost.
+    """Let the running node of a data directory continue with what its disk has left, whatever it has lost.
 
     Use it only when a majority of the cluster lost power at once without log.fsync=always, or lost their disks. The
     nodes then wait, because none of them can tell what is missing. Vouch for one node after the other, beginning with
@@ -109,9 +109,9 @@ def vouch(
     hub = find_running_hub(directory, find_credentials(client_id, settings))
     if hub is None:
         raise UsageError(f"no hub runs on {directory}: start the node first")
-    confirm("Go on with what this node has, and lose what it lacks?", yes=yes, remedy=_REMEDY)
+    confirm("Continue with what this node has, and lose what it lacks?", yes=yes, remedy=_REMEDY)
     hub.vouch()
-    print_result({"vouched": True}, "the node goes on with what it has", as_json=as_json)
+    print_result({"vouched": True}, "the node continues with what it has", as_json=as_json)
 
 
 def _rename_log(directory: Path) -> Path:

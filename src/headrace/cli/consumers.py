@@ -82,7 +82,7 @@ def reset(
         typer.Option(
             "--to",
             metavar="POSITION",
-            help="The message to go on with: a number, earliest, now or a time, as in tail.",
+            help="The next message to deliver: a number, earliest, now or a time, as in tail.",
         ),
     ],
     url: LinkUrl = None,
@@ -101,7 +101,7 @@ def reset(
         return seq
 
     seq = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, move)
-    print_result({"consumer": name, "next": seq}, f"{name} goes on with message {seq}", as_json=as_json)
+    print_result({"consumer": name, "next": seq}, f"{name} continues with message {seq}", as_json=as_json)
 
 
 @add_command(

@@ -111,7 +111,7 @@ def _disk(settings: Settings, *, running: bool) -> Iterator[Finding]:
     free = shutil.disk_usage(nearest).free
     found = f"{size(free)} free at {nearest}"
     wanted = settings.log.retain_bytes
-    kept = _bytes_below(data / "log")
+    kept = sum(path.stat().st_size for path in (data / "log").glob("*") if path.is_file())
     if free < LITTLE_DISK:
         yield Finding("disk", Verdict.WARNING, found, "free some: a full disk makes the hub refuse messages")
     elif wanted is not None and wanted > free + kept:
@@ -180,7 +180,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 def _guarded_hub(credentials: Credentials | None) -> Iterator[Finding]:
     remedy = remedy_for_refusal(credentials)
-    yield Finding("hub", Verdict.WARNING, "runs, and does not let us in", remedy)
+    yield Finding("hub", Verdict.WARNING, "runs, and refuses us", remedy)
 
 
 def _hub(status: dict[str, Any]) -> Iterator[Finding]:
@@ -202,7 +202,7 @@ def _hub(status: dict[str, Any]) -> Iterator[Finding]:
         remedy = "it lagged behind retention: raise log.retain_bytes, or give it a hold"
         yield Finding("hub", Verdict.WARNING, passed, remedy)
     if "pipeline" in status:
-        remedy = "once that is fixed it goes on where it was: headrace pipeline status"
+        remedy = "once that is fixed it continues where it was: headrace pipeline status"
         for name, job in status["pipeline"]["jobs"].items():
             if has_failed(job):
                 yield Finding("pipeline", Verdict.WARNING, f"{name} fails: {job.get('error')}", remedy)
@@ -296,10 +296,6 @@ def _available_memory() -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return None
-
-
-def _bytes_below(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*") if path.is_file())
 
 
 def _total(counted: object) -> int:

@@ -1,7 +1,7 @@
 """``pub``: publish messages.
 
-Over the link it sends ahead of the answers, and looks at each of them: a message that is refused ends the command, even
-if more could be sent. Over fyrehose, and at the publisher door, there are no answers.
+Over the link it sends ahead of the answers, and checks each: a refused message ends the command. Over fyrehose, and at
+the publisher door, there are no answers.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def parse_envelope(topic: str, attributes: Sequence[str]) -> SharedEnvelope:
 
 
 def _door(door: PublishDoor | None, url: str, transport: Transport | None) -> DoorScheme:
-    """Give the door of a URL, after checking that the options agree with it."""
+    """Return the door of a URL, after checking that the options agree with it."""
     used = door_of(url)
     if used not in (DoorScheme.TUBE, DoorScheme.FYREHOSE, DoorScheme.PUBLISHER):
         raise UsageError(f"{url!r}: {_EXPECTED if used is None else _OTHER_DOORS.get(used, _EXPECTED)}")
@@ -206,7 +206,7 @@ def _door(door: PublishDoor | None, url: str, transport: Transport | None) -> Do
 
 
 def _longest(door: DoorScheme, url: str, transport: Transport | None, shared: SharedEnvelope) -> int:
-    """Give the most bytes that a message may have."""
+    """Return the most bytes that a message may have."""
     from headrace.client.publisher.client import max_payload
     from headrace.wire.fyrehose.stream import MAX_DATA, MAX_PUSH_DATAGRAM
 
@@ -235,7 +235,7 @@ def _batches(
 
 
 def _payloads(typed: Sequence[str], files: Sequence[Path], most: int) -> list[bytes]:
-    """Give the messages on the command line: the arguments' own bytes, then the files'."""
+    """Return the messages on the command line: the arguments' own bytes, then the files'."""
     messages = [(f"message {number}", os.fsencode(text)) for number, text in enumerate(typed, 1)]
     for path in files:
         with path.open("rb") as file:

@@ -135,7 +135,7 @@ class Replayed:
     last: int | None = None
 
     def facts(self) -> dict[str, object]:
-        """Give the same as JSON has it."""
+        """Return the same as JSON has it."""
         facts = asdict(self)
         return {
             "log": facts.pop("log"),
@@ -151,13 +151,13 @@ class ReplaySource(Protocol):
     log: str
 
     async def bounds(self) -> tuple[int, int]:
-        """Give the first message and the head."""
+        """Return the first message and the head."""
 
     async def seq_at(self, seconds: float) -> int:
-        """Give the first message at or after a time; the one after the head if all are older."""
+        """Return the first message at or after a time; the one after the head if all are older."""
 
     def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
-        """Give messages in the envelope's schema."""
+        """Return messages in the envelope's schema."""
 
 
 class _HubSource:
@@ -213,9 +213,10 @@ async def _replay(
     until: SequencePosition,
     name: str | None,
 ) -> Replayed:
+    from headrace.client.link.replay import ReplayTarget
     from headrace.log.store import Log
 
-    async with _open_target(target) as there:
+    async with ReplayTarget.at(target.url, name="headrace replay", **target.client_options) as there:
         match origin:
             case HubAccess():
                 async with origin.link("headrace replay") as link:  # noqa: ASYNC240 -- no path
@@ -223,12 +224,6 @@ async def _replay(
             case Path():
                 with closing(Log.open(origin, read_only=True)) as log:
                     return await _copy(_FileSource(origin, log), there, begin, until, name)
-
-
-def _open_target(hub: HubAccess) -> ReplayTarget:
-    from headrace.client.link.replay import ReplayTarget
-
-    return ReplayTarget.at(hub.url, name="headrace replay", **hub.client_options)
 
 
 async def _copy(

@@ -1,4 +1,4 @@
-"""``serve``: run a hub until it is told to stop.
+"""``serve``: run a hub until a signal stops it.
 
 The first SIGTERM or SIGINT drains: stop accepting, finish, close, exit 0. After that the signals have their plain
 meaning, so that a second one ends the process at once; the log is made for that.
@@ -158,7 +158,7 @@ def run_hub(
     banner: bool,
     record: Path | None = None,
 ) -> None:
-    """Start, say where the doors are, serve, drain. With ``banner`` a person reads that, otherwise the log has it.
+    """Start, announce the doors (to a person with ``banner``, else in the log), serve, drain.
 
     With ``record``, the bytes of every connection are recorded in that directory.
     """
@@ -265,7 +265,7 @@ def _ready(server: Server, ready_file: Path | None) -> Iterator[None]:
 
 
 def _in_use(ready_file: Path) -> bool:
-    """Tell whether a ready file belongs to another hub that is running."""
+    """Return whether a ready file belongs to another hub that is running."""
     from headrace.cli.terminal.ready_file import read_ready_file
 
     found = read_ready_file(ready_file)

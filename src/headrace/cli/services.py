@@ -209,7 +209,7 @@ def remove(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json
 
 
 def as_json_value(value: bytes) -> dict[str, Any]:
-    """Give a service's value as JSON: an object, else text, else base64.
+    """Return a service's value as JSON: an object, else text, else base64.
 
     >>> as_json_value(b'{"speed": 61}'), as_json_value(b"61"), as_json_value(b"\\xff")
     ({'value': {'speed': 61}}, {'value': '61'}, {'value_base64': '/w=='})
@@ -280,7 +280,7 @@ async def _put(hub: HubAccess, service: str, change: bytes) -> None:
 
 
 def _contains(shown: bytes, change: bytes) -> bool:
-    """Tell whether what a subscriber was sent, the object or a change to it, includes a change."""
+    """Return whether what a subscriber was sent, the object or a change to it, includes a change."""
     from headrace.hub.services.merge_patch import apply, parse_object
 
     if shown == change:
@@ -297,5 +297,5 @@ def _unconfirmed(hub: HubAccess, client: SppClient, service: str) -> str:
     if service in client.offered:
         return f"{problem}: it may be of a kind that cannot take it, or too long"
     if hub.credentials is None and not client.offered:
-        return f"{problem}, nor any service: if its auth.required is on, say who you are with --client-id"
+        return f"{problem}, nor any service: if its auth.required is on, add --client-id"
     return f"{problem}, nor the service: it may be removed, or too many are there"

@@ -106,7 +106,7 @@ def sub(
     if client_id is not None:
         raise UsageError("--client-id is for --where: the backbone knows no clients")
     if url is not None and door_of(url) is DoorScheme.SDK:
-        raise UsageError("the sdk door needs --where: what messages must be about")
+        raise UsageError("the sdk door needs --where: conditions on attributes")
     if url is not None and door_of(url) is DoorScheme.TUBE:
         raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
     address = hub_url(url, DoorScheme.FYREHOSE)

@@ -1,8 +1,7 @@
 """``up``: run a hub and its pipeline as two processes, and keep both running.
 
-This process only watches. It forks its children before it has a thread or anything heavy of its own, each into a
-session of its own: Ctrl-C reaches the watcher alone, which then stops both in order. When the watcher is killed, the
-system stops its children.
+This process only watches its children (:mod:`~headrace.cli.terminal.child_process`). Ctrl-C reaches it alone, and it
+stops both in order.
 
 A hub that dies is restarted with the doors it had, a pipeline with its checkpoints, each after a pause that doubles
 from try to try. A hub that ends with 0 was stopped by somebody, and so everything stops. A hub that never came up, or a
@@ -147,7 +146,7 @@ class _Watcher:
             pipeline.start(_run_pipeline, self._settings)
 
     def _doors(self) -> dict[str, str] | None:
-        """Give the addresses of the hub's doors, once its ready file names them."""
+        """Return the addresses of the hub's doors, once its ready file names them."""
         from headrace.cli.terminal.ready_file import read_ready_file
 
         ready, process = read_ready_file(self._ready), self._hub.process

@@ -1,4 +1,4 @@
-"""The client's side of each protocol: rules without sockets or clocks, and the clients over them."""
+"""The clients, a package per protocol: rules without sockets or clocks, and the clients built on them."""
 
 from headrace.client.connect import connect, connect_sync
 

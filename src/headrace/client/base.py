@@ -1,4 +1,4 @@
-"""What all clients share: opened, closed, and found by a URL."""
+"""What all clients share: opening, closing, and URLs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace.errors import UsageError
 Payload: TypeAlias = bytes | bytearray | memoryview
 
 Attributes: TypeAlias = Mapping[str, str | float]
-"""What a message says about itself: texts, and numbers, by name."""
+"""A message's attributes by name, texts and numbers."""
 
 
 class Row(TypedDict, total=False):
-    """One message to publish, as a dictionary; what it leaves out is empty, or what ``publish`` is given for all.
+    """One message to publish, as a dictionary; what it leaves out comes from the arguments of ``publish``, or is empty.
 
     >>> row: Row = {"payload": b"hello", "attributes": {"city": "Praha", "x": 5}}
     """
@@ -32,7 +32,7 @@ _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class KeptConnection(Protocol):
-    """The way to one of several hosts, kept open by a reconnecting loop."""
+    """A connection to one of several hosts, kept open by a reconnecting loop."""
 
     connects: int
     """Connections that were made, the first one included."""
@@ -52,7 +52,7 @@ class KeptConnection(Protocol):
 
 
 class AsyncContext:
-    """Something that ``async with`` opens and closes."""
+    """An object that ``async with`` opens and closes."""
 
     async def open(self) -> Self:
         """Open; ``async with`` does it."""
@@ -72,7 +72,7 @@ class AsyncContext:
 
 
 class Client(AsyncContext):
-    """What every client has; :func:`headrace.connect` makes one, ``async with`` opens and closes it.
+    """The base of every client; :func:`headrace.connect` makes one, ``async with`` opens and closes it.
 
     >>> import headrace
     >>> isinstance(headrace.connect("spp://127.0.0.1"), headrace.Client)
@@ -107,7 +107,7 @@ class Client(AsyncContext):
 
 
 def scheme_of(url: str, known: Collection[str]) -> str:
-    """Return the scheme of a URL, in small letters; refuse one that is not known."""
+    """Return a URL's scheme in lower case; refuse an unknown one."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise UsageError(f"{url!r} is no address of a hub: expected scheme://host:port")
@@ -119,8 +119,8 @@ def scheme_of(url: str, known: Collection[str]) -> str:
 def parse_url(url: str, hosts: str | None, doors: Mapping[str, str]) -> tuple[str, list[Address]]:
     """Split ``scheme://host:port[,host:port …]`` into its scheme and its hosts.
 
-    ``hosts`` may be given beside a URL that names none. Without any, it is this machine's hub, where its settings
-    (the environment's, and the file that ``HEADRACE_CONFIG`` names) have the door.
+    ``hosts`` is for a URL that names none. Without either, it is this machine's hub, at the address that the settings
+    (from the environment, and from the file that ``HEADRACE_CONFIG`` names) give the door.
 
     >>> parse_url("tube://10.0.0.7,10.0.0.8:99", None, {"tube": "tube_tcp"})
     ('tube', [Address(host='10.0.0.7', port=8081), Address(host='10.0.0.8', port=99)])
@@ -137,7 +137,7 @@ def parse_url(url: str, hosts: str | None, doors: Mapping[str, str]) -> tuple[st
 
 
 class Courtesy:
-    """Lets other tasks run after so many bytes that were sent without ever having to wait."""
+    """Yields to the event loop after so many bytes were sent without waiting."""
 
     def __init__(self, size: int, cost: int) -> None:
         self._size = size
@@ -145,7 +145,7 @@ class Courtesy:
         self._sent = 0
 
     async def sent(self, size: int) -> None:
-        """Note that ``size`` bytes were sent, and let others have a turn if it was much."""
+        """Count ``size`` bytes as sent, and yield if that makes enough."""
         self._sent += size + self._cost
         if self._sent >= self._size:
             self._sent = 0

@@ -2,7 +2,7 @@
 
 A message satisfies them if it satisfies the condition of **every** attribute named. Strategy: a condition is a
 :data:`~headrace.wire.sdk.predicate.Predicate`, as it goes over the wire; the functions here make one from what a
-person would write, and refuse what the protocol cannot express before anything is sent.
+person would write, and refuse what the protocol cannot express.
 
 The protocol limits what can be expressed:
 
@@ -42,7 +42,7 @@ Condition: TypeAlias = Value | list[Value] | tuple[Value, ...] | set[Value] | fr
 
 
 def where(conditions: Mapping[str, Condition] | None = None, /, **named: Condition) -> dict[str, Predicate]:
-    """Make conditions by attribute; a mapping takes names that are no Python names.
+    """Make conditions by attribute; use a mapping for names that are not Python identifiers.
 
     >>> where(city="Praha", x=between(0, 10))
     {'city': Equals(value='Praha'), 'x': Between(low=0.0, high=10.0)}
@@ -207,7 +207,7 @@ def _inner(condition: Condition, word: str) -> Extra:
         case Between(low, high) if low == high:
             return In((low,))
         case Between():
-            raise UsageError(f"a range cannot stand in {word}: the protocol has no way to say it")
+            raise UsageError(f"a range cannot stand in {word}: the protocol cannot express it")
         case predicate:
             return predicate
 

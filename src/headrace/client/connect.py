@@ -69,9 +69,8 @@ def connect(url: str = "tube://", hosts: str | None = None, **options: Any) -> C
     >>> through_a_proxy = connect("ws://", "hub.example")
     >>> routed = connect("sdk://", client_id="00112233445566778899aabb", key="secret")
 
-    Without hosts, the hub is this machine's: at its default port, unless the settings that it would have here (the
-    environment's, and the file that ``HEADRACE_CONFIG`` names) put the door elsewhere. Of several hosts, the next one
-    is tried when one does not answer.
+    Without hosts, the hub is this machine's, at the door's default port unless the settings (from the environment, and
+    from the file that ``HEADRACE_CONFIG`` names) change it. Several hosts are tried in turn until one answers.
 
     ===================  ====================================  =========================================
     scheme               client                                for
@@ -81,15 +80,14 @@ def connect(url: str = "tube://", hosts: str | None = None, **options: Any) -> C
     ``fyrehose://``      :class:`~headrace.FyrehoseClient`     the backbone: the whole sequence
     ``fyrehose+udp://``  :class:`~headrace.FyrehoseClient`     the same over UDP
     ``spp://``           :class:`~headrace.SppClient`          services: named live objects
-    ``sdk://``           :class:`~headrace.SdkClient`          messages by what they say
+    ``sdk://``           :class:`~headrace.SdkClient`          messages by content
     ``publisher://``     :class:`~headrace.PublisherClient`    publishing with attributes
     ===================  ====================================  =========================================
 
     The classes describe their options. A type checker knows the class if the scheme stands alone, as in
     ``connect("spp://", hosts)``; for a whole URL, use the class: ``SppClient.at(url)``.
     """
-    made: Client = _client_class(url).at(url, hosts, **options)
-    return made
+    return cast("Client", _client_class(url).at(url, hosts, **options))
 
 
 @overload

@@ -1,7 +1,7 @@
 """The one reconnecting loop: for every client, and for hubs that dial other hubs.
 
 Strategy: a :class:`DialPlan` decides which host is dialled, how long it has to answer and how long to pause before the
-next round; time and randomness are its arguments. :func:`dial_hosts` and :func:`redial` do what it says, and a
+next round; time and randomness are its arguments. :func:`dial_hosts` and :func:`redial` carry it out, and a
 :class:`Failover` uses them to keep one connection of a client open.
 
 Invariants of a :class:`Failover`:
@@ -33,7 +33,7 @@ LONGEST_SECONDS: Final = 2.0
 """The first and the longest pause between rounds; each is twice the one before, and randomised by half of itself."""
 
 STEADY_SECONDS: Final = 5.0
-"""A connection that lived this long was a good one: pauses start over."""
+"""After a connection that lived this long, pauses start over."""
 
 CLOSE_SECONDS: Final = 10.0
 """How long closing waits for the hub to read what was sent."""
@@ -70,7 +70,7 @@ class DialPlan:
         self._since = float("-inf")
 
     def deadline(self, now: float, end: float, left: int) -> float:
-        """Share the time until ``end`` among the ``left`` hosts of a round: until when the first of them has."""
+        """Share the time until ``end`` among the ``left`` hosts of a round: return the first one's deadline."""
         return now + (end - now) / left
 
     def failed(self, error: UnreachableError) -> None:
@@ -132,7 +132,7 @@ async def redial(
 ) -> T:
     """Dial round after round until a host answers.
 
-    No round begins before ``wanted`` returns. After a round that failed at or past the event loop's time ``deadline``,
+    No round begins before ``wanted`` returns. If a round fails past ``deadline`` (the event loop's time), raise
     :class:`~headrace.errors.UnreachableError`.
     """
     loop = asyncio.get_running_loop()
@@ -193,16 +193,16 @@ class Failover(Generic[S]):
         wanted: Callable[[], Awaitable[None]] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
-        """``dial`` connects to a host and exchanges what comes first.
+        """``dial`` connects to a host and performs the handshake.
 
-        It raises ``OSError`` or :class:`~headrace.errors.UnreachableError` if that host is of no use now,
-        :class:`~headrace.errors.RefusedError` if no host will ever be, and leaves nothing if it fails or is cancelled.
-        ``wanted`` returns when a lost connection is to be replaced; without it, that is at once. ``on_end`` is called
-        when there will be no connection any more: see :attr:`over`.
+        It raises ``OSError`` or :class:`~headrace.errors.UnreachableError` if that host cannot serve us now,
+        :class:`~headrace.errors.RefusedError` if no host ever will, and leaves nothing open if it fails or is
+        cancelled. ``wanted`` returns when a lost connection is to be replaced; without it, that is at once. ``on_end``
+        is called when there will be no further connection: see :attr:`over`.
         """
         self.plan = DialPlan(hosts, random)
         self.over: HeadraceError | None = None
-        """Why there will be no connection any more."""
+        """Why there will be no further connection."""
         self.connects = 0
         """Connections that were made, the first one included."""
         self.disconnects = 0
@@ -212,19 +212,15 @@ class Failover(Generic[S]):
         self._on_end = on_end
         self._loop: asyncio.AbstractEventLoop
         self._opened = False
-        self._connection: S | None = None
+        self.current: S | None = None
+        """The connection there is now."""
         self._changed = asyncio.Event()
         self._replacing: asyncio.Task[None] | None = None
 
     @property
-    def current(self) -> S | None:
-        """The connection there is now."""
-        return self._connection
-
-    @property
     def up(self) -> bool:
         """Whether there is a connection now."""
-        return self._connection is not None
+        return self.current is not None
 
     async def open(self, seconds: float) -> None:
         """Connect to the first host that answers; each is tried once."""
@@ -243,8 +239,8 @@ class Failover(Generic[S]):
             raise
 
     async def close(self) -> None:
-        """Close the connection in good order; those who wait for one get an error."""
-        connection, self._connection = self._connection, None
+        """Close the connection in good order; calls that wait for one fail."""
+        connection, self.current = self.current, None
         replacing, self._replacing = self._replacing, None
         if replacing is not None:
             replacing.cancel()
@@ -267,24 +263,24 @@ class Failover(Generic[S]):
     async def connection(self) -> S:
         """Return the connection, or wait for the next one."""
         self.check()
-        while self._connection is None:
+        while self.current is None:
             self._changed.clear()
             await self._changed.wait()
             self.check()
-        return self._connection
+        return self.current
 
     def renew(self) -> None:
-        """Exchange the connection for another one, which is opened once this one is closed all the way."""
-        connection, self._connection = self._connection, None
+        """Replace the connection by another one, once it is completely closed."""
+        connection, self.current = self.current, None
         if connection is not None:
             self.plan.failures = 0
             self._replacing = self._loop.create_task(self._replace(connection))
 
     def lost(self, connection: Dialled, reason: str) -> None:
         """Replace a connection that has ended by itself."""
-        if connection is not self._connection:
+        if connection is not self.current:
             return
-        self._connection = None
+        self.current = None
         self.disconnects += 1
         logger.warning("lost the hub at %s: %s", self.plan.hosts[0], reason)
         self.plan.lost(self._loop.time())
@@ -294,7 +290,7 @@ class Failover(Generic[S]):
         """Stop everything at once."""
         if self.over is None:
             self.over = error
-        connection, self._connection = self._connection, None
+        connection, self.current = self.current, None
         if connection is not None:
             connection.abort()
         if self._replacing is not None and self._replacing is not asyncio.current_task():
@@ -313,7 +309,7 @@ class Failover(Generic[S]):
         return connection
 
     def _use(self, connection: S) -> None:
-        self._connection = connection
+        self.current = connection
         self.connects += 1
         self._changed.set()
 
@@ -330,7 +326,7 @@ class Failover(Generic[S]):
 
 
 def reason_of(error: Exception | None) -> str:
-    """Say why a connection was not made, or has ended."""
+    """Describe why a connection was not made, or has ended."""
     if error is None:
         return "the hub closed the connection"
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, socket.gaierror):

@@ -1,7 +1,7 @@
-"""Whether a hub serves another sequence than the one a client knows: everything it sends was received before.
+"""Detecting a hub that serves another sequence than the one a client knows.
 
-A repeat is nothing unusual, nor are many at once. But a hub that sends old messages for a long time and nothing new has
-lost its log, or is another one; a client that dropped them all as repeats would receive nothing for ever.
+Repeats are normal, even many at once. But a hub that sends old messages for a long time and nothing new has lost its
+log, or is another hub; a client that dropped them all as repeats would wait for ever.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 STALE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 60.0
 _MESSAGES: Final = 3
-"""So many old messages over so long, none of them new, without a pause that would explain it."""
+"""A hub is stale after so many old messages over so long, without a new one and without such a pause."""
 
 
 @dataclass(slots=True)
 class Staleness:
-    """For how long nothing has come but what came before."""
+    """Counts old messages since the last new one."""
 
     suspected: bool = False
     _since: float = 0.0
@@ -30,7 +30,7 @@ class Staleness:
         self._last = float("-inf")
 
     def old(self, now: float) -> bool:
-        """Note an old message; return whether that is no longer a coincidence."""
+        """Note an old message; return whether the hub is stale."""
         if now - self._last > _PAUSE_SECONDS:
             self._since, self._count = now, 0
         self._last = now

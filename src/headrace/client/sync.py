@@ -159,8 +159,8 @@ class SyncSppClient(SyncClient[SppClient]):
     def subscribe(self, service: str, kind: Kind | None = None) -> SyncLiveService[Any]:
         """Return a service's live object; ``with`` subscribes, and waits until the service is offered.
 
-        ``kind`` says what the object is where that cannot be seen from it: ``"last"`` for JSON text that each change
-        replaces, without merging.
+        ``kind`` is for objects that do not show it themselves: ``"last"`` for JSON text that each change replaces,
+        without merging.
         """
         self._prepare()
         return SyncLiveService(self, self._thread.look(lambda: self._async.subscribe(service, kind)))
@@ -214,7 +214,7 @@ class SyncConsumer(SyncContext, SyncIterator[Message]):
     batches = Making(Consumer.batches, SyncIterator[pa.RecordBatch])
 
     def join(self) -> Self:
-        """Take part; ``with`` does it. The consumer is created if there is none of this name."""
+        """Join; ``with`` does it. The consumer is created if there is none of this name."""
         return self.__enter__()
 
 

@@ -1,16 +1,16 @@
 """How code without an event loop uses an asynchronous client.
 
-Strategy: the client lives in an event loop of its own, in a background thread. A coroutine there is a call that blocks
-here; ``for`` stands for ``async for``, and ``with`` for ``async with``. That holds for what its methods make as well:
-streams, subscriptions, consumers, publishers. Threads may share a client: properties and methods that do not wait are
-evaluated in the background thread too, where nothing changes underneath them.
+Strategy: the client lives in an event loop of its own, in a background thread. A coroutine there is a blocking call
+here; ``for`` stands for ``async for``, and ``with`` for ``async with``; likewise for the streams, subscriptions,
+consumers and publishers that its methods make. Threads may share a client: properties and methods that do not wait are
+evaluated in the background thread too, where nothing changes meanwhile.
 
-A class in :mod:`headrace.client.sync` names its methods by descriptors, :class:`Blocking` and its like. Type checkers
-take each one's signature from the asynchronous method; when the class is made, it becomes a plain method with the same
-signature and docstring.
+A class in :mod:`headrace.client.sync` declares its methods by descriptors such as :class:`Blocking`. Type checkers take
+the signature from the asynchronous method; when the class is made, it becomes a plain method with the same signature
+and docstring.
 
-A step from thread to thread costs tens of microseconds. So a client that receives messages in batches has a method
-``at_hand``, which returns a message of the batch at hand; only when there is none, the loop is asked.
+A switch of threads costs tens of microseconds. So a client that receives messages in batches has a method ``at_hand``,
+which returns the next message of the current batch; only when there is none, the loop is asked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 import uvloop
 
@@ -34,19 +34,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 X = TypeVar("X")
 S = TypeVar("S")
-C_co = TypeVar("C_co", bound="AsyncClient", covariant=True)
+C_co = TypeVar("C_co", bound=Client, covariant=True)
 
 _END: Final = object()
-
-
-class AsyncClient(Protocol):
-    """What every asynchronous client has."""
-
-    async def open(self) -> Any:
-        """Connect."""
-
-    async def close(self) -> None:
-        """Disconnect; it may be called again."""
 
 
 class Begun(Generic[T]):
@@ -126,14 +116,14 @@ class LoopThread:
         return Begun(self.begin(work)).wait()
 
     def look(self, look: Callable[[], T]) -> T:
-        """Evaluate what does not wait, in the loop's thread if it runs: nothing changes underneath it there."""
+        """Call a function that does not wait, in the loop's thread if it runs: nothing changes meanwhile there."""
         if self._loop is None or self.here:
             return look()
         return self.wait(_looked(look))
 
 
 class AtUrl(Generic[P]):
-    """The ``at`` of a client's class, named in its synchronous one."""
+    """The ``at`` of a client's class, declared in its synchronous one."""
 
     def __init__(self, at: Callable[P, object]) -> None:
         self._at = at
@@ -147,10 +137,10 @@ class AtUrl(Generic[P]):
 
 
 class Property(Generic[T]):
-    """A property or attribute of an asynchronous class, named in a synchronous one."""
+    """A property or attribute of an asynchronous class, declared in a synchronous one."""
 
     def __init__(self, described: object = None, *, opens: bool = False) -> None:
-        """``opens`` tells that it is known only once the client is open."""
+        """``opens``: it is known only once the client is open."""
         self.__doc__ = described.__doc__
         self._opens = opens
 
@@ -166,7 +156,7 @@ class Property(Generic[T]):
 
 
 class SyncObject:
-    """Something asynchronous whose methods block."""
+    """An asynchronous object whose methods block."""
 
     _async: Any
     _thread: LoopThread
@@ -177,13 +167,13 @@ class SyncObject:
 
 
 class SyncPart(SyncObject):
-    """Something that a client made: a stream, a subscription, a publisher."""
+    """An object that a client made: a stream, a subscription, a publisher."""
 
     def __init__(self, client: SyncObject, made: Any) -> None:
         self._async = made
         self._thread = client._thread
-        # A message at hand is taken without asking the loop, also while a part takes from the same place. Otherwise
-        # nobody who waits for one stream keeps others from theirs.
+        # A part of a client with ``at_hand`` shares its messages, and so its lock. Other parts have a lock each, so
+        # that waiting for one stream does not hold up another.
         self._taking = client._taking if hasattr(client._async, "at_hand") else threading.RLock()
 
 
@@ -221,7 +211,7 @@ class SyncContext(SyncPart):
 class SyncClient(SyncObject, Generic[C_co]):
     """A client whose methods block; :func:`headrace.connect_sync` makes one.
 
-    It opens on first use, and closes when the program ends; ``with`` does both, earlier and later.
+    It opens on first use, and closes when the program ends; ``with`` opens and closes it explicitly.
 
     >>> import headrace, headrace.testing
     >>> with headrace.testing.Hub() as hub:
@@ -275,12 +265,10 @@ class SyncClient(SyncObject, Generic[C_co]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave = getattr(self._async, "__aexit__", None)
         try:
-            if leave is not None:
-                # What ``async with`` waits for at its end, ``with`` waits for: a link's publishes, say.
-                with suppress(ClosedError):
-                    self._thread.wait(leave(kind, error, trace))
+            # At its end ``with`` waits for whatever ``async with`` does: a link's publishes, say.
+            with suppress(ClosedError):
+                self._thread.wait(self._async.__aexit__(kind, error, trace))
         finally:
             self.close()
 
@@ -326,7 +314,7 @@ class SyncReceiver(SyncClient[C_co], Generic[C_co, T]):
 
 
 class SyncMethod(Generic[P, T]):
-    """A method of an asynchronous class, named in a synchronous one: what all kinds of them share."""
+    """A method of an asynchronous class, declared in a synchronous one: the base of all kinds."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -346,7 +334,7 @@ class SyncMethod(Generic[P, T]):
         raise AttributeError("a method of a class that was never made")
 
     def finish(self, this: Any, call: Callable[[], Any]) -> T:
-        """Call the asynchronous method, and make of it what the synchronous one returns."""
+        """Call the asynchronous method, and return the synchronous result."""
         raise NotImplementedError
 
 
@@ -373,7 +361,7 @@ class Ahead(SyncMethod[P, Future[T]]):
 
 
 class Making(SyncMethod[P, S]):
-    """A method that does not wait and makes something asynchronous, as one that makes it synchronous."""
+    """A method that makes an asynchronous object, as one that makes the synchronous counterpart."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], X], part: Callable[[SyncObject, X], S]) -> None:
         super().__init__(method)
@@ -385,7 +373,7 @@ class Making(SyncMethod[P, S]):
 
 
 def _step(thread: LoopThread, iterator: AsyncIterator[T], taking: threading.RLock) -> T:
-    # One thread at a time has the iterator; the others get theirs after it.
+    # One thread at a time uses the iterator.
     with taking:
         try:
             item = thread.wait(_next(iterator))
@@ -417,5 +405,5 @@ def _serve(starting: Future[asyncio.AbstractEventLoop]) -> None:
     except BaseException as error:
         if starting.done():
             raise
-        # There is no loop (too many open files, say): raise it in the thread that waits for it.
+        # There is no loop (too many open files, say): raise in the waiting thread.
         starting.set_exception(error)

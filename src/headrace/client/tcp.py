@@ -1,8 +1,7 @@
 """One TCP connection of a client, whatever protocol it carries.
 
-What is written waits here, then in the operating systems on the way. A peer that ends its own direction and then sees
-the hub end the other knows that the hub has read everything: that is how a connection is closed. A socket that closes
-with bytes unread resets its connection, and a reset may overtake what is on its way; so closing reads on until then.
+To close, a client ends its own direction and reads until the hub ends the other: then the hub has read everything. A
+socket closed with unread bytes would reset the connection, and a reset may overtake data that is on its way.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from headrace.client.reconnect import reason_of
 from headrace.config import Address
 
 WRITE_BYTES: Final = 1 << 20
-"""What may wait to be sent before a publisher is made to wait."""
+"""Most unsent bytes before a publisher has to wait."""
 
 
 class TcpConnection(asyncio.BaseProtocol):
     """One connection, from :meth:`open` on; a protocol adds what it reads, and its farewell."""
 
     def __init__(self, address: Address, on_lost: Callable[[Any, str], None]) -> None:
-        """``on_lost`` is called once with this connection and the reason, unless it ends by our own doing."""
+        """``on_lost`` is called once with this connection and the reason, unless we end it ourselves."""
         self.address = address
         self.ended: str | None = None
         """Why it is over, if it is."""
@@ -45,7 +44,7 @@ class TcpConnection(asyncio.BaseProtocol):
 
     @property
     def heard(self) -> bool:
-        """Whether anybody still wants what comes."""
+        """Whether anybody still wants what is received."""
         return self._on_lost is not None
 
     def write(self, data: bytes) -> None:
@@ -54,7 +53,7 @@ class TcpConnection(asyncio.BaseProtocol):
             self._transport.write(data)
 
     async def room(self) -> None:
-        """Wait while too much waits to be sent."""
+        """Wait while there are too many unsent bytes."""
         await self._room.wait()
 
     def read(self, wanted: bool, /) -> None:
@@ -83,10 +82,10 @@ class TcpConnection(asyncio.BaseProtocol):
             self.abort()
 
     def say_farewell(self) -> None:
-        """Write what a protocol says last."""
+        """Write the protocol's last bytes."""
 
     def abort(self) -> None:
-        """Close at once; what waits to be sent is dropped."""
+        """Close at once; drop unsent bytes."""
         self._on_lost = None
         if self._transport is not None:
             self._transport.abort()
@@ -120,5 +119,5 @@ class TcpConnection(asyncio.BaseProtocol):
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """Let publishers go on."""
+        """Let publishers continue."""
         self._room.set()

@@ -1,7 +1,7 @@
 """Sending and receiving many datagrams in one system call, where the kernel can.
 
-Linux takes and gives many datagrams of one size in one call (``UDP_SEGMENT``, ``UDP_GRO``), and its socket buffers can
-be enlarged. Where it does neither, everything works as well, one datagram at a time.
+Linux sends and receives many datagrams of one size in one call (``UDP_SEGMENT``, ``UDP_GRO``). Elsewhere it is one
+datagram at a time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 UDP_SEGMENT: Final = 103
 UDP_GRO: Final = 104
 MAX_SEGMENTS: Final = 64
-"""What the kernel takes in one call (UDP_MAX_SEGMENTS)."""
+"""Most datagrams in one call (UDP_MAX_SEGMENTS)."""
 
 ETHERNET: Final = 1472
-"""UDP data that fits an Ethernet frame: the most that is worth joining on the way to another machine."""
+"""UDP data that fits an Ethernet frame: the largest datagrams worth joining on the way to another machine."""
 
 _FORCE: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}
 """SO_RCVBUFFORCE and SO_SNDBUFFORCE, which only the privileged may use."""

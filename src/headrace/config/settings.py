@@ -56,7 +56,7 @@ class Settings:
     _sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def source(self, key: str) -> str:
-        """Say where a setting's value came from: a file, a variable, an option, or ``default``."""
+        """Return the source of a setting's value: a file, a variable, an option, or ``default``."""
         find(key, "source()")
         return self._sources.get(key, "default")
 
@@ -81,7 +81,7 @@ class Settings:
         return replace(self, **sections, _sources=MappingProxyType(sources))
 
     def as_dict(self, *, reveal: bool = False) -> dict[str, Any]:
-        """Give plain values by dotted key, for JSON and :meth:`override`; secrets are masked by default."""
+        """Return plain values by dotted key, for JSON and :meth:`override`; secrets are masked by default."""
         return {key: plain(self._get(key), reveal=reveal) for key in _SETTINGS}
 
     def _get(self, key: str) -> Any:

@@ -99,7 +99,7 @@ def from_set(text: str) -> RawValue:
 
 
 def variable_of(key: str) -> str:
-    """Give the variable of a key.
+    """Return the variable of a key.
 
     >>> variable_of("log.fsync")
     'HEADRACE_LOG__FSYNC'

@@ -82,7 +82,7 @@ class Secret:
     _text: str
 
     def reveal(self) -> str:
-        """Give the text itself: to compute with, never to print."""
+        """Return the text itself: to compute with, never to print."""
         return self._text
 
     def __bool__(self) -> bool:
@@ -114,7 +114,7 @@ class ValueType(Generic[T]):
         except (ValueError, RecursionError):
             return text
         value = parsed.pop("value")
-        # After a line end the text could go on with other keys.
+        # After a line end, the text may contain other keys.
         return value if not parsed and isinstance(value, self.literals) else text
 
 
@@ -339,7 +339,7 @@ def show_size(size: int) -> str:
 
 
 def plain(value: object, *, reveal: bool) -> Any:
-    """Give a value as JSON and TOML have it, so that its type can read it back."""
+    """Return a value as JSON and TOML have it, so that its type can read it back."""
     match value:
         case None:
             return "off"
@@ -370,7 +370,7 @@ def _within(number: N, least: float, most: float = sys.maxsize) -> N:
 
 
 def _members(value: object) -> list[object]:
-    """Give the members of a list, which may be text with commas."""
+    """Return the members of a list, which may be text with commas."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return _of(list, value)

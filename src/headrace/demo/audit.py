@@ -37,7 +37,7 @@ class LogSummary:
     """Messages that each watch must receive."""
 
     def received_by(self, checker: SequenceChecker, watches: Sequence[Watch]) -> bool:
-        """Tell whether everyone has received everything."""
+        """Return whether everyone has received everything."""
         return checker.last >= self.head and all(
             watch.received >= self.wanted[watch.name] for watch in watches
         )
@@ -125,7 +125,7 @@ def _kept(sent: dict[VehicleProtocol, int], log: LogSummary) -> Finding:
     }
     if wrong:
         shown = ", ".join(f"{protocol} {was:,} of {count:,}" for protocol, (count, was) in wrong.items())
-        return Finding("messages", False, f"the log has not what was sent: {shown}")
+        return Finding("messages", False, f"the log lacks messages that were sent: {shown}")
     return Finding("messages", True, f"all {sum(sent.values()):,} messages that were sent are in the log")
 
 
@@ -133,7 +133,7 @@ def _matched(watches: Sequence[Watch], log: LogSummary) -> Finding:
     wrong = [watch for watch in watches if watch.astray or watch.received != log.wanted[watch.name]]
     if wrong:
         shown = ", ".join(f"{watch.name} {watch.received:,} of {log.wanted[watch.name]:,}" for watch in wrong)
-        return Finding("matching", False, f"subscribers by content have not what they asked for: {shown}")
+        return Finding("matching", False, f"subscribers by content did not get what they asked for: {shown}")
     total = sum(log.wanted.values())
     return Finding(
         "matching", True, f"subscribers by content got the {total:,} messages they asked for, and no others"

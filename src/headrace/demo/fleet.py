@@ -2,7 +2,7 @@
 
 Each turn a vehicle reports its position, and every tenth turn its condition. A report is the same JSON in every
 protocol; where a protocol has attributes or a topic, it carries them too. Turns are counted from the beginning of the
-play: a radio that was held up goes on with the turn that is due, and sends none twice.
+play: a radio that was held up continues with the turn that is due, and repeats none.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Fleet:
 
 
 def _reports(vehicles: Sequence[Vehicle], turn: int) -> Reports:
-    """Give the reports of a turn; vehicles take turns in reporting their condition."""
+    """Return the reports of a turn; vehicles take turns in reporting their condition."""
     now = turn * TURN
     reports = [(vehicle, vehicle.position(now)) for vehicle in vehicles]
     for number, vehicle in enumerate(vehicles):

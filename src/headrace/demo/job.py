@@ -107,7 +107,7 @@ class Logbook(msgspec.Struct):
         self.seq = max(self.seq, leg["seq"])
 
     def fleet(self) -> dict[str, object]:
-        """Give the service ``spark/fleet``."""
+        """Return the service ``spark/fleet``."""
         by_protocol: dict[str, int] = {}
         for vehicle in self.vehicles.values():
             by_protocol[vehicle.origin] = by_protocol.get(vehicle.origin, 0) + vehicle.messages
@@ -123,7 +123,7 @@ class Logbook(msgspec.Struct):
         }
 
     def vehicle(self, name: str) -> dict[str, object]:
-        """Give the service ``spark/vehicle/NAME``."""
+        """Return the service ``spark/vehicle/NAME``."""
         known = self.vehicles[name]
         return {
             "messages": known.messages,
@@ -143,7 +143,7 @@ class _Journal:
         self._seq = 0
 
     def facts(self) -> dict[str, object]:
-        """Give the job's own part of the pipeline's status."""
+        """Return the job's own part of the pipeline's status."""
         return {"through": self._seq}
 
     def add(self, rows: DataFrame, batch: int) -> None:

@@ -1,7 +1,7 @@
 """The listeners: each is one ordinary client, and remembers what it received.
 
 A :class:`Watch` subscribes by content: a fence by ranges of ``x`` and ``y``, the workshop by a temperature. It receives
-the reports of a vehicle while they match, and raises an alert for a vehicle that it has not heard of for a while.
+the reports of a vehicle while they match, and raises an alert for a vehicle that was silent for a while.
 :class:`SequenceChecker` takes the whole sequence, over UDP, and checks that no number is missing.
 :class:`SparkResults` keeps the services that the Spark job publishes. :class:`Neighbour` speaks parcels, as a hub of
 another town would: it introduces itself, and asks each second how far the sequence is.
@@ -29,7 +29,7 @@ from headrace.wire.parcel.stream import Parcel, ParcelDecoder, serialize
 from headrace.wire.sdk.predicate import Between
 
 AWAY: Final = 2.0
-"""Seconds of silence after which a vehicle that is heard of again is worth an alert."""
+"""Seconds of silence after which the next report of a vehicle raises an alert."""
 
 _ASK: Final = 1.0
 """Seconds between two questions of a neighbour."""
@@ -60,7 +60,7 @@ class Watch:
         self.astray = 0
         """Messages received that do not match; there must be none."""
         self.seen: dict[str, float] = {}
-        """When each vehicle was last heard of, by the event loop's clock."""
+        """When each vehicle last reported, by the event loop's clock."""
         self._text = text
 
     def inside(self, now: float) -> list[str]:
@@ -85,7 +85,7 @@ class Watch:
 
 
 def satisfies(report: dict[str, Any], conditions: Mapping[str, Between]) -> bool:
-    """Tell whether a report satisfies conditions, all of which are ranges.
+    """Return whether a report satisfies conditions, all of which are ranges.
 
     >>> satisfies({"x": 5.0}, {"x": Between(0, 5)}), satisfies({"y": 5.0}, {"x": Between(0, 5)})
     (True, False)

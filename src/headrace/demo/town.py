@@ -2,7 +2,7 @@
 
 Everything is a function of time and of a seed, so that a run can be repeated. A vehicle goes round a block of the
 street grid at a varying speed; distances are metres, speeds km/h. Figures are rounded here, once, because everybody
-compares what a vehicle reports.
+compares a vehicle's reports.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Fence:
     north: float
 
     def holds(self, x: float, y: float) -> bool:
-        """Tell whether a point is inside."""
+        """Return whether a point is inside."""
         return self.west <= x <= self.east and self.south <= y <= self.north
 
 
@@ -95,7 +95,7 @@ class Vehicle:
         return f"vehicle/{self.name}"
 
     def at(self, seconds: float) -> VehicleMotion:
-        """Give its position and speed so long after the beginning."""
+        """Return its position and speed so long after the beginning."""
         turn = self.swell
         passed = self.metres_per_second * (seconds + 0.3 / turn * (1 - math.cos(turn * seconds)))
         speed = self.metres_per_second * (1 + 0.3 * math.sin(turn * seconds))
@@ -114,7 +114,7 @@ class Vehicle:
         return {"vehicle": self.name, "battery": round(battery, 1), "temperature": round(temperature, 1)}
 
     def _round(self, metres: float) -> tuple[float, float]:
-        """Give the point so many metres along the block, from its south-western corner eastwards."""
+        """Return the point so many metres along the block, from its south-western corner eastwards."""
         across, up = self.east - self.west, self.north - self.south
         left = metres % (2 * (across + up))
         if left < across:

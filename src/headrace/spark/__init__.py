@@ -1,4 +1,4 @@
-"""Spark in and out: the source and the sink ``format("headrace")``, and a session that suits them.
+"""The Spark source and sink ``format("headrace")``, and a session that suits them.
 
     from headrace.spark import session
     spark = session()

@@ -37,11 +37,11 @@ class HeadraceDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
+        """Return the name for ``format``."""
         return SOURCE
 
     def schema(self) -> StructType:
-        """The envelope's columns, or some; called by ``load()``, where mistakes are best reported."""
+        """Return the envelope's columns, or some; called by ``load()``, where mistakes are best reported."""
         return schema_of(check_source_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -66,8 +66,8 @@ class HeadraceDataSource(DataSource):
         """``df.writeStream``."""
         if overwrite:
             raise UsageError(
-                'a log is only ever appended to: write with outputMode("append"); what "update" or "complete" brings '
-                'is written from foreachBatch: batch.write.format("headrace").mode("append")'
+                'a log is only ever appended to: write with outputMode("append"); write the rows of "update" or '
+                '"complete" from foreachBatch: batch.write.format("headrace").mode("append")'
             )
         writer = StreamWriter(parse_sink_options(self.options), schema)
         hide_from_collector("plan")  # Spark calls this for each micro-batch.
@@ -94,7 +94,7 @@ def register(spark: SparkSession) -> None:
 def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:
     """Register a source of this kind."""
     parallelism = spark.sparkContext.defaultParallelism
-    # A new class, which Spark pickles by value: what it knows of the session travels with it.
+    # A new class, which Spark pickles by value, with its attributes.
     spark.dataSource.register(
         type(kind.__name__, (kind,), {"parallelism": parallelism, "__module__": "__main__"})
     )

@@ -1,4 +1,4 @@
-"""Errors of jobs in one sentence: Spark's own account of a failure is a page long."""
+"""Errors of jobs in one sentence: Spark's own report of a failure is a page long."""
 
 from __future__ import annotations
 
@@ -25,43 +25,42 @@ _THROWN: Final = re.compile(r"^: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
 _CAUSE: Final = re.compile(r"^\s*Caused by: (?:[\w$]+\.)*([\w$]+(?:: .+)?)$", re.MULTILINE)
 
 
-def failure_of(name: str, failure: BaseException | None, told: str) -> HeadraceError:
-    """Find the cause of a query's failure: an error of ours, else Python's, else Spark's first line."""
+def failure_of(name: str, failure: BaseException | None, report: str) -> HeadraceError:
+    """Find the cause of a query's failure: an error of ours, else Python's, else the first line of Spark's report."""
     if isinstance(failure, HeadraceError):
         return _named(name, failure)
-    found = _OURS.findall(told)
+    found = _OURS.findall(report)
     if found:
         kind, sentence = found[-1]
         if kind == LostRangeError.__name__:
             # The job sets the option, by its own parameter.
             sentence = sentence.removesuffix(GO_ON) + (
-                f". To go on behind them, once: headrace pipeline run {name} --param fail_on_data_loss=false "
+                f". To skip them, once: headrace pipeline run {name} --param fail_on_data_loss=false "
                 f"(headrace up --param {name}.fail_on_data_loss=false)"
             )
         error = UsageError if kind in ("UsageError", "ConfigError") else PeerError
         return error(f"{name}: {sentence}")
-    if raised := _RAISED.findall(told.rpartition(_TRACE)[2]) if _TRACE in told else []:
+    if raised := _RAISED.findall(report.rpartition(_TRACE)[2]) if _TRACE in report else []:
         return PeerError(f"{name}: {raised[0]}")
-    if told.startswith(_CALLED) and (thrown := _THROWN.search(told)):
+    if report.startswith(_CALLED) and (thrown := _THROWN.search(report)):
         first = thrown[1]
     else:
-        first = next((line for line in told.splitlines() if line.strip()), "the query failed")
-    if first.rstrip().endswith(":") and (causes := _CAUSE.findall(told)):
-        # The outer error says no more than that something failed.
+        first = next((line for line in report.splitlines() if line.strip()), "the query failed")
+    if first.rstrip().endswith(":") and (causes := _CAUSE.findall(report)):
+        # The outer error gives no reason.
         first = f"{first.rstrip()} {causes[-1]}"
     return PeerError(f"{name}: {first}")
 
 
-def is_ours(failure: BaseException | None, told: str) -> bool:
+def is_ours(failure: BaseException | None, report: str) -> bool:
     """Whether the failure is an error of ours, which one sentence explains."""
-    return isinstance(failure, HeadraceError) or _OURS.search(told) is not None
+    return isinstance(failure, HeadraceError) or _OURS.search(report) is not None
 
 
 def failure_text(failure: BaseException) -> str:
-    """A failure as text, with the type of a built-in error (``KeyError: 'x'``)."""
+    """Return a failure as text, with the type of a built-in error (``KeyError: 'x'``)."""
     kind = type(failure)
-    words = str(failure)
-    return f"{kind.__name__}: {words}" if kind.__module__ == "builtins" else words
+    return f"{kind.__name__}: {failure}" if kind.__module__ == "builtins" else str(failure)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
 """Connections to hubs from Spark's Python processes.
 
-A Python worker serves many tasks, one after the other, and a connection costs several milliseconds: so a process
-keeps its connections, by their options, until one fails. Keys are read when a connection is made and are in no pickle.
+A Python worker runs many tasks, and a connection costs several milliseconds: so a process keeps its connections, by
+their options, until one fails. Keys are read when a connection is made and are never pickled.
 
-Spark decides which process has a connection when a hub is restarted, so making one may take as long as replacing a lost
-one: the ``patience`` of the options. Only a user's first request fails at once if the hub is not there.
+A task may need a new connection while a hub restarts, so making one may take the ``patience`` of the options, like
+replacing a lost one. Only a user's first request fails at once if there is no hub.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def new_client(access: HubOptions) -> LinkClient:
 
 @contextmanager
 def link(access: HubOptions, *, at_once: bool = False) -> Iterator[SyncLinkClient]:
-    """Lend a connected client whose methods block, to one user at a time. ``at_once``: do not wait for a hub."""
+    """Lend a blocking client to one user at a time. ``at_once``: fail if there is no hub now."""
     with _idle_lock:
         kept = _idle.get(access)
         client = kept.pop() if kept else None
@@ -56,7 +56,7 @@ def link(access: HubOptions, *, at_once: bool = False) -> Iterator[SyncLinkClien
     try:
         yield client
     except BaseException:
-        # A stream may be half read, or the hub may have changed.
+        # It may have a stream half read.
         client.close()
         raise
     with _idle_lock:

@@ -1,7 +1,7 @@
-"""The options of the source and the sink: names, values, and what they mean.
+"""The options of the source and the sink.
 
-Spark gives options as texts whose names have lost their capitals. Here they become a checked value that can be pickled
-and holds no secret: a key is read from its file, or from the environment, where a connection is made.
+Spark gives options as texts with names in lower case. Here they become a checked value that can be pickled and contains
+no secret: a key is read from its file, or from the environment, where a connection is made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_DELAY: Final = 15 * 60.0
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 OffsetOption = Literal["earliest", "latest"] | int
-"""Where to begin or end: a word, or the number of a message."""
+"""A beginning or an end: a word, or a sequence number."""
 
 _BOTH: Final = ("servers", "clientId", "keyFile", "patience")
 _READ: Final = (
@@ -105,19 +105,19 @@ class HubOptions:
 
     @classmethod
     def to(cls, servers: str) -> HubOptions:
-        """Access to hubs as people name them: ``host:port``, or as a URL, with commas between."""
+        """Parse the hubs as people name them: ``host:port``, or as a URL, with commas between."""
         hosts = ",".join(host.strip().removeprefix("tube://") for host in servers.split(","))
         if "@" in hosts:
             # There may be a key before it, so the value is not repeated.
             raise UsageError(
-                "servers has an @: expected host:port[,host:port …]; who asks is said with clientId"
+                "servers has an @: expected host:port[,host:port …]; set clientId for credentials"
             )
-        made = cls(hosts)
+        access = cls(hosts)
         try:
-            _ = made.hosts
+            _ = access.hosts
         except HeadraceError as error:
             raise UsageError(f"servers = {hosts!r}: expected host:port[,host:port …] ({error})") from None
-        return made
+        return access
 
     @property
     def hosts(self) -> list[Address]:
@@ -125,11 +125,11 @@ class HubOptions:
         return [Address.parse(host.strip(), DEFAULT_PORT) for host in self.servers.split(",")]
 
     def credentials(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-        """Client id and key from the options or the environment; ``None`` if neither has them."""
+        """Find client id and key in the options or the environment; ``None`` if neither has them."""
         client_id = self.client_id or environ.get(CLIENT_VARIABLE)
         if client_id is None:
             if self.key_file is not None:
-                raise UsageError(f"keyFile {self.key_file!r} is whose? Say it with clientId")
+                raise UsageError(f"keyFile {self.key_file!r} needs the client's id: set clientId")
             return None
         if self.key_file is None:
             key = environ.get(KEY_VARIABLE)
@@ -187,12 +187,12 @@ class SinkOptions:
 
 
 def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceOptions:
-    """The options of ``readStream`` (``stream``) or of ``read``."""
+    """Parse the options of ``readStream`` (``stream``) or of ``read``."""
     given = _Given(options, _READ)
     starting = given.place("startingOffsets", ("earliest", "latest") if stream else ("earliest",))
     time = given.time("startingTimestamp")
     if starting is not None and time is not None:
-        raise UsageError("startingOffsets and startingTimestamp are two answers to one question: say one")
+        raise UsageError("startingOffsets and startingTimestamp exclude one another: set one")
     if stream and given.has("endingOffsets"):
         raise UsageError(
             "endingOffsets is for spark.read: a stream has no end (see trigger(availableNow=True))"
@@ -200,13 +200,11 @@ def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceO
     if not stream:
         for name in _STREAM_ONLY:
             if given.has(name):
-                raise UsageError(
-                    f"{name} is for spark.readStream: a batch has no triggers and keeps no place"
-                )
+                raise UsageError(f"{name} is for spark.readStream: a batch has no triggers and no position")
     ending = given.place("endingOffsets", ("latest",)) or "latest"
     if isinstance(starting, int) and isinstance(ending, int) and starting > ending + 1:
         raise UsageError(
-            f"endingOffsets = {ending} is before startingOffsets = {starting}: nothing is between"
+            f"endingOffsets = {ending} is before startingOffsets = {starting}: there is nothing between"
         )
     where = given.text("where")
     origin = given.text("origin")
@@ -233,9 +231,9 @@ def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceO
 
 
 def check_source_options(options: Mapping[str, str]) -> SourceOptions:
-    """Parse the options of ``readStream`` or ``read`` when it is not known yet which it is."""
+    """Parse the options of ``readStream`` or ``read`` where it is not known yet which it is."""
     given = {name.lower() for name in options}
-    # An option that only one of them takes shows which is meant, and whose errors are of use.
+    # An option that only one of them takes shows which is meant.
     batch = "endingoffsets" in given and not any(name.lower() in given for name in _STREAM_ONLY)
     try:
         return parse_source_options(options, stream=not batch)
@@ -247,13 +245,13 @@ def check_source_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """The options of ``writeStream`` or of ``write``."""
+    """Parse the options of ``writeStream`` or of ``write``."""
     given = _Given(options, _WRITE)
     return SinkOptions(given.access(), topic=given.text("topic") or "")
 
 
 def as_text(value: object) -> str:
-    """An option's value as Spark hands it on.
+    """Convert an option's value to Spark's form.
 
     >>> as_text(True), as_text(5), as_text("eu")
     ('true', '5', 'eu')
@@ -272,12 +270,12 @@ class _Given:
                 continue
             if name == "path":
                 raise UsageError(
-                    "there is no path: a hub is named with the option servers, its messages with topic; leave what is "
-                    "in load(), save() or start() out"
+                    "there is no path: set the options servers and topic, and leave the arguments of load(), save() "
+                    "or start() out"
                 )
             if _SECRET.search(name):
                 raise UsageError(
-                    f"option {name!r} would stand in plans and logs: put the key into a file and name it with "
+                    f"option {name!r} would appear in plans and logs: put the key into a file and name it with "
                     f"keyFile, or into {KEY_VARIABLE} in the environment of driver and executors"
                 )
             raise UsageError(_unknown(name, names))
@@ -376,7 +374,7 @@ class _Given:
 
 
 def micros(moment: datetime) -> int:
-    """A time as µs since 1970; without a zone it is UTC.
+    """Convert a time to µs since 1970; without a zone it is UTC.
 
     >>> micros(datetime.fromisoformat("1970-01-01T00:00:01.000001"))
     1000001
@@ -408,7 +406,7 @@ def parse_predicates(text: str) -> str:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"where: expected JSON ({error})") from None
     if not isinstance(where, dict):
-        raise UsageError("where: expected a JSON object, an attribute's name to what it must be")
+        raise UsageError("where: expected a JSON object of attributes and conditions")
     fields = {name: _field(name, predicate) for name, predicate in where.items()}
     try:
         parse_where(fields)

@@ -1,9 +1,9 @@
-"""Run jobs: start them in one Spark session, watch them, report their progress, stop in good order.
+"""Run jobs: start them in one Spark session, supervise them, report their progress, stop in good order.
 
 A pipeline ends by :meth:`Pipeline.stop`, when all its jobs are done (``available_now``, and jobs that have an end), or
 with its Spark session. If one job fails, either that job is restarted (``restart``; see
-:mod:`~headrace.spark.supervised_job`), or the others are stopped and the failure is the pipeline's. In any case, its
-jobs go on from their checkpoints when they are started again.
+:mod:`~headrace.spark.supervised_job`), or the others are stopped and the failure is the pipeline's. Jobs resume from
+their checkpoints when they are started again.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ WITHOUT_HUB: Final = frozenset({"decode"})
 
 LOOK_SECONDS: Final = 0.5
 FIRST_SECONDS: Final = 12.0
-"""Seconds that a job may have the machine to itself for its first micro-batch."""
+"""Seconds that a job has the machine to itself, for its first micro-batch."""
 STOP_SECONDS: Final = 6.0
-"""Seconds that a running micro-batch may take to end when the pipeline stops; else it is repeated next time."""
+"""Seconds for a running micro-batch to end when the pipeline stops; otherwise it is repeated next time."""
 JOIN_SECONDS: Final = 0.5
-"""Seconds that a job may take to notice the end of Spark; one that waits for a hub may take longer."""
+"""Seconds to wait for a job after Spark has stopped; one that waits for a hub takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ class Pipeline:
         self._tell = tell
         self._stopping = threading.Event()
         self._over = threading.Event()
-        """Set when no job is to be started any more."""
+        """Set when no further job is to be started."""
         self._supervised: dict[str, SupervisedJob] = {}
         self._progress: dict[str, dict[str, object]] = {}
-        """The last known progress of each job; reports come from here, not from Spark."""
+        """The last known progress of each job, for reports."""
         self._newest: int | None = None
         self._lost: Mapping[str, object] = {}
         """The messages each job has lost, as the hub counts them."""
@@ -97,11 +97,11 @@ class Pipeline:
         self._since = _now()
         self._until: str | None = None
         self._ui: str | None = None
-        # Mistakes are reported before a JVM is started.
+        # Report mistakes before a JVM is started.
         self._jobs: dict[str, Job] = {name: asked.own.get(name) or find(name) for name in asked.jobs}
-        self._told = parameters_of(self._jobs, asked.params)
+        self._given = parameters_of(self._jobs, asked.params)
         if not asked.restart:
-            # With restarts, what is missing now may appear later.
+            # With restarts, a missing file may appear later.
             for name in self._jobs:
                 self._check(name)
         if not _MASTER.match(asked.master):
@@ -112,16 +112,14 @@ class Pipeline:
             raise UsageError(f"memory = {asked.memory}: expected a size such as 800m or 2g")
 
     def _check(self, name: str) -> None:
-        """Let a job check its parameters."""
         check: Callable[[Mapping[str, str], bool], None] | None = getattr(self._jobs[name], "check", None)
         if check is not None:
             with naming_job(name):
                 check(self._params(name), self._asked.available_now)
 
     def _params(self, name: str) -> dict[str, str]:
-        """A job's parameters."""
         folder = self._jobs[name].PARAMETERS["path"].default or name
-        return {"path": f"{self._asked.root}/{folder}", **self._told[name]}
+        return {"path": f"{self._asked.root}/{folder}", **self._given[name]}
 
     def stop(self) -> None:
         """End :meth:`run`; may be called from a signal handler."""
@@ -161,7 +159,8 @@ class Pipeline:
                 if self._stopping.is_set():
                     self._tell({"event": "stopping", "jobs": list(asked.jobs)})
                 self._stop_queries()
-                self._stop_spark(spark)
+                with contextlib.suppress(Exception):
+                    spark.stop()
                 for each in self._supervised.values():
                     each.join(JOIN_SECONDS)
                 close_links()
@@ -170,9 +169,9 @@ class Pipeline:
 
     def _session(self) -> SparkSession:
         asked = self._asked
-        wrong = f"Spark does not start on {asked.master}"
+        problem = f"Spark does not start on {asked.master}"
         try:
-            with _own_interrupts(), translating_spark(wrong, in_full=False):
+            with _own_interrupts(), translating_spark(problem, in_full=False):
                 return session(
                     asked.master,
                     app=f"headrace {' '.join(asked.jobs)}",
@@ -187,11 +186,11 @@ class Pipeline:
                 # The signal that stops us may have reached the JVM too, as with systemd.
                 raise KeyboardInterrupt from error
             if isinstance(error, OSError):
-                raise PeerError(f"{wrong}: {error}") from error
+                raise PeerError(f"{problem}: {error}") from error
             raise
 
     def facts(self) -> dict[str, object]:
-        """The pipeline's status."""
+        """Return the pipeline's status."""
         return {
             "state": self._state,
             "pid": os.getpid(),
@@ -227,9 +226,9 @@ class Pipeline:
         job, params = self._jobs[name], self._params(name)
 
         def ready() -> JobRun:
-            # A pool for each job: a long micro-batch of one does not delay the others.
+            # A pool for each job, so that a long micro-batch of one does not delay the others.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-            # To find what it does outside of queries.
+            # To find its Spark jobs outside of queries.
             spark.sparkContext.setJobGroup(name, job.ABOUT)
             return JobRun(spark, name, self._asked.access, params, job.PARAMETERS, self._asked.available_now)
 
@@ -239,13 +238,10 @@ class Pipeline:
         self._supervised[name].start()
 
     def _let_begin(self, spark: SparkSession, name: str) -> None:
-        """Let a job's first micro-batch end before the next job begins, so that there is soon something to see.
-
-        Without messages there is nothing to wait for.
-        """
+        """Let a job's first micro-batch end before the next job begins, if there are messages: results show soon."""
         deadline = monotonic() + FIRST_SECONDS
-        goes_on = not self._asked.available_now and bool(self._newest)
-        while goes_on and monotonic() < deadline and not self._supervised[name].begun:
+        waits = not self._asked.available_now and bool(self._newest)
+        while waits and monotonic() < deadline and not self._supervised[name].begun:
             if self._stopping.wait(0.1):
                 break
             self._look(spark)
@@ -286,10 +282,6 @@ class Pipeline:
                 while query.isActive and query.status["isTriggerActive"] and monotonic() < deadline:
                     threading.Event().wait(0.05)
                 query.stop()
-
-    def _stop_spark(self, spark: SparkSession) -> None:
-        with contextlib.suppress(Exception):
-            spark.stop()
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -343,7 +335,7 @@ def _hush_queries(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Keep our handler of Ctrl-C: a Spark context's own aborts all running tasks."""
+    """Keep our handler of Ctrl-C: a Spark context's own would abort all running tasks."""
     before = signal.getsignal(signal.SIGINT)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -364,5 +356,5 @@ def _now() -> str:
 
 
 def _at_last(facts: Mapping[str, object]) -> dict[str, object]:
-    """A job's final status."""
+    """Return a job's final status."""
     return {**facts, "state": facts["state"] if facts["state"] in ("done", "failed") else "stopped"}

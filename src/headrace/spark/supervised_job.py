@@ -1,11 +1,11 @@
 """One job of a pipeline: started, watched and, if wanted, restarted when it fails.
 
-Jobs are independent of one another. Each has a thread of its own, so that what one waits for (a hub that is away, the
-pause before its next try) delays no other. All share one Spark session; its end is noticed by the pipeline, not here.
+Each job has a thread of its own, so that one that waits (for a hub, or for its next try) delays no other. All share one
+Spark session; the pipeline notices its end.
 
-A job that fails is restarted after a pause, which doubles from try to try, even for what does not get better by itself
-(a path that cannot be written, another log's checkpoint, lost messages): somebody may fix it, and until then it costs a
-try a minute. A job that has run for a good while begins with the first pause again.
+A job that fails is restarted after a pause, which doubles from try to try, even if it needs fixing first (a path that
+cannot be written, another log's checkpoint, lost messages): until then it costs a try a minute. A job that has run for
+two minutes begins with the first pause again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pauses:
         self._next = FIRST_PAUSE
 
     def after(self, ran: float) -> float:
-        """The pause after a try that failed when it had run for ``ran`` seconds."""
+        """Return the pause after a try that failed when it had run for ``ran`` seconds."""
         pause = FIRST_PAUSE if ran >= STEADY_SECONDS else self._next
         self._next = min(pause * 2, LONGEST_PAUSE)
         return pause
@@ -110,17 +110,17 @@ class SupervisedJob:
 
     @property
     def at_work(self) -> Callable[[Any], Mapping[str, object]] | None:
-        """The question to the hub about the progress of a job that has an end, while it runs."""
+        """The function that asks the hub for the progress of a job that has an end, while it runs."""
         return None if self._run is None or self._state != "starting" else self._run.at_work
 
     def news(self) -> Iterator[dict[str, object]]:
-        """Events since the last call: done, or failed."""
+        """Yield the events since the last call: done, or failed."""
         with contextlib.suppress(Empty):
             while True:
                 yield self._news.get_nowait()
 
     def facts(self, newest: int | None) -> dict[str, object]:
-        """The facts for the status; ``newest`` is the last message of the log, if known."""
+        """Return the facts for the status; ``newest`` is the last message of the log, if known."""
         # In this order: the query is set before its state is left to Spark.
         state, started = self._state, self.started
         facts: dict[str, object] = {"job": self._name, "state": state, **self._done}
@@ -148,7 +148,8 @@ class SupervisedJob:
                 return
             pause = self._pauses.after(monotonic() - began)
             self._state = "restarting"
-            self._news.put({"event": "failed", **self._about(), "seconds": pause})
+            about = {"job": self._name, "state": self._state, "restarts": self._restarts}
+            self._news.put({"event": "failed", **about, **self._mishap, "seconds": pause})
             if self._stopping.wait(pause):
                 return
             self._restarts += 1
@@ -198,12 +199,9 @@ class SupervisedJob:
         words = failure_text(failure).removeprefix(f"{self._name}: ")[:_SHOWN]
         self._mishap = {"error": words, "failed": datetime.now(UTC).isoformat(timespec="seconds")}
 
-    def _about(self) -> dict[str, object]:
-        return {"job": self._name, "state": self._state, "restarts": self._restarts, **self._mishap}
-
 
 def progress_of(name: str, started: RunningJob, newest: int | None) -> dict[str, object]:
-    """The facts of a running job, from Spark's own report; ``newest`` is the last message of the log, if known."""
+    """Return the facts of a running job, from Spark's report; ``newest`` is the log's last message, if known."""
     query = started.query
     facts: dict[str, object] = {"job": name, "state": "running" if query.isActive else "stopped"}
     last = query.lastProgress
@@ -211,7 +209,7 @@ def progress_of(name: str, started: RunningJob, newest: int | None) -> dict[str,
         facts |= _figures(json.loads(last.json), newest)
     own = dict(started.facts())
     if not facts.get("rows"):
-        # Spark has had nothing to do since: the job's own counts are of an earlier micro-batch.
+        # The last micro-batch was empty: the job's own counts are of an earlier one.
         own.pop("rows", None)
         own.pop("rows_per_second", None)
     return facts | own
@@ -243,7 +241,7 @@ def _figures(last: Mapping[str, Any], newest: int | None) -> dict[str, object]:
 
 
 def _seq(offset: object) -> int | None:
-    """The sequence number of an offset, which Spark gives as JSON or as a text of JSON."""
+    """Parse the sequence number of an offset, which Spark gives as an object or as JSON text."""
     if isinstance(offset, str):
         offset = json.loads(offset)
     seq = offset.get("seq") if isinstance(offset, dict) else None

@@ -1,20 +1,4 @@
-"""The JSON API, which the dashboard uses.
-
-``GET  /api/status``             the hub's status
-``GET  /api/history``            the last ten minutes, second by second
-``GET  /api/events``             server-sent: ``status`` at once and ``sample`` each second
-``GET  /api/messages``           messages: ``before``, ``from`` or ``time`` (µs), ``count``, ``topic``, ``origin``
-``GET  /api/messages/SEQ``       one message, its payload whole
-``GET  /api/tail``               server-sent: ``messages`` as they come, with the same filters
-``POST /api/messages``           publish one: ``{"topic", "payload" | "payload_base64", "attributes"}``
-``GET  /api/services``           the services: ``after``, ``contains``, ``count``
-``GET  /api/service?id=ID``      one service, its value whole
-``GET  /api/service/events?id=`` server-sent: ``service`` when it changes
-``GET  /api/subscriptions``      content subscriptions: ``contains``, ``count``
-``POST /api/subscriptions/try``  the clients that would get a message: ``{"topic", "payload", "attributes"}``
-``POST /api/log/seal``           seal what is committed
-``POST /api/cluster/vouch``      let a node of a cluster go on with the messages it has
-"""
+"""The JSON API, which the dashboard uses; ``docs/dashboard.md`` describes each request."""
 
 from __future__ import annotations
 
@@ -51,7 +35,7 @@ ORIGIN: Final = HTTP
 SAMPLE_SECONDS: Final = 1.0
 _TAIL_SECONDS: Final = 0.25
 _TAIL_MOST: Final = 60
-"""The most messages in one event: more than a person reads. A flag says whether some were left out."""
+"""The most messages in one event: more than a person reads. A flag shows whether some were left out."""
 
 _SERVICES: Final = 200
 _SUBSCRIPTIONS: Final = 200
@@ -78,7 +62,7 @@ class Api:
         self._sampling: asyncio.Task[None] | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        """Give the routes of the handlers."""
+        """Return the routes of the handlers."""
         return [
             web.get("/api/status", self._status),
             web.get("/api/history", self._past),
@@ -97,12 +81,12 @@ class Api:
         ]
 
     async def start(self, _app: web.Application) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._sample()
         self._sampling = asyncio.ensure_future(self._keep_sampling())
 
     async def stop(self, _app: web.Application) -> None:
-        """End the sampling and every stream of events, which pages would keep open for ever."""
+        """Stop sampling, and end all streams of events, which pages would keep open."""
         ending = [*self._streams, *([self._sampling] if self._sampling is not None else [])]
         for task in ending:
             task.cancel()
@@ -177,7 +161,7 @@ class Api:
                     found = await self._read(messages.newest, log, wanted, head + 1, _TAIL_MOST)
                     fresh = [each for each in found.messages if each["seq"] >= cursor]
                     if fresh:
-                        # If the search did not come as far as the cursor, some may be left out.
+                        # The search may have ended before the cursor.
                         left_out = found.first > cursor
                         await events.send("messages", {"messages": fresh, "left_out": left_out, "head": head})
                     cursor = head + 1

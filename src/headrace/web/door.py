@@ -1,18 +1,9 @@
-"""The ``http`` door.
-
-``GET /``         the dashboard
-``/api/...``      the JSON API of the dashboard (:mod:`~headrace.web.api`)
-``GET /metrics``  the hub's counters for Prometheus
-``GET /healthz``  200 while the process works
-``GET /readyz``   200 while every door accepts and, at a frontend, the upstream hub answers; else 503
-``GET /sdk/sub/preauth``  a token for an old SDK client
-"""
+"""The ``http`` door: the dashboard, its JSON API, metrics, health checks, and tokens for old SDK clients."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 from aiohttp import web
@@ -20,15 +11,13 @@ from aiohttp import web
 from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
-from headrace.web.access import AccessCheck
+from headrace.web.access import AccessCheck, Handler
 from headrace.web.api import Api, as_json
 
 MAX_CONNECTIONS: Final = 128
 """Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpDoor:
@@ -76,7 +65,6 @@ class _ConnectionLimit(asyncio.Protocol):
         self._address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand the connection to the http protocol, or close it."""
         stream = cast("asyncio.Transport", transport)
         serving, peer = self._runner.server, stream.get_extra_info("peername")
         if serving is None or peer is None:
@@ -93,27 +81,22 @@ class _ConnectionLimit(asyncio.Protocol):
         self._deadlines.set(handler, stream)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget the connection."""
         if self._handler is not None:
             self._admission.release(self._address)
             self._handler.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on."""
         if self._handler is not None:
             self._handler.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
         return None if self._handler is None else self._handler.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass it on."""
         if self._handler is not None:
             self._handler.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
         if self._handler is not None:
             self._handler.resume_writing()
 
@@ -126,7 +109,6 @@ class _FirstRequestDeadlines:
         self._timers: dict[object, asyncio.TimerHandle] = {}
 
     def set(self, handler: object, transport: asyncio.Transport) -> None:
-        """Start the deadline of a new connection."""
         seconds = self._server.settings.limits.handshake_seconds
         loop = asyncio.get_running_loop()
         self._timers[handler] = loop.call_later(seconds, self._expired, handler, transport)

@@ -76,7 +76,7 @@ class NextValue(Generic[T]):
         self._next: asyncio.Future[T] | None = None
 
     def set(self, value: T) -> None:
-        """Give the next value to all waiting tasks."""
+        """Return the next value to all waiting tasks."""
         waiting, self._next = self._next, None
         if waiting is not None and not waiting.done():
             waiting.set_result(value)

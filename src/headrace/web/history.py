@@ -1,4 +1,4 @@
-"""The last minutes of a hub, second by second, so that the charts of a page that is opened have a past.
+"""The last minutes of a hub, second by second, for the charts of a page that is opened.
 
 A :class:`Sample` is made from the hub's counters now and one sample ago: counts become rates.
 """
@@ -26,7 +26,7 @@ _JOBS: Final = 16
 _NAME: Final = 64
 _FIGURES: Final = ("rows_per_second", "batch_seconds", "behind")
 _UPDATES: Final = 5
-"""Updates of ``measure`` that a rate is computed from: a single one depends on when it was seen."""
+"""Updates of ``measure`` from which a rate is computed: a single one depends on when it was seen."""
 _STALE_SECONDS: Final = 15.0
 """Seconds without an update after which the rate is unknown: all is quiet, or ``measure`` has stopped."""
 _SUMS: Final = ("refused", "repaired", "skipped", "conflated")
@@ -130,7 +130,7 @@ class History:
             return {}
         updates = self._updates
         if not updates or updates[-1][1].start != measured.start:
-            # How many more messages the minute before got is unknown.
+            # The final count of the minute before is unknown.
             updates.clear()
             updates.append((now, measured))
         elif updates[-1][1].messages != measured.messages:
@@ -182,7 +182,7 @@ class _Window(msgspec.Struct):
 
 
 def _counts(counters: Counters) -> dict[str, dict[str, int]]:
-    """Give the counters that are drawn, by the value of their first label; transports of a door are added up."""
+    """Return the counters that are drawn, by the value of their first label; transports of a door are added up."""
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for name, labels, value in counters:
         if name in (_IN, _OUT, _MATCHED, *_SUMS):

@@ -1,7 +1,6 @@
 """Messages for the dashboard: found by number, time and filter, with payloads cut to what a person reads.
 
-Searches run in threads and are bounded: one that finds little says how far it looked, so that the next can go on from
-there.
+Searches run in threads and are bounded: a result has the range that was searched, so that the next can continue.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def one(log: Log, seq: int) -> dict[str, Any] | None:
 
 
 def shown(message: Message, limit: int = PREVIEW) -> dict[str, Any]:
-    """Give a message as JSON: its payload as text, or as base64 if it is not UTF-8, cut to ``limit`` bytes."""
+    """Return a message as JSON: its payload as text, or as base64 if it is not UTF-8, cut to ``limit`` bytes."""
     return {
         "seq": message.seq,
         "time": message.time,
@@ -94,7 +93,7 @@ def shown(message: Message, limit: int = PREVIEW) -> dict[str, Any]:
 
 
 def readable(name: str, content: bytes, limit: int) -> dict[str, str]:
-    """Give bytes as text, or as base64 (with a suffix to the name) if they are not UTF-8, cut to ``limit``."""
+    """Return bytes as text, or as base64 (with a suffix to the name) if they are not UTF-8, cut to ``limit``."""
     cut = content[:limit]
     try:
         return {name: cut.decode()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from importlib.resources import files
 from typing import Final
 
 from aiohttp import hdrs, web
+
+from headrace.web.access import Handler
 
 TYPES: Final = {
     ".css": "text/css",
@@ -16,11 +17,9 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 def routes() -> list[web.RouteDef]:
-    """Give the routes of ``/`` and of everything that it loads."""
+    """Return the routes of ``/`` and of everything that it loads."""
     found: list[web.RouteDef] = []
     folder = files("headrace.web") / "dashboard"
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):

@@ -43,7 +43,7 @@ def answer(server: Server, request: web.Request) -> web.Response:
 
 
 def _connector(server: Server, request: web.Request) -> str:
-    """Give the connector's address as this client can reach it."""
+    """Return the connector's address as this client can reach it."""
     wanted = server.settings.listen.sdk
     address = server.doors["sdk"]
     if wanted is None or wanted.host not in _ANY or request.url.host is None:

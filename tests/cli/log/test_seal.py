@@ -70,7 +70,7 @@ def test_a_holder_without_an_http_door(run: Run, tmp_path: Path) -> None:
         (b"HTTP/1.0 200 OK\r\n\r\nhello", "not a hub"),
         (b"HTTP/1.0 503 Busy\r\n\r\n{}", "Busy (503)"),
         (b'HTTP/1.0 403 Forbidden\r\n\r\n{"error": "not you"}', "not you (403)"),
-        (b"HTTP/1.0 401 Unauthorized\r\n\r\n{}", "say who you are with --client-id"),
+        (b"HTTP/1.0 401 Unauthorized\r\n\r\n{}", "auth.required is on: add --client-id"),
         (b"\x00\x01\x02\r\n\r\n", "http://127.0.0.1:"),
         (b"", "http://127.0.0.1:"),
     ],

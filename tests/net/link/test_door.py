@@ -61,7 +61,7 @@ async def test_a_version_that_is_not_spoken(server: Server) -> None:
     async with link_peer(server, greet=False) as peer:
         answer = await peer.ask(op="hello", id=1, version=0)
         assert (answer["id"], answer["error"], answer["versions"]) == (1, "version", [1])
-        assert answer["reason"] == "version 0 of the link is not spoken here, but 1"
+        assert answer["reason"] == "this hub speaks version 1 of the link, not 0"
         assert await peer.gone()
     assert refused(server, "version") == 1
     async with link_peer(server, greet=False) as peer:

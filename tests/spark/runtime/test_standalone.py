@@ -87,8 +87,8 @@ def executors() -> list[int]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "which is it to be"),
-        (["slave"], "which is it to be"),
+        ([], "expected master or worker"),
+        (["slave"], "expected master or worker"),
         (["worker", "--cores", "1"], "told its master"),
     ],
 )

@@ -197,7 +197,7 @@ def test_what_is_lost_is_named_or_passed_over(
     with pytest.raises(LostRangeError) as lost:
         stream(hub).partitions(begin, end)
     assert (lost.value.first, lost.value.last) == (1, extent.first - 1)
-    assert str(lost.value).endswith("; with failOnDataLoss=false a query goes on behind them")
+    assert str(lost.value).endswith("; with failOnDataLoss=false a query skips them")
     with caplog.at_level("WARNING", "headrace.spark"):
         kept = stream(hub, failOnDataLoss="false").partitions(begin, end)
     assert ranges(kept) == [(extent.first, extent.head)]

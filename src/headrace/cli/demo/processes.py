@@ -74,7 +74,7 @@ class DemoProcesses:
         self.spark.start(_run_jobs, jobs, self.doors["tube_tcp"], root, self._output("spark"))
 
     def spark_end(self) -> SparkEnd | None:
-        """Say why the Spark job has ended, if it has."""
+        """Return why the Spark job has ended, if it has."""
         code = self.spark.ended()
         if code is not None:
             from headrace.demo.play import SparkEnd
@@ -98,13 +98,13 @@ class DemoProcesses:
         return self._directory / f"{name}.log"
 
     def _last_line(self, name: str) -> str:
-        """Give the last line of a child's output, preferably one of Headrace itself."""
+        """Return the last line of a child's output, preferably one of Headrace itself."""
         with contextlib.suppress(OSError):
             lines = self._output(name).read_text(errors="replace").split("\n")
             ours = [line.removeprefix("headrace: ") for line in lines if line.startswith("headrace: ")]
             if printed := ours or [line for line in lines if line.strip()]:
                 return printed[-1]
-        return "it said nothing"
+        return "it printed nothing"
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def info(config: Config = None, data: Data = None, client_id: ClientId = None, a
 
 
 def _facts(directory: Path, credentials: Credentials | None) -> dict[str, Any]:
-    """Give all facts about a log, as JSON has them; times are UTC."""
+    """Return all facts about a log, as JSON has them; times are UTC."""
     from headrace.cli.terminal.running_hub import find_running_hub
     from headrace.log.store import Log
 

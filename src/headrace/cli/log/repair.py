@@ -1,4 +1,4 @@
-"""``log repair``: say what is wrong and what would be done, ask, and do it."""
+"""``log repair``: show the damage and the repair, ask, and do it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``log verify``: read every byte of a log, and say what is wrong."""
+"""``log verify``: read every byte of a log, and report damage."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def verify(config: Config = None, data: Data = None, as_json: Json = False) -> N
 
 
 def problem_facts(problem: Problem) -> dict[str, Any]:
-    """Give a problem as JSON has it; ``last`` is null where it is unknown how far it reaches."""
+    """Return a problem as JSON has it; ``last`` is null where it is unknown how far it reaches."""
     return {
         "file": str(problem.path),
         "offset": problem.offset,

@@ -44,7 +44,7 @@ def jobs(as_json: Json = False) -> None:
 
 
 def default_of(job: str, name: str, known: Parameter) -> str:
-    """Give the value of a parameter that is not set.
+    """Return the value of a parameter that is not set.
 
     >>> from headrace.spark.jobs.job import Parameter
     >>> default_of("verify", "path", Parameter("where it writes")), default_of("match", "most", Parameter("", "9"))

@@ -1,4 +1,4 @@
-"""How far the jobs of a pipeline are, in a few words."""
+"""The progress of a pipeline's jobs, in a few words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Weight(IntEnum):
 
 
 def failure_line(facts: Mapping[str, object]) -> str:
-    """Say that a job failed and is started again.
+    """Describe a failure of a job that will be restarted.
 
     >>> failure_line({"job": "archive", "error": "no room", "seconds": 2.0, "restarts": 1})
     'archive: no room; archive is started again in 2 s'
@@ -31,7 +31,7 @@ def failure_line(facts: Mapping[str, object]) -> str:
 
 
 def live_line(jobs: Iterable[Mapping[str, object]], width: int = 0) -> str:
-    """Say how far all jobs are, in less than ``width`` columns, unless that is 0: what matters least is left out first.
+    """Describe the progress of all jobs in less than ``width`` columns (0: any), least important facts left out first.
 
     >>> facts = {"rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25, "restarts": 2}
     >>> jobs = [{"job": "archive", **facts}, {"job": "verify", **facts, "findings": 1}, {"job": "measure", **facts}]
@@ -51,7 +51,7 @@ def live_line(jobs: Iterable[Mapping[str, object]], width: int = 0) -> str:
 
 
 def progress_line(facts: Mapping[str, object], least: Weight = Weight.PACE) -> str:
-    """Say how far a job is: the facts that have the ``least`` weight or more, and at least one.
+    """Describe a job's progress: the facts of at least the ``least`` weight, and at least one.
 
     >>> progress_line({"job": "archive", "rows_per_second": 1250.4, "behind": 12, "batch_seconds": 0.25})
     'archive 1,250/s, 12 behind, 0.25 s a batch'
@@ -73,7 +73,7 @@ def progress_line(facts: Mapping[str, object], least: Weight = Weight.PACE) -> s
 
 
 def _parts(facts: Mapping[str, object]) -> list[tuple[Weight, str]]:
-    """Give the facts about a job in the order to print them, each with its weight."""
+    """Return the facts about a job in the order to print them, each with its weight."""
     if facts.get("state") == "running" and facts.get("tasks"):
         tasks = counted(int(str(facts["tasks"])), "task")
         parts = [(Weight.BEHIND, f"{facts['tasks_done']} of {tasks}")]

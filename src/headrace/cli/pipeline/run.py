@@ -1,4 +1,4 @@
-"""``pipeline run``: run jobs, show how far they are, stop when asked to.
+"""``pipeline run``: run jobs, show their progress, stop on a signal.
 
 On a terminal that is one line that changes; in a pipe it is a JSON line for each event: ``starting``, ``started``,
 ``progress`` (a micro-batch is done), ``done``, ``failed`` (it is tried again), ``stopping``, ``stopped``.
@@ -178,7 +178,7 @@ def parse_params(params: Sequence[str]) -> dict[str, str]:
 
 
 def default_servers() -> str:
-    """Give the address of the link by this environment's settings."""
+    """Return the address of the link by this environment's settings."""
     return default_url(DoorScheme.TUBE).partition("://")[2]
 
 
@@ -191,7 +191,7 @@ def run_for_hub(settings: Settings) -> None:
     credentials = find_credentials(None, settings)
     if credentials is None and settings.auth.required:
         raise UsageError(
-            f"auth.required is on, and nobody says who the pipeline is: set {CLIENT_VARIABLE} to one of auth.clients"
+            f"auth.required is on, and the pipeline has no client id: set {CLIENT_VARIABLE} to one of auth.clients"
         )
     export_credentials(credentials)
     wanted, where = settings.pipeline, settings.listen.tube_tcp
@@ -267,7 +267,7 @@ class _EventLines:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 class _LiveLine:

@@ -49,7 +49,7 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
 
 
 def has_failed(job: Mapping[str, Any]) -> bool:
-    """Tell whether a job has failed and has not done anything since; an earlier failure is history.
+    """Return whether a job has failed and has done nothing since.
 
     >>> [has_failed({"state": state, "error": "no room"}) for state in ("restarting", "starting", "running", "failed")]
     [True, True, True, True]
@@ -84,7 +84,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _ended(facts: Mapping[str, Any]) -> str:
-    """Say when it ended, and when it began.
+    """Describe when a pipeline ended, and when it began.
 
     >>> _ended({"since": "2026-01-31T12:00:00+00:00", "until": "2026-01-31T13:00:00+00:00", "master": "local[2]"})
     ' at 2026-01-31T13:00:00+00:00; it was started at 2026-01-31T12:00:00+00:00 on local[2]'

@@ -85,7 +85,7 @@ def run_client(work: Coroutine[Any, Any, R]) -> R:
 
 
 def remedy_for_refusal(credentials: Credentials | None) -> str:
-    """Say what to do when a hub does not accept the credentials."""
+    """Return what to do when a hub does not accept the credentials."""
     if credentials is None:
-        return "its auth.required is on, so say who you are with --client-id, and the key in HEADRACE_KEY"
+        return "its auth.required is on: add --client-id, and put the key into HEADRACE_KEY"
     return f"check the id {credentials.id} and its key"

@@ -1,16 +1,7 @@
-"""The syntax of attributes on a command line: ``NAME=VALUE``, and conditions on them.
+"""The syntax of attributes on a command line: ``NAME=VALUE``, and conditions on them, which ``docs/cli.md`` lists.
 
-===================  ====================================================================
-``city=Praha``       this text, or this number if it is one; ``"7"`` in double quotes is text
-``kind=a|b|"c|d"``   one of these
-``x=0..10``          a number from 0 to 10; ``x=0..`` at least, ``x=..10`` at most
-``name^=pre``        text that begins with this
-``kind!=a|b``        none of these, or no such attribute
-``city``             the attribute exists
-``!city``            it does not
-===================  ====================================================================
-
-A name ends at the first of these signs. Text with ``..`` in it needs double quotes.
+A name ends at the first ``=``, ``^`` or ``!``. A value is a number if it looks like one, unless it is in double quotes;
+text with ``..`` in it needs double quotes.
 """
 
 from __future__ import annotations

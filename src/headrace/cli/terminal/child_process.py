@@ -48,7 +48,7 @@ class ChildProcess:
         self.started = monotonic()
 
     def ended(self) -> int | None:
-        """Give the exit code of a process that has ended, once."""
+        """Return the exit code of a process that has ended, once."""
         if self.process is None or self.process.is_alive():
             return None
         code = self.process.exitcode

@@ -1,17 +1,8 @@
 """How a command ends: an exit code that a script can branch on, and at most one line on stderr.
 
-=====  ==================================================================
-0      done
-1      failed, or found a problem that the command looks for
-2      usage error: an option, a setting, an argument
-3      ``pipeline status``: a job of the pipeline has failed, or is being restarted after a failure
-130    interrupted (Ctrl-C); as in shells, 128 plus the signal's number
-141    nobody reads the output any more (``headrace sub | head``), likewise
-143    ended by SIGTERM, where that is more than an end: ``sub --where`` unsubscribes
-=====  ==================================================================
-
-An error of ours, or the system's about a file, is one sentence without a traceback; ``HEADRACE_DEBUG=1`` adds the
-traceback. Any other error is a mistake in Headrace, and is never hidden.
+``headrace --help`` lists the codes; those above 128 are, as in shells, 128 plus a signal's number. An error of ours, or
+the system's about a file, is one sentence without a traceback; ``HEADRACE_DEBUG=1`` adds the traceback. Any other error
+is a mistake in Headrace, and is never hidden.
 """
 
 from __future__ import annotations
@@ -72,11 +63,11 @@ class RootGroup(TyperGroup):
         return result
 
     def get_params(self, ctx: Any) -> Any:
-        """Give the root's own parameters, whose flags show no type in the help."""
+        """Return the root's own parameters, whose flags show no type in the help."""
         return _without_flag_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Give a command; it and those below it show no type for flags in their help."""
+        """Return a command; it and those below it show no type for flags in their help."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             for each in (command, *getattr(command, "commands", {}).values()):

@@ -134,14 +134,14 @@ def load_settings(
 
 
 def default_url(door: DoorScheme) -> str:
-    """Give the URL of a door where ``headrace serve`` would open it in this environment."""
+    """Return the URL of a door where ``headrace serve`` would open it in this environment."""
     setting = "tube_tcp" if door is DoorScheme.TUBE else door.value
     address = getattr(load_settings().listen, setting) or getattr(Settings().listen, setting)
     return f"{door.value}://{address}"
 
 
 def hub_url(given: str | None, door: DoorScheme) -> str:
-    """Give the URL of a hub's ``door``: the one that was given, if it is of that door, else the default."""
+    """Return the URL of a hub's ``door``: the one that was given, if it is of that door, else the default."""
     if given is None:
         return default_url(door)
     if door_of(given) is not door:
@@ -150,7 +150,7 @@ def hub_url(given: str | None, door: DoorScheme) -> str:
 
 
 def door_of(url: str) -> DoorScheme | None:
-    """Give the door that a URL names; the link is one door over TCP and over a WebSocket.
+    """Return the door that a URL names; the link is one door over TCP and over a WebSocket.
 
     >>> door_of("ws://127.0.0.1:8080"), door_of("pigeon://roof")
     (<DoorScheme.TUBE: 'tube'>, None)
@@ -159,7 +159,7 @@ def door_of(url: str) -> DoorScheme | None:
 
 
 def hub_access(given: str | None, door: DoorScheme, client_id: str | None) -> HubAccess:
-    """Give access to a hub's ``door``, for the client with this id."""
+    """Return access to a hub's ``door``, for the client with this id."""
     return HubAccess(hub_url(given, door), find_credentials(client_id))
 
 
@@ -189,7 +189,7 @@ _LOG_FILES: Final = (".open", ".arrow", ".index", ".snapshot")
 
 
 def existing_log(settings: Settings) -> Path:
-    """Give the directory of a log that exists, in whatever state: no command creates one."""
+    """Return the directory of a log that exists, in whatever state: no command creates one."""
     directory = settings.node.data / "log"
     # A repair that was interrupted may have moved every file away.
     interrupted = (directory / "repairing").exists()

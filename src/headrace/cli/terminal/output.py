@@ -73,12 +73,12 @@ def print_json_line(facts: object) -> None:
 
 
 def wants_json(*, asked: bool) -> bool:
-    """Tell whether to print JSON: for a program, which reads a pipe or a file, or when asked for."""
+    """Return whether to print JSON: for a program, which reads a pipe or a file, or when asked for."""
     return asked or not on_terminal()
 
 
 def on_terminal() -> bool:
-    """Tell whether a person reads stdout."""
+    """Return whether a person reads stdout."""
     return sys.stdout.isatty()
 
 

@@ -1,13 +1,6 @@
 """Positions in the sequence as a person names them: a number, a time, its beginning or its end.
 
-======================  ====================================================================
-``1234``                that message
-``earliest``            the first message that is kept
-``now``                 the next message to come
-``2026-01-31T10:30:00`` the first message at or after then; without an offset it is local time
-``10:30``, ``10:30:15`` the same, for the last time the clock showed that
-``-90s -5m -2h -1d``    the same, for so long ago
-======================  ====================================================================
+A time stands for the first message at or after it; ``docs/cli.md`` lists the forms.
 """
 
 from __future__ import annotations
@@ -74,7 +67,7 @@ def parse_position(option: str, text: str, now: datetime | None = None) -> Seque
 
 
 async def sequence_number(link: LinkClient, position: SequencePosition) -> int:
-    """Give the number of the first message from ``position`` on, or the next to come if there is none."""
+    """Return the number of the first message from ``position`` on, or the next to come if there is none."""
     match position:
         case SequenceEnd.EARLIEST:
             return (await link.head()).first

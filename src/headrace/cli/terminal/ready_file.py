@@ -1,4 +1,4 @@
-"""The ready file, by which a hub says that all its doors accept."""
+"""The ready file, which a hub writes when all its doors accept."""
 
 from __future__ import annotations
 

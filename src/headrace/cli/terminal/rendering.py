@@ -126,7 +126,7 @@ def visible(payload: bytes) -> str:
 
 
 def _columns(message: Message) -> tuple[str, str, str, str, str]:
-    """Give the columns that people see: number, time, origin, topic, payload."""
+    """Return the columns that people see: number, time, origin, topic, payload."""
     time = _moment(message.time) or ""
     return str(message.seq), time, message.origin, visible(message.topic.encode()), visible(message.payload)
 

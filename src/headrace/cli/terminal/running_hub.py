@@ -41,7 +41,7 @@ class RunningHub:
         return self._call("GET", "/api/status", _ANSWER_SECONDS)
 
     def head(self) -> int | None:
-        """Ask how far the log is committed; ``None`` where the hub does not say."""
+        """Ask for the head of the log; ``None`` if the hub does not answer."""
         try:
             head = self.status().get("head")
         except HeadraceError:
@@ -54,7 +54,7 @@ class RunningHub:
         return sealed if isinstance(sealed, int) else 0
 
     def vouch(self) -> None:
-        """Ask a node of a cluster to go on with the messages it has."""
+        """Ask a node of a cluster to continue with the messages it has."""
         self._call("POST", "/api/cluster/vouch", _ANSWER_SECONDS)
 
     def _call(self, method: str, path: str, seconds: float) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def find_running_hub(directory: Path, credentials: Credentials | None = None) ->
     """Find the process that writes the log in ``directory``, if there is one."""
     path = directory / "lock"
     found = holder(path)
-    # A hub that stops empties the file, one that is killed cannot: then only the lock itself tells. Otherwise the lock
-    # is not tried, because a hub that starts at that moment would find it taken.
+    # A hub that stops empties the file, a killed one cannot: then only the lock itself tells. With an empty file the
+    # lock is not tried, because a hub that starts at that moment would find it taken.
     if not found or not _locked(path):
         return None
     pid, doors = found.get("pid"), found.get("doors")

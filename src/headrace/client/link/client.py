@@ -5,9 +5,9 @@
         async for message in link.follow(from_seq=first, topic="greetings"):
             print(message.seq, message.payload)
 
-Strategy: this is what a user meets, and no more. A :class:`~headrace.client.link.connection.LinkConnection` keeps the
-tube open, a :class:`~headrace.client.link.publisher.LinkPublisher` publishes, rows come by a
-:class:`~headrace.client.link.streams.BatchStream`. The requests about the hub's state are inherited.
+Strategy: this is the interface, and little more. A :class:`~headrace.client.link.connection.LinkConnection` keeps the
+tube open, a :class:`~headrace.client.link.publisher.LinkPublisher` publishes, and a
+:class:`~headrace.client.link.streams.BatchStream` brings rows. The requests about the hub's state are inherited.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LinkOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a log reaches. Times are µs since 1970; ``None`` in an empty log.
+    """The range of a log. Times are µs since 1970; ``None`` in an empty log.
 
     >>> from headrace.testing import Hub
     >>> with Hub() as hub, hub.connect_sync("tube://") as link:
@@ -78,7 +78,7 @@ class Extent:
     path: str
     """The directory of the log on the hub's machine."""
     reach: int | None = None
-    """How far the bytes asked about reach, if that was asked."""
+    """The last message within the bytes asked about, if any were."""
 
 
 class LinkClient(StateRequests):
@@ -96,16 +96,16 @@ class LinkClient(StateRequests):
     ``transport``
         What carries the tube: ``"tcp"``, or ``"websocket"``, as with ``ws://``.
     ``name``
-        What the hub may call this client.
+        The name by which the hub knows this client.
     ``timeout``
         Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
     ``reconnect_timeout``
-        Seconds for which the client tries to reconnect; then what waits fails with
+        Seconds for which the client tries to reconnect; then pending calls fail with
         :class:`~headrace.errors.UnreachableError`.
     ``credit``
-        How many bytes of a stream may be under way and waiting here.
+        Most bytes of a stream on their way or waiting here.
     ``client_id``, ``key``
-        Who this is, where the hub's ``auth.required`` is on.
+        Credentials, for a hub whose ``auth.required`` is on.
     ``random``
         The source of randomness for delays.
     """
@@ -149,7 +149,7 @@ class LinkClient(StateRequests):
         return cls(addresses, **options)
 
     async def close(self) -> None:
-        """Disconnect; it may be called again. What is not acknowledged yet fails: see :meth:`flush`."""
+        """Disconnect; it may be called again. Unacknowledged publishes fail: see :meth:`flush`."""
         for publisher in self._publishers:
             publisher.end()
         await super().close()
@@ -174,7 +174,7 @@ class LinkClient(StateRequests):
     # Looking
 
     async def head(self, *, from_seq: int | None = None, size: int | None = None) -> Extent:
-        """Return how far the log reaches; and, as ``reach``, how far ``size`` bytes from ``from_seq`` on do, about."""
+        """Return the log's range; and, as ``reach``, about how far ``size`` bytes from ``from_seq`` on go."""
         answer = await self._connection.call(lambda n: ask.HeadRequest(id=n, first=from_seq, bytes=size))
         fields = ("first", "head", "first_time", "head_time", "message", "path", "reach")
         return Extent(self.log, *(answer.head.get(each) for each in fields))  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ class LinkClient(StateRequests):
         dead_letter: str | None = None,
         credit: int | None = None,
     ) -> Consumer:
-        """Join a durable consumer, which is created if it is not there, to begin at ``from_seq`` or now.
+        """Join a durable consumer; if there is none of this name it is created, to begin at ``from_seq`` or now.
 
         The terms (``topic`` to ``dead_letter``) are fixed when it is created; later members pass the same ones, or
         none. ``credit`` is how many bytes of messages wait here at most. The ack timer (``ack_seconds``) starts when
@@ -282,11 +282,11 @@ class LinkClient(StateRequests):
     ) -> LinkPublisher:
         """Make a publisher, which can send up to ``window`` bytes ahead of the acknowledgements.
 
-        With a ``name`` it goes on where an earlier one of that name stopped: its numbers are kept in the log.
+        With a ``name`` it continues the numbers of an earlier publisher of that name, which are in the log.
         """
-        made = LinkPublisher(self._connection, name, window, origin)
-        self._publishers.append(made)
-        return made
+        publisher = LinkPublisher(self._connection, name, window, origin)
+        self._publishers.append(publisher)
+        return publisher
 
     async def flush(self) -> None:
         """Wait until everything published is acknowledged."""
@@ -322,5 +322,5 @@ class LinkClient(StateRequests):
         await self._connection.call(lambda n: ask.AbortRequest(id=n, stages=list(stages)))
 
     async def ask(self, make: Make[Any], body: Body | None = None) -> LinkMessage:
-        """Send a request that may be sent twice: ``make`` makes it with the number it is given."""
+        """Send a request that may be repeated; ``make`` builds it from its id."""
         return await self._connection.call(make, body)

@@ -1,8 +1,8 @@
-"""A client's way to the link: one tube at a time, replaced when it is lost.
+"""A client's connection to the link: one tube at a time, replaced when it is lost.
 
-A :class:`LinkConnection` gives a :class:`~headrace.client.link.requests.LinkSession` to each request that needs one. If
-there is none, the reconnecting loop looks for one until ``patience`` is over. A request that has lost several tubes is
-given up. All sessions of a client must be with one log: another one's sequence numbers mean something else.
+A :class:`LinkConnection` gives a :class:`~headrace.client.link.requests.LinkSession` to each request. If there is none,
+the reconnecting loop dials until ``patience`` is over. A request that has lost several tubes is given up. All sessions
+of a client must be with one log: sequence numbers mean nothing in another.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from headrace.wire.link.requests import HelloRequest
 _HOST_SECONDS: Final = 1.0
 """The least time that a host has to answer."""
 _MOST_LOST: Final = 10
-"""Tubes that one request may lose: what breaks every one of them breaks the next as well."""
+"""Tubes that one request may lose: a request that breaks each of them would break the next too."""
 _REFUSED: Final = "nobody listens there; is the hub running? `headrace serve` starts one"
-_NO_LINK: Final = "what is there is no link: that is the door listen.tube_tcp, by default on port 8081"
+_NO_LINK: Final = (
+    "what answers there is not the link: that is the door listen.tube_tcp, by default on port 8081"
+)
 _NO_ANSWER: Final = f"no answer in time: the hub hangs, or {_NO_LINK}"
 _IDLE_SECONDS: Final = 2.0
 _PONG_SECONDS: Final = 3.0
 
 Sign = Callable[[], Mapping[str, Any]]
-"""Makes the auth of a hello, anew for each: a token is good once."""
+"""Makes the ``auth`` of a hello, a new one each time."""
 
 
 class LinkDialer:
@@ -56,7 +58,7 @@ class LinkDialer:
             self._options = replace(self._options, idle_seconds=_IDLE_SECONDS, pong_seconds=_PONG_SECONDS)
 
     async def dial(self, address: Address) -> LinkSession:
-        """Connect to a host; :class:`~headrace.errors.UnreachableError` if it is of no use now."""
+        """Connect to a host; :class:`~headrace.errors.UnreachableError` if it cannot serve us now."""
         try:
             tube = await connect(f"{self._scheme}://{address}", options=self._options)
         except WireError as error:
@@ -83,7 +85,7 @@ class LinkDialer:
         auth = None if self._sign is None else dict(self._sign())
         hello = await session.call(lambda n: HelloRequest(id=n, version=VERSION, name=self._name, auth=auth))
         if auth is None and hello.head.get("error") == "auth":
-            raise RefusedError("auth", "the hub serves only clients it knows: say a client id and its key")
+            raise RefusedError("auth", "the hub serves only clients it knows: give a client id and its key")
         check(hello)
         if (version := hello.head.get("version")) not in VERSIONS:
             spoken = ", ".join(map(str, VERSIONS))
@@ -133,7 +135,7 @@ class LinkConnection:
             raise
 
     async def close(self) -> None:
-        """Give up the tube; those who wait for one get an error."""
+        """Close the tube; calls that wait for one fail."""
         self._ended = self._ended or ClosedError("the client is closed")
         if self._connecting is not None:
             self._connecting.cancel()
@@ -158,12 +160,12 @@ class LinkConnection:
         try:
             return await asyncio.shield(self._connecting)
         except asyncio.CancelledError:
-            # Ours to pass on, unless the connecting was cancelled because the client was closed.
+            # If the client was closed, raise that instead of the cancellation.
             self.check()
             raise
 
     async def call(self, make: Make[R], body: Body | None = None) -> LinkMessage:
-        """Ask what may be asked again; refusals are raised."""
+        """Make a request that may be repeated; raise a refusal."""
         for _ in range(_MOST_LOST):
             session = await self.session()
             try:

@@ -5,11 +5,11 @@
             await handle(message)
             await consumer.ack(message)
 
-The hub keeps what is done; a member keeps nothing. When its tube is lost it joins again, and what it had and did not
-acknowledge goes to the members that are there: rows that wait here by then are dropped, since the hub sends them again.
+The hub keeps all state; a member keeps none. When its tube is lost it joins again. The hub gives its unacknowledged
+messages to any member, so rows that still wait here are dropped.
 
-Leaving in good order gives back what was received and not acknowledged, without counting it as a try. If an exception
-ends the ``async with``, the message that was being handled is given back as failed.
+A member that leaves gives its unacknowledged messages back, which does not count as a try. If an exception ends the
+``async with``, the message that was being handled is given back as failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.wire.link import requests as ask
 from headrace.wire.link.message import LinkMessage
 
 Handled: TypeAlias = Message | int | pa.RecordBatch | Iterable[Message | int]
-"""What can be acknowledged: a message or its number, several (a ``range`` of numbers too), or a record batch."""
+"""A message or its number, several of them (a ``range`` of numbers too), or a record batch."""
 
 MAX_RANGES: Final = 4096
 """Ranges that one request carries: a head has room for 128 KiB."""
@@ -61,10 +61,10 @@ class Consumer(ResumedStream):
         self._handling: int | None = None
 
     async def join(self) -> Self:
-        """Take part; ``async with`` does it. The consumer is created if there is none of this name."""
+        """Join; ``async with`` does it. The consumer is created if there is none of this name."""
         if not self._joined:
             message = await self._next_event()
-            # The hub first says where the consumer stands; anything else that comes first is rows.
+            # The first event is the consumer's position, which needs no action, or rows.
             if message is not None and message.head.get("event") == "rows":
                 self._messages = messages(received_rows(message, entries=False))
         return self
@@ -109,7 +109,7 @@ class Consumer(ResumedStream):
     async def ack(self, handled: Handled) -> bool:
         """Acknowledge messages; returns once that is in the log.
 
-        ``False`` if some of them will come again nevertheless: the hub was restarted since it sent them, or the
+        ``False`` if some of them will be redelivered nevertheless: the hub was restarted since it sent them, or the
         consumer was reset.
         """
         missed = 0
@@ -151,7 +151,7 @@ class Consumer(ResumedStream):
         return message
 
     async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
-        if inbox.lost:  # The hub gives what waits here to others.
+        if inbox.lost:  # The hub redelivers what waits here.
             raise LostTubeError
         return await inbox.get()
 
@@ -160,7 +160,7 @@ class Consumer(ResumedStream):
 
 
 def _requests(handled: Handled) -> Iterator[Sequence[Range]]:
-    """Cut what was handled into ranges, as many at a time as a request takes."""
+    """Yield the ranges of what was handled, as many at a time as a request takes."""
     ranges = spans(_numbers(handled))
     for begin in range(0, len(ranges), MAX_RANGES):
         yield ranges[begin : begin + MAX_RANGES]

@@ -1,13 +1,11 @@
-"""What a hub keeps beside its messages, as its link shows and changes it.
+"""The link's requests about a hub's state: its status, services, holds, durable consumers, subscriptions, snapshot.
 
-That is its status, services, holds, durable consumers and content subscriptions, and a snapshot of all of it. Each
-request is repeated if its tube is lost before the answer: every change here may be made twice.
+Each request is repeated if its tube is lost before the answer: every change here is idempotent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -40,7 +38,7 @@ class StateRequests(Client):
         await self._connection.call(lambda n: ask.ReportRequest(id=n, name=name, facts=dict(facts)))
 
     async def lost(self, reader: str | None = None) -> dict[str, dict[str, Any]]:
-        """Return what each reader, or one, found gone and skipped: ``messages``, and the newest ``ranges`` of them."""
+        """Return what each reader, or one, has lost: the number of ``messages``, and the newest ``ranges`` of them."""
         answer = await self._connection.call(lambda n: ask.LostRequest(id=n, reader=reader))
         return dict(answer.head["lost"])
 
@@ -56,7 +54,7 @@ class StateRequests(Client):
 
     async def services(self) -> list[dict[str, Any]]:
         """List the services: ``id``, ``kind``, ``created``, ``seq`` and ``bytes`` of each."""
-        return await self._listed("services", _list_services)
+        return await self._listed("services", lambda after: lambda n: ask.ServicesRequest(id=n, after=after))
 
     async def service(self, service: str) -> bytes:
         """Return the value of one service."""
@@ -75,7 +73,7 @@ class StateRequests(Client):
     async def remove_service(self, service: str) -> bool:
         """Stop offering a service; returns once that is in the log, ``False`` if it was removed before.
 
-        Its subscribers go on receiving what is published under its id.
+        Its subscribers still receive messages published under its id.
         """
         answer = await self._connection.call(
             lambda n: ask.ServicesRequest(id=n, service=service, action="remove")
@@ -120,7 +118,9 @@ class StateRequests(Client):
 
     async def consumers(self) -> list[dict[str, Any]]:
         """List the durable consumers in the order of their creation, and how far each has come."""
-        return await self._listed("consumers", _list_consumers)
+        return await self._listed(
+            "consumers", lambda after: lambda n: ask.ConsumersRequest(id=n, after=after)
+        )
 
     async def show_consumer(self, name: str) -> dict[str, Any]:
         """Return how far a consumer has come, and its terms."""
@@ -140,14 +140,12 @@ class StateRequests(Client):
         """Remove a consumer; its members get an error."""
         await self._connection.call(lambda n: ask.ConsumersRequest(id=n, consumer=name, action="remove"))
 
-    async def _listed(
-        self, what: str, ask_after: Callable[[int, int], ask.ServicesRequest | ask.ConsumersRequest]
-    ) -> list[dict[str, Any]]:
-        """Gather a list that comes in parts, each created after the last of the part before."""
+    async def _listed(self, what: str, later_than: Callable[[int], Make[Any]]) -> list[dict[str, Any]]:
+        """Gather a list that comes in parts, each of things created later than the part before."""
         found: list[dict[str, Any]] = []
         while True:
             after = found[-1]["created"] if found else 0
-            answer = await self._connection.call(partial(ask_after, after))
+            answer = await self._connection.call(later_than(after))
             more = answer.head[what]
             found += more
             if not more:
@@ -169,11 +167,3 @@ class StateRequests(Client):
             finally:
                 inbox.cancel()
             return pieces, inbox.last
-
-
-def _list_services(after: int, request_id: int) -> ask.ServicesRequest:
-    return ask.ServicesRequest(id=request_id, after=after)
-
-
-def _list_consumers(after: int, request_id: int) -> ask.ConsumersRequest:
-    return ask.ConsumersRequest(id=request_id, after=after)

@@ -1,17 +1,16 @@
 """Publishing over the link: many requests under way, each answered, none doubled.
 
-A publisher has a name and counts its rows. What is not acknowledged when a tube is lost is sent again over the next one
-under the same numbers, in the same order; the hub knows which of them it has. So a row is in the log once, however
-often the connection breaks, and in the order it was published.
+A publisher has a name and numbers its rows. When a tube is lost, unacknowledged rows are sent again over the next one
+under the same numbers, in the same order; the hub knows which of them it has. So a row is in the log once, in the order
+it was published, however often the connection breaks.
 
-What is published within one turn of the event loop goes out together: no message waits for a batch to fill, but those
-of the same moment share a request. While some requests are under way, rows gather until one of them is answered or
-there is enough for another: so one message at a time costs little more than many at once. How much may be
-unacknowledged is bounded (the window); past it :meth:`LinkPublisher.send` waits.
+Rows published within one turn of the event loop share a request: no message waits for a batch to fill. While some
+requests are under way, rows gather until one is answered or there are enough for another. Unacknowledged bytes are
+bounded by the window; past it :meth:`LinkPublisher.send` waits.
 
-A request that is refused leaves a gap in the numbers, and the hub refuses what was under way after it as well. Later
-rows wait until all of that is answered, and start after the gap. They cannot go earlier: if the tube were lost, the
-refused rows would be sent again below a number that the hub has, and be taken for a repeat.
+A request that is refused leaves a gap in the numbers, and the hub refuses what was under way after it too. Later rows
+wait until all of that is answered, and start after the gap. If they went earlier and the tube were lost, the refused
+rows would be sent again below a number that the hub has, and be taken for a repeat.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from headrace.wire.link.requests import PublishRequest
 
 WINDOW: Final = 8 << 20
 _MAX_REQUESTS: Final = 256
-"""Fewer than a hub lets one tube have open."""
+"""Fewer than the requests that a hub allows open on one tube."""
 
 _REQUEST_BYTES: Final = 256 << 10
-"""Where what comes together is cut into requests."""
+"""Bytes of rows in one request, about."""
 
 _EAGER_BYTES: Final = 192 << 10
-"""So much does not wait for the end of the turn: the hub can already work on it."""
+"""Bytes that are sent before the end of the turn: the hub can already work on them."""
 
 _UNDER_WAY: Final = 4
-"""So many requests keep the way to the hub and back busy: further rows gather."""
+"""Requests that keep the connection busy both ways: with as many unanswered, further rows gather."""
 
 _ROW_COST: Final = 32
-"""What a row takes beside its payload, about."""
+"""Bytes of a row beside its payload, about."""
 
 
 class Acknowledged(NamedTuple):
@@ -74,7 +73,7 @@ class _Group:
 
     def __init__(self, topic: str | None) -> None:
         self.topic = topic
-        """The topic that all payloads share; ``None`` where rows are ready, and have their own."""
+        """The topic that all payloads share; ``None`` if :attr:`rows` have their own."""
         self.payloads: list[bytes] = []
         self.rows: list[pa.RecordBatch] = []
         self.acks: list[tuple[int, Ack]] = []
@@ -104,7 +103,7 @@ class _Sent:
     def settle(self, message: LinkMessage) -> None:
         first, last = message.head.get("first"), message.head.get("last")
         if first is None or last is None or last - first + 1 != self.count:
-            # Some rows were in the log already, elsewhere: only a lone publish can know where all of it is.
+            # Some rows were in the log already, elsewhere: only for a single publish are its places known.
             place = Acknowledged(first, last) if len(self.acks) == 1 else Acknowledged(None, None)
             for _, ack in self.acks:
                 if not ack.done():
@@ -140,7 +139,7 @@ class LinkPublisher:
         self._connection = connection
         self._window = window
         self._origin = origin
-        # A name of our own making is new; of a given one the hub knows how far it has come.
+        # A made-up name is new; for a given one, the hub knows the last number.
         self._number: int | None = None if name else 0
         self._numbering = asyncio.Lock()
         self._waiting: list[_Group] = []
@@ -184,15 +183,15 @@ class LinkPublisher:
         rows = payload
         self._connection.check()
         check_text("a topic", topic)
-        made: pa.RecordBatch | None = None
+        batch: pa.RecordBatch | None = None
         if type(rows) is bytes and not attributes and not numbers:
             count, size = 1, len(rows) + _ROW_COST
         elif type(rows) is list and not attributes and not numbers and set(map(type, rows)) == {bytes}:
             count = len(rows)
             size = sum(map(len, rows)) + count * _ROW_COST
         else:
-            made = published_rows(rows, topic, attributes, numbers)
-            count, size = made.num_rows, made.nbytes
+            batch = published_rows(rows, topic, attributes, numbers)
+            count, size = batch.num_rows, batch.nbytes
             if not count:
                 raise UsageError("there is nothing to publish")
         while self._size >= self._window or len(self._unacknowledged) >= _MAX_REQUESTS:
@@ -202,9 +201,9 @@ class LinkPublisher:
         if self._number is None:
             await self._ask_number()
         ack: Ack = asyncio.get_running_loop().create_future()
-        group = self._group(None if made is not None else topic, size)
-        if made is not None:
-            group.rows.append(made)
+        group = self._group(None if batch is not None else topic, size)
+        if batch is not None:
+            group.rows.append(batch)
         elif isinstance(rows, bytes):
             group.payloads.append(rows)
         else:
@@ -221,7 +220,7 @@ class LinkPublisher:
         return ack
 
     def _group(self, topic: str | None, size: int) -> _Group:
-        """Return the request for more rows: the one that waits, or another if they don't belong or fit there."""
+        """Return the group for more rows: the last one, or a new one if they have another topic or do not fit."""
         if self._waiting:
             last = self._waiting[-1]
             if last.topic == topic and last.size + size <= _REQUEST_BYTES:
@@ -236,7 +235,7 @@ class LinkPublisher:
             await self._moved.wait()
 
     def end(self, error: HeadraceError | None = None) -> None:
-        """Give up, and fail those who wait."""
+        """Stop, and fail all unacknowledged publishes."""
         error = error or ClosedError("the client is closed")
         if self._renewing is not None:
             self._renewing.cancel()
@@ -273,7 +272,7 @@ class LinkPublisher:
     def _send_rows(self, group: _Group) -> None:
         try:
             sent = _Sent(self._number or 0, group)
-        except Exception as error:  # noqa: BLE001 -- fails these rows only, and the next go on
+        except Exception as error:  # noqa: BLE001 -- fails these rows only
             for _, ack in group.acks:
                 _fail(ack, error)
             self._release(group.size)
@@ -317,7 +316,7 @@ class LinkPublisher:
             self._send_waiting()
 
     def _renew(self) -> None:
-        """Send everything that is not acknowledged again, over the next session."""
+        """Send all unacknowledged rows again over the next session."""
         if self._renewing is None:
             self._session = None
             self._renewing = asyncio.ensure_future(self._send_again())
@@ -342,5 +341,5 @@ class LinkPublisher:
 def _fail(ack: Ack, error: Exception) -> None:
     if not ack.done():
         ack.set_exception(error)
-        # Nobody must await each of a thousand futures to learn that the client is gone.
+        # Mark it as retrieved: nobody has to await each of a thousand futures.
         ack.exception()

@@ -1,18 +1,17 @@
 """Replay: publish messages that another log has numbered, each once.
 
-Everything a replay decides is here: what it is called, which messages are left out, and how rows become requests.
-``headrace replay`` and the Spark job bring rows in order.
+``headrace replay`` and the Spark job read rows in order; this module names the replay, leaves messages out, and makes
+requests.
 
-The publisher of a replay has a name of its own, and a message's number is its sequence number in the log it comes from.
-The hub knows the highest number it has of a publisher and takes none below it again: that makes a replay repeatable.
-So rows are sent in order, and each request waits for the answer to the one before: a row that came late would be taken
-for a repeat.
+A replay is a publisher with a name of its own, and a message's number is its sequence number in the log it comes from.
+The hub takes no number of a publisher twice: that makes a replay repeatable. So rows are sent in order, and each
+request waits for the answer to the one before: a row that came late would be taken for a repeat.
 
-A publish has numbers without a gap. Where few of a log's messages are replayed, hardly two follow one another, and a
-request for each would cost a round trip. Then rows are sent **as picked**: in the request by which frontends pass on
-what they took in, whose rows have numbers of their own. Its mark, a number of the request, makes it repeatable. Marks
-are counted for the replay's name: of two processes that replay the same at once, one finds its mark taken, asks how far
-the replay has come, and goes on from there.
+The numbers of a publish have no gap. Where few messages are replayed, hardly two are adjacent, and a request for each
+would cost a round trip. Then rows are sent **as picked**: in the request by which frontends relay publishes, whose rows
+have numbers of their own. Its mark, a number of the request, makes it repeatable. Marks are counted by the replay's
+name: if two processes run the same replay at once, one finds its mark taken, asks for the last message, and resumes
+after it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from headrace.wire.link import requests as ask
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PASSED, PUBLISHED, Buffer, body_of
 
 MAX_ROWS: Final = MAX_MESSAGE - MAX_HEAD
-"""Bytes that the rows of one request may take: a hub takes no longer message."""
+"""Most bytes of rows in one request."""
 _REQUEST_BYTES: Final = 1 << 20
 _REQUEST_ROWS: Final = 8192
 
@@ -63,7 +62,7 @@ class ReplayTarget(LinkClient):
     async def resume(self, publisher: str, *, picked: bool = False) -> int | None:
         """Begin or resume a replay; return the number of its last message that this hub has, if any.
 
-        ``picked`` says that hardly two of the messages to come follow one another.
+        ``picked`` says that hardly two of the messages to come are adjacent.
         """
         self._publisher, self._picked = publisher, picked
         newest = await (self.known(publisher) if picked else self.newest(publisher))
@@ -71,7 +70,7 @@ class ReplayTarget(LinkClient):
         return newest
 
     async def send(self, rows: pa.RecordBatch) -> None:
-        """Publish rows of the envelope's schema, but for log entries that are no messages and what is here already."""
+        """Publish rows of the envelope's schema, except log entries that are no messages and what the hub has."""
         wanted = pc.and_(
             pc.greater(rows.column("seq"), self._known), pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
         )
@@ -99,8 +98,8 @@ class ReplayTarget(LinkClient):
         return answer.head.get("first"), answer.head.get("last")
 
     async def known(self, publisher: str) -> int | None:
-        """Ask for the last message that a replay of picked rows has brought; call it before :meth:`append_picked`."""
-        # In this order: another process that replays the same and comes between the two has taken the mark.
+        """Return the last message that a replay of picked rows has sent; call it before :meth:`append_picked`."""
+        # In this order: if another process runs the same replay meanwhile, our mark is taken.
         mark = await self.newest(_marks(publisher))
         newest = await self.newest(publisher)
         self._mark = 0 if mark is None else mark + 1
@@ -117,7 +116,7 @@ class ReplayTarget(LinkClient):
             )
             place = answer.head.get("first"), answer.head.get("last")
             if answer.head.get("repeated"):
-                # The request was repeated after a lost tube; or another process replays the same.
+                # The request was repeated after a lost tube, or another process runs the same replay.
                 await self.known(publisher)
             else:
                 self._mark += 1
@@ -148,15 +147,12 @@ def _cut(rows: pa.RecordBatch, edges: list[int]) -> Iterator[pa.RecordBatch]:
             room = int(np.searchsorted(sizes, before + _REQUEST_BYTES, side="right"))
             stop = max(begin + 1, min(end, room, begin + _REQUEST_ROWS))
             # Only payloads are measured. Where attributes are the larger part, halve until it fits.
-            while stop - begin > 1 and _size(rows.slice(begin, stop - begin)) > MAX_ROWS:
+            while (
+                stop - begin > 1 and pa.ipc.get_record_batch_size(rows.slice(begin, stop - begin)) > MAX_ROWS
+            ):
                 stop = begin + (stop - begin) // 2
             yield rows.slice(begin, stop - begin)
             begin = stop
-
-
-def _size(rows: pa.RecordBatch) -> int:
-    size: int = pa.ipc.get_record_batch_size(rows)
-    return size
 
 
 def _picked(publisher: str, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -168,7 +164,7 @@ def _picked(publisher: str, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _marks(publisher: str) -> str:
-    """Name the count of a replay's marks; short enough for a name, however long the publisher's is."""
+    """Return the name under which a replay's marks are counted, which is short however long the publisher's is."""
     return f"replay-{sha256(publisher.encode()).hexdigest()[:32]}"
 
 

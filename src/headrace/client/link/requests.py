@@ -1,7 +1,7 @@
-"""One tube to a hub after its hello: requests go out with a number, answers find their request by it.
+"""One tube to a hub after its hello: each request has an id, by which its answers find it.
 
-When the tube is gone, everything that waits gets a :class:`LostTubeError`, and its caller decides: a question is asked
-again, a stream goes on after what it had, a publish is repeated under the numbers it had.
+When the tube is lost, every open request gets a :class:`LostTubeError`, and its caller decides: a question is asked
+again, a stream resumes after its last row, a publish is repeated under the same numbers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ logger = logging.getLogger("headrace.client")
 
 R = TypeVar("R", bound=Request)
 Make = Callable[[int], R]
-"""Makes a request with the number it is given."""
+"""Makes a request from its id."""
 
 
 class LostTubeError(Exception):
-    """The tube is gone, and with it all requests on it; never leaves the client."""
+    """The tube is lost, and with it all requests on it; never leaves the client."""
 
 
 class Inbox:
-    """One stream's events, kept until they are taken; its credit bounds how many that can be."""
+    """One stream's events, kept until they are taken; its credit bounds them."""
 
     def __init__(self, session: LinkSession, request_id: int, credit: int) -> None:
         self.id = request_id
@@ -50,7 +50,7 @@ class Inbox:
         self._arrived.set()
 
     def lose(self) -> None:
-        """Note that the tube is gone."""
+        """Note that the tube is lost."""
         self._end = LostTubeError()
         self._arrived.set()
 
@@ -83,11 +83,11 @@ class Inbox:
 
     @property
     def lost(self) -> bool:
-        """Whether the tube is gone; events that came before are still here."""
+        """Whether the tube is lost; events that came before are still here."""
         return isinstance(self._end, LostTubeError)
 
     def cancel(self) -> None:
-        """End the stream: what is here is dropped, and those who wait in :meth:`get` get its end."""
+        """End the stream: drop its events, and end every waiting :meth:`get`."""
         if not self.over:
             self._session.cancel(self.id)
             self._end = LinkMessage({})
@@ -126,10 +126,10 @@ class LinkSession:
                 del self._inboxes[inbox.id]
 
     def on_room(self) -> None:
-        """Do nothing: windows and credit bound what is sent, so nothing waits for room."""
+        """Do nothing: windows and credit bound what is sent."""
 
     def on_end(self, _error: HeadraceError | None) -> None:
-        """Fail everything that waits."""
+        """Fail all open requests."""
         self.lost = True
         calls, self._calls = self._calls, {}
         inboxes, self._inboxes = self._inboxes, {}
@@ -143,7 +143,7 @@ class LinkSession:
         self.tube.start_closing()
 
     def call(self, make: Make[R], body: Body | None = None) -> asyncio.Future[LinkMessage]:
-        """Ask; the future has the answer, refusals too."""
+        """Send a request; the future gets the answer, even a refusal."""
         request_id = self._number()
         future: asyncio.Future[LinkMessage] = self._loop.create_future()
         if self._send(make(request_id), body):
@@ -153,7 +153,7 @@ class LinkSession:
         return future
 
     def stream(self, make: Make[R], credit: int) -> Inbox:
-        """Ask for a stream."""
+        """Request a stream."""
         inbox = Inbox(self, self._number(), credit)
         if self._send(make(inbox.id)):
             self._inboxes[inbox.id] = inbox

@@ -17,7 +17,7 @@ from headrace.wire.link.message import PUBLISHED, LinkMessage, rows_of
 from headrace.wire.link.plain_rows import parse_messages
 
 KEPT_BYTES: Final = 1 << 20
-"""A column in which all rows are the same is kept for the next batch, which is often as long, if it is not larger."""
+"""Largest column of equal values that is cached for the next batch, which is often as long."""
 
 Publishable: TypeAlias = Payload | Row | Iterable[Payload | Row] | pa.RecordBatch | pa.Table
 
@@ -28,7 +28,7 @@ def published_rows(
     attributes: Attributes | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> pa.RecordBatch:
-    """Put what a user publishes into the schema of rows to publish; numbers among the attributes become numbers.
+    """Convert what a user publishes to the schema of rows to publish; numbers among attributes become ``numbers``.
 
     >>> published_rows([b"a", {"payload": b"b", "topic": "t"}]).column("topic").to_pylist()
     ['', 't']
@@ -74,7 +74,7 @@ def split_attributes(
 
 
 def check_text(what: str, text: str) -> None:
-    """Refuse what cannot be sent as text, before it fails everything that is sent with it."""
+    """Refuse what cannot be sent as text, before it fails a whole request."""
     if not isinstance(text, str):
         raise UsageError(f"{what} is text, not {text!r}")
     try:
@@ -117,13 +117,13 @@ def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
 
 
 def _may_have_entries(origins: pa.Array) -> bool:
-    """Whether the texts, taken as one, hold the word that marks log entries: a much quicker search."""
+    """Whether the texts, searched as one buffer, contain the word that marks log entries: much quicker."""
     data = origins.buffers()[2]
     return data is not None and NOT_A_MESSAGE.encode() in data.to_pybytes()
 
 
 def received_messages(message: LinkMessage, *, entries: bool) -> Iterator[Message]:
-    """Read them message by message."""
+    """Read the messages of a ``rows`` event."""
     plain = parse_messages(message.body)
     if plain is None:
         return messages(received_rows(message, entries=entries))

@@ -1,7 +1,7 @@
-"""Staging many rows: sent ahead of the answers, up to a window, in pieces that a tube can carry.
+"""Staging many rows, in pieces that a tube can carry, ahead of the answers up to a window.
 
-The rows of one task of a query's batch become stages, in order; :meth:`Stager.finish` names them once the hub has them
-all. A piece whose tube was lost is staged again over the next one: the hub forgets a stage that nobody commits.
+The rows of one task of a query's batch become stages, in order; :meth:`Stager.finish` returns their names. A piece
+whose tube was lost is staged again over the next one: the hub forgets a stage that nobody commits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ PIECE: Final = 2 << 20
 """Bytes of rows in one stage, about: few enough that hub and client work at the same time."""
 
 GATHERED: Final = 4 << 20
-"""Bytes of rows that are gathered for one stage, at most: each further stage costs client and hub as much as a few
-hundred kilobytes of rows."""
+"""Most bytes of rows gathered for a stage: each one costs client and hub as much as some 100 KiB of rows."""
 
 WINDOW: Final = 16 << 20
 """Bytes that may be under way."""
 
 
 class Stager:
-    """Stages the rows of one part of a query's batch, over a client that is open."""
+    """Stages the rows of one part of a query's batch over an open client."""
 
     def __init__(self, link: LinkClient, query: str, batch: int, part: int, *, window: int = WINDOW) -> None:
         self._link = link
@@ -87,10 +86,7 @@ class Stager:
 
 
 class PayloadGatherer:
-    """Gathers payloads that share a topic until they are worth a stage; nothing is copied.
-
-    Spark hands rows over in batches of ten thousand, and every stage costs client and hub something, however short.
-    """
+    """Gathers payloads that share a topic until they are worth a stage, without copying; Spark's batches are small."""
 
     def __init__(self, topic: str, size: int = GATHERED) -> None:
         self._topic = topic
@@ -108,7 +104,7 @@ class PayloadGatherer:
             self._bytes += size
 
     def rest(self) -> Iterator[list[Buffer]]:
-        """Yield the body of what is left, if anything is."""
+        """Yield the body of what is left, if any."""
         if self._runs:
             runs, self._runs, self._bytes = self._runs, [], 0
             yield published_parts(runs, self._topic)

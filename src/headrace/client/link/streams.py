@@ -1,13 +1,12 @@
 """A stream of the link: the rows that a read or a follow brings, as record batches or message by message.
 
-Strategy: a stream knows which rows it wants (:class:`RowSelection`) and where it is (:attr:`BatchStream.cursor`), and
-nothing else matters: when its tube is lost it asks the next hub for the rest, as if it had just begun there. Rows are
-kept as they came; a message is made when it is taken.
+Strategy: a stream is its choice of rows (:class:`RowSelection`) and its position (:attr:`BatchStream.cursor`). When its
+tube is lost it asks the next hub for the rest. Messages are made from rows when they are taken.
 
 Invariants:
 
-- A stream goes on after the last row it had, whichever hub of the log continues it: no hole and no repeat.
-- A task that is cancelled while it waits here has taken nothing: no row is lost with it.
+- A stream continues after its last row, at whichever hub of the log: no hole and no repeat.
+- A task that is cancelled while it waits has taken nothing: no row is lost with it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class RowSelection:
 
 
 class ResumedStream:
-    """A stream that goes on over the next tube when its tube is lost; ``async with`` ends it at the hub too."""
+    """A stream that resumes over the next tube when its tube is lost; ``async with`` ends it at the hub too."""
 
     def __init__(self, connection: LinkConnection, credit: int) -> None:
         self._connection = connection
@@ -88,7 +87,7 @@ class ResumedStream:
         """Take the next event; ``None`` at the stream's end."""
         while not self._over:
             try:
-                # Closing the stream, in another task, takes the inbox away.
+                # Another task may close the stream, and remove the inbox.
                 inbox = self._inbox or await self._ask()
                 if inbox is None:
                     break
@@ -137,9 +136,9 @@ class BatchStream(ResumedStream):
         time: int | None = None,
     ) -> None:
         self.cursor = cursor
-        """The next sequence number; ``None`` until the hub has said where a follow begins.
+        """The next sequence number; ``None`` until the hub has sent the beginning of a follow.
 
-        After a read, where it ended: before the last row asked for, if the hub has not come that far.
+        After a read, its end: before the last row asked for, if the log does not reach that.
         """
         super().__init__(connection, selection.credit)
         self._selection = selection
@@ -162,7 +161,7 @@ class BatchStream(ResumedStream):
         return await self._next(received_messages) or iter(())
 
     async def begun(self) -> int:
-        """Wait until the hub has said where the stream begins, and return that sequence number."""
+        """Wait for the sequence number at which the stream begins."""
         if self.cursor is None:
             message = await self._next_event()
             if message is not None:
@@ -188,7 +187,7 @@ class BatchStream(ResumedStream):
     async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
         message = await inbox.get()
         if message is None:
-            # Not after the last row: rows after that may not have been selected.
+            # As the hub sends it: rows after the last one received may have been filtered out.
             self.cursor = inbox.last.get("next", self.cursor)
         return message
 
@@ -234,11 +233,11 @@ class MessageStream:
 
     @property
     def cursor(self) -> int | None:
-        """The sequence number after the last batch received: the ``from_seq`` with which a new follow goes on."""
+        """The sequence number after the last batch received: the ``from_seq`` of a follow that continues this one."""
         return self._batches.cursor
 
     async def begun(self) -> int:
-        """Wait until the hub has said where the stream begins: what is published from then on comes."""
+        """Wait for the sequence number at which the stream begins: all that is published from then on will come."""
         return await self._batches.begun()
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -269,7 +268,7 @@ def check_seq(name: str, seq: int) -> None:
 
 
 def check_time(name: str, micros: float) -> float:
-    """Refuse a time that no message can have: a hub would drop the connection for it."""
+    """Refuse a time that no message can have, for which a hub would drop the connection."""
     if not 0 <= micros <= ask.MAX_NUMBER:
         raise UsageError(f"{name}: no message is of {micros:.0f} µs since 1970")
     return micros

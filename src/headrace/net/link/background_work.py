@@ -1,4 +1,4 @@
-"""Work for a request that would hold up the event loop: done in a thread, and answered here."""
+"""Work for a request that would hold up the event loop: done in a thread, answered on the event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BackgroundWork:
         *arguments: Any,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call ``function`` in a thread, then ``then`` here with its result; our errors in either are the answer."""
+        """Call ``function`` in a thread, then ``then`` with its result; an error of ours in either is the answer."""
 
         def done(future: asyncio.Future[T]) -> None:
             if future.cancelled():

@@ -2,7 +2,7 @@
 
 A request is answered once; until then its id is open. Everything a client can pile up at the hub is bounded here:
 further requests and streams are refused, and the tube is not read while too many rows are uncommitted, too many answers
-are not taken, or the hub is congested.
+are unsent, or the hub is congested.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ MAX_STREAMS: Final = 64
 MAX_UNCOMMITTED: Final = 16 << 20
 """Bytes of one client's rows that are not committed yet."""
 MAX_UNSENT: Final = 4 << 20
-"""Bytes of answers that a client has not taken."""
+"""Bytes of answers that are not sent yet."""
+_MAX_REASON: Final = 1000
 
 
 class ExplainedError(RefusedError):
-    """A refusal with facts for programs, beside its code and its sentence."""
+    """A refusal with further members for programs."""
 
     def __init__(self, code: str, reason: str, **facts: Any) -> None:
         super().__init__(code, reason)
@@ -59,7 +60,7 @@ class LinkConnection:
         self.greeted = False
         self.since = asyncio.get_running_loop().time()
         self.finished = asyncio.Event()
-        """Set when nothing is left to be sent."""
+        """Set when nothing is left to send."""
         self._door = door
         self._open: set[int] = set()
         self._streams: dict[int, LinkStream] = {}
@@ -79,7 +80,7 @@ class LinkConnection:
             parsed = parse(message)
             request_id = _id_of(parsed.head)
         except WireError as error:
-            # A request without a number cannot be answered.
+            # A request without an id cannot be answered.
             self.refuse(error.reason, error)
             self.hang_up()
             return
@@ -95,13 +96,13 @@ class LinkConnection:
         self.regulate()
 
     def on_end(self, error: HeadraceError | None) -> None:
-        """Answer what is open, if the client can still hear it, then finish."""
+        """Let open requests be answered, if the client can still receive, then finish."""
         self._ended = True
         if isinstance(error, WireError):
             self.refuse(error.reason, error)
         why = self._door.stopping
         for stream in list(self._streams.values()):
-            # A killed client ends its tube just like one that leaves: one that leaves in good order cancels first.
+            # This may be a killed client: one that leaves in good order cancels its streams first.
             if why is None:
                 stream.lose()
             else:
@@ -153,13 +154,13 @@ class LinkConnection:
         self._door.hub.submit(entry, done)
 
     def event(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
-        """Send one event of a stream; if it is too long for a tube, answer so and hang up."""
+        """Send one event of a stream; if it is too long for a tube, fail the request and hang up."""
         try:
             self._send(head, body)
         except LimitError as error:
             self.fail(head["id"], error)
             self._cut_off = True
-            # Not now: the stream that sends this must not be closed while it does.
+            # Later: the stream must not be closed while it sends.
             asyncio.get_running_loop().call_soon(self.hang_up)
 
     def stream(self, stream: LinkStream) -> None:
@@ -173,8 +174,7 @@ class LinkConnection:
         if isinstance(answer, HeadraceError):
             self.fail(stream_id, answer)
         else:
-            members = {name: value for name, value in answer.items() if name != "ok"}
-            self.answer(stream_id, None, **members)
+            self.answer(stream_id, **answer)
 
     def check_room_for_stream(self) -> None:
         """Raise if the tube has as many streams as it may, or has ended."""
@@ -182,10 +182,6 @@ class LinkConnection:
             raise RefusedError("stopping", "the tube has ended")
         if len(self._streams) >= MAX_STREAMS:
             raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
-
-    def is_open(self, request_id: int) -> bool:
-        """Return whether a request still waits for its answer."""
-        return request_id in self._open
 
     def uncommitted(self, size: int) -> None:
         """Count bytes of uncommitted rows (or, negative, of rows that are committed now)."""
@@ -198,7 +194,7 @@ class LinkConnection:
         self._door.counters.refuse("tube", reason, self.peer, detail)
 
     def hang_up(self) -> None:
-        """Close after what was sent."""
+        """Close once everything is sent."""
         self.drop()
         self.tube.start_closing()
         self.finished.set()
@@ -208,7 +204,9 @@ class LinkConnection:
     def drop(self) -> None:
         """Forget everything: the tube is closed."""
         self._open.clear()
-        self._end_streams()
+        for stream in list(self._streams.values()):
+            stream.lose()
+        self._streams.clear()
 
     @property
     def streams(self) -> int:
@@ -217,12 +215,11 @@ class LinkConnection:
 
     def pump(self) -> None:
         """Go on with every stream."""
-        if self._streams:
-            for stream in list(self._streams.values()):
-                stream.pump()
+        for stream in list(self._streams.values()):
+            stream.pump()
 
     def tick(self, now: float, handshake_seconds: float) -> None:
-        """Judge deadlines."""
+        """Enforce deadlines."""
         if not self.greeted and now - self.since > handshake_seconds:
             self.refuse("deadline", "no hello in time")
             self.hang_up()
@@ -231,10 +228,10 @@ class LinkConnection:
             stream.tick(now)
 
     def regulate(self) -> None:
-        """Read from the client, or let it wait."""
+        """Read from the client, or make it wait."""
         busy = (
             self._uncommitted > MAX_UNCOMMITTED
-            or self._door.congested
+            or self._door.hub.congested
             or (self.tube.paused and self.tube.unsent > MAX_UNSENT)
         )
         if busy == self._reading and not self._ended:
@@ -253,7 +250,7 @@ class LinkConnection:
         match request:
             case HelloRequest():
                 if self.greeted:
-                    raise RefusedError("hello", "hello was said already")
+                    raise RefusedError("hello", "hello was sent already")
                 try:
                     members = self._door.greet(request)
                 except HeadraceError as error:
@@ -261,7 +258,7 @@ class LinkConnection:
                     self.hang_up()
                     return
                 self.greeted = True
-                self.answer(request_id, None, **members)
+                self.answer(request_id, **members)
                 return
             case MoreRequest(bytes=size):
                 if (stream := self._streams.get(request_id)) is not None:
@@ -299,14 +296,9 @@ class LinkConnection:
             else:
                 self.tube.write_parts((data, body))
         except HeadraceError as error:
-            # The tube may have been closed by our own doing meanwhile: then there is no one to tell.
+            # If we have closed the tube meanwhile, there is nobody to tell.
             if isinstance(error, LimitError) and not self.tube.closed:
                 raise
-
-    def _end_streams(self) -> None:
-        for stream in list(self._streams.values()):
-            stream.lose()
-        self._streams.clear()
 
     def _finish_if_done(self) -> None:
         if self._ended and not self._open:
@@ -345,6 +337,3 @@ def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
         case _:
             head["error"] = "stopping"
     return head
-
-
-_MAX_REASON: Final = 1000

@@ -1,14 +1,13 @@
 """Durable consumers over the link: joining one, acknowledging, listing, resetting and removing them.
 
-A consumer in use has a :class:`~headrace.hub.consumers.group.ConsumerGroup`, which is kept until it knows nothing that
-the log does not. Its members are streams of the link (:class:`Member`); threads read and filter the log for them.
-Whatever a request changes is an entry of the log, and the answer comes once that is committed.
+A consumer in use has a :class:`~headrace.hub.consumers.group.ConsumerGroup`, which is kept until all it knows is in the
+log. Its members are streams of the link (:class:`Member`); threads read and filter the log for them. Every change is a
+log entry, and is answered once that is committed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Executor
 from itertools import islice
 from typing import Any, Final
@@ -42,53 +41,43 @@ from headrace.log import Log
 from headrace.message import Batch, merge
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, beginning
-from headrace.net.link.streams import Credit, StreamTarget
+from headrace.net.link.streams import CreditedStream, StreamTarget
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
 
 CONSUMERS_A_TIME: Final = 256
 
 
-class Member:
+class Member(CreditedStream):
     """One stream of a durable consumer; a stream of its connection."""
 
     def __init__(
         self, stream_id: int, client: StreamTarget, group: ConsumerGroup, number: int, credit: int
     ) -> None:
-        self.id = stream_id
+        super().__init__(stream_id, client, credit)
         self.client = client
         self.number = number
         self.needs = 1
         self.reading = False
-        self._credit = Credit(credit)
         self._group = group
-        self._closed = False
         client.event({"id": stream_id, "event": "at", "seq": group.consumer.floor})
 
-    # What its connection asks
-
-    def grant(self, size: int) -> None:
-        """Take credit from the client."""
-        self._credit.grant(size)
-        self.pump()
+    # Called by its connection
 
     def close(self) -> None:
         """Leave in good order."""
         self._leave(tried=False)
 
     def lose(self) -> None:
-        """Leave without notice: it is not known how far the client came with what it had."""
+        """Leave without notice: it is unknown which messages the client has handled."""
         self._leave(tried=True)
 
-    def tick(self, now: float) -> None:
-        """Ignore it: the group judges the deadlines of all its members."""
-
     def pump(self) -> None:
-        """Ask for more, if there is room for it."""
+        """Ask for more messages, if there is room for them."""
         if self.able:
             self._group.ready(self)
 
-    # What its group asks
+    # Called by its group
 
     @property
     def able(self) -> bool:
@@ -112,8 +101,7 @@ class Member:
 
     def end(self, error: HeadraceError) -> None:
         """End the stream, through no fault of its client."""
-        self.close()
-        self.client.stream_over(self.id, error)
+        self._end(error)
 
     def _leave(self, *, tried: bool) -> None:
         if not self._closed:
@@ -133,22 +121,22 @@ class LinkConsumers:
         self._members = 0
         known.observer = self._observe
 
-    # What the door asks
+    # Called by the door
 
     def deliver(self) -> None:
-        """Go on: something was committed."""
+        """Continue: something was committed."""
         for group in self._groups.values():
             group.drive()
 
     def tick(self, now: float) -> None:
-        """Judge deadlines, and forget groups that are of no more use."""
+        """Enforce deadlines, and drop idle groups."""
         for name, group in list(self._groups.items()):
             group.tick(now)
             if group.idle:
                 del self._groups[name]
 
     def stop(self) -> None:
-        """Read the log no more: the hub is going down."""
+        """Stop reading the log: the hub is stopping."""
         for group in self._groups.values():
             group.stop()
 
@@ -157,7 +145,7 @@ class LinkConsumers:
         group = self._groups.get(name)
         return 0 if group is None else group.members
 
-    # What clients ask
+    # Requests
 
     def follow(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
         """Join a consumer, and create it if need be."""
@@ -183,14 +171,16 @@ class LinkConsumers:
                 raise RefusedError("missing", f"consumer {name!r} was removed")
             self._join(connection, request, name)
 
-        self._submit(connection, request.id, creation, created)
+        connection.submit(request.id, creation, created)
 
     def ack(self, connection: LinkConnection, request: ask.AckRequest, _body: memoryview) -> None:
-        """Take messages that are done, or that have failed."""
+        """Acknowledge messages, or note that they failed."""
         ranges = request.seqs
         for first, last in ranges:
             if first > last:
-                raise MalformedError("link", "seqs", [first, last], "the first not behind the last")
+                raise MalformedError(
+                    "link", "seqs", [first, last], "a first number that is not above the last"
+                )
         consumer = self._get(request.consumer)
 
         def reply(error: StorageError | None) -> None:
@@ -199,7 +189,7 @@ class LinkConsumers:
             elif request.nack:
                 connection.answer(request.id)
             else:
-                connection.answer(request.id, None, missed=consumer.missing(ranges))
+                connection.answer(request.id, missed=consumer.missing(ranges))
 
         group = self._groups.get(consumer.name)
         if group is None:
@@ -214,10 +204,10 @@ class LinkConsumers:
         if request.action == "list":
             later = (consumer for consumer in self._known if consumer.created > request.after)
             described = [self.described(consumer) for consumer in islice(later, CONSUMERS_A_TIME)]
-            connection.answer(request.id, None, consumers=described)
+            connection.answer(request.id, consumers=described)
             return
         if request.consumer is None:
-            raise RefusedError("malformed", f"{request.action}: say which consumer")
+            raise RefusedError("malformed", f"{request.action}: name the consumer")
         consumer = self._get(request.consumer)
         if request.action == "show":
             self._show(connection, request.id, consumer)
@@ -226,18 +216,18 @@ class LinkConsumers:
             batch = consumers.remove(consumer.name)
         else:
             if request.to is None:
-                raise RefusedError("malformed", "reset: say where to")
+                raise RefusedError("malformed", "reset: give the position in 'to'")
             self._check_place("to", request.to)
             batch = consumers.reset(consumer.name, request.to)
 
         def done(_: Batch) -> None:
             left = self._known.get(consumer.name)
             if left is None:
-                connection.answer(request.id, None, consumers=[])
+                connection.answer(request.id, consumers=[])
             else:
                 self._show(connection, request.id, left)
 
-        self._submit(connection, request.id, batch, done)
+        connection.submit(request.id, batch, done)
 
     def described(self, consumer: Consumer) -> dict[str, Any]:
         """Describe a consumer."""
@@ -254,7 +244,7 @@ class LinkConsumers:
 
     def _show(self, connection: LinkConnection, request_id: int, consumer: Consumer) -> None:
         terms = {**msgspec.structs.asdict(consumer.terms), "dead_letter": consumer.dead_letter}
-        connection.answer(request_id, None, consumers=[{**self.described(consumer), "terms": terms}])
+        connection.answer(request_id, consumers=[{**self.described(consumer), "terms": terms}])
 
     def _get(self, name: str) -> Consumer:
         consumer = self._known.get(name)
@@ -290,20 +280,6 @@ class LinkConsumers:
 
         return ConsumerGroup(consumer, self._hub, read=read, soon=loop.call_soon)
 
-    def _submit(
-        self, connection: LinkConnection, request_id: int, batch: Batch, then: Callable[[Batch], None]
-    ) -> None:
-        def done(result: Batch | StorageError) -> None:
-            if isinstance(result, StorageError):
-                connection.fail(request_id, result)
-                return
-            try:
-                then(result)
-            except HeadraceError as error:
-                connection.fail(request_id, error)
-
-        self._hub.submit(batch, done)
-
     def _observe(self, event: ConsumerEvent) -> None:
         group = self._groups.get(event.consumer.name)
         if group is None:
@@ -319,7 +295,7 @@ class LinkConsumers:
 
 
 def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> Found:
-    """Read until enough matches, or as much as there is room for; one matching row always fits."""
+    """Read until there are enough matching rows, or no more room; one matching row always fits."""
     budget = min(ROWS_BYTES, room)
     found: list[pa.RecordBatch] = []
     at, size = first, 0
@@ -349,16 +325,16 @@ def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> 
 
 
 def _terms(request: ask.FollowRequest) -> Terms:
-    """Make the terms that a follow gives, in the form in which a log entry returns them."""
-    said: dict[str, Any] = {"topic": request.topic, "dead_letter": request.dead_letter}
+    """Make the terms that a follow gives, as they are read back from a log entry."""
+    given: dict[str, Any] = {"topic": request.topic, "dead_letter": request.dead_letter}
     if request.origin is not None:
         origins = [request.origin] if isinstance(request.origin, str) else request.origin
-        said["origin"] = tuple(sorted(set(origins)))
+        given["origin"] = tuple(sorted(set(origins)))
     if request.where is not None:
         ask.parse_where(request.where)
-        said["where"] = msgspec.json.decode(msgspec.json.encode(request.where))
+        given["where"] = msgspec.json.decode(msgspec.json.encode(request.where))
     if request.ack_seconds is not None:
-        said["ack_seconds"] = request.ack_seconds
+        given["ack_seconds"] = request.ack_seconds
     if request.max_tries is not None:
-        said["max_tries"] = request.max_tries
-    return Terms(**said)
+        given["max_tries"] = request.max_tries
+    return Terms(**given)

@@ -1,7 +1,7 @@
 """The link's doors: tubes over TCP and over WebSocket.
 
 :mod:`~headrace.net.link.connection` keeps one client within its bounds; :mod:`~headrace.net.link.operations` dispatches
-its requests. Here connections and operations are put together, and learn of commits, ticks and the end.
+its requests. The door connects the two, and passes on commits, ticks and the end.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LinkDoor:
         self.not_yet: Callable[[], str | None] = lambda: None
         """Returns why clients should use another node for now, if so."""
         self.counters = context.hub.counters
-        self._context = context
         self.hub = context.hub
+        self._context = context
         self._cache = row_cache()
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
         self.operations = LinkOperations(context, self._cache, self.consumers, status, reports)
@@ -83,7 +83,7 @@ class LinkDoor:
     # Called by the server
 
     def deliver(self, batches: Sequence[Batch]) -> None:
-        """Let every stream at the head go on."""
+        """Continue every stream at the head."""
         if not self._cache.readers:
             self._cache.clear()
         else:
@@ -93,7 +93,7 @@ class LinkDoor:
         self.consumers.deliver()
 
     def tick(self, now: float) -> None:
-        """Judge deadlines."""
+        """Enforce deadlines."""
         for connection in tuple(self._connections):
             connection.tick(now, self._context.settings.limits.handshake_seconds)
         self.consumers.tick(now)
@@ -113,7 +113,7 @@ class LinkDoor:
 
     def stop(self) -> None:
         """Accept and read nothing more; streams end, open requests are still answered."""
-        self.stopping = RefusedError("stopping", "the hub is going down: connect again, elsewhere or later")
+        self.stopping = RefusedError("stopping", "the hub is stopping: connect again, elsewhere or later")
         self.consumers.stop()
         for server in self._servers:
             server.close()
@@ -130,18 +130,13 @@ class LinkDoor:
 
     # Called by connections
 
-    @property
-    def congested(self) -> bool:
-        """Whether publishers must wait."""
-        return self.hub.congested
-
     def greet(self, hello: HelloRequest) -> dict[str, object]:
-        """Judge a hello; return the members of its answer."""
+        """Check a hello; return the members of its answer."""
         if (reason := self.not_yet()) is not None:
             raise RefusedError("stopping", reason)
         if hello.version < VERSIONS[0]:
             spoken = ", ".join(map(str, VERSIONS))
-            reason = f"version {hello.version} of the link is not spoken here, but {spoken}"
+            reason = f"this hub speaks version {spoken} of the link, not {hello.version}"
             raise ExplainedError("version", reason, versions=list(VERSIONS))
         authentication = self._context.authentication
         if authentication.required:
@@ -184,8 +179,8 @@ class LinkDoor:
 def _origins(host: str, others: Sequence[str]) -> list[str | re.Pattern[str] | None]:
     """Return the origins of web pages that may use a tube at ``host``: the host's own, and those in the settings.
 
-    Browsers let every page on the web connect anywhere, and send its origin; other clients send none. The host is known
-    by its address, not by the name that the page gives it: a name can lead anywhere.
+    Browsers let every page connect anywhere, and send its origin; other clients send none. The host is known by its
+    address, not by the name in the page's URL: a name can resolve to anything.
     """
     address = ip_address(host.partition("%")[0])
     if address.is_loopback or address.is_unspecified:

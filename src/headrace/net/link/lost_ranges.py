@@ -1,4 +1,4 @@
-"""The link's ``lost``: readers report ranges that they found gone, and ask what is known.
+"""The link's ``lost``: readers report ranges that were gone before they read them, and list those known.
 
 A report becomes a log entry, so every hub that follows the log knows it. It is counted once, by the hub that took the
 report. What the state knows already needs no entry.
@@ -27,17 +27,17 @@ class LinkLostRanges:
         """The newly lost ranges of each entry, by its number, while entries of this hub are under way."""
 
     def lost(self, connection: LinkConnection, request: ask.LostRequest, _body: memoryview) -> None:
-        """Tell what readers lost, once what one says of itself is in the log."""
+        """Answer what readers have lost; a report is first put into the log."""
         reader, first, last = request.reader, request.first, request.last
         if (first is None) != (last is None) or (first is not None and reader is None):
             raise RefusedError("malformed", "a loss has a reader, first and last")
         if reader is None or first is None or last is None:
-            connection.answer(request.id, None, lost=self._losses.facts(reader))
+            connection.answer(request.id, lost=self._losses.facts(reader))
             return
         if first > last:
             raise RefusedError("malformed", f"there are no messages {first} to {last}")
         if not self._losses.unknown(reader, first, last):
-            connection.answer(request.id, None, lost=self._losses.facts(reader))
+            connection.answer(request.id, lost=self._losses.facts(reader))
             return
 
         def done(result: Batch | StorageError) -> None:
@@ -48,7 +48,7 @@ class LinkLostRanges:
                 for fresh in self._take(result.first):
                     detail = f"gone before {reader!r} had read them"
                     self._hub.counters.report("reader_lost", *fresh, detail, at_will=True)
-                connection.answer(request.id, None, lost=self._losses.facts(reader))
+                connection.answer(request.id, lost=self._losses.facts(reader))
 
         self._under_way += 1
         self._hub.submit(lose(reader, first, last), done)

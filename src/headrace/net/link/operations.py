@@ -82,11 +82,11 @@ class LinkOperations:
         self._stages.tick(now)
 
     def _tell_status(self, connection: LinkConnection, request: ask.StatusRequest, _body: memoryview) -> None:
-        connection.answer(request.id, None, status=self._status())
+        connection.answer(request.id, status=self._status())
 
     def _report(self, connection: LinkConnection, request: ask.ReportRequest, _body: memoryview) -> None:
         self._reports.take(request.name, request.facts, monotonic())
-        connection.answer(request.id, None)
+        connection.answer(request.id)
 
     def _holds(self, connection: LinkConnection, request: ask.HoldsRequest, _body: memoryview) -> None:
         holds = self._hub.state.holds
@@ -94,7 +94,7 @@ class LinkOperations:
         if name is None:
             if request.seq is not None or request.release:
                 raise RefusedError("malformed", "a hold has a name")
-            connection.answer(request.id, None, holds=dict(holds))
+            connection.answer(request.id, holds=dict(holds))
             return
         if request.release == (request.seq is not None):
             raise RefusedError("malformed", "a hold is set with seq or let go with release")
@@ -110,6 +110,6 @@ class LinkOperations:
             if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
                 # Other holds came first.
                 raise LimitError("link", "holds", len(holds) + 1, MAX_HOLDS)
-            connection.answer(request.id, None, holds={} if held is None else {name: held})
+            connection.answer(request.id, holds={} if held is None else {name: held})
 
         connection.submit(request.id, entry(holds.name, name, hold(request.seq)), done)

@@ -25,7 +25,7 @@ from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
-"""Bytes of a topic: what the log keeps of one that a whole batch shares."""
+"""Most bytes of a topic: the log's limit for one that a whole batch shares."""
 
 
 class LinkPublishing:
@@ -59,7 +59,7 @@ class LinkPublishing:
             if isinstance(newest, HeadraceError):
                 connection.fail(request.id, newest)
             else:
-                connection.answer(request.id, None, newest=newest)
+                connection.answer(request.id, newest=newest)
 
         self._publishing.newest(request.publisher, reply)
 
@@ -76,13 +76,13 @@ def _when_published(
             connection.fail(request_id, result)
         else:
             repeated = count(result.repeated)
-            connection.answer(request_id, None, first=result.first, last=result.last, repeated=repeated)
+            connection.answer(request_id, first=result.first, last=result.last, repeated=repeated)
 
     return reply
 
 
 class RequestBodies:
-    """Reads the rows in request bodies, for a hub whose messages have at most so many bytes."""
+    """Reads the rows in request bodies, and checks their limits."""
 
     def __init__(self, message_bytes: int) -> None:
         self._message_bytes = message_bytes
@@ -93,11 +93,14 @@ class RequestBodies:
         """Read rows to publish or stage."""
         plain = parse_published(body)
         if plain is None:
-            return published(self._checked(body), origin=origin, publisher=publisher, number=number)
+            rows = _some_rows(body, PUBLISHED)
+            _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
+            self._check_payload(pc.max(pc.binary_length(rows.column("payload"))).as_py())
+            return published(rows, origin=origin, publisher=publisher, number=number)
         topic, run = plain
         _check_topic(len(topic.encode()))
         batch = Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
-        # If all together are not too long, none is.
+        # If all payloads together are within the limit, each is.
         if batch.run.size > self._message_bytes:
             self._check_payload(int(batch.run.lengths.max()))
         return batch
@@ -105,7 +108,7 @@ class RequestBodies:
     def passed(self, body: memoryview) -> Batch:
         """Read rows that a frontend relays, within the bounds of what is published.
 
-        Only the payloads of entries may be longer than a message: they are as long as the state they describe.
+        Only log entries may have longer payloads than messages: they describe state.
         """
         rows = _some_rows(body, PASSED)
         origins = rows.column("origin")
@@ -115,7 +118,7 @@ class RequestBodies:
         topics = rows.column("topic")
         _check_topic(pc.max(pc.binary_length(topics)).as_py())
         if pc.any(pc.and_(pc.equal(topics, POLICY), pc.equal(origins, NOT_A_MESSAGE))).as_py():
-            raise RefusedError("malformed", "which services there may be is the word of the hub that numbers")
+            raise RefusedError("malformed", "only the hub that numbers messages sets the policy for services")
         longest = pc.max(pc.utf8_length(rows.column("publisher"))).as_py()
         if longest > ask.MAX_NAME:
             raise LimitError("link", "publisher", longest, ask.MAX_NAME)
@@ -126,12 +129,6 @@ class RequestBodies:
         lengths = pc.binary_length(rows.column("payload"))
         self._check_payload(pc.max(lengths.filter(pc.not_equal(origins, NOT_A_MESSAGE))).as_py() or 0)
         return Batch.from_arrow(rows)
-
-    def _checked(self, body: memoryview) -> pa.RecordBatch:
-        rows = _some_rows(body, PUBLISHED)
-        _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
-        self._check_payload(pc.max(pc.binary_length(rows.column("payload"))).as_py())
-        return rows
 
     def _check_payload(self, longest: int) -> None:
         if longest > self._message_bytes:

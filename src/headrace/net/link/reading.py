@@ -1,7 +1,7 @@
 """Reading over the link: the log (``read``, ``follow``), a snapshot, and the content subscriptions.
 
-Here each stream is opened; :mod:`~headrace.net.link.streams` moves it. Looking for a time and packing a snapshot are
-done in a thread: both may take a while.
+Streams are opened here; :mod:`~headrace.net.link.streams` sends them. Searching for a time and packing a snapshot may
+take a while, and are done in a thread.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ class LinkReading:
         """Connections for which a snapshot is being packed: each is as large as the state, so one at a time."""
 
     def head(self, connection: LinkConnection, request: ask.HeadRequest, _body: memoryview) -> None:
-        """How far the log reaches."""
+        """Answer the log's range."""
         log = self._log
         more: dict[str, object] = {}
         if request.first is not None and request.bytes is not None:
             more["reach"] = log.reach(request.first, request.bytes)
         connection.answer(
             request.id,
-            None,
             **more,
             message=min(self._hub.newest, log.head),
             path=str(log.directory.resolve()),
@@ -64,14 +63,14 @@ class LinkReading:
         )
 
     def read(self, connection: LinkConnection, request: ask.ReadRequest, _body: memoryview) -> None:
-        """Send a part of the log that is there."""
+        """Send a range of the log as it is now."""
         connection.check_room_for_stream()
         head = self._log.head
         last = head if request.last is None else min(request.last, head)
         self._begin(connection, request, request.first, last)
 
     def follow(self, connection: LinkConnection, request: ask.FollowRequest, _body: memoryview) -> None:
-        """Send the log from somewhere on, as it grows; or to a member of a durable consumer."""
+        """Send the log from a position on, as it grows; or let the client join a durable consumer."""
         if request.consumer is not None:
             self._consumers.follow(connection, request, request.consumer)
             return
@@ -145,7 +144,7 @@ class LinkReading:
 
 
 def _filter(request: ask.ReadRequest | ask.FollowRequest) -> Filter | None:
-    """What a stream wants, or ``None`` for everything, log entries included."""
+    """Make a stream's filter; ``None`` for everything, log entries included."""
     if request.topic is None and request.origin is None and request.where is None:
         return None
     origins = [request.origin] if isinstance(request.origin, str) else request.origin

@@ -1,9 +1,8 @@
 """The log as bodies of rows, which the link's streams send.
 
-Reading is done in threads: :func:`read_piece` turns the beginning of a range into one body. A sealed record batch is
-sent as it lies on disk, after its checksum, without being unpacked; what is in an open tail, or must be filtered, is
-made into one record batch of about a MiB. What was committed last is cached (:func:`row_cache`) for readers that keep
-up.
+Threads read: :func:`read_piece` turns the beginning of a range into one body. A sealed record batch is checked and sent
+as it is on disk, without being unpacked; rows of an open tail, or filtered rows, become one record batch of about a
+MiB. The newest commits are cached (:func:`row_cache`) for readers that keep up.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ from headrace.wire.link.plain_rows import batches_body
 MAX_BODY: Final = MAX_MESSAGE - MAX_HEAD
 """The longest body of several rows."""
 MAX_LONE_BODY: Final = MAX_ANSWER - MAX_HEAD
-"""The longest body of one row, which has to pass whole."""
+"""The longest body of one row, which cannot be split."""
 
 _SCAN_BYTES: Final = 16 << 20
 """Bytes that a filter looks through before its position is reported."""
 
 _WORTH: Final = 8
-"""A sealed record batch is sent whole when at least one row in so many is wanted."""
+"""A sealed record batch is sent whole if at least one row in so many is wanted."""
 
 _MANY: Final = 4
-"""Rows take up to this many times :data:`ROWS_BYTES`: what messages share stands once in a batch but in every row of a
-body, and for small messages it is the larger part."""
+"""Rows take up to this many times :data:`ROWS_BYTES`: what a batch has once is repeated in every row of a body."""
 
 _CACHED_CHUNKS: Final = 8
 """A reader further behind is better served from the log, where many small batches become one body."""
@@ -79,7 +77,7 @@ def beginning(batches: Sequence[Batch]) -> Sequence[Batch]:
 
 
 class RowChunk:
-    """Batches committed together, as one body made when it is first wanted."""
+    """Batches committed together, as one body, made on first use."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.first = batches[0].first
@@ -120,7 +118,7 @@ def row_cache() -> RowCache:
 
 
 def _row_chunk(batches: Sequence[Batch]) -> RowChunk | None:
-    """Make a chunk of batches, unless they are so long that encoding them is work for a thread."""
+    """Make a chunk of batches; ``None`` if they are so large that a thread should encode them."""
     chunk = RowChunk(batches)
     too_long = chunk.size > ROWS_BYTES or chunk.size + sum(map(_spread, batches)) > _MANY * ROWS_BYTES
     return None if too_long else chunk
@@ -132,7 +130,7 @@ def _spread(batch: Batch) -> int:
 
 
 def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
-    """Return the sealed record batch that holds ``first``, if it is worth being sent whole."""
+    """Return the sealed record batch that contains ``first``, if it is worth sending whole."""
     segments = log.segments
     place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
     if place < 0:
@@ -149,7 +147,7 @@ def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
     try:
         return Piece(first, end, segment.message(number).data, end - first + 1)
     except OSError:
-        # The log knows what it means that a file cannot be opened.
+        # Reading through the log gives the right error.
         return None
 
 
@@ -170,7 +168,7 @@ def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
 
 
 def _encoded(first: int, rows: pa.RecordBatch, last: int | None = None) -> Piece:
-    """Encode as many rows as fit one body; ``last`` is how far the piece reaches if all do."""
+    """Encode as many rows as fit one body; ``last`` is the end of the piece if all do."""
     count = rows.num_rows
     if rows.nbytes > 2 * ROWS_BYTES:
         count = max(1, count * ROWS_BYTES // rows.nbytes)

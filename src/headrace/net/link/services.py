@@ -29,9 +29,9 @@ class LinkServices:
         name = request.service
         if name is None:
             if request.action != "list":
-                raise RefusedError("malformed", f"{request.action}: say which service")
+                raise RefusedError("malformed", f"{request.action}: name the service")
             found = self._known.after(request.after, SERVICES_A_TIME)
-            connection.answer(request.id, None, services=[_described(service) for service in found])
+            connection.answer(request.id, services=[_described(service) for service in found])
         elif request.action == "list":
             service = self._known.get(name)
             if service is None:
@@ -55,7 +55,7 @@ class LinkServices:
             raise MalformedError("link", "service", name, str(error)) from None
 
         def created(_: Batch) -> None:
-            # Another creation may have come first in the log, of another kind, or the last there was room for.
+            # Another creation may precede it in the log: of another kind, or one that took the last room.
             made = self._known.get(name)
             if made is None:
                 raise self._too_many()
@@ -68,16 +68,16 @@ class LinkServices:
     ) -> None:
         if service.kind is not kind:
             raise RefusedError("conflict", f"service {service.id!r} is there, of kind {service.kind}")
-        connection.answer(request_id, None, services=[_described(service)])
+        connection.answer(request_id, services=[_described(service)])
 
     def _remove(self, connection: LinkConnection, request_id: int, name: str) -> None:
         if self._known.kind(name) is None:
             raise _missing(name)
         if self._known.get(name) is None:
-            connection.answer(request_id, None, removed=False)
+            connection.answer(request_id, removed=False)
             return
         connection.submit(
-            request_id, services.remove(name), lambda _: connection.answer(request_id, None, removed=True)
+            request_id, services.remove(name), lambda _: connection.answer(request_id, removed=True)
         )
 
     def _too_many(self) -> LimitError:

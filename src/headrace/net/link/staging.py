@@ -1,4 +1,4 @@
-"""Stages over the link: rows that a query brings part by part, and appends all at once.
+"""Stages over the link: rows that a query sends part by part, and appends all at once.
 
 :mod:`headrace.hub.publishing.staging` has the rules; here threads read and write the rows, and requests are answered.
 """
@@ -13,12 +13,7 @@ from secrets import token_hex
 from headrace.errors import HeadraceError
 from headrace.hub.counters import Counters
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.publishing.staging import (
-    SECONDS,
-    StagedRows,
-    loaded,
-    remove_all,
-)
+from headrace.hub.publishing.staging import SECONDS, StagedRows, loaded, remove_all
 from headrace.hub.sequencer import Published
 from headrace.hub.services.publish import ServicePublishing, ServiceUse, uses
 from headrace.message import Batch
@@ -62,13 +57,13 @@ class LinkStages:
         path = self._staging.add(name, stage)
         if path is None:
             stage.sum_up()
-            connection.answer(request.id, None, stage=name)
+            connection.answer(request.id, stage=name)
             return
         connection.uncommitted(len(body))
 
         def spilled(_: None) -> None:
             connection.uncommitted(-len(body))
-            connection.answer(request.id, None, stage=name)
+            connection.answer(request.id, stage=name)
 
         def failed() -> None:
             connection.uncommitted(-len(body))
@@ -91,24 +86,24 @@ class LinkStages:
         if begun is None:
             return
         if isinstance(begun, Published):
-            connection.answer(request.id, None, first=begun.first, last=begun.last, repeated=True)
+            connection.answer(request.id, first=begun.first, last=begun.last, repeated=True)
             return
 
         def reply(result: Published | HeadraceError) -> None:
             if isinstance(result, HeadraceError):
                 connection.fail(request.id, result)
             else:
-                connection.answer(request.id, None, first=result.first, last=result.last, repeated=False)
+                connection.answer(request.id, first=result.first, last=result.last, repeated=False)
 
         def read(rows: tuple[list[Batch], dict[str, ServiceUse]]) -> None:
-            made = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]
+            batches = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]
             try:
                 self._changes.make_room(rows[1])
             except HeadraceError:
                 self._commits.give_up(query)
                 raise
             # After the creations, in the same turn, so in the same append.
-            self._commits.append(query, batch, made, names, reply)
+            self._commits.append(query, batch, batches, names, reply)
 
         give_up = partial(self._commits.give_up, query)
         self._aside.answer(
@@ -122,6 +117,6 @@ class LinkStages:
 
 
 def _loaded(stages: list[StagedRows], services: bool) -> tuple[list[Batch], dict[str, ServiceUse]]:
-    """Read the rows of stages, and how they use services if they change those; runs in a thread."""
+    """Read the rows of stages and, if they change services, how; runs in a thread."""
     rows = loaded(stages)
     return rows, uses(each.to_arrow() for each in rows) if services else {}

@@ -1,4 +1,4 @@
-"""The streams of one link connection, moved on as fast as the client grants bytes and the tube takes them.
+"""The streams of one link connection, sent as fast as the client grants bytes and the tube takes them.
 
 A :class:`RowStream` sends the log by a :class:`~headrace.hub.cursor.Cursor`: a ``read`` ends after its last row, a
 ``follow`` waits at the head for the next commit. A :class:`PieceStream` sends the hub's state, a piece at a time.
@@ -28,6 +28,8 @@ _AT_SECONDS: Final = 1.0
 _SMALL: Final = 512
 """Rows up to which a filter is applied on the event loop."""
 
+_PIECE: Final = 1 << 20
+
 
 class StreamTarget(Protocol):
     """Where a stream's events go: its client's connection."""
@@ -44,7 +46,7 @@ class StreamTarget(Protocol):
 
 
 class LinkStream(Protocol):
-    """What a connection wants of a stream."""
+    """A stream, as its connection sees it."""
 
     id: int
 
@@ -55,7 +57,7 @@ class LinkStream(Protocol):
         """Send nothing more."""
 
     def lose(self) -> None:
-        """Send nothing more: the tube is gone, and what the client had of it is unknown."""
+        """Send nothing more: the tube is lost, and it is unknown what the client has received."""
 
     def tick(self, now: float) -> None:
         """Do what depends on time."""
@@ -79,9 +81,9 @@ class Credit:
         return max(0, self._granted - self._under_way)
 
     def allows(self, size: int) -> bool:
-        """Return whether an event of ``size`` may be sent: one longer than the room left may go once half is free.
+        """Return whether an event of ``size`` may be sent: even one longer than the credit may, once half is free.
 
-        A client need not grant before it has taken half. If a long event waited for more, both would wait forever.
+        A client need not grant more before it has taken half, so waiting for more could last forever.
         """
         return self._under_way * 2 <= self._granted or self._under_way + size <= self._granted
 
@@ -94,8 +96,8 @@ class Credit:
         self._under_way = max(0, self._under_way - size)
 
 
-class _CreditedStream:
-    """What all streams of the hub's own have in common."""
+class CreditedStream:
+    """The common part of all streams."""
 
     def __init__(self, stream_id: int, target: StreamTarget, credit: int) -> None:
         self.id = stream_id
@@ -117,7 +119,7 @@ class _CreditedStream:
         self._closed = True
 
     def lose(self) -> None:
-        """Send nothing more: the client knows where to go on."""
+        """Send nothing more: the client knows where to resume."""
         self.close()
 
     def tick(self, now: float) -> None:
@@ -128,7 +130,7 @@ class _CreditedStream:
         self._target.stream_over(self.id, answer)
 
 
-class RowStream(_CreditedStream):
+class RowStream(CreditedStream):
     """A ``read`` (with a ``last``) or a ``follow`` (without) of the log."""
 
     def __init__(
@@ -155,7 +157,7 @@ class RowStream(_CreditedStream):
         self._cursor = Cursor(first, self._at_hand, last=last) if follows else Cursor[Piece](first, last=last)
         self._feed = LogFeed(log, self._cursor, self._read, readers, self)
         self._reported = first - 1
-        """The position that the client knows of."""
+        """The last position that was sent to the client."""
         self._reported_at = asyncio.get_running_loop().time()
         if follows:
             cache.readers += 1
@@ -170,17 +172,17 @@ class RowStream(_CreditedStream):
             self._cursor.close()
 
     def tick(self, now: float) -> None:
-        """Report how far the filter has come, if it is time."""
+        """Report the filter's position, if it is time."""
         due = self._wanted is not None and now - self._reported_at >= _AT_SECONDS
         if due and self._reported < self._next - 1:
             self._report(now)
 
     def pump(self) -> None:
-        """Send what there is until credit or the tube says stop, all is sent, or the log must be read."""
+        """Send while credit and the tube allow, until all is sent or the log must be read."""
         self._feed.pump()
         last = self._cursor.last
         if last is not None and self._next > last and not (self._closed or self._target.full):
-            self._end({"ok": True, "next": self._next})
+            self._end({"next": self._next})
 
     @property
     def ready(self) -> bool:
@@ -194,7 +196,7 @@ class RowStream(_CreditedStream):
             if not self._credit.allows(size):
                 return False
             self._credit.spend(size)
-            # From the position the client knows of: it was not sent pieces in which nothing passed the filter.
+            # From the last position sent: pieces in which nothing passed the filter are not.
             first = piece.first if self._wanted is None else self._reported + 1
             self._target.event(
                 {"id": self.id, "event": "rows", "first": first, "last": piece.last}, piece.body
@@ -205,7 +207,7 @@ class RowStream(_CreditedStream):
         return True
 
     def read_failed(self, _lost: Lost, error: HeadraceError) -> None:
-        """End with the error: the client is told which rows are gone."""
+        """End with the error, which names the rows that are gone."""
         self._end(error)
 
     def _at_hand(self, seq: int) -> Piece | None:
@@ -225,8 +227,8 @@ class RowStream(_CreditedStream):
         self._target.event({"id": self.id, "event": "at", "seq": self._next - 1})
 
 
-class PieceStream(_CreditedStream):
-    """A stream of pieces, made or cut as they are sent: each has the members of its event, and its body."""
+class PieceStream(CreditedStream):
+    """A stream of pieces, made as they are sent: each is the members of an event, and a body."""
 
     def __init__(
         self,
@@ -242,7 +244,7 @@ class PieceStream(_CreditedStream):
         self._answer = end
 
     def pump(self) -> None:
-        """Send pieces until credit or the tube says stop."""
+        """Send pieces while credit and the tube allow."""
         while not (self._closed or self._target.full):
             if self._piece is None:
                 self._end(self._answer)
@@ -268,6 +270,3 @@ def row_pieces(tables: Iterator[pa.RecordBatch]) -> Iterator[tuple[dict[str, Any
     for rows in tables:
         yield {"event": "rows", "at": at}, body_of(rows)
         at += rows.num_rows
-
-
-_PIECE: Final = 1 << 20

@@ -9,8 +9,7 @@ from collections import Counter
 from typing import Final
 
 RESERVED_FILES: Final = 256
-"""Open files kept for the log and everything else: a hub that cannot open its next segment refuses every publisher, so
-connections must not use them up."""
+"""Open files reserved for the log and all else: a hub that cannot open its next segment refuses every publisher."""
 
 logger = logging.getLogger("headrace")
 
@@ -37,7 +36,7 @@ def room_for(connections: int) -> int:
 
 
 class Admission:
-    """Bounded counts of open connections; every door asks here.
+    """Bounded counts of open connections, shared by the doors.
 
     The http door has one of its own: an operator must be able to look at a hub whose other doors are full.
     """

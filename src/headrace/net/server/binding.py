@@ -1,4 +1,4 @@
-"""Binding the doors' sockets: where the settings say, or on a free port if that is allowed."""
+"""Binding the doors' sockets: at the addresses in the settings, or on a free port if that is allowed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one accept path of TCP doors, and what all their connections have in common, accepted or dialled.
+"""The one accept path of TCP doors, and the common part of all their connections, accepted or dialled.
 
 A :class:`DoorConnection` is admitted or refused, decodes what comes and refuses what is wrong. It is not read while the
-hub is congested or while its own answers pile up. A subclass says what its frames mean. All connections of a door
+hub is congested or while its own answers pile up. A subclass acts on its frames. All connections of a door
 receive into one buffer that belongs to the door.
 
 How a slow peer is cut off is decided here, for every door: one that takes no byte for ``limits.slow_seconds``, or
@@ -24,10 +24,10 @@ from headrace.net.server.door import DoorContext
 from headrace.wire.receive_buffer import Decoder
 
 RECEIVE_BYTES: Final = 128 << 10
-"""What one read may bring: some hundred messages for a batch, and never so many that others have to wait."""
+"""Bytes of one read: some hundred messages for a batch, but not so many that others have to wait."""
 
 MAX_FRAMES: Final = 256
-"""Frames taken from one connection in a row, as a rule; a run of publishes is one frame."""
+"""Frames taken from one connection in a row by default; a run of publishes is one frame."""
 
 BACKLOG: Final = 1024
 
@@ -35,7 +35,7 @@ LONGEST_KEEPALIVE: Final = 32767
 """Seconds: the most that Linux takes for a keepalive setting."""
 
 TLS_SHUTDOWN_SECONDS: Final = 2.0
-"""Seconds that the end of a connection under TLS may take: a peer that hangs must not hold up a hub that stops."""
+"""Seconds for closing a connection under TLS: a peer that hangs must not hold up a hub that stops."""
 
 S = TypeVar("S", bound="DoorConnection[Any]")
 D = TypeVar("D", bound="ConnectionGroup[Any]")
@@ -73,7 +73,7 @@ class ConnectionGroup(Generic[S]):
         """Forget an admitted connection that is over."""
 
     def tick(self, now: float) -> None:
-        """Judge every connection's deadlines."""
+        """Enforce every connection's deadlines."""
         for connection in tuple(self.connections):
             connection.tick(now)
 
@@ -99,7 +99,7 @@ class ConnectionGroup(Generic[S]):
         await self.empty.wait()
 
     def abort(self) -> None:
-        """Close every connection that is still open, whatever is buffered for it."""
+        """Close every connection at once, and drop what is buffered."""
         for connection in tuple(self.connections):
             connection.abort()
 
@@ -159,7 +159,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     """One connection. Its decoder's frames go to :meth:`take`."""
 
     max_frames: ClassVar[int] = MAX_FRAMES
-    """Frames taken from it before the others have their turn."""
+    """Frames taken from it before others have their turn."""
 
     def __init__(self, door: D, decoder: Decoder[Any]) -> None:
         self.door = door
@@ -176,11 +176,11 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._decoder = decoder
         self._where = ""
         self._crowded = False
-        """Whether frames may be left of what was read last; nothing more is read until they are taken."""
+        """Whether frames of the last read may be left; nothing more is read until they are taken."""
         self._rest_due = False
         self._full = False
         self._ended = False
-        """Whether the peer has said that it sends no more."""
+        """Whether the peer has ended its direction."""
         self._leaving = False
         """Whether the peer gets what is buffered and no more, and what it sends is dropped."""
         self._sent = 0
@@ -190,7 +190,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Where in the stream the unfinished frame begins, and since when it has been unfinished."""
         self._frame_since = 0.0
 
-    # What a subclass says.
+    # For subclasses to override.
 
     def opened(self) -> None:
         """Begin: the connection is admitted."""
@@ -200,16 +200,16 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         raise NotImplementedError
 
     def done_taking(self) -> None:
-        """Act on the frames that came together; the connection is still there."""
+        """Act on the frames of one read; the connection is still open."""
 
     def drained(self) -> None:
-        """Go on sending: the peer has taken enough of what it was sent."""
+        """Continue sending: the peer has taken enough of what it was sent."""
 
     def judge(self, now: float) -> None:
-        """Judge deadlines of the protocol's own."""
+        """Enforce the protocol's own deadlines."""
 
     def unsent(self) -> Range | None:
-        """Return the messages that the peer would still have been sent, to be reported when it is cut off."""
+        """Return the messages that are not sent yet, to be reported if the peer is cut off."""
         return None
 
     def closed(self) -> None:
@@ -218,13 +218,13 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def judge_silence(self, now: float, idle: float) -> None:
         """Cut off a peer that has not been heard of for ``idle`` seconds, though it is listened to."""
         if now - self.heard >= idle and not self.reading_paused:
-            self.refuse("idle", f"not heard of for {idle:g} s")
+            self.refuse("idle", f"silent for {idle:g} s")
 
     def must_wait(self) -> bool:
         """Return whether what the peer sends has to wait."""
         return self.door.hub.congested or self.door.stopping or self._full
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit or refuse a new connection."""
@@ -233,7 +233,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self.since = self.heard = self._taken_at = self.loop.time()
         peer = transport.get_extra_info("peername")
         if peer is None:
-            # It was gone before it was accepted.
+            # It was closed before it was accepted.
             self._transport.abort()
             return
         self.endpoint = peer[:2]
@@ -269,14 +269,14 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self._take_all(self.door.view[:received])
 
     def eof_received(self) -> bool:
-        """Note that the peer sends no more; return whether it is still sent something."""
+        """Note that the peer sends no more; return whether to keep our direction open."""
         self._ended = True
         if self.admitted and self._decoder.unfinished:
             self.counters.refuse(self.door.name, "cut_short", self.name, "the stream ended inside a frame")
         return False
 
     def pause_writing(self) -> None:
-        """Note that the peer takes less than it is sent: what it asks has to wait, too."""
+        """Note that the peer takes less than it is sent: its requests have to wait, too."""
         self._full = True
         if self.must_wait():
             self.pause_reading()
@@ -289,7 +289,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.resume_reading()
 
     def _take_all(self, data: memoryview | bytes) -> None:
-        """Take the frames that are here, but not so many at once that others wait."""
+        """Take the frames that are complete, but not so many at once that others wait."""
         left = self.max_frames
         try:
             for frame in self._decoder.feed(data):
@@ -328,7 +328,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         if self.admitted and not self.must_wait():
             self._take_all(b"")
 
-    # What all of them do.
+    # Common to all.
 
     @property
     def buffered(self) -> int:
@@ -341,7 +341,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         return 0 if self._full else self.limits.queue_bytes - self.buffered
 
     def is_called(self, who: str) -> None:
-        """Name the peer in the log by who it says it is, beside its address."""
+        """Name the peer in the log by its client id, beside its address."""
         self.name = f"{self._where} ({who})"
 
     def send(self, data: bytes | memoryview) -> None:
@@ -373,7 +373,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.refuse("slow", f"took nothing for {slow:g} s; {waiting} bytes are lost")
             return
         if not self.admitted:
-            return  # It is closing: what is left to send goes out, as fast as the peer takes it.
+            return  # It is closing, as fast as the peer takes what is left to send.
         place = self._decoder.frame_at
         if not self._decoder.unfinished or place != self._frame_at or self.reading_paused or self._ended:
             self._frame_at, self._frame_since = place, now
@@ -386,7 +386,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """End a peer that the log can feed no further: retention has passed it, or the log is damaged.
 
         It gets what is buffered, then the end of the stream. What it still sends is read and dropped: closing a socket
-        with bytes unread would take back what is on its way.
+        with unread bytes would reset the connection, and lose data on its way.
         """
         self.counters.refuse(self.door.name, reason, self.name, detail)
         self._release()
@@ -402,23 +402,23 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 self._transport.resume_reading()
 
     def pause_reading(self) -> None:
-        """Leave what the peer sends where it is."""
+        """Stop reading from the peer."""
         if not self.reading_paused and not self._transport.is_closing():
             self.reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read from the peer again, if no reason not to is left."""
+        """Read from the peer again, unless it still has to wait."""
         if not self.reading_paused or not self.admitted or self.must_wait():
             return
         if self._crowded:
-            # What was read before comes first, when the others have had their turn.
+            # Frames that were read before come first, after the others' turn.
             if not self._rest_due:
                 self._rest_due = True
                 self.loop.call_soon(self._take_rest)
         else:
             self.reading_paused = False
-            # It may have had no chance to speak meanwhile.
+            # It was not read from meanwhile.
             self.heard = self.loop.time()
             with contextlib.suppress(RuntimeError):
                 self._transport.resume_reading()
@@ -439,7 +439,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._transport.abort()
 
     def _release(self) -> None:
-        """Take nothing more from the connection, and owe it nothing."""
+        """Take nothing more from the connection, and clean up."""
         if self.admitted:
             self.admitted = False
             self.closed()

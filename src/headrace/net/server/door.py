@@ -31,10 +31,10 @@ class DoorContext:
 
 
 class Door(Protocol):
-    """An open door. One that is also a :class:`headrace.hub.sequence.CommitReceiver` is handed what is committed."""
+    """An open door. One that is also a :class:`headrace.hub.sequence.CommitReceiver` receives each commit."""
 
     def tick(self, now: float) -> None:
-        """Judge deadlines; called a few times a second."""
+        """Enforce deadlines; called a few times a second."""
 
     def relieved(self) -> None:
         """Read from publishers again: the hub is no longer congested."""

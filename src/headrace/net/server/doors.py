@@ -1,6 +1,6 @@
-"""Opening a hub's doors: those with an address in the settings that its roles use.
+"""Opening a hub's doors: those that its roles use and that have an address in the settings.
 
-A door is registered before it accepts connections: what is committed from then on must reach it.
+A door is registered before it accepts connections, so that it receives every commit from then on.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DoorOpener:
         return routing
 
     async def nodes(self, cluster: ClusterNode, listening: socket.socket, peers: Sequence[Address]) -> None:
-        """The door of a cluster's node, and its connections to the other nodes."""
+        """Open the door of a cluster's node, and its connections to the other nodes."""
         tls = tls_contexts(self._settings)
         dialled = PeerConnections(self._context, cluster, tls.client)
         cluster.ask = dialled.ask
@@ -120,7 +120,7 @@ class DoorOpener:
         reports: ProgramReports,
         cluster: ClusterNode | None,
     ) -> None:
-        """The link, over TCP and WebSocket."""
+        """Open the link, over TCP and WebSocket."""
         tcp, websocket = self._listen.tube_tcp, self._listen.tube_ws
         if "tube" not in self._roles or (tcp is None and websocket is None):
             return

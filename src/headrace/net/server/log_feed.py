@@ -1,6 +1,6 @@
 """The driver of a cursor: reads the log in a thread and gives its consumer chunk after chunk.
 
-All judgement is the :class:`~headrace.hub.cursor.Cursor`'s. A consumer costs its transport's buffer and one chunk.
+The :class:`~headrace.hub.cursor.Cursor` decides. A consumer costs its transport's buffer and one chunk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FeedConsumer(Protocol[C_contra]):
         """Take a chunk, or return ``False`` if it has to wait."""
 
     def read_failed(self, lost: Lost, error: HeadraceError) -> None:
-        """Messages cannot be read; if ``lost.ended``, the feed has stopped."""
+        """Note that messages cannot be read; if ``lost.ended``, the feed has stopped."""
 
     def pump(self) -> None:
         """Call :meth:`LogFeed.pump`: a read has come in."""

@@ -29,10 +29,10 @@ _PAUSE: Final = 1.0
 """Seconds between checks for something to seal or trim."""
 
 _BUSY: Final = 32 << 20
-"""Incoming bytes a second at which the hub is too busy to seal."""
+"""Incoming bytes per second above which the hub is too busy to seal."""
 
 _CALM: Final = 5.0
-"""Seconds since the hub was last busy before it seals: bursts, such as a query's batches, count as one effort."""
+"""Seconds without load before the hub seals, so that it does not between bursts such as a query's batches."""
 
 _MAX_BACKLOG: Final = 1 << 30
 """Bytes that may wait to be sealed while the hub is busy."""
@@ -64,7 +64,7 @@ class GroupCommit:
             return
         error = done.exception()
         if not self._hub.log.segments:
-            return  # The log was closed meanwhile, which synced it or said why not.
+            return  # The log was closed meanwhile, which synced it or reported why not.
         if error is not None:
             # After a failed sync it is unknown what is on the disk: acknowledge nothing more.
             logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
@@ -94,7 +94,7 @@ class LogMaintenance:
         self._settings = settings.log
         self._disk = disk
         self._aging: tuple[int, float] | None = None
-        """The open tail's first sequence number, and when it was first seen to hold something."""
+        """The open tail's first sequence number, and when it was first seen with messages."""
         self._looked = (hub.log.size, 0.0)
         """The log's size at the last check, and the time of that check."""
         self._busy_at = -_CALM
@@ -150,7 +150,7 @@ class LogMaintenance:
             except StorageError as error:
                 self._failed("the log could not be sealed", error)
             try:
-                # Even if sealing failed: on a full disk only this makes room.
+                # Even if sealing failed: on a full disk only this frees space.
                 await self._trim()
             except StorageError as error:
                 self._failed("the log could not be trimmed", error)
@@ -212,8 +212,8 @@ class LogMaintenance:
         limited = retain.retain_bytes is not None or retain.retain_seconds is not None
         if not limited or len(self._log.segments) < 2:
             return
-        # A snapshot precedes any trimming: what is removed is then never needed again. If there is no room for a new
-        # one, what the last one covers is removed all the same.
+        # A snapshot precedes any trimming, so that what is removed is never needed again. If there is no room for a
+        # new one, what the last one covers is still removed.
         if retain.retain_bytes is not None and self._log.size > retain.retain_bytes:
             await self._try_snapshot()
         holds = {**self._hub.state.holds, **self._holds()}

@@ -1,8 +1,8 @@
 """Tuning malloc so that a hub keeps the memory it has used.
 
-Large messages and staged rows come and go, tens of megabytes at a time. glibc gives such memory back as soon as it is
-free and gets it again with the next message: a fault and a page of zeros for every 4 KiB, five times the cost of
-copying the message in. A hub soon needs the memory again, so it keeps it, up to a bound.
+Large messages and staged rows take tens of megabytes at a time. glibc returns such memory to the system as soon as it
+is free, and gets it again for the next message: a page fault for every 4 KiB, five times the cost of copying the
+message in. A hub soon needs the memory again, so it keeps it, up to a bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def keep_memory() -> bool:
     settings = {
         # One heap for all threads: each would keep as much in one of its own.
         _M_ARENA_MAX: 1,
-        # One without the other would be undone by glibc's own guess at the first large message.
+        # Both: setting one alone leaves the other to glibc, which adapts it at the first large message.
         _M_TRIM_THRESHOLD: KEPT_BYTES,
         _M_MMAP_THRESHOLD: _MMAP_BYTES,
     }

@@ -47,7 +47,7 @@ MAX_UNCOMMITTED: Final = 64 << 20
 """Bytes that may wait for a sync or a majority before publishers are made to wait."""
 
 _DISK_THREADS: Final = 4
-"""For a sync, sealing or trimming, a snapshot and a requested seal: none waits for another, least of all a sync."""
+"""One each for syncs, sealing or trimming, snapshots and a requested seal, so that none waits for another."""
 
 _TICK: Final = 0.25
 _LOOK_SECONDS: Final = 0.01
@@ -131,7 +131,7 @@ class Server:
             check_original(directory)
             if (directory / STATE_FILE).exists():
                 raise UsageError(
-                    f"{directory} is a node's of a cluster: start it with --peers, or begin in an empty directory"
+                    f"{directory} is the log of a cluster's node: start it with --peers, or begin in an empty directory"
                 )
             log = Log.open(directory, fsync=settings.log.fsync, segment_bytes=settings.log.segment_bytes)
         try:
@@ -156,7 +156,7 @@ class Server:
             task.add_done_callback(self._ended)
             self._tasks.append(task)
         if self._upstream is not None:
-            # Not among the tasks: it runs on while the doors close, so that what they took in is still answered.
+            # Not among the tasks: it runs while the doors close, so that open publishes are still answered.
             self._following = asyncio.ensure_future(self._upstream.run())
             self._following.add_done_callback(self._ended)
         if self._cluster is not None:
@@ -186,7 +186,7 @@ class Server:
             what = "the disk is slow" if self._cluster is None or self.problem is None else self.problem
             logger.warning("%s: stopping without its last answer", what)
         except StorageError as error:
-            # Closing the log says whether anything is lost; the doors are closed first in any case.
+            # Closing the log will report what is lost; the doors are closed first in any case.
             logger.error("the disk fails while stopping: %s", error)
         await self._close_doors(max(deadline - loop.time() - _FOR_THE_LOG * seconds, 0))
         if self._cluster is not None:
@@ -220,7 +220,7 @@ class Server:
         return Server(settings, http=self._start_http)
 
     def vouch(self) -> None:
-        """Let this node of a cluster go on with what it has, on an operator's word."""
+        """Let this node of a cluster continue with what it has, as an operator decided."""
         if self._cluster is None:
             raise UsageError("this hub is in no cluster")
         self._cluster.vouch()
@@ -290,7 +290,7 @@ class Server:
         )
         self.maintenance = LogMaintenance(hub, settings, self._disk, holds=self.consumers.holds)
         if self._upstream is not None:
-            # The policy that holds is the one that the upstream hub has put into the log.
+            # The upstream hub puts the policy into the log.
             self._upstream.attach(hub)
             return
         if self._cluster is not None:
@@ -348,14 +348,14 @@ class Server:
         await asyncio.gather(*closing)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report a background loop that failed: it must not go unseen."""
+        """Report a background loop that failed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.ready = False
             self.hub.counters.add("background_failures")
             logger.critical("a background task failed; restart the hub", exc_info=error)
 
     def _wake(self) -> None:
-        # After every socket that is readable now has been read: their messages make one batch.
+        # After all readable sockets have been read, so that their messages make one batch.
         if not self._turn_due:
             self._turn_due = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -396,7 +396,7 @@ class Server:
 
 
 def _check_roles(settings: Settings) -> None:
-    """Refuse to number messages where that was not asked for: they would reach nobody else."""
+    """Refuse to number messages where the settings do not ask for it: they would reach nobody else."""
     node = settings.node
     if "sequence" in node.roles or node.upstream or settings.cluster.peers:
         return

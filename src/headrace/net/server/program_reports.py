@@ -1,7 +1,7 @@
 """Reports of programs beside the hub, such as the pipeline, for the hub's status.
 
-Reports are not messages: they have no number and are not in the log. A report is replaced by the next of the same name,
-and forgotten with the process. So a pipeline that reports each second does not become its own traffic.
+Reports are not messages: they are not in the log, so a pipeline that reports each second causes no traffic. A report
+is replaced by the next of the same name, and forgotten when the hub stops.
 
 Several processes may report under one name, if each gives its ``pid``: a pipeline beside the one of ``headrace up``.
 They are shown as one that has the ``jobs`` of all.
@@ -51,7 +51,7 @@ class ProgramReports:
         try:
             content = msgspec.json.encode(facts)
         except (TypeError, ValueError, OverflowError, RecursionError):
-            raise MalformedError("link", "facts", facts, "a map that JSON can say") from None
+            raise MalformedError("link", "facts", facts, "a map that JSON can express") from None
         if len(content) > MAX_BYTES:
             raise LimitError("link", "facts", len(content), MAX_BYTES)
         report = _report(name, msgspec.json.decode(content), now)
@@ -69,23 +69,23 @@ class ProgramReports:
             raise LimitError("link", "reports", len(others) + 1, MAX_REPORTS)
         if not _fits(others, report):
             raise LimitError("link", "facts of all reports", _size(others) + report.size, MAX_BYTES)
-        # One that is there already keeps its place.
+        # A known key keeps its place in the order.
         self._newest = {**before, key: report}
 
     def facts(self, now: float) -> dict[str, object]:
-        """Return every report with its ``age`` in seconds; of several under a name the newest, with the jobs of all."""
-        told: dict[str, Any] = {}
+        """Return every report with its ``age`` in seconds; of several under one name, the newest with all jobs."""
+        shown: dict[str, Any] = {}
         for (name, _), report in self._newest.items():
             facts = {**report.facts, "age": round(now - report.time, 3)}
-            earlier, jobs = told.get(name, {}).get("jobs"), facts.get("jobs")
+            earlier, jobs = shown.get(name, {}).get("jobs"), facts.get("jobs")
             if isinstance(earlier, dict) and isinstance(jobs, dict):
                 facts["jobs"] = {**earlier, **jobs}
-            told[name] = facts
-        return told
+            shown[name] = facts
+        return shown
 
 
 def _process(facts: Mapping[str, Any]) -> int | None:
-    """Return the process that a report is from, if it says so."""
+    """Return the process that a report names, if any."""
     pid = facts.get("pid")
     return pid if isinstance(pid, int) else None
 
@@ -100,15 +100,13 @@ def _without(reports: Mapping[Key, ProgramReport], key: Key) -> dict[Key, Progra
 
 
 def _report(name: str, facts: Mapping[str, Any], now: float) -> ProgramReport:
-    """Make a report, having checked that a status with it can be sent and read."""
-    said = serialize({"status": {name: facts}})
+    """Make a report, after checking that a status with it can be read."""
+    encoded = serialize({"status": {name: facts}})
     try:
-        parse(said)
+        parse(encoded)
     except MalformedError:
-        raise MalformedError(
-            "link", "facts", facts, "a map that is not nested deeper than a status is read"
-        ) from None
-    return ProgramReport(now, facts, len(said))
+        raise MalformedError("link", "facts", facts, "a map that is nested less deeply") from None
+    return ProgramReport(now, facts, len(encoded))
 
 
 def _fits(others: Mapping[Key, ProgramReport], report: ProgramReport) -> bool:

@@ -1,9 +1,9 @@
-"""Recording what each peer of a door sends and gets to a capture file, for ``headrace decode``.
+"""Recording what each peer of a door sends and receives to a capture file, for ``headrace decode``.
 
-Doors know nothing of it. The event loop that makes their servers puts a recording protocol between each connection and
-its door; a socket for datagrams is replaced by one that does the same, with a capture for each address. This is for
-debugging: files are written on the event loop and hold everything, keys and payloads included. So only their owner may
-read them, and recording ends for good when :data:`MAX_BYTES` are written.
+Doors know nothing of it. The event loop puts a recording protocol between each connection and its door; a socket for
+datagrams is replaced by one that does the same, with a capture for each address. This is for debugging: files are
+written on the event loop and contain everything, keys and payloads included. So only their owner may read them, and
+recording ends when :data:`MAX_BYTES` are written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.wire.capture import MAX_CHUNK, Capture, Chunk, serialize
 logger = logging.getLogger("headrace")
 
 MAX_BYTES: Final = 4 << 30
-"""Of all captures of a run."""
+"""Most bytes of all captures of a run."""
 
 FILE_BYTES: Final = 4096
 """Bytes that an empty capture counts for: peers may be many and send little."""
@@ -101,7 +101,7 @@ class Recorder:
     def _spend(self, size: int) -> None:
         self._left -= size
         if self._left <= 0:
-            self._give_up("as much as may be is recorded")
+            self._give_up("the limit is reached")
 
     def _give_up(self, why: str) -> None:
         self._left = 0
@@ -145,13 +145,11 @@ class _RecordedSocket(socket.socket):
         self._files: OrderedDict[Any, BinaryIO] = OrderedDict()
 
     def recvmsg_into(self, buffers: Any, *rest: Any) -> Any:
-        """Receive and record."""
         size, ancillary, flags, address = super().recvmsg_into(buffers, *rest)
         self._note(memoryview(buffers[0])[:size], segment_size(size, ancillary), address, outgoing=False)
         return size, ancillary, flags, address
 
     def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, address: Any = None, /) -> int:
-        """Send several of one size and record each."""
         sent = super().sendmsg(buffers, ancillary, flags, address)
         (step,) = next(
             (struct.unpack("=H", size) for _, kind, size in ancillary if kind == UDP_SEGMENT), (sent,)
@@ -160,13 +158,11 @@ class _RecordedSocket(socket.socket):
         return sent
 
     def sendto(self, data: Any, address: Any) -> int:  # type: ignore[override]
-        """Send and record."""
         sent = super().sendto(data, address)
         self._note(memoryview(data), sent, address, outgoing=True)
         return sent
 
     def close(self) -> None:
-        """End the captures."""
         while self._files:
             self._end(next(iter(self._files)))
         super().close()
@@ -203,41 +199,33 @@ class _Recorded(asyncio.BufferedProtocol):
         self._view: Any = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin a capture."""
         name = transport.get_extra_info("peername")
         peer = f"{name[0]}:{name[1]}" if name else ""
         self._file = self._recorder.begin(self._door, peer)
         self._inner.connection_made(cast("asyncio.Transport", _RecordedTransport(transport, self)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the capture."""
         self._end()
         self._inner.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Offer the door's buffer."""
         self._view = self._inner.get_buffer(sizehint)
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Record what came, then pass it on."""
         self.note(memoryview(self._view)[:nbytes], outgoing=False)
         self._inner.buffer_updated(nbytes)
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass it on."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
         self._inner.resume_writing()
 
     def note(self, data: Any, *, outgoing: bool) -> None:
-        """Record bytes."""
         if self._file is not None and not self._recorder.write(self._file, data, outgoing=outgoing):
             self._end()
 
@@ -259,12 +247,10 @@ class _RecordedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: Any) -> None:
-        """Send and record."""
         self._recorded.note(data, outgoing=True)
         self._transport.write(data)
 
     def writelines(self, pieces: Any) -> None:
-        """Send and record."""
         pieces = list(pieces)
         for piece in pieces:
             self._recorded.note(piece, outgoing=True)

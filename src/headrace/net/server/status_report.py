@@ -21,7 +21,7 @@ MEASURED: Final = ("second", "minute", "hour")
 """The ``measure/…`` services that are shown."""
 
 MEASURED_BYTES: Final = 16 << 10
-"""Largest such service that is shown; the job's own take a tenth of that."""
+"""Largest such service that is shown; the job's own are a tenth of that."""
 
 
 def facts_of(server: Server) -> dict[str, object]:
@@ -74,11 +74,11 @@ def measured(services: Services) -> dict[str, object]:
     return {
         span: service.value
         for span, service in found.items()
-        if service is not None and not isinstance(service.value, bytes) and _can_be_said(service)
+        if service is not None and not isinstance(service.value, bytes) and _can_be_shown(service)
     }
 
 
-def _can_be_said(service: Service) -> bool:
+def _can_be_shown(service: Service) -> bool:
     if service.weight > MEASURED_BYTES:
         return False
     try:

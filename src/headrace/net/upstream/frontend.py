@@ -1,4 +1,4 @@
-"""What the server needs of a frontend's upstream hub, whatever protocol it speaks.
+"""The interface to a frontend's upstream hub, whatever protocol it speaks.
 
 :mod:`~headrace.net.upstream.over_link` speaks the link: same numbers, times and uuid, whole envelopes, acknowledged
 once. :mod:`~headrace.net.upstream.over_fyrehose` speaks the backbone's own protocol: same numbers, plain payloads,
@@ -21,7 +21,7 @@ from headrace.log import Log
 T = TypeVar("T")
 
 START_SECONDS: Final = 10.0
-"""How long a frontend without a log waits for the hub it is to be a copy of."""
+"""Seconds that a frontend without a log waits for its upstream hub."""
 
 
 class UpstreamStatus(TypedDict):
@@ -30,13 +30,13 @@ class UpstreamStatus(TypedDict):
     url: str
     connected: bool
     peer: str | None
-    """The address that answers."""
+    """The address in use."""
     head: int
     """Its head, as far as this hub knows."""
     lag: int
     """How many of its messages this hub does not have yet."""
     waiting_bytes: int
-    """How much is under way to it."""
+    """Bytes on their way to it."""
     problem: str | None
 
 
@@ -48,13 +48,13 @@ class Upstream(Protocol):
         """Why messages do not flow, if they do not."""
 
     async def open_log(self, directory: Path) -> Log:
-        """Open this hub's log, which is, or becomes, a copy of the upstream hub's from some point on."""
+        """Open this hub's log, a copy of the upstream hub's from some message on; make it if there is none."""
 
     def attach(self, hub: Hub) -> None:
         """Become the sequencer of the hub that has this log."""
 
     async def run(self) -> None:
-        """Follow for as long as the hub runs; returns, or raises, only when it cannot go on."""
+        """Follow as long as the hub runs; returns, or raises, only when it cannot continue."""
 
     def tick(self, now: float) -> None:
         """Enforce deadlines."""

@@ -1,8 +1,8 @@
-"""Whether a frontend's log is the beginning of its upstream hub's.
+"""Checking that a frontend's log is the beginning of its upstream hub's.
 
-Two logs of one uuid are the same as far as both reach, unless one of them lost its end and went on without it (a power
-failure, a restored backup). So the frontend's last message is compared with the one that has its number upstream,
-stamp and all. A mismatch is refused with both sides named: a copy of something else must never be served.
+Two logs of one uuid are equal as far as both reach, unless one of them lost its end and continued without it (a power
+failure, a restored backup). So the frontend's last message is compared with the one that has its number upstream, with
+its whole envelope. A mismatch is an error that names both: a copy of something else must never be served.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.wire.link.message import LinkMessage
 CREDIT: Final = 8 << 20
 
 _PATIENCE_SECONDS: Final = 5.0
-"""How long an upstream hub may lag: a frontend of a frontend, or one of several nodes, may be ahead of it."""
+"""Seconds that an upstream hub may lag: a frontend of a frontend, or of several nodes, may be ahead of it."""
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -55,7 +55,7 @@ async def meet(session: LinkSession, log: Log) -> bool:
 
 
 async def fetch_snapshot(session: LinkSession) -> Snapshot:
-    """Fetch the upstream hub's state, and where in the sequence that is."""
+    """Fetch a snapshot of the upstream hub's state."""
     inbox = session.stream(lambda n: ask.SnapshotRequest(id=n, credit=CREDIT), CREDIT)
     pieces = []
     while (message := await inbox.get()) is not None:
@@ -64,7 +64,7 @@ async def fetch_snapshot(session: LinkSession) -> Snapshot:
 
 
 async def call(session: LinkSession, make: Make[Any], body: memoryview | None = None) -> LinkMessage:
-    """Ask, and raise a refusal."""
+    """Make a request, and raise a refusal."""
     message = await session.call(make, body)
     check(message)
     return message
@@ -81,5 +81,5 @@ async def _compare(session: LinkSession, log: Log) -> None:
     if [list(batch) for batch in mine] != [list(batch) for batch in theirs]:
         raise UsageError(
             f"message {tail} in {log.directory} is another one than at the upstream hub {session.tube.peer}, though"
-            f" both are of log {log.uuid}: one of them lost its end and went on; choose an empty data directory"
+            f" both are of log {log.uuid}: one of them lost its end and continued; choose an empty data directory"
         )

@@ -1,12 +1,11 @@
 """An upstream hub over the backbone's own protocol: any backbone will do, not only one of ours.
 
-This hub follows as a subscriber does (DELIVER, gaps repaired by REQUEST; over UDP it answers FORWARD from its journal)
-and PUSHes what its own publishers send. The numbers are the upstream hub's. The protocol has nothing else of the
-envelope: messages are stamped when they arrive, with origin ``fyrehose``, and log entries come as the empty messages
-that the backbone shows. The uuid of the upstream hub's log is not known either, so the copy has its own.
+This hub follows as a subscriber (DELIVER, gaps repaired by REQUEST; over UDP it answers FORWARD) and PUSHes what its
+own publishers send. The numbers are the upstream hub's. The protocol carries nothing else of the envelope: messages are
+stamped when they arrive, with origin ``fyrehose``, and log entries are empty messages. The uuid of the upstream hub's
+log is unknown, so the copy has its own.
 
-Numbers that the upstream hub cannot deliver any more are kept as empty log entries, ``lost/``, so that the sequence
-stays whole.
+Numbers that the upstream hub can no longer deliver become empty log entries, ``lost/``: the sequence stays whole.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ logger = logging.getLogger("headrace")
 
 MAX_WAITING: Final = 64 << 20
 MAX_LOST: Final = 1 << 20
-"""The longest range that is filled in; a hub that misses more has to begin anew."""
+"""The longest range that is filled in; a hub that lacks more has to start over."""
 LOST: Final = "lost/"
 
 _LONGEST: Final = {"fyrehose": 65_526, "fyrehose+udp": 65_504}
 _ATTEMPT_SECONDS: Final = 10.0
 _FIRST_SECONDS: Final = 5.0
-"""How long a new copy waits for the oldest message that the upstream hub still has."""
+"""Seconds that a new copy waits for the oldest message that the upstream hub still has."""
 _GIVE_UP_SECONDS: Final = 2.0
 _DISK_SECONDS: Final = 0.25
 _POLL_SECONDS: Final = 0.02
@@ -61,7 +60,7 @@ class FyrehoseUpstream:
         self._hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
         self._hub: Hub
         self._pushing: PushRelay
-        # The client knows all the hosts, and tries each of them: to the plan they are one.
+        # The client itself tries all the hosts, so the plan has only one.
         self._plan = DialPlan(
             self._hosts[:1],
             Random(),
@@ -98,7 +97,7 @@ class FyrehoseUpstream:
 
     async def run(self) -> None:
         """Follow, and push, for as long as the hub runs."""
-        self._client = await redial(self._plan, self._open)
+        self._client = await redial(self._plan, lambda _first: self._make(self._hub.log.tail + 1).open())
         pushing = asyncio.ensure_future(self._push(self._client))
         try:
             await self._follow(self._client)
@@ -135,7 +134,7 @@ class FyrehoseUpstream:
             "url": ",".join(self._urls),
             "connected": self._client is not None and self._client.connected,
             "peer": None,
-            # The protocol does not tell how far the upstream hub is.
+            # The protocol does not tell the upstream hub's head.
             "head": self._hub.log.head,
             "lag": 0,
             "waiting_bytes": self._pushing.size,
@@ -152,16 +151,15 @@ class FyrehoseUpstream:
                 self._hub.counters.report("upstream_lost", lost.first, lost.last, lost.reason)
                 if lost.last - lost.first >= MAX_LOST:
                     raise UsageError(f"{lost}: begin anew with an empty data directory")
-                await self._append(
-                    Batch(_empty(lost.last - lost.first + 1), lost.first, origin=NOT_A_MESSAGE, topic=LOST)
-                )
+                empty = Run(np.zeros(0, np.uint8), np.zeros(lost.last - lost.first + 2, np.int32))
+                await self._append(Batch(empty, lost.first, origin=NOT_A_MESSAGE, topic=LOST))
             self._lost.clear()
             await self._append(Batch(batch.run, batch.first, origin="fyrehose"))
 
     async def _append(self, batch: Batch) -> None:
         log = self._hub.log
         if batch.first != log.tail + 1:
-            raise UsageError(f"message {batch.first} came where {log.tail + 1} was to follow")
+            raise UsageError(f"expected message {log.tail + 1}, got {batch.first}")
         while True:
             time = max(time_ns() // 1000, log.last_time)
             try:
@@ -179,9 +177,6 @@ class FyrehoseUpstream:
                 await client.publish(batch.run)
                 self._pushing.pushed(batch)
             await self._due.wait()
-
-    async def _open(self, _first: Address) -> FyrehoseClient:
-        return await self._make(self._hub.log.tail + 1).open()
 
     def _make(self, from_seq: int, repair_timeout: float | None = None) -> FyrehoseClient:
         return FyrehoseClient(
@@ -210,7 +205,3 @@ class FyrehoseUpstream:
             logger.warning("the upstream hub is lost: %s", why)
         self.problem = f"the upstream hub is lost: {why}"
         self._pushing.lost(asyncio.get_running_loop().time())
-
-
-def _empty(count: int) -> Run:
-    return Run(np.zeros(0, np.uint8), np.zeros(count + 1, np.int32))

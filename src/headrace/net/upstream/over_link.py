@@ -1,16 +1,15 @@
 """An upstream hub over the link.
 
-One tube at a time. On each new one the two logs are compared where they meet
-(:mod:`~headrace.net.upstream.log_alignment`); then this hub follows from its own tail on, log entries included, and
-sends what is due of :class:`~headrace.hub.publishing.publish_relay.PublishRelay`. What comes is appended as it is. The
-decisions are made there and in the hub; this module moves the bytes.
+One tube at a time. On each new one the two logs are compared (:mod:`~headrace.net.upstream.log_alignment`); then this
+hub follows from its own tail on, log entries included, appends what comes as it is, and sends the requests that are due
+of :class:`~headrace.hub.publishing.publish_relay.PublishRelay`. That and the hub decide; this module moves the bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -51,16 +50,16 @@ from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PASSED, PUBLISHED,
 logger = logging.getLogger("headrace")
 
 MAX_WAITING: Final = 64 << 20
-"""Bytes that may be under way before publishers are made to wait."""
+"""Bytes on their way upstream before publishers have to wait."""
 
 _ATTEMPT_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 0.05
-"""How long until a request that was lost with its tube, or whose stages were, is tried again."""
+"""Seconds until a request that was lost with its tube, or whose stages were, is tried again."""
 _DISK_SECONDS: Final = 0.25
-"""How long until this hub tries again to append what its disk did not take."""
+"""Seconds until an append that the disk refused is tried again."""
 _CROWDED_SECONDS: Final = 0.005
 _LOOK_SECONDS: Final = 1.0
-"""How often the upstream hub is asked how far it is."""
+"""Seconds between questions for the upstream hub's head."""
 _STAGE_BYTES: Final = 4 << 20
 
 
@@ -79,12 +78,12 @@ class TubeUpstream:
         self._session: LinkSession | None = None
         """The tube for requests: the logs were compared on it."""
         self._spare: LinkSession | None = None
-        """The tube of the start, until the first round takes it."""
+        """The tube that was opened at the start, until :meth:`run` takes it."""
         self._connected = asyncio.Event()
         self._head = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # What the server asks
+    # Called by the server
 
     async def open_log(self, directory: Path) -> Log:
         """Open this hub's log; if there is none, or it is too old, begin one after the upstream hub's snapshot."""
@@ -127,7 +126,7 @@ class TubeUpstream:
         hub.sequencer = self._passing
 
     async def run(self) -> None:
-        """Follow, on one tube after the other."""
+        """Follow, on one tube after another."""
         loop = asyncio.get_running_loop()
         self._plan.on_failure = lambda error: self._lose(str(error))
         try:
@@ -190,7 +189,7 @@ class TubeUpstream:
             log = self._hub.log
             if not await meet(session, log):
                 raise TrimmedError(log.tail + 1, log.tail + 1, log.tail + 2)
-            # Only now that the two were compared: an original that was started with the wrong option must stay one.
+            # Only after the comparison: an original that was started with the wrong option must stay one.
             note_copy(log.directory, self._describe(log.uuid))
             tail = log.tail
             inbox = session.stream(
@@ -224,9 +223,9 @@ class TubeUpstream:
             if not rows.num_rows or message.head.get("first") != hub.log.tail + 1:
                 raise UnexpectedError("link", "first", message.head.get("first"), f"{hub.log.tail + 1}")
             batches = compact(rows)
-            while not self._append(batches):  # noqa: ASYNC110 -- a disk tells nobody when it has room
+            while not self._append(batches):  # noqa: ASYNC110 -- a disk gives no notice when it has room
                 await asyncio.sleep(_DISK_SECONDS)
-            while hub.crowded:  # noqa: ASYNC110 -- the commit rule knows no one to tell; this is rare
+            while hub.crowded:  # noqa: ASYNC110 -- the commit rule gives no notice; this is rare
                 await asyncio.sleep(_CROWDED_SECONDS)
 
     def _append(self, batches: Sequence[Batch]) -> bool:
@@ -243,7 +242,7 @@ class TubeUpstream:
         return True
 
     async def _look(self, session: LinkSession) -> None:
-        """Ask regularly how far the upstream hub is."""
+        """Ask regularly for the upstream hub's head."""
         while True:
             try:
                 head = (await call(session, lambda n: ask.HeadRequest(id=n))).head.get("head")
@@ -292,7 +291,7 @@ class TubeUpstream:
     def _describe(self, uuid: UUID) -> str:
         return f"log {uuid} of {','.join(self._urls)}"
 
-    # PublishRelay on
+    # Relaying publishes
 
     def _send_due(self) -> None:
         session = self._session
@@ -316,7 +315,7 @@ class TubeUpstream:
             check(done.result())
             result: Published | HeadraceError = _published(done.result())
         except LostTubeError:
-            # It is going down: this tube ends, and what is not answered goes to the next.
+            # It is stopping: unanswered requests go to the next tube.
             session.tube.abort()
             return
         except HeadraceError as error:
@@ -372,18 +371,15 @@ class TubeUpstream:
                 except RefusedError as error:
                     if error.code != "missing":
                         return error
-                    # The stages did not outlive the hub that had them: bring them again.
+                    # The stages are gone with the hub that had them: stage them again.
                     await asyncio.sleep(_AGAIN_SECONDS)
                 except HeadraceError as error:
                     return error
 
-        self._start(trying(), reply)
+        async def attempt() -> None:
+            reply(await trying())
 
-    def _start(self, coroutine: Coroutine[Any, Any, Any], reply: Any) -> None:
-        async def work() -> None:
-            reply(await coroutine)
-
-        task = asyncio.ensure_future(work())
+        task = asyncio.ensure_future(attempt())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

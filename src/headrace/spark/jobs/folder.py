@@ -37,7 +37,7 @@ class Folder:
 
     @classmethod
     def at(cls, place: str) -> Folder:
-        """The folder that a path or a URI names.
+        """Return the folder that a path or a URI names.
 
         >>> Folder.at("/srv/archive").sub("day=2026-01-31").path
         '/srv/archive/day=2026-01-31'
@@ -47,11 +47,11 @@ class Folder:
             return cls(fs.LocalFileSystem(), str(Path(place).absolute()))
         user, at, _ = rest.partition("/")[0].rpartition("@")
         if (at and (is_s3(place) or ":" in user)) or _KEYS.search(rest.partition("?")[2]):
-            # Paths are shown to everybody who may see how far a job is, and travel with every task.
+            # Paths are shown in a job's status, and are sent with every task.
             where = "in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or " if is_s3(place) else ""
             raise UsageError(
-                f"a path of {scheme}:// has no keys in it: they are {where}wherever else the tools of that place look "
-                "for them, on the driver's machine and on every worker's"
+                f"a path of {scheme}:// must not contain keys: put them {where}wherever else its tools look for them, "
+                "on the driver's machine and on every worker's"
             )
         try:
             # Hadoop calls its S3 client s3a; pyarrow has another one.
@@ -128,7 +128,7 @@ class Folder:
 
 
 def is_s3(place: str) -> bool:
-    """Whether a path is a URI of S3, by the name that Hadoop gives its own client or by the other.
+    """Return whether a path is a URI of S3, with either scheme.
 
     >>> is_s3("s3://bucket/archive"), is_s3("s3a://bucket/archive"), is_s3("/srv/archive")
     (True, True, False)

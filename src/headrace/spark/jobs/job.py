@@ -1,9 +1,9 @@
-"""What a job is, and what it is given.
+"""The interface of a job, and of its run.
 
 A job is a module with ``ABOUT`` (a sentence), ``PARAMETERS`` (the names it takes) and a function ``start``. A stream's
 ``start`` returns a :class:`RunningJob`, whose query the runner watches; a job that is done when it returns gives the
 facts of what it did. A function ``check``, if there is one, gets the parameters, and whether the job is to end with
-what exists now, and raises what the job could not begin with, before Spark is started.
+what exists now, and raises an error for parameters that the job cannot run with, before Spark is started.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 JOBS: Final = ("archive", "verify", "measure", "match", "replay", "decode")
-"""All jobs; each is the module of its name."""
+"""All jobs; each is a module of that name."""
 
 DEFAULT_JOBS: Final = ("measure", "verify", "archive")
-"""The jobs that run for as long as a hub does, the one that soonest has something to show first."""
+"""The jobs that run beside a hub; the quickest to show results is first."""
 
 
 class Parameter(NamedTuple):
@@ -43,7 +43,7 @@ class Parameter(NamedTuple):
     doc: str
     default: str = ""
     check: Callable[[str], object] = str
-    """Raises :class:`ValueError` with what was expected, or :class:`UsageError` with what is wrong."""
+    """Raises :class:`ValueError` with the expected value, or :class:`UsageError` with a whole sentence."""
 
 
 def at_least(least: float) -> Callable[[str], float]:
@@ -64,7 +64,7 @@ def at_least(least: float) -> Callable[[str], float]:
 
 
 def spark_ddl(schema: pa.Schema) -> str:
-    """An Arrow schema as Spark's functions take it.
+    """Convert an Arrow schema to Spark's DDL.
 
     >>> spark_ddl(pa.schema({"seq": pa.int64(), "kind": pa.string()}))
     '`seq` long, `kind` string'
@@ -91,7 +91,7 @@ def _place(value: str) -> None:
 
 
 _PASSED: Final = 500
-"""Characters of a failure that are passed to Spark; :attr:`JobRun.failure` has all of it."""
+"""Characters of a failure that are passed to Spark; :attr:`JobRun.failure` is complete."""
 
 _MEMORY_SUFFIX: Final = ".kept"
 _SPARK_TYPES: Final = {
@@ -127,22 +127,22 @@ class RunningJob:
 
 
 class BatchMemory:
-    """What a job remembers from micro-batch to micro-batch, beside its query's checkpoint; the newest two are kept.
+    """A job's state from micro-batch to micro-batch, beside its query's checkpoint; the newest two are kept.
 
-    Spark repeats a micro-batch that was not done when something was killed. So what a job knows after batch N is a file
-    of its own, made from that of batch N - 1: repeating N starts from there again and gives the same.
+    Spark repeats a micro-batch that was interrupted. So the state after batch N is a file of its own, made from that of
+    batch N - 1: repeating N gives the same.
     """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
     def before(self, batch: int) -> bytes | None:
-        """Read what was known before a micro-batch; ``None`` before the first."""
+        """Read the state before a micro-batch; ``None`` before the first."""
         earlier = [number for number in self._numbers() if number < batch]
         return self._folder.read(_memory_name(max(earlier))) if earlier else None
 
     def after(self, batch: int, content: bytes) -> None:
-        """Write what is known after a micro-batch."""
+        """Write the state after a micro-batch."""
         self._folder.write(_memory_name(batch), content)
         for number in self._numbers():
             if number < batch - 1:
@@ -179,7 +179,7 @@ class JobRun:
     parameters: Mapping[str, Parameter]
     available_now: bool = False
     failure: BaseException | None = field(default=None)
-    """The error that a micro-batch raised; Spark's own account of it is a page long."""
+    """The error that a micro-batch raised; Spark's own report of it is a page long."""
     at_work: Callable[[Any], Mapping[str, object]] | None = None
     """Asks a client of the hub for the progress; set by a job that has an end."""
 
@@ -210,12 +210,12 @@ class JobRun:
     @property
     def checkpoint(self) -> str:
         """Where the query's checkpoint is."""
-        if said := self.params.get("checkpoint"):
-            return said
+        if given := self.params.get("checkpoint"):
+            return given
         if is_s3(self.path) and ("?" in self.path or not self.path.startswith("s3a://")):
             raise UsageError(
-                f"{self.name}: Spark keeps its checkpoint where Hadoop has a filesystem for, which s3:// is not: say "
-                f"where with --param {self.name}.checkpoint=PATH, a folder or a URI such as s3a://bucket/checkpoint"
+                f"{self.name}: Spark keeps its checkpoint on a filesystem of Hadoop's, which s3:// is not: name one "
+                f"with --param {self.name}.checkpoint=PATH, a folder or a URI such as s3a://bucket/checkpoint"
             )
         return f"{self.path.rstrip('/')}/_checkpoint"
 
@@ -255,8 +255,8 @@ class JobRun:
                 self.failure = error
                 kind = type(error)
                 # Spark matches the text against a pattern that a long text, such as its own, overflows.
-                told = f"{kind.__module__}.{kind.__qualname__}: {str(error)[:_PASSED]}"
-                raise RuntimeError(told) from None
+                report = f"{kind.__module__}.{kind.__qualname__}: {str(error)[:_PASSED]}"
+                raise RuntimeError(report) from None
 
         writer = rows.writeStream.queryName(self.name).option("checkpointLocation", self.checkpoint)
         if self.available_now:
@@ -268,7 +268,7 @@ class JobRun:
     def publish_services(self, query: str, batch: int, changes: Mapping[str, Mapping[str, object]]) -> None:
         """Change services by JSON patches, all at once; a repeated micro-batch changes nothing.
 
-        It is what the sink does, without the tasks that a few rows are not worth.
+        This is what the sink does, but without tasks: there are few rows.
         """
         if not changes:
             return
@@ -285,7 +285,7 @@ class JobRun:
             client.commit(query, batch, [stage], services=True)
 
     def _own_checkpoint(self) -> None:
-        """Check that the checkpoint is no other job's: this one would resume there and miss the rest."""
+        """Check that the checkpoint is not another job's: this one would resume there and miss the rest."""
         # Only Spark needs to write there: what pyarrow cannot read is not checked.
         try:
             folder = Folder.at(self.checkpoint)
@@ -297,7 +297,7 @@ class JobRun:
                 folder.write(_OWNER, self.name.encode())
         except (OSError, pa.ArrowException) as error:
             if folder.local:
-                # Spark could not write either, and would say so in pages of Java.
+                # Spark could not write either, and would print pages of Java.
                 raise StorageError(f"{self.name}: {self.checkpoint} cannot be written: {error}") from error
             return
         if owner not in (None, self.name):
@@ -345,7 +345,7 @@ def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str
     Several jobs that share a ``path`` or a ``checkpoint`` get a folder each in it. Wrong values raise here, before
     anything runs.
     """
-    told: dict[str, dict[str, str]] = {name: {} for name in jobs}
+    found: dict[str, dict[str, str]] = {name: {} for name in jobs}
     for key, value in sorted(given.items(), key=lambda item: "." in item[0]):
         job, dot, name = key.partition(".")
         takers = [job] if dot else [each for each in jobs if key in jobs[each].PARAMETERS]
@@ -354,10 +354,10 @@ def parameters_of(jobs: Mapping[str, Job], given: Mapping[str, str]) -> dict[str
             raise UsageError(_unknown(key, jobs))
         for taker in takers:
             shared = name in ("path", "checkpoint") and not dot and len(jobs) > 1
-            told[taker][name] = _below(value, taker) if shared else value
+            found[taker][name] = _below(value, taker) if shared else value
             if value:
                 _check(taker, name, value, jobs[taker].PARAMETERS[name])
-    return told
+    return found
 
 
 def _check(job: str, name: str, value: str, parameter: Parameter) -> None:
@@ -368,7 +368,7 @@ def _check(job: str, name: str, value: str, parameter: Parameter) -> None:
 
 
 def _below(place: str, name: str) -> str:
-    """The path of a folder in another; a URI's path may be followed by options of its filesystem.
+    """Return the path of a folder in another; a URI's path may be followed by options of its filesystem.
 
     >>> _below("/srv/all/", "archive"), _below("s3://mill/all?region=eu-central-1", "archive")
     ('/srv/all/archive', 's3://mill/all/archive?region=eu-central-1')

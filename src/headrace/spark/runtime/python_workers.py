@@ -1,12 +1,12 @@
-"""Care for the Python processes that Spark runs our code in: less garbage collection, and a quiet end.
+"""Tuning the Python processes in which Spark runs our code: less garbage collection, and a quiet end.
 
-Between any two tasks of a worker, Spark's daemon collects garbage of all generations. With PySpark, Arrow and this
-package imported there is much to search and nothing to find: some 40 ms, for which the next task waits, several times
-in every micro-batch. What exists after the first task stays, so it is hidden from the collector; and again after the
-second, since Spark may import more after our part of the first (pandas, when it packs a task's result).
+After each task of a worker, Spark's daemon collects garbage of all generations. With PySpark, Arrow and this package
+imported that takes some 40 ms, for which the next task waits, several times in every micro-batch. Objects that exist
+after the first task stay, so they are hidden from the collector; and again after the second, since Spark may import
+more after our part of the first (pandas, when it packs a task's result).
 
 This module is also Spark's daemon of Python workers, by the setting ``spark.python.daemon.module``
-(:data:`~headrace.spark.runtime.session.QUICK`): a worker that Spark lets go ends without printing a trace.
+(:data:`~headrace.spark.runtime.session.QUICK`): a worker that Spark dismisses ends without printing a trace.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     spark = session("local[2]")
     spark.readStream.format("headrace").option("servers", "127.0.0.1:8081").load()
 
-Nothing here is needed to use the source and the sink: any session will do, with :func:`headrace.spark.register` where
-they are not found by themselves. This one finds a Java, stays on the loopback interface when Spark runs on this
+The source and the sink work in any session, with :func:`headrace.spark.register` where
+Spark does not find them by itself. This one finds a Java, stays on the loopback interface when Spark runs on this
 machine, prints only what needs attention, and has the settings that make a micro-batch quick.
 """
 
@@ -41,11 +41,11 @@ QUICK: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "headrace.spark.runtime.python_workers",
 }
-"""Settings that make a micro-batch quicker at no price."""
+"""Settings that make a micro-batch quicker at no cost."""
 
 HIDDEN: Final = {"spark.redaction.regex": "(?i)secret|password|token|access[.]?key|credential|headrace_key"}
-"""Spark shows settings in its pages and its event log, ``spark.executorEnv.HEADRACE_KEY`` too. Those with such names
-are shown as stars; all but the last are Spark's own choice."""
+"""Spark shows settings in its pages and its event log; those with such names are masked. All but the last name are
+Spark's own choice; that is for ``spark.executorEnv.HEADRACE_KEY``."""
 
 STATELESS: Final = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
@@ -54,8 +54,8 @@ STATELESS: Final = {
 """Checkpoints on local disks without checksum files, which is quicker still. RocksDB's state store needs them."""
 
 ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Java options that stop Arrow from checking every single access to memory that it has checked as a whole: a quarter of
-what a row from Python costs in the JVM."""
+"""Java options that stop Arrow from checking every single access to memory that it has checked as a whole: this is a
+quarter of the cost of a row from Python in the JVM."""
 
 DEEP: Final = "-Xss16m"
 """A Java option. When a query is stopped while Python works on a micro-batch, Spark searches its long error message for
@@ -124,7 +124,7 @@ def session(
 def settings_for(
     master: str, *, memory: str = "1g", ui: bool | int = False, stateless: bool = False
 ) -> dict[str, str]:
-    """The settings of :func:`session`, for a Spark that is started in another way."""
+    """Return the settings of :func:`session`, for a Spark that is started in another way."""
     settings = QUICK | HIDDEN
     if stateless:
         settings |= STATELESS
@@ -138,7 +138,7 @@ def settings_for(
     if type(ui) is int:
         settings["spark.ui.port"] = str(ui)
     if master.startswith("local"):
-        # 200 tasks a shuffle, Spark's default, is meant for clusters. Queries keep what they began with.
+        # Spark's default of 200 tasks per shuffle is for clusters. Queries keep the number they began with.
         settings["spark.sql.shuffle.partitions"] = str(cores(master))
         # The parallel collector is quickest for so small a heap; the default is made for large ones.
         if not _COLLECTOR.search(" ".join(os.environ.get(name, "") for name in _JAVA_VARIABLES)):
@@ -160,7 +160,7 @@ def is_here(master: str) -> bool:
 
 
 def cores(master: str) -> int:
-    """The number of tasks that a ``local`` master runs at a time.
+    """Return the number of tasks that a ``local`` master runs at a time.
 
     >>> cores("local"), cores("local[3]"), cores("local[3,2]")
     (1, 3, 3)
@@ -208,7 +208,7 @@ def _load_sketches(jvm: Any) -> None:
 
 
 def _surroundings(master: str, *, running: bool) -> dict[str, str]:
-    """What our environment lacks for the JVM and its Python workers."""
+    """Return the variables that our environment lacks for the JVM and its Python workers."""
     added = {}
     if is_here(master):
         # Executors are on this machine, and use our interpreter.

@@ -5,7 +5,7 @@
 
 The pip package of PySpark has what a cluster needs, but no scripts that start it, and it needs a Java. This module
 provides both and becomes Spark's own process: arguments are Spark's, signals reach it, and its exit code is Spark's. A
-worker keeps the executors' files in the folder ``spark-work`` of its working directory, unless told otherwise.
+worker keeps the executors' files in the folder ``spark-work`` of its working directory, unless ``--work-dir`` is given.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ USAGE: Final = (
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """Spark's command line for ``arguments``."""
+    """Return Spark's command line for ``arguments``."""
     try:
         import pyspark
     except ImportError:
         raise UsageError(NO_PYSPARK) from None
     if not arguments or arguments[0] not in CLASSES:
-        raise UsageError(f"which is it to be? {USAGE}")
+        raise UsageError(f"expected master or worker: {USAGE}")
     role, *rest = arguments
     if role == "worker" and not any(each.startswith("spark://") for each in rest):
-        raise UsageError("a worker is told its master: spark://HOST:7077")
+        raise UsageError("a worker needs its master's URL: spark://HOST:7077")
     if role == "worker" and not {"-d", "--work-dir"} & set(rest):
         # Spark's default is a folder in the package, which may not be writable.
         rest = ["--work-dir", str(Path("spark-work").absolute()), *rest]
@@ -50,7 +50,7 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of Spark's processes: a Java, and by default our Python for executors."""
+    """Return the environment of Spark's processes: a Java, and by default our Python for executors."""
     return {"PYSPARK_PYTHON": sys.executable, **environ, "JAVA_HOME": str(java_home())}
 
 

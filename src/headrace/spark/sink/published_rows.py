@@ -38,7 +38,7 @@ def bodies(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[list[Buffe
 def published(rows: pa.RecordBatch, topic: str) -> pa.RecordBatch:
     """Convert the sink's rows to the schema of rows to be published.
 
-    ``topic`` is for rows that have none. A null payload, service or map value is an error: we do not guess.
+    ``topic`` is for rows that have none. A null payload, service or map value is an error.
     """
     columns: dict[str, Any] = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):

@@ -1,16 +1,16 @@
 """The sink: rows to messages or to service changes, exactly once.
 
 Every task stages its rows at the hub, where they are invisible. When all tasks of a micro-batch are done, the driver
-commits the stages of those that succeeded: one append, which records the query and the batch too. Whatever is killed,
-and whenever, the batch is in the log whole, once, or not at all:
+commits the stages of those that succeeded: one append, which records the query and the batch too. So the batch is in
+the log whole and once, or not at all, whatever is killed:
 
-- A task or an executor that fails is repeated, and stages anew; what it staged before is forgotten.
-- A driver that fails repeats the batch from its checkpoint. If it was committed, the hub says so, and that is all.
+- A task or an executor that fails is repeated, and stages again; its earlier stages are dropped.
+- A driver that fails repeats the batch from its checkpoint. If it was committed, the hub adds nothing.
 - A hub that fails before the commit has lost the stages: the commit is refused, the query fails and is restarted.
-- A hub that fails during the commit has done it or not; the driver asks again.
+- If a hub fails during the commit, the driver repeats the commit.
 
-The query's id is the one in its checkpoint. A batch ``df.write`` has no such id: it is all or nothing, but a second try
-is a second write.
+The query's id is in its checkpoint. A batch ``df.write`` has no such id: it is all or nothing, but a retry is a second
+write.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context and context.getLocalProperty("sql.streaming.queryId")
         batch = context and context.getLocalProperty("streaming.sql.batchId")
         if context is None or not query or not batch:
-            raise UsageError("Spark does not say which query and batch this is: the sink needs PySpark 4.3")
+            raise UsageError("Spark does not name the query and the batch: the sink needs PySpark 4.3")
         return stage(self._options, query, int(batch), context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -78,7 +78,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit(self._options, messages, services=self._services)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Forget what was staged."""
+        """Drop what was staged."""
         abort(self._options, messages)
 
 
@@ -100,7 +100,7 @@ class BatchWriter(DataSourceArrowWriter):
         commit(self._options, messages, services=self._services)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Forget what was staged."""
+        """Drop what was staged."""
         abort(self._options, messages)
 
 
@@ -203,7 +203,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None],
 
 
 def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Abort what was staged; a hub that is away forgets it by itself."""
+    """Drop what was staged; a hub that is away drops it by itself."""
     from headrace.spark.hub_connections import link
 
     names = [name for each in _staged(messages) for name in each.stages]

@@ -1,8 +1,8 @@
 """Write Parquet files of messages in Python, where the columns are.
 
-:class:`RowGroups` writes a file: it keeps rows until they are worth a row group. When a query only copies messages to
-Parquet files, Spark runs :func:`pieces` in place of the source's read function (``ParquetByPython.java``): it reads,
-and gives files in pieces where the read function gives messages.
+:class:`RowGroups` writes a file: it keeps rows until they fill a row group. When a query only copies messages to
+Parquet files, Spark runs :func:`pieces` in place of the source's read function (``ParquetByPython.java``): its rows are
+pieces of files instead of messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 GROUP_ROWS: Final = 131_072
 GROUP_BYTES: Final = 32 << 20
-"""The size of a row group: what a task holds in memory, and a reader reads at once."""
+"""The size of a row group: a task keeps it in memory, and a reader reads it at once."""
 
 NAMES: Final = ("origin", "publisher", "topic")
 """Columns whose values repeat. Sequence numbers, times and payloads hardly do."""
@@ -40,7 +40,7 @@ class RowGroups:
         self._rows = self._bytes = 0
 
     def write(self, rows: pa.RecordBatch, kept: int) -> int:
-        """Take a batch that keeps so many bytes in memory; return the number of rows written."""
+        """Add a batch that takes ``kept`` bytes of memory; return the number of rows written."""
         self._waiting.append(rows)
         self._rows += rows.num_rows
         self._bytes += kept
@@ -78,7 +78,7 @@ def pieces(given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def file_of(rows: Iterable[pa.RecordBatch], described: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """Write rows to a file, given in pieces; the first piece has 0 rows only if the file has none."""
+    """Write rows to a file, and yield its pieces; the first piece has 0 rows only if the file has none."""
     taken = _PendingBytes()
     file: RowGroups | None = None
     # By position: Spark's names may differ from the source's in case.

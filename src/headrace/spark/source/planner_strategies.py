@@ -1,14 +1,13 @@
 """Strategies for Spark's planner: read the source in columns, and copy it to Parquet without rows.
 
-Spark turns the Arrow batches of a Python source into rows before anything else. Sources in Java may give it columns.
-With the strategy ``ColumnsAsTheyAre.java`` ours does too: a query is compiled together with the code that takes its
-values out of the columns, and rows are made once, where they are needed. ``ParquetByPython.java`` is for queries that
-only copy the source to Parquet files: Python writes them where it reads, and no rows are made at all
-(:mod:`headrace.spark.source.parquet_files`).
+Spark converts the Arrow batches of a Python source to rows first, but reads columns from sources in Java. With the
+strategy ``ColumnsAsTheyAre.java`` it reads ours in columns too, and makes rows only where they are needed. With
+``ParquetByPython.java``, a query that only copies the source to Parquet files makes no rows at all: Python writes the
+files where it reads (:mod:`headrace.spark.source.parquet_files`).
 
-They are compiled where they are used, by the compiler that Spark has for the code of queries, so there is no jar to
-keep in step with a release of Spark. Executors get the classes from the driver, as a jar of the application. If any of
-that fails, as it may with a release of Spark whose planner differs, Spark works as usual, and slower.
+Both are compiled at run time, by the compiler that Spark has for the code of queries, so there is no jar that depends
+on a release of Spark. Executors get the classes from the driver, as a jar of the application. If any of that fails, as
+it may with a release of Spark whose planner differs, Spark works as usual, only slower.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def read_in_columns(spark: SparkSession) -> None:
 def for_threads(spark: SparkSession, source: str) -> None:
     """Let several queries of a session use a source at once.
 
-    Spark has one map of environment variables for all of them. The thread of each query writes to it when it starts,
-    while others write or read; without a concurrent map it may end up in a state in which no task can be sent any more.
+    Spark has one map of environment variables for all of them, to which each query's thread writes when it starts. If
+    that is not a concurrent map, it may be corrupted, and no task can be sent any more.
     """
     try:
         context: Any = spark.sparkContext
@@ -105,7 +104,7 @@ class _Compiled:
 
 
 def _function() -> bytes:
-    """The function that gives pieces of files, pickled as Spark passes functions to Python."""
+    """Pickle the function that yields pieces of files, as Spark passes functions to Python."""
     from pyspark.cloudpickle import dumps
     from pyspark.sql.types import _parse_datatype_string
 

@@ -1,11 +1,8 @@
 """Read a range of the sequence in an executor, as Arrow record batches: from files if possible, else over the link.
 
-A sealed segment never changes, so an executor that sees the hub's files (on the same machine, or on a file system that
-both mount) reads them itself, and the hub has no work. The index shows which files are the log's own: it has the log's
-uuid, the range and a checksum of every record batch. What is not sealed yet, or cannot be read this way, comes over the
-link.
-
-Small batches are joined into ones of a size that makes Spark quick.
+A sealed segment never changes, so an executor that sees the hub's files (on the same machine, or on a shared file
+system) reads them itself. Their index has the log's uuid, the range and a checksum of every record batch. What is not
+sealed yet, or cannot be read this way, comes over the link. Small batches are joined into ones that suit Spark.
 """
 
 from __future__ import annotations
@@ -30,12 +27,12 @@ from headrace.wire.link.requests import parse_where
 
 ROWS: Final = 10_000
 BYTES: Final = 8 << 20
-"""The least rows or bytes of a batch for Spark, but for the last."""
+"""Fewest rows or bytes of a batch for Spark, except the last."""
 
 TRIMMED: Final = "retention removed them before they were read"
-GO_ON: Final = "; with failOnDataLoss=false a query goes on behind them"
+GO_ON: Final = "; with failOnDataLoss=false a query skips them"
 """The remedy, after the reason."""
-REWOUND: Final = "the log ends before them, and did not before"
+REWOUND: Final = "the log now ends before them"
 
 logger = logging.getLogger("headrace.spark")
 
@@ -50,7 +47,7 @@ class LogRange(NamedTuple):
 
 
 def read_range(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
-    """The rows of a range that the options choose, in the columns that they name."""
+    """Yield the rows of a range that the options choose, in the columns that they name."""
     rows = _read(options, span)
     if options.columns is not None:
         columns = list(options.columns)
@@ -79,7 +76,7 @@ def _read(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
 
 
 class RowFilter:
-    """The choice of rows that the options make."""
+    """The filter that the options set."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._entries = options.entries
@@ -98,7 +95,7 @@ class RowFilter:
 
 
 def sealed_segments(span: LogRange) -> Iterator[SealedSegment]:
-    """The sealed segments from the one that ``span`` begins in, as far as they are visible here."""
+    """Yield the sealed segments from the one in which ``span`` begins, as far as they are visible here."""
     try:
         paths = sorted(Path(span.path).glob("*.arrow"))
         firsts = [int(path.stem) for path in paths]
@@ -120,7 +117,7 @@ def sealed_segments(span: LogRange) -> Iterator[SealedSegment]:
 
 
 def segment_rows(segment: SealedSegment, first: int, last: int) -> Iterator[pa.RecordBatch]:
-    """Messages ``first`` to ``last`` of a segment, by its own record batches."""
+    """Yield messages ``first`` to ``last`` of a segment, by its own record batches."""
     entries = segment.index.entries
     for number, entry in enumerate(entries):
         begin, count = int(entry["first"]), int(entry["count"])
@@ -163,17 +160,17 @@ def _by_link(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]
 
 
 def report_loss(options: SourceOptions, first: int, last: int, why: str = TRIMMED) -> None:
-    """Report lost messages: as an error or, if the user wants to go on, in the log and to the hub."""
+    """Report lost messages: as an error or, if the user wants to skip them, in the log and to the hub."""
     if options.fail_on_data_loss:
         raise LostRangeError(first, last, f"{why}{GO_ON}")
-    logger.warning("%s; going on behind them", LostRangeError(first, last, why))
-    # Perhaps nobody reads this process's log. That the hub cannot be told is no reason to stop.
+    logger.warning("%s; skipping them", LostRangeError(first, last, why))
+    # Tell the hub too, if it answers: perhaps nobody reads this process's log.
     with suppress(HeadraceError), link(options.access, at_once=True) as client:
         client.report_lost(options.reader, first, last)
 
 
 def another_log(before: str, now: str) -> str:
-    """The error text for a hub whose log is not the one that offsets belong to."""
+    """Make the error text for offsets of another log."""
     return (
         f"the checkpoint belongs to log {before}, but the hub has log {now}: sequence numbers of one mean nothing in "
         "the other. Connect to the hub it was made with, or begin with a new checkpoint"

@@ -1,9 +1,8 @@
 """The sequence as ranges, for tasks that want Arrow batches and no rows of Spark's.
 
-Offsets, limits and holds are the source's own (:mod:`headrace.spark.source.reader`), and a partition is a range of the
-sequence as it is there. But a partition gives one row, which names the range; the next function in the same Python
-process reads the range itself (:func:`rows_of`). So messages do not pass through the JVM, which would turn them into
-rows and back into columns.
+Offsets, limits, holds and partitions are the source's own (:mod:`headrace.spark.source.reader`). But a partition has
+only one row, its range; the next function in the same Python process reads that itself (:func:`rows_of`). So messages
+do not pass through the JVM, which would convert them to rows and back.
 """
 
 from __future__ import annotations
@@ -51,44 +50,37 @@ class RangesDataSource(HeadraceDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
+        """Return the name for ``format``."""
         return NAME
 
     def schema(self) -> StructType:
-        """A range."""
+        """Return the schema of a range."""
         return SPARK_RANGES
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """The ranges of a batch."""
+        """Make the reader of a batch."""
         return RangesReader(parse_source_options(self.options, stream=False), self.parallelism or cores())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """The ranges of each micro-batch."""
+        """Make the reader of a stream."""
         return RangesStreamReader(
             parse_source_options(self.options, stream=True), self.parallelism or cores()
         )
 
 
-class RangesReader(SequenceReader):
+class _PartitionAsRow:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, SequencePartition) and partition.first <= partition.last:
+            span = LogRange(partition.log, partition.path, partition.first, partition.last)
+            yield pa.RecordBatch.from_pylist([span._asdict()], _RANGES)
+
+
+class RangesReader(_PartitionAsRow, SequenceReader):
     """Plans a batch as the source does, and reads nothing."""
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The partition itself, as a row."""
-        return _as_row(partition)
 
-
-class RangesStreamReader(SequenceStreamReader):
+class RangesStreamReader(_PartitionAsRow, SequenceStreamReader):
     """Plans micro-batches as the source does, and reads nothing."""
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The partition itself, as a row."""
-        return _as_row(partition)
-
-
-def _as_row(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, SequencePartition) and partition.first <= partition.last:
-        span = LogRange(partition.log, partition.path, partition.first, partition.last)
-        yield pa.RecordBatch.from_pylist([span._asdict()], _RANGES)
 
 
 Function = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -105,8 +97,7 @@ def map_in_arrow(
     """Apply a function to messages: ``mapInArrow`` of the source, without rows in between.
 
     Each task calls the function with an iterator of record batches, the messages of its range; it returns an iterator
-    of record batches in ``schema``. Its input never was in the JVM; its output is a DataFrame like any other. The
-    options are those of ``format("headrace")``.
+    of record batches in ``schema``. The options are those of ``format("headrace")``.
 
     ``stream``
         A stream, as with ``readStream``; else a batch, as with ``read``.
@@ -132,13 +123,14 @@ def map_in_arrow(
     chosen = parse_source_options(texts, stream=stream)
     source = spark.readStream if stream else spark.read
     ranges = source.format(NAME).options(**texts).load()
-    return ranges.mapInArrow(partial(_mapped, function, chosen), schema)
+    return ranges.mapInArrow(partial(over_ranges, function, chosen), schema)
 
 
-def _mapped(
-    function: Function, chosen: SourceOptions, ranges: Iterable[pa.RecordBatch]
+def over_ranges(
+    function: Function, options: SourceOptions, ranges: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    return iter(function(rows_of(chosen, ranges)))
+    """Apply a function to the messages of ranges; for a task of ``mapInArrow``."""
+    return iter(function(rows_of(options, ranges)))
 
 
 def rows_of(options: SourceOptions, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -150,7 +142,7 @@ def rows_of(options: SourceOptions, ranges: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def frame(spark: SparkSession, extent: Extent) -> DataFrame:
-    """All that a log has now, as ranges; each is for a task of its own, as many as can run at a time."""
+    """Make ranges of all that a log has now, one for each task that can run at a time."""
     parts = split(extent.first, extent.head, 1, spark.sparkContext.defaultParallelism)
     rows = [{"log": extent.log, "path": extent.path, "first": first, "last": last} for first, last in parts]
     return spark.createDataFrame(pa.Table.from_pylist(rows, _RANGES))

@@ -5,8 +5,8 @@ into as many partitions as there are cores, and executors read them (:mod:`~head
 else is kept: a stream that resumes from its checkpoint, on another machine or after a restart of the hub, needs only
 its offset.
 
-Offsets never go past the head. They do not move for log entries alone (a hold that was moved, say): those come with the
-next message. So a stream that keeps a hold does not wake itself, and an idle hub stays idle.
+Offsets never pass the head. They do not move for log entries alone (a hold that was moved, say), which come with the
+next message: so a stream that keeps a hold does not wake itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SPARK_SCHEMA: Final = from_arrow_schema(SCHEMA)
 
 
 def schema_of(options: SourceOptions) -> StructType:
-    """The columns that the options name."""
+    """Return the columns that the options name."""
     if options.columns is None:
         return SPARK_SCHEMA
     return StructType([SPARK_SCHEMA[name] for name in options.columns])
@@ -95,9 +95,12 @@ class _Reader:
             return client.head(from_seq=from_seq, size=size)
 
     def _start(self, place: str | int, extent: Extent) -> int:
-        """The number before the first to be read."""
+        """Return the number before the first to be read."""
+        from headrace.spark.hub_connections import link
+
         if self._options.starting_time is not None:
-            return self._seq_at(self._options.starting_time) - 1
+            with link(self._options.access) as client:
+                return client.first_at(self._options.starting_time) - 1
         if place == "earliest":
             return extent.first - 1
         if place == "latest":
@@ -105,13 +108,6 @@ class _Reader:
         if int(place) > extent.head + 1:
             raise UsageError(f"startingOffsets = {place}: the log's head is {extent.head}")
         return int(place) - 1
-
-    def _seq_at(self, time: int) -> int:
-        from headrace.spark.hub_connections import link
-
-        with link(self._options.access) as client:
-            first: int = client.first_at(time)
-            return first
 
     def _partitions(self, extent: Extent, first: int, last: int) -> list[SequencePartition]:
         from headrace.spark.source.range_rows import report_loss
@@ -131,22 +127,21 @@ class SequenceReader(_Reader, DataSourceReader):
     """``spark.read.format("headrace")``."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The range that the options name, cut to size."""
+        """Return the range that the options name, in partitions."""
         options = self._options
         extent = self._extent(at_once=True)
         first = self._start(options.starting or "earliest", extent) + 1
         last = extent.head if options.ending == "latest" else int(options.ending)
         if last > extent.head:
             raise UsageError(f"endingOffsets = {last}: the log's head is {extent.head}")
-        # Spark makes a partition of its own where it gets none.
+        # If there is none, Spark would make a partition of its own.
         return self._partitions(extent, first, last) or [SequencePartition(extent.log, "", 1, 0)]
 
 
 class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """``spark.readStream.format("headrace")``.
 
-    One instance lives in a Python process beside the driver for as long as the query runs; what it keeps between calls
-    saves requests.
+    One instance lives in a Python process beside the driver as long as the query runs; its state only saves requests.
     """
 
     def __init__(self, options: SourceOptions, parallelism: int) -> None:
@@ -161,7 +156,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         """The last lost message that was reported."""
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """The beginning of a new query; called once in a query's life."""
+        """Return the beginning of a new query; called once in a query's life."""
         extent = self._look(at_once=True)
         start = self._start(self._options.starting or "latest", extent)
         if self._options.hold is not None:
@@ -169,7 +164,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return _offset(extent.log, start)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """The end of the next batch."""
+        """Return the end of the next batch."""
         begin = _seq(start)
         most_bytes = self._options.max_bytes if isinstance(limit, ReadMaxRows) else None
         if isinstance(limit, ReadMaxBytes):
@@ -190,7 +185,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return _offset(extent.log, end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit of a batch that the options set."""
+        """Return the limit of a batch that the options set."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
@@ -198,7 +193,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """The head, for monitoring how far behind a query is."""
+        """Return the head, to show how far behind a query is."""
         return None if self._known is None else _offset(self._known.log, self._known.head)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -206,7 +201,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         self._target = self._look(at_once=True).head
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The ranges of one batch."""
+        """Return the partitions of one batch."""
         extent = self._look(start)
         last = _seq(end)
         if last > extent.head:
@@ -216,7 +211,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         return self._partitions(extent, _seq(start) + 1, last)
 
     def commit(self, end: Offset) -> None:
-        """Move the hold: what is up to the end of a finished batch need not be kept for this query."""
+        """Move the hold: this query no longer needs the messages of a finished batch."""
         if self._options.hold is not None:
             self._hold(_seq(end) + 1)
 
@@ -227,7 +222,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         close_links()
 
     def _due(self, begin: int) -> bool:
-        """Whether what follows ``begin`` is enough for a batch, or has waited long enough.
+        """Return whether the messages after ``begin`` are enough for a batch, or have waited long enough.
 
         As with Kafka's ``minOffsetsPerTrigger``, the wait counts from the batch before; the first does not wait.
         """
@@ -268,7 +263,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             self._held = seq
 
     def _catch_up(self, seq: int) -> Extent:
-        """Wait for a node that is behind. A log that stays behind has lost its end, and reuses the numbers."""
+        """Wait for a node that is behind. A log that stays behind has lost its end, and will reuse the numbers."""
         from headrace.spark.hub_connections import link, wait_for_head
         from headrace.spark.source.range_rows import REWOUND, report_loss
 
@@ -303,7 +298,7 @@ def split(first: int, last: int, parallelism: int, least: int | None = None) -> 
 
 
 def cores() -> int:
-    """The number of tasks expected to run at a time by default: this machine's cores."""
+    """Return the number of tasks expected to run at a time by default: this machine's cores."""
     return len(os.sched_getaffinity(0)) or 1
 
 

@@ -173,7 +173,7 @@ def test_disorder_is_not_archived(spark: SparkSession, tmp_path: Path) -> None:
     disordered = rows(1, 10).take([0, 2, 1, *range(3, 10)])
     with pytest.raises(Exception, match="out of order"):
         job.add(frame(spark, disordered))
-    with pytest.raises(StorageError, match="came behind message"):
+    with pytest.raises(StorageError, match="came after message"):
         job.add(frame(spark, pa.concat_tables([rows(1, 40), rows(1, 40)])))
     assert files(tmp_path) == []
 

@@ -54,7 +54,7 @@ def test_faults_are_found_from_batch_to_batch(seed: int) -> None:
     """A hole that the next micro-batch fills is told as a hole first, then as disorder: nobody knew better."""
     random = Random(seed)
     log, expected = inject(sound(20_000, publishers=7), 30, random)
-    checker, found = SequenceChecker.expecting(1), set()
+    checker, found = SequenceChecker(first=1, last=0), set()
     for begin in range(0, log.num_rows, 1500):
         found |= judged(checker, log.slice(begin, 1500))
     assert found >= {each for each in expected if each[0] in ("hole", "number", "time")}
@@ -91,15 +91,15 @@ def test_evidence_is_a_sentence() -> None:
         (found.kind, found.first, found.last, found.publisher, found.evidence)
         for found in SequenceChecker().check(segments)
     ] == [
-        ("disorder", 5, 5, "", "behind message 6"),
+        ("disorder", 5, 5, "", "after message 6"),
         ("number", 7, 7, "a", "message 7 has number 1, and 4 before it 2"),
         ("hole", 8, 8, "", "message 7 is followed by 9"),
-        ("repeat", 9, 9, "", "again behind message 9"),
+        ("repeat", 9, 9, "", "again after message 9"),
     ]
 
 
 def test_a_log_that_should_begin_earlier() -> None:
-    assert judged(SequenceChecker.expecting(3), rows(5, 9)) == {("hole", 3, 4)}
+    assert judged(SequenceChecker(first=3, last=2), rows(5, 9)) == {("hole", 3, 4)}
     assert judged(SequenceChecker(), rows(5, 9)) == set()
 
 

@@ -2,16 +2,12 @@
 
 The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parquet`), or of a format with transactions
 (:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. It is always the sequence up to some number, ``through``,
-which the table itself knows; what comes up to there again is skipped.
+which is in the table; rows up to there are skipped when they are repeated.
 
-Everything that has a number is archived, entries of origin ``log`` too, so that an archive can be seen to have no hole.
-Retention waits for the archive, by a hold that follows it.
+Log entries are archived too, so that an archive can be seen to have no hole. A hold makes retention wait for it.
 
-Tasks get ranges of the sequence and read them themselves: a message goes from the hub's segments to the table's files
-as Arrow, in one process.
-
-A micro-batch is due when there are ``size`` bytes of new messages, and after ``interval`` if there are fewer. It has at
-most :data:`MOST_BYTES`.
+Tasks read ranges of the sequence themselves: a message goes from the hub's segments to the table's files as Arrow, in
+one process. A micro-batch is due when there are ``size`` bytes of new messages, or after ``interval``.
 """
 
 from __future__ import annotations
@@ -53,8 +49,7 @@ PARAMETERS: Final = {
 }
 
 MOST_BYTES: Final = 1 << 30
-"""Most bytes of the log's files in a micro-batch: the hold moves now and then however much there is to catch up with,
-and what retention removes despite it costs no more than one micro-batch."""
+"""Most bytes of the log's files in a micro-batch: the hold moves after each, however much there is to catch up with."""
 
 LOOK_SECONDS: Final = 1.0
 """Interval at which the source is asked whether enough has come."""
@@ -72,13 +67,13 @@ class Archive(Protocol):
 
 
 def start(run: JobRun) -> RunningJob:
-    """Archive the sequence, from where the archive ends on."""
+    """Archive the sequence, from the end of the archive on."""
     with link(run.access) as client:
         archive = open_archive(run, client.log)
         head = client.head().head
     starting = run.param("starting")
     if starting == "earliest" and archive.through:
-        # Without its checkpoint the query is a new one, but goes on after the archive.
+        # A new query, as after the loss of a checkpoint, continues after the archive.
         starting = str(min(archive.through, head) + 1)
 
     reading = SourceOptions(
@@ -93,7 +88,7 @@ def start(run: JobRun) -> RunningJob:
         with link(run.access) as client:
             extent = client.head()
             if extent.message > archive.through and name not in client.holds():
-                # The first time: what is read now must not be removed meanwhile.
+                # The first time: keep what is being read.
                 client.hold(name, max(archive.through + 1, extent.first))
         added = archive.add(ranges, reading)
         done["rows"] = added.messages
@@ -145,7 +140,7 @@ def ledger(kind: str, run: JobRun, log: str | None) -> Ledger:
 
 
 def format_of(folder: Folder) -> str | None:
-    """The format of an archive; ``None`` if there is none."""
+    """Return the format of an archive; ``None`` if there is none."""
     names = folder.names()
     if "_delta_log" in names:
         return "delta"
@@ -155,7 +150,7 @@ def format_of(folder: Folder) -> str | None:
 
 
 def archived(run: JobRun, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
-    """An archive's log and its messages, at least those ``wanted``."""
+    """Return an archive's log and its messages, at least those ``wanted``."""
     found = format_of(run.folder)
     if found is None:
         raise UsageError(f"{run.path}: there is no archive")

@@ -1,8 +1,8 @@
 """The archive as a Delta table, by ``deltalake``: no JVM and no jars.
 
 The archive's last sequence number is the version of an *application transaction* in the table's log, which Delta has
-for exactly that: the application is the hub's log, and two commits of one application that do not know of each other
-are a conflict. Columns are the envelope's, and ``day`` and ``hour``, by which the table is partitioned.
+for this purpose: the application is the hub's log, and concurrent commits of one application are a conflict. Columns
+are the envelope's, and ``day`` and ``hour``, by which the table is partitioned.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
 logger = logging.getLogger("headrace")
-
-LOG_FOLDER: Final = "_delta_log"
-"""The folder that makes its parent a Delta table."""
 
 COLUMNS: Final = pa.schema(
     [*SCHEMA, pa.field("day", pa.date32(), nullable=False), pa.field("hour", pa.int32(), nullable=False)]

@@ -2,7 +2,7 @@
 
 A file has messages of one hour, in the order of the sequence, in exactly the envelope's schema; its metadata names
 their log and the last message. Tasks write files where nobody sees them (:func:`staged`); the driver moves them to
-their place, or joins small ones that follow one another (:func:`join`).
+their place, or joins small adjacent ones (:func:`join`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.parquet_files import GROUP_ROWS, NAMES, RowGroups
-from headrace.spark.source.range_source import rows_of
+from headrace.spark.source.range_source import over_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FILE_BYTES: Final = 64 << 20
-"""The size at which a file is large enough."""
+"""The size at which a file is complete."""
 
 LOG_KEY: Final = b"headrace.log"
 LAST_KEY: Final = b"headrace.last"
@@ -69,22 +69,22 @@ def stage(
     rows: DataFrame, folder: Folder, after: int, log: str, reading: SourceOptions | None = None
 ) -> list[StagedFile]:
     """Write rows to files that nobody sees yet, in tasks; return the files in the order of the sequence."""
-    made = staged(rows, folder, after, log, reading).toArrow().sort_by("first")
-    return [StagedFile(**row) for row in made.to_pylist()]
+    files = staged(rows, folder, after, log, reading).toArrow().sort_by("first")
+    return [StagedFile(**row) for row in files.to_pylist()]
 
 
 def staged(
     rows: DataFrame, folder: Folder, after: int, log: str, reading: SourceOptions | None = None
 ) -> DataFrame:
-    """Write rows in the envelope's schema to files that nobody sees yet; give a :class:`StagedFile` per row.
+    """Write rows in the envelope's schema to files that nobody sees yet; return a row per :class:`StagedFile`.
 
     Rows up to ``after`` are left out. Each partition must be in the order of the sequence, as the source gives it.
     With ``reading``, rows are not messages but ranges of them, which tasks read themselves.
     """
+    write = partial(write_files, folder, after, log)
     if reading is not None:
-        return rows.mapInArrow(partial(_write_ranges, reading, folder, after, log), spark_ddl(_STAGED))
-    columns = rows.select(*SCHEMA.names)
-    return columns.mapInArrow(partial(write_files, folder, after, log), spark_ddl(_STAGED))
+        return rows.mapInArrow(partial(over_ranges, write, reading), spark_ddl(_STAGED))
+    return rows.select(*SCHEMA.names).mapInArrow(write, spark_ddl(_STAGED))
 
 
 def in_order(files: Iterable[StagedFile], through: int, hour: int) -> None:
@@ -92,7 +92,7 @@ def in_order(files: Iterable[StagedFile], through: int, hour: int) -> None:
     for file in files:
         if file.first <= through or file.hour < hour:
             raise StorageError(
-                f"messages {file.first} to {file.last} came behind message {through}: not archived"
+                f"messages {file.first} to {file.last} came after message {through}: not archived"
             )
         through, hour = file.last, file.hour
 
@@ -116,14 +116,8 @@ def write_files(
         yield _described(writer, hour)
 
 
-def _write_ranges(
-    reading: SourceOptions, folder: Folder, after: int, log: str, ranges: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    return write_files(folder, after, log, rows_of(reading, ranges))
-
-
 def join(parts: Sequence[tuple[Folder, str]], folder: Folder, log: str, last: int) -> str:
-    """Join files that follow one another, row group by row group; return the new file's name."""
+    """Join adjacent files, row group by row group; return the new file's name."""
     writer = _Writer(folder, log)
     for place, part in parts:
         with place.open(part) as file:
@@ -136,7 +130,7 @@ def join(parts: Sequence[tuple[Folder, str]], folder: Folder, log: str, last: in
 
 
 def enveloped(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows in exactly the envelope's schema: Spark changes its nullability."""
+    """Convert rows to exactly the envelope's schema: Spark changes its nullability."""
     return envelope_rows({field.name: batch.column(field.name).cast(field.type) for field in SCHEMA})
 
 
@@ -151,14 +145,14 @@ def file_facts(folder: Folder, name: str) -> tuple[str, int]:
 
 
 def another_log(path: str, theirs: str, ours: str) -> UsageError:
-    """The error for an archive of another log."""
+    """Make the error for an archive of another log."""
     return UsageError(
         f"{path} has the archive of log {theirs}, and the hub's log is {ours}: choose another path"
     )
 
 
 def day_and_hour(hour: int) -> tuple[str, str]:
-    """The day, and the hour of the day, of an hour since 1970.
+    """Return the day, and the hour of the day, of an hour since 1970.
 
     >>> day_and_hour(491_557)
     ('2026-01-28', '13')
@@ -168,7 +162,7 @@ def day_and_hour(hour: int) -> tuple[str, str]:
 
 
 def folder_of(hour: int) -> str:
-    """The folder for files of an hour.
+    """Return the folder for files of an hour.
 
     >>> folder_of(491_557)
     'day=2026-01-28/hour=13'
@@ -178,7 +172,7 @@ def folder_of(hour: int) -> str:
 
 
 def parse_hour(day: str, hour: str) -> int:
-    """The hour since 1970 of the folders ``day=…`` and ``hour=…``."""
+    """Parse the folders ``day=…`` and ``hour=…``: return the hour since 1970."""
     try:
         then = datetime.strptime(f"{day[4:]} {hour[5:]}", "%Y-%m-%d %H").replace(tzinfo=UTC)
     except ValueError:

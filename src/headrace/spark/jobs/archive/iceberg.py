@@ -1,12 +1,11 @@
 """The archive as an Iceberg table, by ``pyiceberg``: no JVM and no jars.
 
 The archive's last sequence number is a property of the table, ``headrace.through``, set in the transaction that adds
-the files, and is in the snapshot's summary too. (The property counts: other engines may compact the table, which makes
-snapshots without our summary.) Columns are the envelope's; the table is partitioned by the hour of ``time``, which
-readers profit from without knowing.
+the files. It is in the snapshot's summary too, but other engines that compact the table make snapshots without one.
+Columns are the envelope's; the table is partitioned by the hour of ``time``.
 
-Every commit is a snapshot, so those older than a day are expired as the archive goes, together with the files that only
-they have. Snapshots of a table with branches or tags are not expired.
+Every commit is a snapshot; those older than a day are expired, together with the files that only they have, unless the
+table has branches or tags.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class IcebergLedger:
         if log is not None and log != self.log:
             raise another_log(place, self.log, log)
         if self._uri != _uri(place):
-            raise UsageError(f"{table} is at {self._uri}: an archive's path is its table's place")
+            raise UsageError(f"{table} is at {self._uri}: an archive's path is its table's location")
 
     def through(self) -> int:
         """The last sequence number of the table."""
@@ -162,7 +161,7 @@ class IcebergLedger:
         if not old or set(table.refs()) != {"main"}:
             return
         kept = snapshots[len(old)]
-        # Snapshots follow one another: what an old one shares with any kept one, it shares with the first of them.
+        # Snapshots are a chain: what an old one shares with any kept one, it shares with the first of them.
         needed = _manifests(kept, io)
         files = {manifest for each in old for manifest in _manifests(each, io)} - needed
         files |= {each.manifest_list for each in old}

@@ -1,18 +1,17 @@
 """An archive that is a folder of Parquet files and nothing else.
 
-A folder has no transactions. Three rules make what readers see right at every moment, whatever is killed:
+A folder has no transactions. Three rules keep it correct for readers at every moment, whatever is killed:
 
 - **Whole files.** Tasks write to a folder that readers skip; a file is moved to its place when it is whole.
 - **In order.** The driver moves the files of a micro-batch in the order of the sequence. So the archive is always the
-  sequence up to some number, ``through``, which its newest file has. What a micro-batch brings up to there, in a second
-  try or after a checkpoint was lost, is skipped.
-- **Grown, not compacted.** A file is named after its first sequence number. While the newest one is small, what follows
-  is appended to a copy of it, which replaces it in one move. So there are no small files to join later, which could not
-  be done without showing a message twice or not at all for a moment. A copy costs as much as what is copied, so a file
-  counts as small only up to a quarter of what is large enough.
+  sequence up to some number, ``through``, which is in its newest file. Rows up to there are skipped when a micro-batch
+  is repeated, or after a checkpoint was lost.
+- **Grown, not compacted.** A file is named after its first sequence number. While the newest one is small, new rows are
+  appended to a copy, which replaces it in one move. Joining small files later would for a moment show a message twice
+  or not at all. To limit copying, only files up to a quarter of the full size grow.
 
-Spark reads such a folder itself, but not from S3 without a cluster of jars: there tasks read the files by pyarrow, as
-they wrote them (:func:`archived_rows`).
+Spark reads such a folder itself, but from S3 only with further jars: there tasks read the files by pyarrow
+(:func:`archived_rows`).
 """
 
 from __future__ import annotations
@@ -82,13 +81,13 @@ class ParquetArchive:
 
     def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
         """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
-        made = stage(rows, self._making, self.through, self._log, reading)
-        in_order(made, self.through, 0 if self.newest is None else self.newest.hour)
+        files = stage(rows, self._making, self.through, self._log, reading)
+        in_order(files, self.through, 0 if self.newest is None else self.newest.hour)
         with storage_errors(self._folder.path):
-            for group in self._groups(made):
+            for group in self._groups(files):
                 self._place(group)
             self._making.remove_all()
-        return Added(self.through, sum(file.messages for file in made))
+        return Added(self.through, sum(file.messages for file in files))
 
     def _find_newest(self) -> ParquetFile | None:
         found = _newest_file(self._folder)
@@ -101,7 +100,7 @@ class ParquetArchive:
         return ParquetFile(hour, int(name.removesuffix(".parquet")), last, place.size(name))
 
     def _groups(self, files: Iterable[StagedFile]) -> Iterator[list[tuple[str | None, ParquetFile]]]:
-        """Group files of one hour that become one file; one without a name is in its place already."""
+        """Group files of one hour that become one file; the archive's newest file has no name."""
         group: list[tuple[str | None, ParquetFile]] = [] if self.newest is None else [(None, self.newest)]
         for each in files:
             file = ParquetFile(each.hour, each.first, each.last, each.bytes)
@@ -131,14 +130,14 @@ class ParquetArchive:
 
 
 def log_of(folder: Folder) -> str | None:
-    """The log of an archive; ``None`` if there is no archive."""
+    """Return the log of an archive; ``None`` if there is no archive."""
     with storage_errors(folder.path):
         found = _newest_file(folder)
         return None if found is None else file_facts(*found[:2])[0]
 
 
 def archived_rows(spark: SparkSession, folder: Folder, wanted: pc.Expression | None = None) -> DataFrame:
-    """The messages of an archive in Parquet, at least those ``wanted`` by their columns ``seq`` and ``time``.
+    """Return the messages of an archive in Parquet, at least those ``wanted`` by ``seq`` and ``time``.
 
     Each task's messages are in order; the tasks are not.
     """
@@ -161,7 +160,7 @@ def _files(folder: Folder) -> Iterator[str]:
 def _read(
     folder: Folder, wanted: pc.Expression | None, listed: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    # It brings pandas along, which other jobs must not wait for.
+    # It imports pandas, which other jobs must not wait for.
     import pyarrow.dataset as ds
 
     for batch in listed:
@@ -173,7 +172,7 @@ def _read(
 
 
 def _newest_file(folder: Folder) -> tuple[Folder, str, int] | None:
-    """The newest file of an archive: its folder, name and hour."""
+    """Return the folder, name and hour of an archive's newest file."""
     for day in reversed(_named(folder.names(), "day=")):
         for hour in reversed(_named(folder.sub(day).names(), "hour=")):
             place = folder.sub(day).sub(hour)

@@ -1,15 +1,15 @@
-"""An archive that is a table of a format with transactions: files, and a ledger that says which of them count.
+"""An archive that is a table of a format with transactions: files, and a ledger that lists those that count.
 
-The ledger keeps ``through``, the last sequence number of the table, in the same transaction as the files. Spark's
-number of a micro-batch would identify it only as long as its checkpoint lives; a sequence number does for ever: what a
-micro-batch brings up to ``through``, in a second try, in another split or after the checkpoint was lost, is skipped. A
-second process that writes the same table finds that the ledger has moved on, and fails.
+The ledger keeps ``through``, the last sequence number of the table, in the same transaction as the files. Rows up to
+there are skipped when a micro-batch is repeated, split differently, or the checkpoint was lost (a micro-batch's own
+number is only valid with its checkpoint). A second process that writes the same table finds that the ledger has
+changed, and fails.
 
 - **Add.** Tasks write files to a folder that nobody reads. The driver moves them to their place, which their messages
   determine, then the ledger adds them all at once. After a kill in between, the files do not count.
-- **Fold.** Small files of one hour that follow one another become one, in a transaction of its own, when together they
-  are large enough or the hour is over. So every byte is written twice at most.
-- **Tidy.** Once an hour, what no kept version of the table needs is removed.
+- **Fold.** Small adjacent files of one hour become one, in a transaction of its own, when together they are large
+  enough or the hour is over. So every byte is written twice at most.
+- **Tidy.** Once an hour, files that no kept version of the table needs are removed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TableFile(NamedTuple):
 
 
 def in_newest_hour(files: Sequence[TableFile]) -> list[TableFile]:
-    """Those of the newest hour."""
+    """Return the files of the newest hour."""
     newest = max((file.hour for file in files), default=0)
     return [file for file in files if file.hour == newest]
 
@@ -158,7 +158,7 @@ class TableArchive:
 
 @contextmanager
 def table_errors(place: str, conflict: type[Exception], *others: type[Exception]) -> Iterator[None]:
-    """Translate a table library's errors into ours; ``conflict`` is that of a commit that another one preceded."""
+    """Translate a table library's errors into ours; ``conflict`` is the one for a concurrent commit."""
     try:
         yield
     except conflict as error:
@@ -168,7 +168,7 @@ def table_errors(place: str, conflict: type[Exception], *others: type[Exception]
 
 
 def _groups(files: Sequence[TableFile], most: int) -> Iterator[list[TableFile]]:
-    """Group files of one hour that follow one another, up to a size; the last group is open."""
+    """Group adjacent files of one hour, up to a size; the last group is open."""
     for _, of_hour in itertools.groupby(files, lambda file: file.hour):
         group: list[TableFile] = []
         for file in of_hour:

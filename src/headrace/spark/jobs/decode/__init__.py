@@ -67,7 +67,7 @@ def check(params: Mapping[str, str], _available_now: bool) -> None:
     parse_ports(params.get("ports", ""))
     captures = params.get("captures")
     if not captures:
-        raise UsageError("decode: where are the captures? --param captures=DIR")
+        raise UsageError("decode: name the captures: --param captures=DIR")
     if is_local(captures):
         _found(captures)
 
@@ -89,7 +89,7 @@ def start(run: JobRun) -> dict[str, object]:
 
 
 def decode(spark: SparkSession, folder: Folder, names: list[str], ports: dict[int, str]) -> DataFrame:
-    """The frames of some captures in a folder."""
+    """Decode captures in a folder to frames."""
     tasks = min(len(names), TASKS_A_CORE * spark.sparkContext.defaultParallelism)
     files = spark.createDataFrame([(name,) for name in names], "name string").repartition(tasks)
     return files.mapInArrow(partial(_decode_files, folder, ports), spark_ddl(ROWS))
@@ -117,7 +117,7 @@ def is_capture(name: str) -> bool:
 
 
 def _found(captures: str) -> tuple[Folder, list[str]]:
-    """Captures, and the folder that they are in."""
+    """Find captures, and their folder."""
     parent, _, name = captures.rstrip("/").rpartition("/")
     if is_capture(name) and name in (folder := Folder.at(parent or ".")).files():
         return folder, [name]
@@ -133,7 +133,7 @@ def _may_be_replaced(folder: Folder) -> None:
     foreign = [name for name in folder.names() if not name.startswith(_WRITTEN)]
     if foreign:
         raise UsageError(
-            f"decode: {folder.path} would be emptied, and has what decode did not write ({foreign[0]}): "
+            f"decode: {folder.path} would be emptied, and has files that decode did not write ({foreign[0]}): "
             "choose another path"
         )
 
@@ -147,7 +147,7 @@ def _decode_files(
 
 
 def rows_of(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """The rows of one file; an unreadable file is one row, and a truncated one ends with one."""
+    """Yield the rows of one file; an unreadable file is one row, and a truncated one ends with one."""
     from headrace.spark.jobs.decode.pcap import CutOffError
 
     with folder.open(name) as file:

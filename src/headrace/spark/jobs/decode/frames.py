@@ -1,4 +1,4 @@
-"""Decode the bytes of a connection to rows: one for each frame, and one for the first bytes that are none.
+"""Decode the bytes of a connection to rows: one for each frame, and one for the first bytes that are not a frame.
 
 The decoders are the hub's own (:mod:`headrace.wire`). A stream that breaks its protocol cannot be read any further:
 what was refused is a row with its ``error`` and the first bytes from there on. A refused datagram is a row, and the
@@ -37,17 +37,7 @@ KEPT: Final = 4096
 _PAYLOADS: Final = ("payload", "data", "value", "change", "bulk")
 """Field names of the bytes that frames carry."""
 
-
 _LIMITS: Final = TubeLimits(fragment_size=MAX_FRAGMENT_SIZE, max_message=1 << 30, max_inflated=1 << 30)
-
-
-def _tube() -> StreamDecoder:
-    return StreamDecoder(_LIMITS)
-
-
-def _websocket(*, masked: bool) -> WebSocketStream:
-    return WebSocketStream(_LIMITS, masked=masked)
-
 
 STREAMS: Final[Mapping[str, tuple[Callable[[], Decoder[Any]] | None, Callable[[], Decoder[Any]] | None]]] = {
     "fyrehose": (fyrehose.ServerDecoder, fyrehose.ClientDecoder),
@@ -58,8 +48,11 @@ STREAMS: Final[Mapping[str, tuple[Callable[[], Decoder[Any]] | None, Callable[[]
     "dispatcher": (attribute.DispatcherDecoder, None),
     "publisher": (publish.PublisherDecoder, None),
     "status": (attribute.StatusDecoder, None),
-    "tube_ws": (partial(_websocket, masked=True), partial(_websocket, masked=False)),
-    "tube_tcp": (_tube, _tube),
+    "tube_ws": (
+        partial(WebSocketStream, _LIMITS, masked=True),
+        partial(WebSocketStream, _LIMITS, masked=False),
+    ),
+    "tube_tcp": (partial(StreamDecoder, _LIMITS), partial(StreamDecoder, _LIMITS)),
 }
 """Each door's decoders, for what comes to the hub and for what it sends. A direction without one is kept as bytes."""
 
@@ -90,7 +83,7 @@ class DecodedStream:
         self._refused = False
 
     def feed(self, data: bytes) -> Iterator[FrameRow]:
-        """The frames that some bytes complete."""
+        """Yield the frames that some bytes complete."""
         at, self._received = self._received, self._received + len(data)
         if self._refused:
             return
@@ -110,7 +103,7 @@ class DecodedStream:
             yield FrameRow("refused", at, payload=rest, error=str(error))
 
     def end(self) -> Iterator[FrameRow]:
-        """The rest of a stream that ends within a frame."""
+        """Yield the rest of a stream that ends within a frame."""
         if self._decoder is not None and not self._refused and self._decoder.unfinished:
             rest = self._decoder.inbox.peek(KEPT)
             error = f"the stream ends {self._decoder.unfinished} bytes into a frame"
@@ -124,7 +117,7 @@ class DecodedStream:
 
 
 def datagram(door: str, data: bytes, *, outgoing: bool) -> Iterator[FrameRow]:
-    """The frames of a datagram."""
+    """Yield the frames of a datagram."""
     parsers = DATAGRAMS.get(door)
     if parsers is None:
         yield FrameRow("bytes", 0, payload=data)

@@ -73,7 +73,7 @@ class CutOffError(MalformedError):
 
 
 def pieces(file: BinaryIO) -> Iterator[Piece]:
-    """What each flow of a pcap file carries; what is wrong with the file is raised when all flows have ended."""
+    """Yield the bytes of each flow of a pcap file; an error in the file is raised after all flows have ended."""
     directions: dict[Flow, _Direction] = {}
     room = _Room()
     wrong: MalformedError | None = None
@@ -89,10 +89,10 @@ def pieces(file: BinaryIO) -> Iterator[Piece]:
             yield Piece(segment.flow, segment.time, segment.data)
             continue
         direction = directions.get(segment.flow)
-        # A SYN that is sent once more begins nothing: the segments behind the first go on.
+        # A repeated SYN does not begin a new connection.
         begins = bool(segment.flags & _SYN) and (direction is None or direction.syn != segment.seq)
         if begins or (direction is None and segment.data):
-            # A new connection, or one whose beginning the capture has missed.
+            # A new connection, or one whose beginning is not in the capture.
             if direction is not None:
                 yield from directions.pop(segment.flow).finish()
             if len(directions) >= MAX_STREAMS:
@@ -108,7 +108,7 @@ def pieces(file: BinaryIO) -> Iterator[Piece]:
 
 
 class _Room:
-    """What all directions together keep."""
+    """Bytes that all directions together keep."""
 
     taken = 0
 
@@ -121,10 +121,10 @@ class _Direction:
         self.syn = first.seq if first.flags & _SYN else None
         self._next = (first.seq + bool(first.flags & _SYN)) & 0xFFFFFFFF
         self._at = 0
-        """How many bytes came before the next; the numbers of TCP wrap, these do not."""
+        """Position of the next byte; unlike TCP's numbers it does not wrap."""
         self._early: dict[int, bytes] = {}
         self._order: list[int] = []
-        """Where the early ones begin, a heap."""
+        """Positions of the early segments, a heap."""
         self._waiting = 0
         self._room = room
         self._time = first.time
@@ -162,7 +162,7 @@ class _Direction:
         self._room.taken += size
 
     def _go_on(self, data: bytes) -> Iterator[Piece]:
-        """Bytes that come next, and what waited for them."""
+        """Yield the next bytes, and the early segments that follow them."""
         while True:
             if data:
                 self._at += len(data)
@@ -210,7 +210,7 @@ def _segments(file: BinaryIO) -> Iterator[_Segment]:
 
 
 def _segment(kind: int, time: int, packet: bytes) -> _Segment | None:
-    """A packet's TCP or UDP content; ``None`` if it has none, or is cut short."""
+    """Parse a packet's TCP or UDP content; ``None`` if it has none, or is cut short."""
     try:
         return _parse(kind, time, packet)
     except (struct.error, IndexError, ValueError):
@@ -233,7 +233,7 @@ def _parse(kind: int, time: int, packet: bytes) -> _Segment | None:
         if fragment & 0x3FFF:
             return None  # fragments of IP are not put together
         protocol, addresses = packet[at + 9], (packet[at + 12 : at + 16], packet[at + 16 : at + 20])
-        # Packets that the network card is to cut may be captured before their length is known: 0.
+        # Packets that the network card will split may be captured with a length of 0.
         end, at = at + total if total else len(packet), at + (packet[at] & 15) * 4
     elif version == 6:
         protocol, addresses = packet[at + 6], (packet[at + 8 : at + 24], packet[at + 24 : at + 40])
@@ -253,6 +253,6 @@ def _parse(kind: int, time: int, packet: bytes) -> _Segment | None:
 
 
 def _distance(seq: int, other: int) -> int:
-    """How far ``seq`` is ahead of ``other``, in 32 bits that wrap."""
+    """Return how far ``seq`` is ahead of ``other``, in 32 bits that wrap."""
     ahead = (seq - other) & 0xFFFFFFFF
     return ahead - (1 << 32) if ahead >= 1 << 31 else ahead

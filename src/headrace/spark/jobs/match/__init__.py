@@ -1,18 +1,17 @@
 """``match``: the matcher fleet. It matches messages with content subscriptions and pushes them to the dispatcher.
 
 It is the hub's own matcher on as many cores and machines as Spark has, for ``matching.engine = "spark"``. A micro-batch
-is matched by several tasks, each for its share of the clients (:mod:`~headrace.spark.jobs.match.source`); when all have
-pushed and the dispatcher has taken everything, the driver marks how far the fleet is
-(:mod:`~headrace.spark.jobs.match.push`).
+is matched by several tasks, each for its share of the clients (:mod:`~headrace.spark.jobs.match.source`); when the
+dispatcher has taken all their pushes, the driver marks the position (:mod:`~headrace.spark.jobs.match.push`).
 
 The fleet keeps no position between runs. While it is away, connectors feed their clients from the log. A run begins
-with the subscriptions of that moment and announces from where on it pushes; connectors then rely on pushes again. So a
-run has nothing to make up for, and its checkpoint is for Spark alone.
+with the current subscriptions and announces its first message; from there on connectors rely on pushes again. So a run
+has nothing to catch up with, and its checkpoint is for Spark alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,7 @@ from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_le
 from headrace.spark.jobs.match.push import Lifeline
 from headrace.spark.jobs.match.tables import EVERY, SubscriptionTables, matcher_table
 from headrace.spark.options import SourceOptions
-from headrace.spark.source.range_source import rows_of
+from headrace.spark.source.range_source import over_ranges
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ PARAMETERS: Final = {
 def check(params: Mapping[str, str], available_now: bool) -> None:
     """Check the parameters before Spark starts."""
     if available_now:
-        raise UsageError("match has no end: what is in the log already, connectors find there")
+        raise UsageError("match has no end: connectors read from the log what is in it already")
     parse_dispatchers(params.get("dispatchers") or PARAMETERS["dispatchers"].default)
 
 
@@ -78,7 +77,7 @@ def parse_dispatchers(text: str) -> list[Address]:
 
 
 def start(run: JobRun) -> RunningJob:
-    """Match what comes from now on."""
+    """Match messages from now on."""
     from headrace.spark.jobs.match.source import NAME, FleetDataSource
 
     check(run.params, run.available_now)
@@ -105,7 +104,7 @@ def start(run: JobRun) -> RunningJob:
 
 
 class FleetDriver:
-    """The driver's part: take the subscriptions, and mark how far the fleet is."""
+    """The driver's part: take the subscriptions, and mark the fleet's position."""
 
     def __init__(self, run: JobRun) -> None:
         self._access = run.access
@@ -146,7 +145,7 @@ class FleetDriver:
         self._tables.drop_before(self.lifeline.place)
 
     def facts(self) -> dict[str, object]:
-        """Facts that Spark does not have: messages of the last micro-batch, subscriptions, and matches so far."""
+        """Return facts that Spark does not have: messages of the last micro-batch, subscriptions, matches so far."""
         return {**self._done, "through": self.lifeline.place, "dispatcher": str(self.lifeline.address)}
 
     def close(self) -> None:
@@ -166,7 +165,7 @@ def match(
     json_attributes: bool = False,
     reading: SourceOptions | None = None,
 ) -> DataFrame:
-    """Match messages; give ``seq`` and ``clients`` (12 bytes each) of those that have any.
+    """Match messages; return ``seq`` and ``clients`` (12 bytes each) of those that have any.
 
     ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``). With
     ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.source.range_source.frame`), which
@@ -175,19 +174,11 @@ def match(
     shared = rows.sparkSession.sparkContext.broadcast((uuid4().hex, subscriptions))
     work = partial(_match, shared, json_attributes)
     if reading is not None:
-        return rows.mapInArrow(partial(_match_ranges, reading, work), _FOUND)
+        return rows.mapInArrow(partial(over_ranges, work, reading), _FOUND)
     return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
 
 
 _matcher: tuple[str, Matcher] | None = None
-
-
-def _match_ranges(
-    reading: SourceOptions,
-    work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    ranges: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    return work(rows_of(reading, ranges))
 
 
 def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -195,10 +186,10 @@ def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]
     global _matcher
     name, table = shared.value
     if _matcher is None or _matcher[0] != name:
-        made = Matcher(max_subscriptions=max(table.num_rows, 1), json_attributes=json_attributes)
-        made.load(matcher_table(table))
-        made.rebuild(everything=True)
-        _matcher = name, made
+        matcher = Matcher(max_subscriptions=max(table.num_rows, 1), json_attributes=json_attributes)
+        matcher.load(matcher_table(table))
+        matcher.rebuild(everything=True)
+        _matcher = name, matcher
     for rows in batches:
         matches = _matcher[1].match_rows(enveloped(rows))
         kept = np.diff(matches.offsets) > 0

@@ -1,12 +1,12 @@
 """The fleet's connections to the dispatcher: pushes, and marks of progress.
 
-To a dispatcher the fleet is one matcher. Its tasks push, each by a connection of its own; the driver marks, by one that
-lasts as long as the job, the :class:`Lifeline`. A mark says: everything up to here was pushed, and everything after the
-first mark of this connection will be. While the lifeline stands, clients rely on pushes; when it breaks, for any
-reason, connectors feed them from the log until there is another.
+To a dispatcher the fleet is one matcher. Its tasks push, each over a connection of its own; the driver sends marks over
+one that lasts as long as the job, the :class:`Lifeline`. A mark means: everything up to here was pushed, and everything
+after the first mark of this connection will be. While the lifeline is up, clients rely on pushes; when it is lost,
+connectors feed them from the log until there is another.
 
-The protocol acknowledges no push, but a dispatcher answers a heartbeat, and processes a connection's input in order. So
-the answer to a heartbeat after pushes shows that all of them were taken: a task ends with one.
+The protocol acknowledges no push, but a dispatcher processes a connection's input in order and answers heartbeats. So
+the answer to a heartbeat shows that all pushes before it were taken: a task ends with one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEARTBEAT_SECONDS: Final = 2.0
 """Interval of heartbeats on an idle connection."""
 
 LOOK_SECONDS: Final = 0.25
-"""Interval at which the lifeline checks that its job still runs."""
+"""Interval at which the lifeline checks that its job runs."""
 
 logger = logging.getLogger("headrace.spark")
 
@@ -79,7 +79,7 @@ class DispatcherConnection:
             self._unanswered -= sum(isinstance(frame, Heartbeat) and frame.ends for frame in frames)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._socket.close()
 
     def _heartbeat(self) -> None:
@@ -95,8 +95,7 @@ class DispatcherConnection:
 class Lifeline:
     """The connection for the fleet's marks, kept up by a thread while the job is alive.
 
-    It is replaced only between micro-batches: during one, pushes may have been lost with the old one that nobody would
-    repeat.
+    It is replaced only between micro-batches: pushes that were lost during one would not be repeated.
     """
 
     def __init__(self, place: int, patience: float) -> None:
@@ -126,9 +125,7 @@ class Lifeline:
             else:
                 return address
         last = failures[-1]
-        raise UnreachableError(
-            last.address, f"{last.reason}; say where one is: --param dispatchers=HOST:PORT"
-        )
+        raise UnreachableError(last.address, f"{last.reason}; name one with --param dispatchers=HOST:PORT")
 
     def watch(self, alive: Callable[[], bool], over: Callable[[], None]) -> None:
         """Keep it up until the job is over, then call ``over``."""
@@ -138,7 +135,7 @@ class Lifeline:
         watching.start()
 
     def begin(self) -> None:
-        """Begin a micro-batch: the dispatcher must know from where on the fleet pushes."""
+        """Begin a micro-batch, with the lifeline up."""
         deadline = monotonic() + self._patience
         while True:
             with self._using:
@@ -180,7 +177,7 @@ class Lifeline:
         over()
 
     def _beat(self) -> None:
-        """Check that the dispatcher lives; connect again if allowed."""
+        """Check that the dispatcher answers; reconnect if allowed."""
         self._use(DispatcherConnection.settle)
         if self._connection is None and not self._busy and not self._ended.is_set():
             self._dial()

@@ -1,4 +1,4 @@
-"""A share of the subscriptions at one point of the sequence: what a task matches with.
+"""A share of the subscriptions at one point of the sequence, for one task.
 
 Clients are distributed by the ring (:class:`headrace.matching.Ring`), on which each share has 16 evenly spaced
 positions, so that shares are about equal. A share goes through the sequence row by row: messages are matched by the
@@ -31,11 +31,11 @@ ENTRIES: Final = f"{PART}/*"
 
 def ring(shares: int) -> Ring:
     """Make a ring of so many shares, whose names order them."""
-    made = Ring()
+    ring = Ring()
     step = (1 << 8 * PLACE_BYTES) // (VNODES * shares)
     for share in range(shares):
-        made.join(f"{share:08d}", (share * step).to_bytes(PLACE_BYTES))
-    return made
+        ring.join(f"{share:08d}", (share * step).to_bytes(PLACE_BYTES))
+    return ring
 
 
 class Share:
@@ -44,7 +44,7 @@ class Share:
     def __init__(self, table: SubscriptionTable, number: int, shares: int, *, json_attributes: bool) -> None:
         self.place = table.seq
         self.changed = table.seq
-        """The last entry that changed anything: the share is the same from there to ``place``."""
+        """The last entry that changed the share: it is the same from there to ``place``."""
         self.matched = 0
         """Messages matched, and clients found."""
         self.found = 0
@@ -92,7 +92,7 @@ class Share:
             yield from pushes(batch, matches, self._subscriptions, without=None)
 
     def _own(self, rows: pa.RecordBatch, at: int) -> str | None:
-        """The client of an entry, if it is one of this share's."""
+        """Return the client of an entry, if it is one of this share's."""
         name: str = rows.column("topic")[at].as_py().partition("/")[2]
         try:
             client = parse_client_id(name)
@@ -116,7 +116,7 @@ class Share:
 
 
 def _changes(rows: pa.RecordBatch) -> list[int]:
-    """The rows of entries that change subscriptions."""
+    """Find the rows of entries that change subscriptions."""
     is_entry = pc.equal(rows.column("origin"), NOT_A_MESSAGE)
     if not pc.any(is_entry).as_py():
         return []

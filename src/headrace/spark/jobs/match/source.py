@@ -1,12 +1,11 @@
 """The fleet as a Spark source: a task is a whole micro-batch and one share of the clients.
 
-Offsets are the source's own (:mod:`headrace.spark.source.reader`). But a range is not cut by messages: every task
-reads all of it, matches it for its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order, and pushes
-as it goes. So one task pushes everything for a client, in the order of the sequence and without a hole. A repeated task
-pushes the same again from the beginning of the micro-batch; connectors drop what they have had. The rows are facts
-about each task.
+Offsets are the source's own (:mod:`headrace.spark.source.reader`). But every task reads the whole range, matches it for
+its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order, and pushes as it goes. So one task pushes
+everything for a client, in the order of the sequence and without a hole. A repeated task pushes the whole micro-batch
+again; connectors drop repeats. The rows are facts about each task.
 
-A Python worker serves many tasks and remembers the shares it had: the next time only changed subscriptions are needed.
+A Python worker runs many tasks and remembers their shares: the next time only changed subscriptions are needed.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _keeping = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What every task is told."""
+    """The settings of every task."""
 
     options: SourceOptions
     dispatcher: Address
@@ -84,15 +83,15 @@ class FleetDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
+        """Return the name for ``format``."""
         return NAME
 
     def schema(self) -> str:
-        """The facts about each task."""
+        """Return the schema: facts about each task."""
         return spark_ddl(_DONE)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """The fleet."""
+        """Make the fleet's reader."""
         given = {name.lower(): value for name, value in self.options.items()}
         own = {name: given.pop(name) for name in ("dispatcher", "tables", "shares", "jsonattributes")}
         fleet = Fleet(
@@ -113,7 +112,7 @@ class FleetReader(SequenceStreamReader):
         self._fleet = fleet
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """A task for each share."""
+        """Make a task for each share."""
         ranges = [each for each in super().partitions(start, end) if isinstance(each, SequencePartition)]
         if not ranges:
             return []
@@ -183,7 +182,7 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
 
 
 def _share_at(fleet: Fleet, span: LogRange, number: int, key: tuple[str, str, int, int]) -> Share:
-    """The share as of the beginning of a range, remembered or made from a table; no other task uses it meanwhile."""
+    """Return the share as of the beginning of a range, remembered or made from a table; no other task has it."""
     place = span.first - 1
     with _keeping:
         share = _kept.pop(key, None)

@@ -1,9 +1,9 @@
 """Tables of subscriptions for the tasks of a fleet, where every executor can read them.
 
 The hub gives all subscriptions as of its head; a task needs them as of the beginning of its micro-batch. So the driver
-keeps the table of the run's beginning and, from time to time, a newer one. A task takes the newest table that is not
-past its beginning and applies the log's entries in between, or goes on from what it remembers of the micro-batch
-before. Once the fleet has passed a table's position, older ones are removed.
+keeps the table of the run's beginning and, now and then, a newer one. A task starts from the newest table that is not
+past its beginning, or from the share it remembers, and applies the log entries in between. Once the fleet has passed a
+table, older ones are removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.spark.jobs.folder import Folder, storage_errors
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
 EVERY: Final = 1_000_000
-"""Sequence numbers from table to table: about the most that a task without memory has to read."""
+"""Sequence numbers from table to table: about the most that a task without a share has to read."""
 
 _SUFFIX: Final = ".subscriptions"
 
@@ -47,7 +47,7 @@ class SubscriptionTables:
         return seq
 
     def find(self, place: int) -> SubscriptionTable:
-        """The newest table that is not past ``place``."""
+        """Read the newest table that is not past ``place``."""
         with storage_errors(f"the subscriptions cannot be read from {self._folder.path}"):
             seqs = [seq for seq in self._seqs() if seq <= place]
             if not seqs:

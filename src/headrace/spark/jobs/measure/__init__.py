@@ -116,7 +116,7 @@ def together(parts: DataFrame) -> DataFrame:
 
 
 def figures(made: DataFrame, *besides: Column) -> DataFrame:
-    """Windows for people: estimates in place of sketches, lags in seconds; and the columns ``besides``."""
+    """Make windows readable: estimates in place of sketches, lags in seconds; and the columns ``besides``."""
     from pyspark.sql import functions as F
 
     named = F.transform(
@@ -124,7 +124,7 @@ def figures(made: DataFrame, *besides: Column) -> DataFrame:
         lambda top: F.struct(
             F.substring_index(top.item, _SEPARATOR, 1).alias("name"),
             # Only a value may contain the separator, so a name ends at the first.
-            _after(top.item).alias("value"),
+            F.substring(top.item, F.instr(top.item, _SEPARATOR) + 1, F.length(top.item)).alias("value"),
             top["count"].alias("messages"),
         ),
     )
@@ -151,11 +151,5 @@ def figures(made: DataFrame, *besides: Column) -> DataFrame:
 
 
 def measure(rows: DataFrame, now: Column | None = None) -> DataFrame:
-    """The figures of all windows of messages."""
+    """Compute the figures of all windows of messages."""
     return figures(windows(seconds(rows, now)))
-
-
-def _after(item: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.substring(item, F.instr(item, _SEPARATOR) + 1, F.length(item))

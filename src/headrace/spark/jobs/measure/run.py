@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ROWS_A_TIME: Final = 250_000
-"""Most messages of a micro-batch: their windows must fit the driver however thinly they are spread in time. A window of
-one message takes about 500 bytes, and the JVM several times that while it passes them on."""
+"""Most messages of a micro-batch: their windows, perhaps one for each, must fit the driver. A window takes about 500
+bytes, and several times that in the JVM."""
 
 _FILE: Final = "windows.parquet"
 _MICROSECONDS: Final = 1_000_000
@@ -41,11 +41,11 @@ class Measurer:
         self._run = run
         self._memory = run.memory()
         self._shown: dict[str, dict[str, Any]] = {}
-        # New for each run: it publishes what is true now, which is not worth repeating.
+        # New for each run: services show the present, so an old batch need not be recognized.
         self._id = f"measure-{uuid4().hex}"
 
     def facts(self) -> dict[str, object]:
-        """The facts for the status."""
+        """Return the facts for the status."""
         return {"path": self._run.path}
 
     def measure(self, rows: DataFrame, batch: int) -> None:
@@ -56,16 +56,17 @@ class Measurer:
         if before is not None and before.num_rows:
             made = together(made.unionByName(rows.sparkSession.createDataFrame(before)))
         table = self._collect(made)
-        if before is not None and _messages(table["sketches"]) == pc.sum(before["messages"]).as_py():
-            # No messages have come; a change of the services would itself be new entries.
+        counted = pc.sum(pc.struct_field(table["sketches"], "messages")).as_py()
+        if before is not None and counted == pc.sum(before["messages"]).as_py():
+            # No messages have come, and a change of the services would itself be a new entry.
             self._memory.after(batch, _serialized(before))
             return
         self._write(table)
-        self._tell(table, batch)
+        self._publish(table, batch)
         self._memory.after(batch, _serialized(_open(table)))
 
     def _collect(self, made: DataFrame) -> pa.Table:
-        """Sketches, under ``sketches``, and figures, in the order of time."""
+        """Collect sketches, under ``sketches``, and figures, in the order of time."""
         from pyspark.sql import functions as F
 
         sketches = F.struct(*made.columns).alias("sketches")
@@ -85,7 +86,7 @@ class Measurer:
                 pq.write_table(rows, written, compression="zstd")
                 folder.write(_FILE, written.getvalue())
 
-    def _tell(self, table: pa.Table, batch: int) -> None:
+    def _publish(self, table: pa.Table, batch: int) -> None:
         """Publish the changes of the newest window of each length."""
         changes: dict[str, dict[str, Any]] = {}
         for name, span in SPANS.items():
@@ -101,13 +102,8 @@ class Measurer:
         self._run.publish_services(self._id, batch, changes)
 
 
-def _messages(sketches: pa.ChunkedArray) -> int | None:
-    total: int | None = pc.sum(pc.struct_field(sketches, "messages")).as_py()
-    return total
-
-
 def _complete(table: pa.Table) -> pa.Array:
-    """Which windows are complete: those of past minutes, and past hours."""
+    """Mark the complete windows: those of past minutes, and past hours."""
     newest = pc.max(pc.struct_field(table["sketches"], "newest")).as_py() or 0
     now = datetime.fromtimestamp(newest / _MICROSECONDS, UTC)
     minute = now.replace(second=0, microsecond=0)
@@ -117,7 +113,7 @@ def _complete(table: pa.Table) -> pa.Array:
 
 
 def _open(table: pa.Table) -> pa.Table:
-    """The sketches of the windows that are not complete."""
+    """Return the sketches of the incomplete windows."""
     left = table.filter(pc.invert(_complete(table)))["sketches"].combine_chunks()
     return pa.Table.from_arrays(left.flatten(), schema=pa.schema(list(left.type)))
 
@@ -135,7 +131,7 @@ def _merged(before: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def _readable(window: dict[str, Any]) -> dict[str, Any]:
-    """A window as a service shows it."""
+    """Convert a window to the form that a service shows."""
     for name in ("start", "end"):
         window[name] = window[name].isoformat().replace("+00:00", "Z")
     window["lag"] = {

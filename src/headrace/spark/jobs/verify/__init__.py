@@ -26,8 +26,8 @@ BLOCK: Final = 4096
 """Messages per digest: a shuffle of a thousandth, and little to compare where one differs."""
 
 ROWS_A_TIME: Final = 500_000
-"""Most messages of a micro-batch. Each may have a publisher of its own, and the driver must hold the facts about all of
-them. With a long log, progress shows, and a stopped job does not begin again."""
+"""Most messages of a micro-batch: each may have a publisher of its own, and the driver keeps facts about each. In a
+long log, it makes progress visible, and a stopped job loses little."""
 
 ABOUT: Final = "holes, repeats and disorder in each log, and disagreement between logs"
 PARAMETERS: Final = {
@@ -37,7 +37,7 @@ PARAMETERS: Final = {
 }
 
 _SHOWN: Final = 48
-"""Characters of a value that evidence repeats."""
+"""Characters of a value that evidence shows."""
 
 
 def start(run: JobRun) -> RunningJob:
@@ -60,7 +60,7 @@ def start(run: JobRun) -> RunningJob:
 
 
 def segments(rows: DataFrame) -> DataFrame:
-    """The segments of each partition of a log; partitions must be in the log's order."""
+    """Find the segments of each partition of a log; partitions must be in the log's order."""
     from pyspark.sql import functions as F
 
     columns = rows.select("seq", F.unix_micros("time").alias("time"), "publisher", "number")
@@ -73,7 +73,7 @@ def verify(rows: DataFrame) -> DataFrame:
 
 
 def digests(rows: DataFrame) -> DataFrame:
-    """The count and the digest of each block of messages."""
+    """Compute the count and the digest of each block of messages."""
     from pyspark.sql import functions as F
 
     hashed = F.xxhash64(*(_comparable(rows[name], name) for name in SCHEMA.names))
@@ -85,14 +85,14 @@ def digests(rows: DataFrame) -> DataFrame:
 
 
 def differing_blocks(ours: DataFrame, theirs: DataFrame) -> DataFrame:
-    """The blocks that differ in two logs: ``block``."""
+    """Find the blocks that differ in two logs: ``block``."""
     there = digests(theirs).withColumnsRenamed({"messages": "messages_there", "digest": "digest_there"})
     both = digests(ours).join(there, "block", "full")
     return both.where("not (messages <=> messages_there and digest <=> digest_there)").select("block")
 
 
 def disagreements(ours: DataFrame, theirs: DataFrame) -> DataFrame:
-    """Messages that differ in two logs under one number: ``seq``, ``fields``, ``evidence``."""
+    """Find messages that differ in two logs under one number: ``seq``, ``fields``, ``evidence``."""
     from pyspark.sql import functions as F
 
     names = [name for name in SCHEMA.names if name != "seq"]
@@ -100,7 +100,7 @@ def disagreements(ours: DataFrame, theirs: DataFrame) -> DataFrame:
     there = theirs.select("seq", *(_comparable(theirs[name], name).alias(f"{name}_there") for name in names))
     both = here.join(there, "seq")
     differs = {name: ~both[f"{name}_here"].eqNullSafe(both[f"{name}_there"]) for name in names}
-    told = [
+    evidence = [
         F.when(
             differs[name],
             F.concat(
@@ -114,7 +114,7 @@ def disagreements(ours: DataFrame, theirs: DataFrame) -> DataFrame:
     ]
     fields = F.concat_ws(", ", *(F.when(differs[name], F.lit(name)) for name in names))
     return both.where(reduce(lambda one, other: one | other, differs.values())).select(
-        "seq", fields.alias("fields"), F.concat_ws("; ", *told).alias("evidence")
+        "seq", fields.alias("fields"), F.concat_ws("; ", *evidence).alias("evidence")
     )
 
 
@@ -132,7 +132,7 @@ def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _comparable(column: Column, name: str) -> Column:
-    """A column that can be compared and hashed: a map becomes its entries in order."""
+    """Make a column that can be compared and hashed: a map becomes its sorted entries."""
     from pyspark.sql import functions as F
 
     return F.array_sort(F.map_entries(column)) if name in ("attributes", "numbers") else column

@@ -1,9 +1,8 @@
-"""Join the parts of a sequence at their edges: what ``verify`` finds, and what it keeps for the next time.
+"""Join the parts of a sequence at their edges: the findings of ``verify``, and its state for the next micro-batch.
 
-Runs are taken in the order in which their rows came. A run should begin after the highest number so far; what it leaves
-out is a **hole**. A late run either fills a hole, which makes it **disorder** and no hole, or was there before, which
-makes it a **repeat**. Times must not decrease and a publisher's numbers must increase along the sequence; late runs do
-not count against them.
+Runs are taken in the order in which their rows came. A run should begin after the highest number so far; numbers that
+it skips are a **hole**. A late run either fills a hole, which makes it **disorder** instead, or is a **repeat**. Times
+must not decrease and a publisher's numbers must increase along the sequence, late runs aside.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import pyarrow as pa
 from headrace.spark.jobs.verify.segment_scan import NUMBERS, RUN, TIMES
 
 MAX_HOLES: Final = 10_000
-"""Most holes remembered, to distinguish what fills them from repeats."""
+"""Most holes remembered, to tell disorder from repeats."""
 MAX_PUBLISHERS: Final = 100_000
-"""Most publishers remembered, as many as the hub does; those longest silent are forgotten first."""
+"""Most publishers remembered, as many as the hub does; the one longest silent is forgotten first."""
 
 FINDINGS: Final = pa.schema(
     [
@@ -42,7 +41,6 @@ DISORDER: Final = "disorder"
 TIME: Final = "time"
 NUMBER: Final = "number"
 DISAGREEMENT: Final = "disagreement"
-
 
 _begin: Final = itemgetter(0)
 _end: Final = itemgetter(1)
@@ -76,11 +74,6 @@ class SequenceChecker(msgspec.Struct):
     numbers: dict[str, Reached] = {}
     """Each publisher's numbers."""
 
-    @classmethod
-    def expecting(cls, seq: int) -> SequenceChecker:
-        """Make one for a log that begins with a known message."""
-        return cls(first=seq, last=seq - 1)
-
     def check(self, segments: pa.Table) -> list[Finding]:
         """Check the next segments; return what is wrong."""
         ordered = segments.sort_by([("part", "ascending"), ("at", "ascending")])
@@ -95,7 +88,7 @@ class SequenceChecker(msgspec.Struct):
                 case what if what == NUMBERS:
                     found += self._numbers(row)
         for first, last in self.holes:
-            # The rest of a known hole lies in the nearest known one that begins no later.
+            # What is left of a known hole is not a new finding.
             before = bisect_right(known, first, key=_begin) - 1
             if before < 0 or last > known[before][1]:
                 evidence = f"message {first - 1} is followed by {last + 1}"
@@ -114,8 +107,7 @@ class SequenceChecker(msgspec.Struct):
             return
         late_last = min(last, highest)
         if first < self.first:
-            # Before the supposed beginning.
-            yield Finding(DISORDER, first, min(late_last, self.first - 1), f"behind message {highest}")
+            yield Finding(DISORDER, first, min(late_last, self.first - 1), f"after message {highest}")
             if late_last < self.first - 1:
                 self.holes.insert(0, (late_last + 1, self.first - 1))
             first, self.first = self.first, first
@@ -129,22 +121,22 @@ class SequenceChecker(msgspec.Struct):
         for begin, end in self.holes[begins:ends]:
             fills, until = max(begin, first), min(end, last)
             if at < fills:
-                yield Finding(REPEAT, at, fills - 1, f"again behind message {highest}")
-            yield Finding(DISORDER, fills, until, f"behind message {highest}")
+                yield Finding(REPEAT, at, fills - 1, f"again after message {highest}")
+            yield Finding(DISORDER, fills, until, f"after message {highest}")
             at = until + 1
             if begin < fills:
                 kept.append((begin, fills - 1))
             if until < end:
                 kept.append((until + 1, end))
         if at <= last:
-            yield Finding(REPEAT, at, last, f"again behind message {highest}")
+            yield Finding(REPEAT, at, last, f"again after message {highest}")
         self.holes[begins:ends] = kept
 
     def _times(self, row: Mapping[str, Any]) -> Iterator[Finding]:
         highest, seq, looked = self.time
         if row["end"] <= looked:
             return
-        # A segment that begins with known rows counts only for what follows it.
+        # A segment that begins with rows checked before counts only for those after them.
         if row["begin"] > looked and row["first"] < highest:
             last = row["end"] if row["last"] < highest else row["begin"]
             evidence = f"message {row['begin']} is of {_clock(row['first'])}, and {seq} before it of {_clock(highest)}"
@@ -160,7 +152,7 @@ class SequenceChecker(msgspec.Struct):
             last = row["end"] if row["last"] <= highest else row["begin"]
             evidence = f"message {row['begin']} has number {row['first']}, and {seq} before it {highest}"
             yield Finding(NUMBER, row["begin"], last, evidence, publisher)
-        # At the end of the dictionary: heard of last.
+        # Moved to the end: the most recent.
         self.numbers.pop(publisher, None)
         self.numbers[publisher] = _reached(reached, row)
 
@@ -178,7 +170,7 @@ def _reached(before: Reached, row: Mapping[str, Any]) -> Reached:
 
 
 def table(findings: list[Finding]) -> pa.Table:
-    """Findings as rows."""
+    """Convert findings to rows."""
     rows = [{name: getattr(finding, name) for name in FINDINGS.names} for finding in findings]
     return pa.Table.from_pylist(rows, schema=FINDINGS)
 

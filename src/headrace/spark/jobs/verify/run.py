@@ -1,12 +1,11 @@
 """``verify`` as it runs: each micro-batch of one hub's log, or the same range of several.
 
-A micro-batch of a lone hub is checked as it comes. With several hubs, one that answers gives the range; each hub is
-then read by itself, up to its end or as far as it has come, checked, and compared with the others. A hub that does not
-answer delays nobody: what it missed is checked when it is back.
+A micro-batch of a single hub is checked as it comes. With several hubs, one of them gives the range; each log is then
+read, as far as it reaches, checked, and compared with the others. A hub that does not answer delays nothing: its log is
+checked when it is back.
 
-Logs are compared in pairs, each with that of the leader, the hub that was compared furthest. Hubs that were compared
-equally far are equal so far, whatever the pairs were. If all the furthest are away, the comparison waits for one of
-them; the other checks go on.
+Each log is compared with the leader's, the one that was compared furthest. If all the furthest are away, comparisons
+wait for one of them; the other checks continue.
 
 Findings are rows of Parquet files, one file for each micro-batch that has any; the service ``verify`` summarizes them,
 and changes only when they do.
@@ -47,20 +46,21 @@ MAX_DISAGREEMENTS: Final = 10_000
 """Messages that one comparison reports one by one; beyond, it names their blocks."""
 
 ANSWER_SECONDS: Final = 5.0
-"""Seconds that one of several hubs may be lost before it is left for later."""
+"""Seconds to wait for one of several hubs before it is skipped."""
 
 _POLL_SECONDS: Final = 0.2
 
 
 class VerifyState(msgspec.Struct):
-    """What is remembered from micro-batch to micro-batch."""
+    """The state from micro-batch to micro-batch."""
 
     id: str
     """The name under which the hub recognizes a repeated micro-batch."""
     checkers: dict[str, SequenceChecker]
     findings: dict[str, int]
     """Findings counted by kind."""
-    told: bool = False
+    published: bool = False
+    """Whether the service was published."""
     begin: int = 0
     """The first message checked; 0 before there is one."""
     compared: dict[str, int] = {}
@@ -87,7 +87,7 @@ class Verifier:
         self.findings: Mapping[str, int] = {}
         with storage_errors(self._folder.path):
             if not any(name.endswith(".parquet") for name in self._folder.names()):
-                # So that readers of the folder find a table, if an empty one.
+                # Readers of the folder find a table, if an empty one.
                 self._folder.write("findings.parquet", _parquet([]))
 
     def verify(self, rows: DataFrame, batch: int) -> None:
@@ -106,9 +106,9 @@ class Verifier:
         else:
             found = self._look_at_all(known, rows)
         known.findings = dict(Counter(known.findings) + Counter(finding.kind for finding in found))
-        if found or not known.told:
-            self._tell(known, found, batch)
-        known.told = True
+        if found or not known.published:
+            self._publish(known, found, batch)
+        known.published = True
         self._memory.after(batch, msgspec.json.encode(known))
         self.through = max(known.checkers[server].last for server in self._servers)
         self.findings = known.findings
@@ -118,9 +118,9 @@ class Verifier:
         with link(self._access[server]) as client:
             oldest = client.head().first
         for finding in found:
-            # Retention removed them before they were checked: nothing is known to be wrong.
+            # A hole that retention made is not a finding.
             if finding.kind != HOLE or finding.last >= oldest:
-                yield _of(finding, server)
+                yield msgspec.structs.replace(finding, server=server)
 
     # Several hubs
 
@@ -153,7 +153,7 @@ class Verifier:
         return found
 
     def _present(self, last: int) -> dict[str, Extent]:
-        """The extents of the hubs that answer, once one of them has reached ``last`` or time is up."""
+        """Return the extents of the hubs that answer, once one of them has reached ``last`` or time is up."""
         deadline = monotonic() + self._run.access.patience
         while True:
             present, lost = {}, None
@@ -179,7 +179,7 @@ class Verifier:
 
     @contextmanager
     def _unless_gone(self, present: dict[str, Extent], *servers: str) -> Iterator[None]:
-        """Leave a hub for later if something fails because the hub is gone."""
+        """Skip a hub if something fails because it does not answer."""
         try:
             yield
         except Exception:
@@ -200,11 +200,11 @@ class Verifier:
     def _note_away(self, away: Sequence[str]) -> None:
         for server in away:
             if server not in self.away:
-                logger.warning("verify: %s does not answer: it is looked at when it does", server)
+                logger.warning("verify: %s does not answer: it is checked when it does", server)
         self.away = away
 
     def _range(self, server: str, first: int, last: int) -> DataFrame:
-        """Messages of one hub's log."""
+        """Load a range of one hub's log."""
         return self._run.rows(
             server,
             startingOffsets=first,
@@ -217,7 +217,7 @@ class Verifier:
     def _compare_with(
         self, server: str, leader: str, present: Mapping[str, Extent], known: VerifyState
     ) -> list[Finding]:
-        """Compare a log with the leader's, as far as both have come."""
+        """Compare a log with the leader's, as far as both reach."""
         theirs, ours = present[server], present[leader]
         last = min(known.checkers[server].last, known.checkers[leader].last)
         first = max(known.compared[server] + 1, theirs.first, ours.first)
@@ -245,10 +245,10 @@ class Verifier:
             )
         if len(found) > MAX_DISAGREEMENTS:
             for block in blocks:
-                evidence = f"not looked at one by one: {leader} and {server} differ in too many"
+                evidence = f"not compared one by one: {leader} and {server} differ in too many"
                 yield Finding(DISAGREEMENT, block * BLOCK, block * BLOCK + BLOCK - 1, evidence, "", server)
 
-    def _tell(self, known: VerifyState, found: list[Finding], batch: int) -> None:
+    def _publish(self, known: VerifyState, found: list[Finding], batch: int) -> None:
         if found:
             with storage_errors(self._folder.path):
                 self._folder.write(f"findings-{batch:012d}.parquet", _parquet(found))
@@ -261,10 +261,6 @@ class Verifier:
         if found:
             account["newest"] = msgspec.to_builtins(found[-1])
         self._run.publish_services(f"{SERVICE}-{known.id}", batch, {SERVICE: account})
-
-
-def _of(finding: Finding, server: str) -> Finding:
-    return msgspec.structs.replace(finding, server=server)
 
 
 def _parquet(findings: list[Finding]) -> bytes:

@@ -1,12 +1,11 @@
-"""Reduce a task's part of the sequence to a few segments with all that ``verify`` must know of it.
+"""Reduce a task's part of the sequence to the few segments that ``verify`` needs.
 
-A **run** is rows, as they come, whose sequence numbers follow one another. A part without a fault is one run. Inside a
-run, a **times** segment is rows whose times do not decrease, and a **numbers** segment is rows of one publisher whose
-own numbers increase. Each segment has its first and last value, and its beginning and end in the sequence. So millions
-of rows become a row per publisher and one or two more per fault, and parts can be joined at their edges.
+A **run** is rows, as they come, with consecutive sequence numbers. A part without a fault is one run. Inside a run, a
+**times** segment is rows whose times do not decrease, and a **numbers** segment is rows of one publisher whose own
+numbers increase. Each segment has its first and last value, and its beginning and end in the sequence. So millions of
+rows become a row per publisher and one or two more per fault, and parts can be joined at their edges.
 
-Times and numbers are checked inside runs because they belong to the sequence, not to the order in which rows happen to
-come: a row in the wrong place is one fault, not three.
+Times and numbers are checked inside runs, so that a row in the wrong place is one fault, not three.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class SegmentFinder:
         self._row += len(seqs)
 
     def finish(self, part: int) -> pa.RecordBatch:
-        """All segments of the part, in the order in which their rows came."""
+        """Return all segments of the part, in the order in which their rows came."""
         self._end_run()
         done = sorted(self._done, key=lambda each: each[2].at)
         rows = [
@@ -144,7 +143,7 @@ class SegmentFinder:
 
 
 def find_segments(part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The segments of a part whose rows come in batches."""
+    """Find the segments of a part whose rows come in batches."""
     segments = SegmentFinder()
     waiting: list[pa.RecordBatch] = []
     rows = 0
@@ -162,7 +161,7 @@ def find_segments(part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
 def _segments(
     values: Longs, seqs: Longs, rows: npt.NDArray[np.int64], breaks: npt.NDArray[np.bool_]
 ) -> Iterator[RowSegment]:
-    """The segments of values that break before the row after each mark in ``breaks``."""
+    """Yield the segments of values, which end at each mark in ``breaks``."""
     if not len(values):
         return
     begins = np.concatenate(([0], np.flatnonzero(breaks) + 1))
