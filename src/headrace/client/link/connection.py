@@ -183,6 +183,9 @@ class LinkConnection:
         try:
             session = await redial(self.plan, self._dial, deadline=loop.time() + self._patience)
         except UnreachableError as error:
+            self.plan.failures = (
+                0  # The next request dials at once: its patience is not for pauses of this one.
+            )
             raise UnreachableError(error.address, f"no hub answers for {self._patience:g} s") from error
         except UnexpectedError as error:
             self._ended = error
