@@ -85,6 +85,7 @@ async def test_patience_ends(tmp_path: Path) -> None:
         await link.open()
     with pytest.raises(UnreachableError):
         await link.head()
+    assert link._connection.plan.pause() == 0.0, "the next request dials at once"
     with pytest.raises(UnreachableError):
         await link.publish(b"x")
     await link.close()

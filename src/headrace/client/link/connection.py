@@ -185,6 +185,8 @@ class LinkConnection:
         try:
             session = await redial(self.plan, self._dial, deadline=loop.time() + self._patience)
         except UnreachableError as error:
+            # The next request dials at once: its patience must not go into the pauses of this one.
+            self.plan.failures = 0
             raise UnreachableError(error.address, f"no hub answers for {self._patience:g} s") from error
         except UnexpectedError as error:
             self._ended = error
