@@ -160,7 +160,7 @@ class PublishIntake:
             reply(NOT_THE_PRIMARY if moved else result)
 
         def tell(result: Published | HeadraceError) -> None:
-            answer(refusal(result) if isinstance(result, HeadraceError) else _answer_of(result))
+            answer(refusal(result) if isinstance(result, HeadraceError) else PrimaryAnswer(*result))
 
         try:
             match request.kind:
@@ -245,10 +245,6 @@ def published_batch(request: PrimaryRequest, body: memoryview) -> Batch:
         return published(rows, origin=request.origin, publisher=request.publisher, number=request.number)
     topic, run = plain
     return Batch(run, origin=request.origin, publisher=request.publisher, number=request.number, topic=topic)
-
-
-def _answer_of(result: Published) -> PrimaryAnswer:
-    return PrimaryAnswer(result.first, result.last, int(result.repeated))
 
 
 def _tell_newest(answer: WhenAnswered, newest: int | HeadraceError | None) -> None:

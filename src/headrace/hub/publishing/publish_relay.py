@@ -74,19 +74,15 @@ class RelayBacklog:
         self._hub = hub
         self._patience = patience
         self._most = most
-        self._size = 0
+        self.size = 0
+        """Bytes that wait or are under way."""
         self._lost_at: float | None = now
         """When the connection was lost; ``None`` once the next one has worked."""
 
     @property
     def congested(self) -> bool:
         """Whether publishers must wait."""
-        return self._size > self._most
-
-    @property
-    def size(self) -> int:
-        """Bytes that wait or are under way."""
-        return self._size
+        return self.size > self._most
 
     def lost(self, now: float) -> None:
         """Note that the connection is lost."""
@@ -95,7 +91,7 @@ class RelayBacklog:
 
     def _release(self, size: int) -> None:
         was_congested = self.congested
-        self._size -= size
+        self.size -= size
         if was_congested and not self._hub.congested:
             self._hub.relieved()
 
@@ -321,7 +317,7 @@ class PublishRelay(RelayBacklog):
 
     def _put(self, request: RelayRequest) -> None:
         self._waiting.append(request)
-        self._size += request.size
+        self.size += request.size
 
     def _after(self, result: Published | HeadraceError, request: RelayRequest) -> None:
         """Reply once the rows, and the mark after them, are committed here."""

@@ -41,7 +41,7 @@ class PushRelay(RelayBacklog):
                 self._hub.refuse(group, UnavailableError(what), "limit")
             else:
                 self._waiting.append(submission)
-                self._size += batch.size
+                self.size += batch.size
         self.wake()
 
     def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:  # noqa: ARG002

@@ -159,7 +159,8 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
     else:
         last = states[0].seq if states else 0
         first = last + 1
-    known = _known_last(mine)
+    # The last message known to have existed.
+    known = max((each.first if each.last is None else each.last for each in mine), default=0)
     ahead = [found for found in states if found.seq > last]
     problems += [_ahead(directory, found, known) for found in ahead if found.seq > known]
     lost = _lost(mine, max([known, *(found.seq for found in ahead)]), first, last)
@@ -250,11 +251,6 @@ def _lost(
     elif highest > last:
         lost.append((last + 1, highest))
     return tuple(lost)
-
-
-def _known_last(segments: list[InspectedSegment]) -> int:
-    """The last message known to have existed."""
-    return max((s.first if s.last is None else s.last for s in segments), default=0)
 
 
 def _snapshots(
