@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 PAGES = {path.stem: path for path in sorted((TESTS.parent / "docs" / "protocols").glob("*.md"))}
 HEADING = "## Sentence by sentence"
-ENDED = ("fyrehose", "spp")
+ENDED = ("attribute", "fyrehose", "parcel", "sdk", "spp", "tube")
 
 NAMED = re.compile(r"`(?:tests/)?(?P<path>[\w/]+\.py)::(?P<name>[\w:]+)`")
 ALONE = re.compile(r"`(?P<name>test_\w+)`")
