@@ -300,7 +300,9 @@ def test_a_batch_is_written_whole_or_not_at_all(spark: SparkSession, kept: Hub) 
     assert kept.head().head == before
     with pytest.raises(PySparkException, match="only ever appended to"):
         good.write.format("headrace").option("servers", kept.servers).mode("overwrite").save()
-    with pytest.raises(UsageError, match=r'outputMode\("append"\); write the rows of "update".* foreachBatch'):
+    with pytest.raises(
+        UsageError, match=r'outputMode\("append"\); write the rows of "update".* foreachBatch'
+    ):
         HeadraceDataSource({"servers": kept.servers}).streamWriter(good.schema, overwrite=True)
 
 
