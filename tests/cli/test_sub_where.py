@@ -130,7 +130,7 @@ def test_a_reader_that_goes_away(hub: Connector) -> None:
     [
         (["--where", "x=10..0"], "the first is above the second"),
         (["--where", "=5"], "expected NAME=VALUE"),
-        (["--where", "x", "--transport", "udp"], "--transport is fyrehose's"),
+        (["--where", "x", "--transport", "udp"], "--transport and --translated are fyrehose's"),
         (["--where", "x", "--url", "fyrehose://127.0.0.1"], "expected sdk://host:port"),
         (["--where", "x", "--client-id", "me"], "client_id 'me': expected 24 hex digits"),
         (["--url", "sdk://127.0.0.1"], "the sdk door needs --where"),
@@ -187,7 +187,7 @@ class TestPublisherDoor:
         ("arguments", "complaint"),
         [
             (["x", "--topic", "t"], "carries no --topic"),
-            (["x", "--transport", "udp"], "--transport is fyrehose's"),
+            (["x", "--transport", "udp"], "--transport and --translated are fyrehose's"),
             (["x", "--url", "tube://127.0.0.1"], "name different doors"),
             (["x" * 1990, "--attr", "x=5"], "message 1 has more than 1985 bytes"),
             (["x", "--attr", "x=" + "y" * 2000], "the attributes alone have more bytes"),

@@ -190,7 +190,7 @@ async def test_a_connection_that_asked_in_time_stays(tmp_path: Path) -> None:
 async def test_a_failed_sync_is_not_ready(
     server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.hub.log, "_sync_failure", "the disk is gone")
+    monkeypatch.setattr(server.hub.log, "failure", "the disk is gone")
     async with http.get("/readyz") as answer:
         assert answer.status == 503
         assert (await answer.json())["reason"] == "the disk is gone"

@@ -64,7 +64,7 @@ class Load:
 
     def _run(self) -> None:
         try:
-            with headrace.connect_sync(f"tube://{self._hosts}", patience=PATIENCE_SECONDS) as link:
+            with headrace.connect_sync(f"tube://{self._hosts}", reconnect_timeout=PATIENCE_SECONDS) as link:
                 count = 0
                 while not self._over.wait(0.1):
                     payloads = [b"load %d" % (count + each) for each in range(20)]

@@ -89,7 +89,7 @@ def executors() -> list[int]:
     [
         ([], "expected master or worker"),
         (["slave"], "expected master or worker"),
-        (["worker", "--cores", "1"], "told its master"),
+        (["worker", "--cores", "1"], "needs its master's URL"),
     ],
 )
 def test_what_is_asked_wrongly(arguments: list[str], said: str) -> None:

@@ -99,7 +99,7 @@ def test_the_first_dispatcher_that_answers_is_used(dispatcher: Dispatcher) -> No
         assert lifeline.open([nobody, dispatcher.address]) == dispatcher.address
         assert dispatcher.marks == [(1, 7)]
     with pytest.raises(
-        UnreachableError, match=r"no dispatcher answers there .*: --param dispatchers=HOST:PORT"
+        UnreachableError, match=r"no dispatcher answers there .*; name one with --param dispatchers=HOST:PORT"
     ):
         Lifeline(7, 1.0).open([nobody])
 
