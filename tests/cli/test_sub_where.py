@@ -187,7 +187,7 @@ class TestPublisherDoor:
         ("arguments", "complaint"),
         [
             (["x", "--topic", "t"], "carries no --topic"),
-            (["x", "--transport", "udp"], "--transport and --translated are fyrehose's"),
+            (["x", "--transport", "udp"], "--transport is fyrehose's"),
             (["x", "--url", "tube://127.0.0.1"], "name different doors"),
             (["x" * 1990, "--attr", "x=5"], "message 1 has more than 1985 bytes"),
             (["x", "--attr", "x=" + "y" * 2000], "the attributes alone have more bytes"),
