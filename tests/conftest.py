@@ -121,7 +121,10 @@ def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests of a process: a JVM takes seconds to start and a gigabyte of memory."""
     from headrace.spark import session
 
-    made = session("local[2]", app="headrace tests", memory="1g")
+    with pytest.MonkeyPatch.context() as patch:
+        # Spark's Python workers import what tests pickle, wherever the first test of the session has changed to.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        made = session("local[2]", app="headrace tests", memory="1g")
     yield made
     made.stop()
 
