@@ -13,6 +13,8 @@ from bench import pipeline
 
 @pytest.mark.slow
 @pytest.mark.spark
+# How long it takes must not decide, and ending it early would end the session that other tests share.
+@pytest.mark.timeout(1200)
 def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     with running(Headrace) as full, running(Headrace) as other:
         tables = list(pipeline.pipeline(spark, full, other, tmp_path, 2, True))
