@@ -91,6 +91,9 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
         """Say who this is; :class:`~headrace.errors.RefusedError` if that is not accepted."""
         self._client = client_id_text(auth.client_id)
         await self._ask("auth", auth)
+        # Not before: a connector's first command must be ``auth``, however short the interval.
+        self._last_heard = self._loop.time()
+        self._beat = self._loop.call_later(self._pulse.interval, self._keep_alive)
 
     async def subscribe(self, predicates: Predicates) -> None:
         """Subscribe; return once that is accepted, or at once while nothing is read and so nobody can know.
@@ -134,12 +137,6 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
         """Give the connection up, and report it."""
         self._end(reason)
         super().lose(reason)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection."""
-        super().connection_made(transport)
-        self._last_heard = self._loop.time()
-        self._beat = self._loop.call_later(self._pulse.interval, self._keep_alive)
 
     def data_received(self, data: bytes) -> None:
         """Take what was received."""
