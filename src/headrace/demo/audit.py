@@ -65,7 +65,7 @@ async def read_log(link: LinkClient, watches: Sequence[Watch]) -> LogSummary:
     """Read the whole log, and count for each watch the messages that match it."""
     found = LogSummary(wanted={watch.name: 0 for watch in watches})
     protocols = set(VehicleProtocol)
-    async with link.read(1, entries=True) as stream:
+    async with link.read(1) as stream:
         async for rows in stream:
             seqs = rows.column("seq").to_numpy()
             found.holes += int(np.count_nonzero(np.diff(seqs, prepend=found.head) != 1))

@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import msgspec
 
-from headrace.message import NOT_A_MESSAGE
 from headrace.spark.jobs.job import COMMON, JobRun, RunningJob
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def legs(rows: DataFrame) -> DataFrame:
 
     report = F.from_json(F.col("payload").cast("string"), REPORT_SCHEMA)
     reports = (
-        rows.where(~F.col("origin").isin("spark", NOT_A_MESSAGE))
+        rows.where(F.col("origin") != "spark")
         .select("seq", "origin", report.alias("report"))
         .select("seq", "origin", "report.*")
         .where("vehicle is not null")

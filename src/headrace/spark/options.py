@@ -51,7 +51,6 @@ _READ: Final = (
     "origin",
     "where",
     "columns",
-    "entries",
     "hold",
     "reader",
     "files",
@@ -166,7 +165,6 @@ class SourceOptions:
     """JSON: an attribute's name to its predicate in the link's form."""
     columns: tuple[str, ...] | None = None
     """Columns of the envelope, in this order; ``None``: all."""
-    entries: bool = False
     hold: str | None = None
     reader: str = READER
     """The name under which losses are reported to the hub."""
@@ -223,7 +221,6 @@ def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceO
         origins=None if origin is None else tuple(name.strip() for name in origin.split(",")),
         where=None if where is None else parse_predicates(where),
         columns=given.columns("columns"),
-        entries=given.truth("entries", default=False),
         hold=given.text("hold"),
         reader=given.text("reader") or given.text("hold") or READER,
         files=given.truth("files", default=True),

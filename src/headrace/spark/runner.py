@@ -294,7 +294,7 @@ class Pipeline:
             while True:
                 over = ended.wait(1.0)
                 with contextlib.suppress(HeadraceError), link(access, at_once=True) as client:
-                    self._newest = client.head().message
+                    self._newest = client.head().head
                     client.report(REPORT, self.facts())
                     self._lost = client.lost()
                     for each in list(self._supervised.values()):

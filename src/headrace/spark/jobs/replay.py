@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headrace.client.link.replay import ReplayTarget, publisher_name
 from headrace.errors import UsageError
-from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, SCHEMA
+from headrace.message import MAX_SEQUENCE, SCHEMA
 from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived, format_of
 from headrace.spark.jobs.folder import Folder, is_local
 from headrace.spark.jobs.job import JobRun, Parameter, at_least
@@ -103,9 +103,8 @@ def start(run: JobRun) -> dict[str, object]:
 def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -> DataFrame:
     """Choose the messages to be replayed."""
     from pyspark.errors import PySparkException
-    from pyspark.sql import functions as F
 
-    kept = rows.select(*SCHEMA.names).where(F.col("origin") != NOT_A_MESSAGE)
+    kept = rows.select(*SCHEMA.names)
     if where:
         # PySpark prints the mistake too, as a line of JSON.
         logging.getLogger("SQLQueryContextLogger").disabled = True

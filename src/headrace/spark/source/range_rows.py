@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LostRangeError, TrimmedError, UsageError
 from headrace.hub.filters import Filter
-from headrace.log.sealed import SealedSegment
-from headrace.message import NOT_A_MESSAGE
+from headrace.log.sealed import SealedSegment, SegmentIndex
 from headrace.spark.hub_connections import link, wait_for_head
 from headrace.spark.options import SourceOptions
 from headrace.wire.link.requests import parse_where
@@ -79,41 +77,41 @@ class RowFilter:
     """The filter that the options set."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._entries = options.entries
         self._filter: Filter | None = None
         if options.topic is not None or options.origins is not None or options.where is not None:
             self._filter = Filter(options.topic, options.origins, parse_where(options.predicates or {}))
 
     def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Keep the chosen rows."""
-        if self._filter is not None:
-            return self._filter.apply(rows)
-        if self._entries:
-            return rows
-        kept = pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
-        return rows if pc.all(kept).as_py() else rows.filter(kept)
+        return rows if self._filter is None else self._filter.apply(rows)
 
 
 def sealed_segments(span: LogRange) -> Iterator[SealedSegment]:
-    """Yield the sealed segments from the one in which ``span`` begins, as far as they are visible here."""
+    """Yield the sealed segments from the one in which ``span`` begins, as far as they are visible here.
+
+    A segment's name orders it among the others, but counts bookkeeping too: only its index has its message numbers.
+    """
+    following = span.first
     try:
         paths = sorted(Path(span.path).glob("*.arrow"))
-        firsts = [int(path.stem) for path in paths]
-    except (OSError, ValueError):
-        return
-    begin = max(bisect_right(firsts, span.first) - 1, 0)
-    expected = None
-    for path in paths[begin : bisect_right(firsts, span.last)]:
-        try:
+        begin = bisect_right(paths, span.first, key=_first_message) - 1
+        for path in paths[max(begin, 0) :]:
+            if following > span.last:
+                return
             segment = SealedSegment.open(path)
-        except (OSError, HeadraceError):
-            return
-        if str(segment.uuid) != span.log or segment.last < span.first:
-            return
-        if expected is not None and segment.first != expected:
-            return
-        expected = segment.last + 1
-        yield segment
+            if str(segment.uuid) != span.log or segment.first > following:
+                return
+            # A segment may have no message at all.
+            if segment.last >= following:
+                yield segment
+                following = segment.last + 1
+    except (OSError, HeadraceError, ValueError):
+        # Files that cannot be read are left to the hub, which knows why.
+        return
+
+
+def _first_message(path: Path) -> int:
+    return SegmentIndex.read(path.with_suffix(".index")).first
 
 
 def segment_rows(segment: SealedSegment, first: int, last: int) -> Iterator[pa.RecordBatch]:
@@ -142,7 +140,6 @@ def _by_link(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]
                 topic=options.topic,
                 origin=None if options.origins is None else list(options.origins),
                 where=options.predicates,
-                entries=options.entries,
             )
             try:
                 yield from stream

@@ -5,8 +5,8 @@ into as many partitions as there are cores, and executors read them (:mod:`~head
 else is kept: a stream that resumes from its checkpoint, on another machine or after a restart of the hub, needs only
 its offset.
 
-Offsets never pass the head. They do not move for log entries alone (a hold that was moved, say), which come with the
-next message: so a stream that keeps a hold does not wake itself.
+Offsets never pass the head. Sequence numbers belong to messages alone, without a gap, so offsets count rows: a stream
+that keeps a hold, which is an entry of the log, does not wake itself.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             self._catch_up(begin)
             extent = self._look(start, from_seq=first, size=most_bytes)
         end = extent.head if self._target is None else min(self._target, extent.head)
-        if end <= begin or extent.message <= begin or (self._target is None and not self._due(begin)):
+        if end <= begin or (self._target is None and not self._due(begin)):
             return start
         if isinstance(limit, ReadMaxRows):
             # Counted from the first that exists: lost messages are skipped at no cost.

@@ -4,7 +4,7 @@ The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parqu
 (:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. It is always the sequence up to some number, ``through``,
 which is in the table; rows up to there are skipped when they are repeated.
 
-Log entries are archived too, so that an archive can be seen to have no hole. A hold makes retention wait for it.
+Sequence numbers have no gap, so an archive can be seen to have no hole. A hold makes retention wait for it.
 
 Tasks read ranges of the sequence themselves: a message goes from the hub's segments to the table's files as Arrow, in
 one process. A micro-batch is due when there are ``size`` bytes of new messages, or after ``interval``.
@@ -77,7 +77,7 @@ def start(run: JobRun) -> RunningJob:
         starting = str(min(archive.through, head) + 1)
 
     reading = SourceOptions(
-        run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), entries=True, reader=run.name
+        run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), reader=run.name
     )
     done: dict[str, object] = {}
 
@@ -87,7 +87,7 @@ def start(run: JobRun) -> RunningJob:
         begin = monotonic()
         with link(run.access) as client:
             extent = client.head()
-            if extent.message > archive.through and name not in client.holds():
+            if extent.head > archive.through and name not in client.holds():
                 # The first time: keep what is being read.
                 client.hold(name, max(archive.through + 1, extent.first))
         added = archive.add(ranges, reading)
@@ -107,7 +107,6 @@ def start(run: JobRun) -> RunningJob:
     ranges = run.stream(
         source=NAME,
         startingOffsets=starting,
-        entries=True,
         minBytesPerTrigger=int(run.number("size")),
         maxBytesPerTrigger=MOST_BYTES,
         maxTriggerDelay=interval,

@@ -17,11 +17,10 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import StorageError, UsageError
-from headrace.message import NOT_A_MESSAGE, SCHEMA, envelope_rows
+from headrace.message import SCHEMA, envelope_rows
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.options import SourceOptions
@@ -48,7 +47,6 @@ class StagedFile(NamedTuple):
     first: int
     last: int
     rows: int
-    messages: int
     bytes: int
 
 
@@ -59,7 +57,7 @@ _STAGED: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The result of a micro-batch: the archive's last message now, and how many messages came (without entries)."""
+    """The result of a micro-batch: the archive's last message now, and how many messages came."""
 
     through: int
     messages: int
@@ -185,7 +183,7 @@ class _Writer:
 
     def __init__(self, folder: Folder, log: str) -> None:
         self.name = uuid4().hex
-        self.first = self.last = self.rows = self.messages = 0
+        self.first = self.last = self.rows = 0
         self._file = folder.create(self.name)
         schema = SCHEMA.with_metadata({LOG_KEY: log.encode()})
         self._groups = RowGroups(
@@ -201,9 +199,7 @@ class _Writer:
         seqs = rows.column("seq")
         self.first = self.first or seqs[0].as_py()
         self.last = seqs[-1].as_py()
-        entries = pc.sum(pc.equal(rows.column("origin"), NOT_A_MESSAGE)).as_py() or 0
         self.rows += rows.num_rows
-        self.messages += rows.num_rows - entries
         self._groups.write(rows, rows.nbytes)
 
     def close(self) -> int:
@@ -235,5 +231,5 @@ def _by_hour(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 def _described(writer: _Writer, hour: int) -> pa.RecordBatch:
     size = writer.close()
-    made = StagedFile(writer.name, hour, writer.first, writer.last, writer.rows, writer.messages, size)
+    made = StagedFile(writer.name, hour, writer.first, writer.last, writer.rows, size)
     return pa.RecordBatch.from_pylist([made._asdict()], _STAGED)

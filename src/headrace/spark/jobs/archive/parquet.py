@@ -87,7 +87,7 @@ class ParquetArchive:
             for group in self._groups(files):
                 self._place(group)
             self._making.remove_all()
-        return Added(self.through, sum(file.messages for file in files))
+        return Added(self.through, sum(file.rows for file in files))
 
     def _find_newest(self) -> ParquetFile | None:
         found = _newest_file(self._folder)

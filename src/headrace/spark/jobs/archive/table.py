@@ -135,7 +135,7 @@ class TableArchive:
             with storage_errors(self._ledger.files.path):
                 self._fold()
                 self._making.remove_all()
-        return Added(self.through, sum(each.messages for each in made))
+        return Added(self.through, sum(each.rows for each in made))
 
     def _place(self, name: str, file: TableFile) -> None:
         self._making.move(name, self._ledger.files.sub(folder_of(file.hour)), file.name)

@@ -8,14 +8,13 @@ that several micro-batches add to is merged from the parts.
 Times never decrease along the sequence, so the watermark is the newest time itself: a window is complete as soon as a
 message after its end has come, and nothing is ever late.
 
-What the pipeline itself publishes (origin ``spark``) and entries that are no messages (``log``) are left out.
+What the pipeline itself publishes (origin ``spark``) is left out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace.message import NOT_A_MESSAGE
 from headrace.spark.jobs.job import COMMON, JobRun, RunningJob
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ PARAMETERS: Final = {
 SPANS: Final = {"second": 1, "minute": 60, "hour": 3600}
 """Names and lengths of the windows, in seconds; each divides the next."""
 
-LEFT_OUT: Final = ("spark", NOT_A_MESSAGE)
+OWN_ORIGIN: Final = "spark"
+"""The origin of what the pipeline publishes."""
 
 TOP: Final = 10
 """Most topics and attribute values shown."""
@@ -64,7 +64,7 @@ def seconds(rows: DataFrame, now: Column | None = None) -> DataFrame:
         F.map_entries("attributes"), lambda pair: F.concat(pair.key, F.lit(_SEPARATOR), pair.value)
     )
     # One row for the message itself, then one for each of its attributes.
-    items = rows.where(~F.col("origin").isin(*LEFT_OUT)).select(
+    items = rows.where(F.col("origin") != OWN_ORIGIN).select(
         F.expr(f"unix_micros(time) div {_MICROSECONDS}").alias("start"),
         at.alias("newest"),
         F.octet_length("payload").alias("size"),

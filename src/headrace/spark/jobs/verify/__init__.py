@@ -45,7 +45,7 @@ def start(run: JobRun) -> RunningJob:
     from headrace.spark.jobs.verify.run import Verifier
 
     verifier = Verifier(run)
-    rows = run.stream(entries=True, maxOffsetsPerTrigger=ROWS_A_TIME)
+    rows = run.stream(maxOffsetsPerTrigger=ROWS_A_TIME)
 
     def facts() -> dict[str, object]:
         return {

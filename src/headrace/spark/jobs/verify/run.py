@@ -7,8 +7,8 @@ checked when it is back.
 Each log is compared with the leader's, the one that was compared furthest. If all the furthest are away, comparisons
 wait for one of them; the other checks continue.
 
-Findings are rows of Parquet files, one file for each micro-batch that has any; the service ``verify`` summarizes them,
-and changes only when they do.
+Findings are rows of Parquet files, one file for each micro-batch that has any. The service ``verify`` summarizes them:
+it appears when the first messages have been checked, and changes only when there are findings.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VerifyState(msgspec.Struct):
     findings: dict[str, int]
     """Findings counted by kind."""
     published: bool = False
-    """Whether the service was published."""
+    """Whether the service was published: not before there were messages."""
     begin: int = 0
     """The first message checked; 0 before there is one."""
     compared: dict[str, int] = {}
@@ -106,9 +106,10 @@ class Verifier:
         else:
             found = self._look_at_all(known, rows)
         known.findings = dict(Counter(known.findings) + Counter(finding.kind for finding in found))
-        if found or not known.published:
+        # Spark's first micro-batch may be empty: a service about no messages would itself be the first of the log.
+        if found or (not known.published and any(checker.last for checker in known.checkers.values())):
             self._publish(known, found, batch)
-        known.published = True
+            known.published = True
         self._memory.after(batch, msgspec.json.encode(known))
         self.through = max(known.checkers[server].last for server in self._servers)
         self.findings = known.findings
@@ -209,7 +210,6 @@ class Verifier:
             server,
             startingOffsets=first,
             endingOffsets=last,
-            entries=True,
             patience=self._access[server].patience,
             failOnDataLoss=self._run.param("fail_on_data_loss"),
         )
