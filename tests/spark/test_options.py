@@ -19,7 +19,7 @@ def test_nothing_said() -> None:
     assert options.access.hosts == [Address("127.0.0.1", 8081)]
     assert options.fail_on_data_loss
     assert options.starting is None
-    assert not options.entries
+    assert options.columns is None
     assert parse_sink_options({}).topic == ""
 
 
@@ -38,7 +38,6 @@ def test_everything_said_as_spark_says_it() -> None:
             "origin": "spp, tube",
             "where": '{"region": "eu"}',
             "columns": "seq, payload",
-            "entries": "true",
             "hold": "mine",
             "files": "false",
             "patience": "2.5",
@@ -55,7 +54,7 @@ def test_everything_said_as_spark_says_it() -> None:
     assert options.origins == ("spp", "tube")
     assert options.predicates == {"region": {"use": 1, "strval": "eu"}}
     assert options.columns == ("seq", "payload")
-    assert (options.entries, options.hold, options.files) == (True, "mine", False)
+    assert (options.hold, options.files) == ("mine", False)
     assert options.access.patience == 2.5
     assert pickle.loads(pickle.dumps(options)) == options
 

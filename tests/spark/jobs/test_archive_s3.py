@@ -61,7 +61,7 @@ def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path)
     with linked(hub) as link:
         link.publish([b"first"] * 1000, topic="t", attributes={"place": "Bern"}, numbers={"v": 1.5})
         assert play("archive", servers, **told)["through"] == 1000
-        assert archived(s3, "archive") == whole(hub).slice(0, 1000)
+        assert archived(s3, "archive") == whole(hub)
 
         # Tasks that cannot write.
         for _ in range(3):
@@ -79,16 +79,15 @@ def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path)
         Folder.at(told["path"]).sub("_making").remove_all()
         with s3.refusing("delete"), pytest.raises(PySparkException):
             play("archive", servers, **told)
-        moved = archived(s3, "archive").num_rows
-        assert moved >= 1012
-        assert archived(s3, "archive") == whole(hub).slice(0, moved)
+        assert archived(s3, "archive").num_rows == 1012
+        assert archived(s3, "archive") == whole(hub)
 
         for _ in range(2):
             link.publish([b"more"] * 10)
             through = int(str(play("archive", servers, **told)["through"]))
-            assert archived(s3, "archive") == whole(hub).slice(0, through)
+            assert archived(s3, "archive") == whole(hub)
         assert link.holds() == {"archive": through + 1}
-    assert through > 1032
+    assert through == 1032
     names = s3.names("archive")
     assert all(name.startswith("day=") for name in names)
     # It has grown by copies of itself, in parts of 10 MiB; an hour may have begun meanwhile.
@@ -100,9 +99,8 @@ def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path)
         assert play("replay", there, path=told["path"])["messages"] == 1032
         assert play("replay", there, path=told["path"])["messages"] == 0
         copy, source = whole(target), whole(hub)
-        sent = source.filter(pa.compute.not_equal(source["origin"], "log"))
         for name in ("payload", "topic", "attributes", "numbers"):
-            assert copy.column(name).slice(0, 1032) == sent.column(name), name
+            assert copy.column(name) == source.column(name), name
         chosen = play("replay", there, path=told["path"], from_=995, until=1003, where="topic = 't'")
         assert chosen["messages"] == 6
         since = source["time"][1000].as_py().isoformat()

@@ -62,7 +62,7 @@ def archived(path: Path) -> pa.Table:
 
 def whole(hub: Hub) -> pa.Table:
     with hub.link() as link:
-        return pa.Table.from_batches(link.read(1, entries=True), SCHEMA)
+        return pa.Table.from_batches(link.read(1), SCHEMA)
 
 
 def committed(path: Path) -> list[Path]:
@@ -160,7 +160,7 @@ def test_executors_killed_at_random_moments(master: str, hub: Hub, tmp_path: Pat
                 publish()
             assert len(killed) == KILLS
             until(lambda: copied() == len(sent))
-            last = link.head().message
+            last = link.head().head
             until(lambda: archived(tmp_path / "archive").num_rows >= last)
             until(
                 lambda: (

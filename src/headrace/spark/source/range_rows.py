@@ -116,9 +116,8 @@ def _first_message(path: Path) -> int:
 
 def segment_rows(segment: SealedSegment, first: int, last: int) -> Iterator[pa.RecordBatch]:
     """Yield messages ``first`` to ``last`` of a segment, by its own record batches."""
-    entries = segment.index.entries
-    for number, entry in enumerate(entries):
-        begin, count = int(entry["first"]), int(entry["count"])
+    for number, batch in enumerate(segment.index.batches):
+        begin, count = int(batch["first"]), int(batch["count"])
         if begin + count <= first:
             continue
         if begin > last:

@@ -58,9 +58,9 @@ def live(kind: str, path: Path) -> list[str]:
 def test_what_is_read_is_what_was_written(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     attributes = [[("place", "Bern"), ("kind", str(seq))] for seq in range(1, 1001)]
     numbers = [[("celsius", seq / 2)] for seq in range(1, 1001)]
-    origins = ["log" if seq % 100 == 0 else "tube" for seq in range(1, 1001)]
+    origins = ["spark" if seq % 100 == 0 else "tube" for seq in range(1, 1001)]
     written = rows(1, 1000, attributes=attributes, numbers=numbers, origin=origins, number=[None] * 1000)
-    assert open_client(kind, tmp_path).add(frame(spark, written)) == Added(through=1000, messages=990)
+    assert open_client(kind, tmp_path).add(frame(spark, written)) == Added(through=1000, messages=1000)
     found = seen(kind, tmp_path)
     assert found == written
     assert duckdb.sql("select count(*), count(distinct seq), max(seq) from found").fetchall() == [
@@ -181,11 +181,9 @@ def test_the_job_in_each_format_and_its_replay(
         link.publish([f"{each}".encode() for each in range(500)], topic="t", attributes={"a": "b"})
         assert play("archive", servers, table_format=kind)["through"] == 500
         link.publish([b"more"] * 10)
-        play("archive", servers, table_format=kind)
-        log = pa.Table.from_batches(link.read(1, entries=True), SCHEMA)
-    found = seen(kind, path)
-    assert found.num_rows >= 510
-    assert found == log.slice(0, found.num_rows)
+        assert play("archive", servers, table_format=kind)["through"] == 510
+        log = pa.Table.from_batches(link.read(1), SCHEMA)
+    assert seen(kind, path) == log
     with pytest.raises(UsageError, match=f"has an archive in {kind}, and parquet is asked for"):
         play("archive", servers, table_format="parquet")
     with HubProcess.start(tmp_path / "target") as target:

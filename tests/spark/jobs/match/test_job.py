@@ -19,6 +19,7 @@ from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs.job import JobRun, RunningJob, find
 from headrace.spark.jobs.match import match
+from headrace.spark.jobs.match.share import ENTRIES
 from headrace.spark.options import HubOptions, SourceOptions
 from headrace.spark.source.range_source import frame
 
@@ -79,18 +80,21 @@ def settled(hub: HubProcess, started: RunningJob | None) -> None:
 
 
 def linked_head(hub: HubProcess) -> int:
-    """The newest message: entries alone make no micro-batch."""
     with linked(hub) as link:
-        newest: int = link.head().message
+        newest: int = link.head().head
         return newest
 
 
 def changed(hub: HubProcess, act: Callable[[], object]) -> None:
     """Do something that adds an entry to the log, and wait for it: both hubs are to have the same log."""
     with linked(hub) as link:
-        head = link.head().head
+
+        def entries() -> int:
+            return sum(rows.num_rows for rows in link.entries(0, link.head().head, topic=ENTRIES))
+
+        before = entries()
         act()
-        until(lambda: link.head().head > head)
+        until(lambda: entries() > before)
 
 
 def play(hub: HubProcess, started: RunningJob | None, seed: int) -> dict[int, list[tuple[int, str]]]:

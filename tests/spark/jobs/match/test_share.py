@@ -1,14 +1,15 @@
-"""A share of the subscriptions goes through the sequence: every change counts for exactly what is behind it."""
+"""A share of the subscriptions goes through the sequence: every change counts for exactly what is after it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from headrace.errors import StorageError
@@ -20,9 +21,9 @@ from headrace.hub.routing.subscriptions import (
     subscribe,
     tables,
 )
-from headrace.message import Batch, Run
+from headrace.message import SCHEMA, Batch, Run
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.match.share import Share, ring
+from headrace.spark.jobs.match.share import Changes, Share, ring
 from headrace.spark.jobs.match.tables import SubscriptionTable, SubscriptionTables
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, seq_of
 from headrace.wire.link.message import SUBSCRIPTIONS
@@ -30,6 +31,7 @@ from headrace.wire.sdk.predicate import Between
 
 HERE, THERE = b"conn-001", b"conn-002"
 NUMBERS = pa.map_(pa.string(), pa.float64())
+ENTRIES_SCHEMA = SCHEMA.append(pa.field("op", pa.int64()))
 
 
 def client(number: int) -> bytes:
@@ -45,10 +47,38 @@ def wants(number: int, low: float, high: float, connector: bytes = HERE) -> Batc
     return subscribe(client(number), connector, serialize_fields({"x": Between(low, high)}))
 
 
-def rows(batches: Sequence[Batch], first: int = 1) -> pa.RecordBatch:
-    """Batches as one part of the sequence."""
-    numbered = [each.numbered(first + at, 0, 7) for at, each in enumerate(batches)]
-    return pa.concat_batches([each.to_arrow() for each in numbered])
+class Part(NamedTuple):
+    """A part of the log as a task gets it: messages, and the entries between them as the link gives those."""
+
+    messages: pa.RecordBatch
+    entries: pa.RecordBatch
+
+    def after(self, seq: int) -> Part:
+        """What begins with the message after ``seq``, and with the entries that stand after ``seq``."""
+        return Part(
+            self.messages.filter(pc.greater(self.messages.column("seq"), seq)),
+            self.entries.filter(pc.greater_equal(self.entries.column("seq"), seq)),
+        )
+
+
+def part(batches: Sequence[Batch]) -> Part:
+    """Batches of one row each as the beginning of a log."""
+    messages, entries = [SCHEMA.empty_table()], [ENTRIES_SCHEMA.empty_table()]
+    seq = 0
+    for op, batch in enumerate(batches, 1):
+        seq += not batch.is_entries
+        row = batch.numbered(op, seq, 0, 7).to_arrow()
+        if batch.is_entries:
+            entries.append(pa.Table.from_batches([row.append_column("op", pa.array([op]))]))
+        else:
+            messages.append(pa.Table.from_batches([row]))
+    return Part(_rows(messages, SCHEMA), _rows(entries, ENTRIES_SCHEMA))
+
+
+def _rows(tables: list[pa.Table], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(
+        pa.concat_tables(tables).cast(schema).to_struct_array().combine_chunks()
+    )
 
 
 def table(state: Subscriptions, seq: int) -> SubscriptionTable:
@@ -59,38 +89,57 @@ def empty(number: int = 0, shares: int = 1) -> Share:
     return Share(table(Subscriptions(), 0), number, shares, json_attributes=False)
 
 
-def pushed(share: Share, part: pa.RecordBatch) -> list[tuple[int, int, bytes]]:
-    """What is pushed: sequence number, client, connector."""
+def pushed(share: Share, part: Part, cut: int = 1000) -> list[tuple[int, int, bytes]]:
+    """What is pushed: sequence number, client, connector. Rows come in batches of ``cut``."""
     found = []
-    for push in share.pushes(part):
-        for at in range(0, len(push.clients), ROUTE_BYTES):
-            route = push.clients[at : at + ROUTE_BYTES]
-            found.append(
-                (seq_of(push.msg_id), int.from_bytes(route[:CLIENT_ID_BYTES]), route[CLIENT_ID_BYTES:])
-            )
+    changes = Changes(part.entries.slice(at, cut) for at in range(0, part.entries.num_rows, cut))
+    for begin in range(0, part.messages.num_rows, cut):
+        for push in share.pushes(part.messages.slice(begin, cut), changes):
+            for at in range(0, len(push.clients), ROUTE_BYTES):
+                route = push.clients[at : at + ROUTE_BYTES]
+                found.append(
+                    (seq_of(push.msg_id), int.from_bytes(route[:CLIENT_ID_BYTES]), route[CLIENT_ID_BYTES:])
+                )
     return found
 
 
-def test_a_change_counts_for_what_is_behind_it() -> None:
-    part = rows(
+@pytest.mark.parametrize("cut", [1, 2, 3, 1000])
+def test_a_change_counts_for_what_is_after_it(cut: int) -> None:
+    story = part(
         [
             message(1),  # 1: nobody wants anything yet
             wants(5, 0, 10),
-            message(1),  # 3
+            message(1),  # 2
             wants(5, 2, 10, THERE),
-            message(1),  # 5: not any more
-            message(2),
+            message(1),  # 3: not any more
+            message(2),  # 4
             move(client(5), HERE),
-            message(3),  # 8
+            message(3),  # 5
             expire(client(5), 2),  # The subscription has changed since.
-            message(4),  # 10
+            message(4),  # 6
             expire(client(5), 7),
-            message(5),
+            message(5),  # 7
+            wants(5, 0, 10),  # Whoever matches message 8 gets it anew.
         ]
     )
     share = empty()
-    assert pushed(share, part) == [(3, 5, HERE), (6, 5, THERE), (8, 5, HERE), (10, 5, HERE)]
-    assert (share.place, share.changed, len(share)) == (12, 11, 0)
+    assert pushed(share, story, cut) == [(2, 5, HERE), (4, 5, THERE), (5, 5, HERE), (6, 5, HERE)]
+    assert (share.place, share.changed, len(share)) == (7, 6, 0)
+
+
+def test_of_changes_after_one_message_each_is_told_apart() -> None:
+    """In a log where nothing is published, all of them stand after the same message."""
+    story = part(
+        [
+            wants(5, 0, 10),
+            move(client(5), THERE),
+            expire(client(5), 1),  # It has moved since.
+            message(1),
+            expire(client(5), 2),
+            message(2),
+        ]
+    )
+    assert pushed(empty(), story) == [(1, 5, THERE)]
 
 
 def test_what_no_door_writes_changes_nothing() -> None:
@@ -106,7 +155,7 @@ def test_what_no_door_writes_changes_nothing() -> None:
         ),
         message(1),
     ]
-    assert pushed(empty(), rows(broken)) == [(5, 5, HERE)]
+    assert pushed(empty(), part(broken)) == [(1, 5, HERE)]
 
 
 def test_shares_together_are_one_and_none_has_anothers() -> None:
@@ -118,9 +167,8 @@ def test_shares_together_are_one_and_none_has_anothers() -> None:
         story.append(
             random.choice([wants(number, low, low + 20), subscribe(client(number), HERE, {}), message(low)])
         )
-    part = rows(story)
-    whole = pushed(empty(), part)
-    parts = [pushed(empty(number, 3), part) for number in range(3)]
+    whole = pushed(empty(), part(story))
+    parts = [pushed(empty(number, 3), part(story)) for number in range(3)]
     assert sorted(whole) == sorted(found for some in parts for found in some)
     assert all(some == sorted(some, key=lambda each: each[0]) for some in parts)
     owners = [{number for _, number, _ in some} for some in parts]
@@ -128,22 +176,59 @@ def test_shares_together_are_one_and_none_has_anothers() -> None:
     assert sum(map(len, owners)) == len(set.union(*owners))
 
 
-def test_a_table_and_the_entries_since_make_the_same_share() -> None:
-    random = Random(5)
-    state = Subscriptions()
+def told(random: Random, count: int) -> list[Batch]:
+    """A story of clients that come, change their minds, move, expire and go, with messages between."""
     story: list[Batch] = []
-    for number in range(200):
-        story.append(wants(number % 50, number, number + random.randrange(100)))
-        if number < 100:
-            entry = story[-1]
-            state.apply(entry.topic.partition("/")[2], entry.run[0], number + 1)
-    share = Share(table(state, 100), 0, 1, json_attributes=False)
-    share.follow(rows(story[100:], 101))
-    other = empty()
-    other.follow(rows(story))
-    asked = rows([message(x) for x in range(300)], 201)
-    assert sorted(pushed(share, asked)) == sorted(pushed(other, asked))
-    assert share.changed == other.changed == 200
+    for op in range(1, count + 1):
+        number, low = random.randrange(12), random.uniform(0, 100)
+        story.append(
+            random.choice(
+                [
+                    wants(number, low, low + 30, random.choice([HERE, THERE])),
+                    move(client(number), random.choice([HERE, THERE])),
+                    expire(client(number), random.randrange(max(op - 30, 1), op + 1)),
+                    subscribe(client(number), HERE, {}),
+                    message(low),
+                    message(low),
+                ]
+            )
+        )
+    return story
+
+
+def naively(story: Sequence[Batch]) -> list[tuple[int, int, bytes]]:
+    """What a hub pushes that applies each entry, and matches each message, when its turn comes."""
+    state, found, seq = Subscriptions(), [], 0
+    for op, batch in enumerate(story, 1):
+        if batch.is_entries:
+            state.apply(batch.topic.partition("/")[2], batch.run[0], seq, op)
+            continue
+        seq += 1
+        ((_, x),) = batch.to_arrow().column("numbers")[0].as_py()
+        for who, kept in state:
+            wanted = kept.predicates["x"]
+            assert isinstance(wanted, Between)
+            if wanted.low <= x <= wanted.high:
+                found.append((seq, int.from_bytes(who), kept.connector))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_table_and_the_entries_since_make_the_same_share(seed: int) -> None:
+    """Wherever the table was taken, also amid entries that stand after one message."""
+    random = Random(seed)
+    story = told(random, 500)
+    whole, expected = part(story), naively(story)
+    assert sorted(pushed(empty(), whole, random.randrange(1, 50))) == expected
+    state, seq = Subscriptions(), 0
+    for op, batch in enumerate(story, 1):
+        if batch.is_entries:
+            state.apply(batch.topic.partition("/")[2], batch.run[0], seq, op)
+        else:
+            seq += 1
+        if random.random() < 0.1:
+            share = Share(table(state, seq), 0, 1, json_attributes=False)
+            assert sorted(pushed(share, whole.after(seq))) == [each for each in expected if each[0] > seq]
 
 
 @pytest.mark.parametrize("shares", [1, 2, 7, 64])
@@ -158,7 +243,7 @@ class TestTables:
     @staticmethod
     def add(kept: SubscriptionTables, seq: int) -> None:
         state: Any = Subscriptions()
-        state.apply(client(seq).hex(), wants(seq, 0, 1).run[0], 1)
+        state.apply(client(seq).hex(), wants(seq, 0, 1).run[0], 0, 1)
         rows = table(state, seq).rows.replace_schema_metadata({"head": str(seq)})
         assert kept.add(rows) == seq
 

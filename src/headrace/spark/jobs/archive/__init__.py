@@ -76,9 +76,7 @@ def start(run: JobRun) -> RunningJob:
         # A new query, as after the loss of a checkpoint, continues after the archive.
         starting = str(min(archive.through, head) + 1)
 
-    reading = SourceOptions(
-        run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), reader=run.name
-    )
+    reading = SourceOptions(run.access, fail_on_data_loss=run.truth("fail_on_data_loss"), reader=run.name)
     done: dict[str, object] = {}
 
     name = run.param("hold")

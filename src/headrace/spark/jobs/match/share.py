@@ -1,26 +1,26 @@
 """A share of the subscriptions at one point of the sequence, for one task.
 
 Clients are distributed by the ring (:class:`headrace.matching.Ring`), on which each share has 16 evenly spaced
-positions, so that shares are about equal. A share goes through the sequence row by row: messages are matched by the
-hub's own engine, and an entry that changes a subscription takes effect at once, for exactly the messages after it.
+positions, so that shares are about equal. A share goes through the sequence message by message, which the hub's own
+engine matches. An entry that changes a subscription has no number: it stands after a message, and counts for exactly
+the messages after that one. So messages and entries come by two streams, and the entries' numbers merge them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.errors import WireError
 from headrace.hub.routing.local_matcher import LocalMatcher, pushes
 from headrace.hub.routing.subscriptions import PART, Subscriptions
 from headrace.matching import Ring
 from headrace.matching.ring import PLACE_BYTES, VNODES
-from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.message import Batch
 from headrace.spark.jobs.match.tables import SubscriptionTable
 from headrace.wire.attribute.messages import MatcherPush
 from headrace.wire.sdk.auth import parse_client_id
@@ -38,13 +38,44 @@ def ring(shares: int) -> Ring:
     return ring
 
 
+class Change(NamedTuple):
+    """An entry that changes a client's subscription: after message ``seq``, at the log's own position ``op``."""
+
+    seq: int
+    op: int
+    client: str
+    payload: bytes
+
+
+class Changes:
+    """The changes of a range, in order; each is taken once, when the messages before it have been matched."""
+
+    def __init__(self, entries: Iterable[pa.RecordBatch] = ()) -> None:
+        """``entries`` are rows as the link's ``entries`` request gives them."""
+        self._coming = _changes(entries)
+        self._begun = False
+        self._next: Change | None = None
+
+    def before(self, seq: int) -> Iterator[Change]:
+        """Take the changes that count for message ``seq`` and were not taken yet."""
+        if not self._begun:
+            self._begun, self._next = True, next(self._coming, None)
+        while self._next is not None and self._next.seq < seq:
+            yield self._next
+            self._next = next(self._coming, None)
+
+
 class Share:
-    """Share ``number`` of ``shares``, with all entries up to ``place``."""
+    """Share ``number`` of ``shares``, as it is for message ``place``: with every entry before it.
+
+    A table may have some of the entries that stand after its message. All of those are applied again in their order,
+    which comes to the same.
+    """
 
     def __init__(self, table: SubscriptionTable, number: int, shares: int, *, json_attributes: bool) -> None:
         self.place = table.seq
         self.changed = table.seq
-        """The last entry that changed the share: it is the same from there to ``place``."""
+        """The message that the last change stands after: the share is the same for all after it, up to ``place``."""
         self.matched = 0
         """Messages matched, and clients found."""
         self.found = 0
@@ -61,27 +92,24 @@ class Share:
     def __len__(self) -> int:
         return len(self._subscriptions)
 
-    def pushes(self, rows: pa.RecordBatch) -> Iterator[MatcherPush]:
-        """Match the next rows of the sequence, entries included; yield the pushes to the share's clients."""
+    def pushes(self, rows: pa.RecordBatch, changes: Changes) -> Iterator[MatcherPush]:
+        """Match the next messages, which have no gap; yield the pushes to the share's clients.
+
+        ``changes`` go on from ``place``, or from anywhere between the last change and there.
+        """
+        first, last = rows.column("seq")[0].as_py(), rows.column("seq")[-1].as_py()
         begin = 0
-        for at in _changes(rows):
-            client = self._own(rows, at)
-            if client is None:
+        for change in changes.before(last):
+            if not self._owns(change.client):
                 continue
-            yield from self._match(rows.slice(begin, at - begin))
-            self._apply(client, rows, at)
-            begin = at + 1
+            end = max(change.seq - first + 1, 0)
+            yield from self._match(rows.slice(begin, end - begin))
+            self._subscriptions.apply(change.client, change.payload, change.seq, change.op)
+            self.changed, begin = change.seq, end
         yield from self._match(rows.slice(begin))
-        self.place = rows.column("seq")[-1].as_py()
+        self.place = max(self.place, last)
         if self._matching.matcher.rebuild_due:
             self._matching.matcher.rebuild()
-
-    def follow(self, entries: pa.RecordBatch) -> None:
-        """Apply entries, without the messages between them."""
-        for at in _changes(entries):
-            client = self._own(entries, at)
-            if client is not None:
-                self._apply(client, entries, at)
 
     def _match(self, rows: pa.RecordBatch) -> Iterator[MatcherPush]:
         if not rows.num_rows or not len(self._matching):
@@ -91,35 +119,28 @@ class Share:
             self.found += len(matches.clients)
             yield from pushes(batch, matches, self._subscriptions, without=None)
 
-    def _own(self, rows: pa.RecordBatch, at: int) -> str | None:
-        """Return the client of an entry, if it is one of this share's."""
-        name: str = rows.column("topic")[at].as_py().partition("/")[2]
+    def _owns(self, name: str) -> bool:
         try:
             client = parse_client_id(name)
         except WireError:
-            return None
-        return name if int(self._ring.owner(client)) == self._number else None
-
-    def _apply(self, client: str, rows: pa.RecordBatch, at: int) -> None:
-        self.changed = rows.column("seq")[at].as_py()
-        self._subscriptions.apply(client, rows.column("payload")[at].as_py(), self.changed)
+            return False
+        return int(self._ring.owner(client)) == self._number
 
     def _load(self, rows: pa.RecordBatch) -> None:
         clients = np.frombuffer(bytes.fromhex("".join(rows.column("client").to_pylist())), np.uint8)
         owners = self._ring.owners(clients.reshape(rows.num_rows, -1))
         own = rows.filter(pa.array(owners == self._number))
-        columns = (own.column(name).to_pylist() for name in ("client", "connector", "seq", "fields"))
+        columns = (own.column(name).to_pylist() for name in ("client", "connector", "seq", "op", "fields"))
         self._subscriptions.add(
-            (bytes.fromhex(client), connector.encode(), seq, msgspec.json.encode(dict(fields)))
-            for client, connector, seq, fields in zip(*columns, strict=True)
+            (bytes.fromhex(client), connector.encode(), seq, op, msgspec.json.encode(dict(fields)))
+            for client, connector, seq, op, fields in zip(*columns, strict=True)
         )
 
 
-def _changes(rows: pa.RecordBatch) -> list[int]:
-    """Find the rows of entries that change subscriptions."""
-    is_entry = pc.equal(rows.column("origin"), NOT_A_MESSAGE)
-    if not pc.any(is_entry).as_py():
-        return []
-    changes = pc.and_(is_entry, pc.starts_with(rows.column("topic"), f"{PART}/"))
-    found: list[int] = np.flatnonzero(changes.to_numpy(zero_copy_only=False)).tolist()
-    return found
+def _changes(entries: Iterable[pa.RecordBatch]) -> Iterator[Change]:
+    for rows in entries:
+        columns = (rows.column(name).to_pylist() for name in ("seq", "op", "topic", "payload"))
+        for seq, op, topic, payload in zip(*columns, strict=True):
+            part, _, client = topic.partition("/")
+            if part == PART:
+                yield Change(seq, op, client, payload)

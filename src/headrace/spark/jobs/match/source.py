@@ -1,9 +1,10 @@
 """The fleet as a Spark source: a task is a whole micro-batch and one share of the clients.
 
-Offsets are the source's own (:mod:`headrace.spark.source.reader`). But every task reads the whole range, matches it for
-its :class:`~headrace.spark.jobs.match.share.Share` of the clients, in order, and pushes as it goes. So one task pushes
-everything for a client, in the order of the sequence and without a hole. A repeated task pushes the whole micro-batch
-again; connectors drop repeats. The rows are facts about each task.
+Offsets are the source's own (:mod:`headrace.spark.source.reader`). But every task reads the whole range, and the log's
+entries of subscriptions in it. It matches the messages for its :class:`~headrace.spark.jobs.match.share.Share` of the
+clients, in order, and pushes as it goes. So one task pushes everything for a client, in the order of the sequence and
+without a hole. A repeated task pushes the whole micro-batch again; connectors drop repeats. The rows are facts about
+each task.
 
 A Python worker runs many tasks and remembers their shares: the next time only changed subscriptions are needed.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
@@ -21,16 +22,16 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from headrace.config import Address
-from headrace.errors import LostRangeError, UnreachableError
-from headrace.message import NOT_A_MESSAGE
+from headrace.errors import LostRangeError, TrimmedError, UnreachableError, UsageError
+from headrace.spark.hub_connections import link, wait_for_head
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.jobs.match.push import DispatcherConnection
-from headrace.spark.jobs.match.share import ENTRIES, Share
+from headrace.spark.jobs.match.share import ENTRIES, Changes, Share
 from headrace.spark.jobs.match.tables import SubscriptionTables
 from headrace.spark.options import SourceOptions, parse_source_options
 from headrace.spark.runtime.python_workers import hide_from_collector
-from headrace.spark.source.range_rows import LogRange, read_range
+from headrace.spark.source.range_rows import REWOUND, TRIMMED, LogRange, another_log, read_range
 from headrace.spark.source.reader import Offset, SequencePartition, SequenceStreamReader, cores
 from headrace.wire.attribute.messages import MatcherPush, serialize
 from headrace.wire.attribute.push_parts import split
@@ -149,12 +150,14 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
     connection = None
     try:
         following = span.first
-        for rows in read_range(replace(fleet.options, entries=True), span):
+        # An entry after the last message counts only for what comes later, and more may follow it.
+        changes = Changes(_entries(fleet, span, share.place, span.last - 1))
+        for rows in read_range(fleet.options, span):
             seqs = rows.column("seq")
             if seqs[0].as_py() != following or seqs[-1].as_py() != following + rows.num_rows - 1:
                 raise LostRangeError(following, seqs[-1].as_py(), "the hub did not send all of it")
             following += rows.num_rows
-            for data, count in _serialized(share.pushes(rows)):
+            for data, count in _serialized(share.pushes(rows, changes)):
                 if connection is None:
                     connection = DispatcherConnection(fleet.dispatcher, fleet.options.access.patience)
                 connection.send(data)
@@ -182,19 +185,34 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
 
 
 def _share_at(fleet: Fleet, span: LogRange, number: int, key: tuple[str, str, int, int]) -> Share:
-    """Return the share as of the beginning of a range, remembered or made from a table; no other task has it."""
-    place = span.first - 1
+    """Return a share that has no change after the beginning of a range, remembered or made from a table.
+
+    No other task has it. Its changes up to the beginning of the range may be missing.
+    """
     with _keeping:
         share = _kept.pop(key, None)
-    if share is None or share.changed > place:
-        table = SubscriptionTables(Folder.at(fleet.tables)).find(place)
+    if share is None or share.changed >= span.first:
+        table = SubscriptionTables(Folder.at(fleet.tables)).find(span.first - 1)
         share = Share(table, number, fleet.shares, json_attributes=fleet.json_attributes)
-    if share.place < place:
-        between = replace(fleet.options, topic=ENTRIES, origins=(NOT_A_MESSAGE,))
-        for entries in read_range(between, span._replace(first=share.place + 1, last=place)):
-            share.follow(entries)
-    share.place = place
     return share
+
+
+def _entries(fleet: Fleet, span: LogRange, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    """Read the entries of subscriptions that stand after messages ``first`` to ``last``."""
+    if first > last:
+        return
+    access = fleet.options.access
+    with link(access) as client:
+        if client.log != span.log:
+            raise UsageError(another_log(span.log, client.log))
+        # Only a hub that has the message after them has them all.
+        head = wait_for_head(client, span.last, access).head
+        if head < span.last:
+            raise LostRangeError(head + 1, span.last, REWOUND)
+        try:
+            yield from client.entries(first, last, topic=ENTRIES)
+        except TrimmedError as trimmed:
+            raise LostRangeError(first, trimmed.oldest - 1, TRIMMED) from None
 
 
 def _keep(key: tuple[str, str, int, int], share: Share) -> None:

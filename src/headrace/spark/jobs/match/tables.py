@@ -2,7 +2,7 @@
 
 The hub gives all subscriptions as of its head; a task needs them as of the beginning of its micro-batch. So the driver
 keeps the table of the run's beginning and, now and then, a newer one. A task starts from the newest table that is not
-past its beginning, or from the share it remembers, and applies the log entries in between. Once the fleet has passed a
+past its beginning, or from the share it remembers, and applies the entries in between. Once the fleet has passed a
 table, older ones are removed.
 """
 
@@ -24,7 +24,7 @@ _SUFFIX: Final = ".subscriptions"
 
 
 class SubscriptionTable(NamedTuple):
-    """The subscriptions as they were when entry ``seq`` was in the log."""
+    """The subscriptions as they were some time after message ``seq`` and before the next."""
 
     seq: int
     rows: pa.Table
