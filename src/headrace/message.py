@@ -241,7 +241,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Numbered messages ``first, first + 1, …`` and what they share.
+    """Numbered messages ``first, first + 1, …`` and what they share; or log entries, which have no numbers.
+
+    Messages and entries never share a batch. Entries (origin ``log``) stand after a message: ``first`` and ``last`` are
+    both that message's number, so the next message is ``last + 1`` in either case. ``op`` counts messages and entries
+    together; it is the log's own position, which nodes and copies of a log agree on, and is shown to nobody.
 
     ``number`` is the publisher's own number of the first message (the next have the next), or ``None``.
     Fields that differ from message to message are in ``columns``, an Arrow record batch of the same length
@@ -261,14 +265,25 @@ class Batch:
     number: int | None = None
     topic: str = ""
     columns: pa.RecordBatch | None = None
+    op: int = 0
 
     def __len__(self) -> int:
         return self.run.count
 
     @property
+    def is_entries(self) -> bool:
+        """Whether these are log entries and not messages."""
+        return self.origin == NOT_A_MESSAGE
+
+    @property
     def last(self) -> int:
-        """The sequence number of the last message."""
-        return self.first + self.run.count - 1
+        """The sequence number of the last message; of entries, the number they stand after."""
+        return self.first if self.origin == NOT_A_MESSAGE else self.first + self.run.count - 1
+
+    @property
+    def last_op(self) -> int:
+        """The log's position of the last row."""
+        return self.op + self.run.count - 1
 
     @property
     def size(self) -> int:
@@ -288,8 +303,8 @@ class Batch:
         latest: int = self.columns.column("time")[-1].value
         return latest
 
-    def numbered(self, first: int, time: int, node: int) -> Batch:
-        """The same messages with the number, time and node that the sequencer gives them.
+    def numbered(self, op: int, first: int, time: int, node: int) -> Batch:
+        """The same rows with the position, number, time and node that the sequencer gives them.
 
         A publisher's own columns of these names are dropped: they would win over the shared values.
         """
@@ -299,7 +314,7 @@ class Batch:
             columns = columns.select(kept) if kept else None
         # Spelled out: this runs once per batch, and dataclasses.replace() would cost more than the rest.
         return Batch(
-            self.run, first, time, self.origin, node, self.publisher, self.number, self.topic, columns
+            self.run, first, time, self.origin, node, self.publisher, self.number, self.topic, columns, op
         )
 
     def slice(self, begin: int, end: int) -> Batch:
@@ -307,16 +322,18 @@ class Batch:
         return replace(
             self,
             run=self.run.slice(begin, end),
-            first=self.first + begin,
+            op=self.op + begin,
+            first=self.first if self.origin == NOT_A_MESSAGE else self.first + begin,
             number=None if self.number is None else self.number + begin,
             columns=None if self.columns is None else self.columns.slice(begin, end - begin),
         )
 
     def __iter__(self) -> Iterator[Message]:
         if self.columns is None:
+            step = 0 if self.is_entries else 1
             for index, payload in enumerate(self.run):
                 yield Message(
-                    seq=self.first + index,
+                    seq=self.first + step * index,
                     payload=payload,
                     time=self.time,
                     origin=self.origin,
@@ -339,6 +356,8 @@ class Batch:
     def _shared(self, name: str) -> pa.Array:
         count, kind = len(self), column_type(name)
         match name:
+            case "seq" if self.is_entries:
+                return pa.repeat(pa.scalar(self.first, kind), count)
             case "seq":
                 return _ascending(self.first, count)
             case "number":

@@ -6,6 +6,9 @@ own origin, publisher, topic and time into the log. So rows are split where thes
 
 from __future__ import annotations
 
+from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -21,11 +24,22 @@ _FEW: Final = 8
 """With fewer cuts than this, splitting always pays."""
 
 
-def compact(rows: pa.RecordBatch) -> list[Batch]:
-    """Split numbered rows in the envelope's schema into batches, in order."""
+def compacted(batch: Batch) -> Iterator[Batch]:
+    """Give a batch that was read from a log its compact form: sealed messages have a column for everything."""
+    if batch.columns is None or batch.is_entries:
+        yield batch
+        return
+    op = batch.op
+    for each in compact(batch.to_arrow()):
+        yield replace(each, op=op)
+        op += len(each)
+
+
+def compact(rows: pa.RecordBatch, op: int = 0) -> list[Batch]:
+    """Split numbered messages in the envelope's schema into batches, in order; ``op`` is the first one's position."""
     count = rows.num_rows
     if count == 1:
-        return [Batch.from_arrow(rows)]
+        return [_batch(rows, op)]
     changes = np.zeros(count - 1, np.bool_)
     for name in _SHARED:
         column = rows.column(name)
@@ -36,6 +50,10 @@ def compact(rows: pa.RecordBatch) -> list[Batch]:
         changes |= values[1:] != values[:-1]
     cuts = np.flatnonzero(changes) + 1
     if not len(cuts) or (len(cuts) >= _FEW and (len(cuts) + 1) * _WORTH > count):
-        return [Batch.from_arrow(rows)]
+        return [_batch(rows, op)]
     edges = [0, *cuts.tolist(), count]
-    return [Batch.from_arrow(rows.slice(begin, end - begin)) for begin, end in pairwise(edges)]
+    return [_batch(rows.slice(begin, end - begin), op and op + begin) for begin, end in pairwise(edges)]
+
+
+def _batch(rows: pa.RecordBatch, op: int) -> Batch:
+    return replace(Batch.from_arrow(rows), op=op)

@@ -27,7 +27,7 @@ class Holds(dict[str, int]):
 
     name = "hold"
 
-    def apply(self, name: str, payload: bytes, _seq: int) -> None:
+    def apply(self, name: str, payload: bytes, _seq: int, _op: int) -> None:
         """Apply a ``hold`` entry."""
         if not payload:
             self.pop(name, None)

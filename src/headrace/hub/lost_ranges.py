@@ -41,7 +41,7 @@ class LostRanges:
 
     def __init__(self) -> None:
         self.observer: Callable[[int, list[Range]], None] | None = None
-        """Called per entry with its sequence number and the newly lost ranges."""
+        """Called per entry with its operation and the newly lost ranges."""
         self._readers: dict[str, _Lost] = {}
 
     def add(self, reader: str, first: int, last: int) -> list[Range]:
@@ -72,14 +72,14 @@ class LostRanges:
             if reader in (None, name)
         }
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
+    def apply(self, name: str, payload: bytes, _seq: int, op: int) -> None:
         """Apply a ``reader`` entry."""
         gone = msgspec.json.decode(payload, type=_Gone)
         if not 0 < len(name) <= MAX_NAME or gone.first > gone.last:
             raise msgspec.ValidationError(f"{name[:MAX_NAME]!r} cannot have lost {gone.first} to {gone.last}")
         fresh = self.add(name, gone.first, gone.last)
         if self.observer is not None:
-            self.observer(seq, fresh)
+            self.observer(op, fresh)
 
     def dump(self) -> bytes:
         """Return the lost ranges as a snapshot's section."""

@@ -2,12 +2,15 @@
 
 One turn of the event loop is one batch of work:
 
-1. doors :meth:`~Hub.submit` what they received;
+1. doors :meth:`~Hub.submit` what they received, and entries: changes of the hub's own state, which take no numbers;
 2. :meth:`~Hub.turn` numbers it all, stamps it with one time and appends it to the log in one write. If another hub
    numbers messages (:attr:`Hub.sequencer`), the turn's work goes there, and :meth:`~Hub.follow` appends the answer;
 3. the commit rule calls :meth:`~Hub.committed`: at once on a lone hub, after the sync under ``fsync=always``, after a
    majority has it in a cluster;
-4. every door is handed the newly committed batches, in order.
+4. the state takes in everything, and every door is handed the newly committed messages, in order.
+
+What must agree on messages and entries alike (commit, cut back, other nodes) counts operations: see
+:mod:`headrace.log.store`.
 
 The hub owns no socket, thread or clock: ``now`` is an argument, and :attr:`Hub.wake` is how it asks for a turn.
 """
@@ -23,10 +26,10 @@ from headrace.hub.counters import Counter, Counters
 from headrace.hub.sequencer import Done, Sequencer, Submission, tied_groups
 from headrace.hub.state import HubState
 from headrace.log import Log
-from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
+from headrace.message import MAX_SEQUENCE, Batch
 
 CommitRule = Callable[[int], None]
-"""Called after each append with the new tail; must call :meth:`Hub.committed` in time."""
+"""Called after each append with the last operation; must call :meth:`Hub.committed` in time."""
 
 TURN_BYTES: Final = 256 << 10
 """Payload bytes of a full turn: enough to be worth its overhead, few enough to keep readers and writers busy."""
@@ -37,7 +40,9 @@ class CommitReceiver(Protocol):
     """A door that receives committed batches: it must be quick, and keep as little as possible."""
 
     def deliver(self, batches: Sequence[Batch]) -> None:
-        """Take newly committed batches; called in sequence order, each once."""
+        """Take newly committed messages; called in sequence order, each once, and after every commit: if it brought
+        only entries, there are none.
+        """
 
 
 class _Received(dict[str, Counter]):
@@ -81,8 +86,6 @@ class Hub:
         """Takes the turn at once; set by the owner, who has the clock."""
         self.relieved: Callable[[], None] = lambda: None
         """Called when :attr:`congested` becomes false: doors may read from publishers again."""
-        self.newest = log.head
-        """The newest message; until one has come since the start, the newest entry of any kind."""
         self._max_uncommitted = max_uncommitted
         self._received = _Received(self.counters)
         self._submitted: list[Submission] = []
@@ -156,7 +159,7 @@ class Hub:
             self.sequencer.order(submitted)
 
     def follow(self, batches: Sequence[Batch]) -> None:
-        """Append batches that another hub has numbered; the commit rule applies as usual.
+        """Append batches that another hub has numbered, entries included; the commit rule applies as usual.
 
         If the disk fails, the error is raised, and the caller retries with the same batches.
         """
@@ -175,25 +178,25 @@ class Hub:
         self.refuse(refused, error, "storage")
         self.relieved()
 
-    def appended_from(self, first: int) -> list[Batch]:
-        """Return the batches from ``first`` on that are appended and not committed."""
+    def appended_from(self, op: int) -> list[Batch]:
+        """Return the batches from an operation on that are appended and not committed."""
         found: list[Batch] = []
         for submission in reversed(self._appended):
-            if submission.batch.first < first:
+            if submission.batch.op < op:
                 break
             found.append(submission.batch)
         return found[::-1]
 
     def cut_back(self, last: int) -> None:
-        """Remove uncommitted messages after ``last`` from the log, and refuse them."""
+        """Remove uncommitted operations after ``last`` from the log, and refuse them."""
         self.log.cut_back(last)
         was_congested = self.congested
         cut: list[Submission] = []
-        while self._appended and self._appended[-1].batch.last > last:
+        while self._appended and self._appended[-1].batch.last_op > last:
             submission = self._appended.pop()
             self._uncommitted -= submission.batch.size
             cut.append(submission)
-            kept = last - submission.batch.first + 1
+            kept = last - submission.batch.op + 1
             if kept > 0:
                 batch = submission.batch.slice(0, kept)
                 self._appended.append(Submission(batch))
@@ -230,13 +233,13 @@ class Hub:
             return
         # Time never decreases, whatever the machine's clock does.
         time = max(now, self.log.last_time)
-        first = self.log.tail + 1
+        op, seq = self.log.tail_op + 1, self.log.tail
         numbered: list[Batch] = []
-        for submission in submitted:
-            batch = submission.batch.numbered(first, time, self.node)
-            first = batch.last + 1
-            numbered.append(batch)
-        if first - 1 > MAX_SEQUENCE:
+        for batch, _, _ in submitted:
+            given = batch.numbered(op, seq if batch.is_entries else seq + 1, time, self.node)
+            op, seq = op + given.run.count, given.last
+            numbered.append(given)
+        if seq > MAX_SEQUENCE:
             # Numbers never wrap around: 48 bits last for years, and then nothing more is taken.
             self.refuse(submitted, StorageError(f"sequence numbers end at {MAX_SEQUENCE}"), "sequence")
             return
@@ -259,22 +262,22 @@ class Hub:
     def _appended_now(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
         """Commit what was just appended, or leave that to the commit rule."""
         if self._immediate and not self._appended:
-            self.log.commit(self.log.tail)
+            self.log.commit(self.log.tail_op)
             self._hand_out(batches, dones)
             return
         for batch, done in zip(batches, dones, strict=True):
             self._appended.append(Submission(batch, done))
             self._uncommitted += batch.size
-        self._commit(self.log.tail)
+        self._commit(self.log.tail_op)
 
     def committed(self, upto: int) -> None:
-        """Move the head to ``upto`` and hand the newly committed batches to the doors."""
+        """Commit operations up to ``upto``, and hand the newly committed messages to the doors."""
         was_congested = self.congested
         self._hand_out_unread(upto)
         self.log.commit(upto)
         batches: list[Batch] = []
         dones: list[Done | None] = []
-        while self._appended and self._appended[0].batch.last <= upto:
+        while self._appended and self._appended[0].batch.last_op <= upto:
             batch, done, _ = self._appended.popleft()
             self._uncommitted -= batch.size
             batches.append(batch)
@@ -287,29 +290,28 @@ class Hub:
     def _hand_out_unread(self, upto: int) -> None:
         """Commit what the log held before this hub started, read from there a piece at a time."""
         log = self.log
-        unread = self._appended[0].batch.first - 1 if self._appended else log.tail
-        while log.head < min(upto, unread):
-            batches = log.read(log.head + 1, min(upto, unread), uncommitted=True)
-            log.commit(batches[-1].last)
+        unread = self._appended[0].batch.op - 1 if self._appended else log.tail_op
+        while log.head_op < min(upto, unread):
+            batches = log.read_ops(log.head_op + 1, min(upto, unread), uncommitted=True)
+            log.commit(batches[-1].last_op)
             self._hand_out(batches, [None] * len(batches))
 
     def _hand_out(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
         for batch in batches:
             if self.sequencer is None:
                 self.received(batch)
-            if batch.origin != NOT_A_MESSAGE:
-                self.newest = batch.last
             self.state.apply(batch)
+        messages = [batch for batch in batches if not batch.is_entries]
         for door in self.doors:
-            door.deliver(batches)
+            door.deliver(messages)
         for batch, done in zip(batches, dones, strict=True):
             if done is not None:
                 done(batch)
         if self.sequencer is not None:
-            self.sequencer.committed(self.log.head)
+            self.sequencer.committed(self.log.head_op)
 
     def received(self, batch: Batch) -> None:
-        """Count committed messages that came by one of this hub's doors."""
+        """Count what was committed of what came by one of this hub's doors."""
         self._received[batch.origin].value += len(batch)
 
     def refuse(self, submitted: Iterable[Submission], error: StorageError, reason: str) -> None:

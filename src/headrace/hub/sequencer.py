@@ -49,11 +49,15 @@ def tied_groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
 
 
 class Published(NamedTuple):
-    """The sequence numbers of a publish's first and last row, if still known, and how many rows were repeats."""
+    """The sequence numbers of a publish's first and last row, if still known, and how many rows were repeats.
+
+    A hub that follows the one which answers must have committed operation ``op`` before it passes the answer on.
+    """
 
     first: int | None
     last: int | None
     repeated: int = 0
+    op: int | None = None
 
 
 WhenPublished: TypeAlias = Callable[[Published | HeadraceError], None]
@@ -82,5 +86,5 @@ class Sequencer(Protocol):
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Ask for a publisher's highest number, which may not have been followed yet."""
 
-    def committed(self, head: int) -> None:
-        """Note that everything up to ``head`` is committed here and handed to every door."""
+    def committed(self, op: int) -> None:
+        """Note that every operation up to ``op`` is committed here, and its messages handed to every door."""

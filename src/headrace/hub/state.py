@@ -3,8 +3,8 @@
 The state has **parts** (holds, services, publishers' numbers, …). Each follows the log on its own and has one section
 of the snapshot. Two things reach a part:
 
-- *entries*: log entries that are not messages (origin ``log``). Their topic is ``<part>/<name>``; the part alone knows
-  their payload;
+- *entries*: they stand in the log between messages (origin ``log``) and have no numbers. Their topic is
+  ``<part>/<name>``; the part alone knows their payload;
 - *batches* of messages, for parts whose state depends on messages (:class:`MessageFollower`).
 
 Nothing else changes the state: a change is an appended entry. So a restarted hub, a frontend and a cluster node that
@@ -13,14 +13,14 @@ have the same log have the same state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
+from uuid import UUID
 
 import msgspec
 
-from headrace.hub.conversion import entries
 from headrace.hub.holds import Holds
 from headrace.log import Log
+from headrace.log.snapshot import Snapshot
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 
@@ -30,66 +30,16 @@ class StatePart(Protocol):
     name: str
     """The name of its section in the snapshot, and the beginning of its entries' topics."""
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Apply one of the part's own entries."""
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
+        """Apply one of the part's own entries, which stands after message ``seq``; ``op`` is its alone."""
 
     def dump(self) -> bytes:
         """Return the part as its section of a snapshot."""
 
-    def load(self, section: bytes) -> None:
-        """Restore the part from a snapshot."""
-
-
-@runtime_checkable
-class MessageFollower(Protocol):
-    """A part whose state depends on messages as well."""
-
-    def follow(self, batch: Batch) -> None:
-        """Apply a batch of messages."""
-
-
-class HubState:
-    """The hub's state; ``seq`` is the last log entry it includes."""
-
-    def __init__(self, *parts: StatePart) -> None:
-        self.seq = 0
-        self.unread = 0
-        """Number of entries whose payload could not be read."""
-        self.holds = Holds()
-        self._parts: dict[str, StatePart] = {part.name: part for part in (self.holds, *parts)}
-        self._followers = [part for part in self._parts.values() if isinstance(part, MessageFollower)]
-
-    def restore(self, log: Log) -> None:
-        """Load the state at a log's head."""
-        if log.snapshot is not None:
-            self.load(log.snapshot.seq, log.snapshot.sections)
-        for batch in log.scan(self.seq + 1):
-            self.apply(batch)
-
-    def apply(self, batch: Batch) -> None:
-        """Apply one committed batch."""
-        self.seq = batch.last
-        if batch.columns is not None or batch.origin == NOT_A_MESSAGE:
-            for message in entries(batch):
-                kind, _, name = message.topic.partition("/")
-                part = self._parts.get(kind)
-                if part is not None:
-                    try:
-                        part.apply(name, message.payload, message.seq)
-                    except msgspec.DecodeError:
-                        # A relayed entry may be malformed. It changes nothing, here and wherever this log is read.
-                        self.unread += 1
-        for part in self._followers:
-            part.follow(batch)
-
-    def sections(self) -> dict[str, bytes]:
-        """Return the state as a snapshot's sections."""
-        return {name: part.dump() for name, part in self._parts.items()}
-
-    def load(self, seq: int, sections: Mapping[str, bytes]) -> None:
+    def load(self, snapshot: Snapshot) -> None:
         """Restore the state from a snapshot; sections of unknown parts are ignored."""
-        self.seq = seq
-        for name, section in sections.items():
+        self.op, self.seq = snapshot.op, snapshot.seq
+        for name, section in snapshot.sections.items():
             if name in self._parts:
                 self._parts[name].load(section)
 

@@ -67,6 +67,16 @@ def making(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
+def check_version(path: Path, data: bytes, name: bytes, version: int) -> None:
+    """Refuse a file of an older version of the log's format: its first bytes are a name and the version."""
+    found = data[len(name)] if data.startswith(name) and len(data) > len(name) else version
+    if 0 < found < version:
+        raise StorageError(
+            f"{path} is of version {found} of the log's format, and this Headrace reads version {version}:"
+            " begin with an empty data directory, or keep using the Headrace that wrote it"
+        )
+
+
 @contextlib.contextmanager
 def translating(path: Path) -> Iterator[None]:
     """Turn the system's errors about ``path`` into ours."""

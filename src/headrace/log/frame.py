@@ -18,26 +18,30 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import UsageError
 from headrace.log.checksum import crc32c, joined
-from headrace.message import SCHEMA, Batch, Run
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run
 
 MAX_FRAME: Final = 256 << 20
 """The longest frame: a longer batch is the caller's mistake, a longer length in a file is damage."""
 
-HEADER: Final = struct.Struct("<IIIIQqqIIHBBHH")
-"""Mark (the salt), CRC, length, messages, first sequence number, time, the publisher's first number; the sizes of
-payloads and columns; node, flags; the sizes of origin, publisher and topic."""
+HEADER: Final = struct.Struct("<IIIIQQqqIIHBBHH")
+"""Mark (the salt), CRC, length, rows, first operation, first sequence number (of entries: the number they stand after),
+time, the publisher's first number; the sizes of payloads and columns; node, flags; the sizes of origin, publisher and
+topic."""
 
 NUMBERED: Final = 1
 """Flag: the messages have their publisher's numbers."""
 CONTINUED: Final = 2
 """Flag: the next frame belongs to the same append."""
+ENTRIES: Final = 4
+"""Flag: the rows are log entries, which take no sequence numbers."""
 
 _PREFIX: Final = struct.Struct("<III")
 _LEADING: Final = struct.Struct("<II")
-_FOLLOWING: Final = struct.Struct("<IIQqqIIHBBHH")
+_FOLLOWING: Final = struct.Struct("<IIQQqqIIHBBHH")
 _LONE_EDGES: Final = struct.Struct("<ii")
 _JOINED: Final = 16 << 10
 """Frames up to this long are copied into one piece: cheaper than a checksum and a buffer per part."""
@@ -52,11 +56,22 @@ class FrameInfo(NamedTuple):
 
     at: int
     length: int
-    messages: int
+    rows: int
+    op: int
     first: int
     time: int
     columns: int
     flags: int
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return 0 if self.flags & ENTRIES else self.rows
+
+    @property
+    def following(self) -> int:
+        """The number of the next message after this frame."""
+        return self.first + (1 if self.flags & ENTRIES else self.rows)
 
 
 class BadFrame(Exception):  # noqa: N818 - never leaves the log's own modules
@@ -151,9 +166,11 @@ def _packed_head(
 ) -> bytes:
     number = batch.number
     flags = (0 if number is None else NUMBERED) | (CONTINUED if continued else 0)
+    if batch.is_entries:
+        flags |= ENTRIES
     try:
         return _FOLLOWING.pack(
-            length, count, batch.first, time, number or 0, payload, columns, batch.node, flags, *widths
+            length, count, batch.op, batch.first, time, number or 0, payload, columns, batch.node, flags, *widths
         )
     except struct.error:
         raise UsageError(_misfit(batch)) from None
@@ -163,12 +180,12 @@ def scan(window: bytes, at: int, salt: int) -> Iterator[FrameInfo]:
     """Yield consecutive good frames from ``at`` on, up to the first that is incomplete or bad."""
     unpack, size, end = HEADER.unpack_from, HEADER.size, len(window)
     while at + size <= end:
-        mark, crc, length, count, first, time, _, _, columns, _, flags, *_ = unpack(window, at)
+        mark, crc, length, count, op, first, time, _, _, columns, _, flags, *_ = unpack(window, at)
         if mark != salt or not size < length <= end - at or length % 8:
             return
         if _checksum(window, at, length, salt) != crc:
             return
-        yield FrameInfo(at, length, count, first, time, columns, flags)
+        yield FrameInfo(at, length, count, op, first, time, columns, flags)
         at += length
 
 
@@ -206,7 +223,8 @@ def missing(window: bytes, at: int, salt: int) -> int:
 def decode(window: bytes, at: int) -> Batch:
     """Decode a frame whose CRC was checked; payloads, offsets and columns are not copied."""
     head = HEADER.unpack_from(window, at)
-    _, _, length, count, first, time, number, payload, columns, node, flags, origin, publisher, topic = head
+    _, _, length, count, op, first, time, number, payload, columns, node, flags, *widths = head
+    origin, publisher, topic = widths
     place = at + HEADER.size
     place += 4 * count + 4
     from_publisher, from_topic = place + origin, place + origin + publisher
@@ -226,13 +244,20 @@ def decode(window: bytes, at: int) -> Batch:
         number=number if flags & NUMBERED else None,
         topic=window[from_topic:content].decode(),
         columns=_unpack_columns(window, at + length - columns, columns) if columns else None,
+        op=op,
     )
 
 
 def extents(window: bytes, at: int) -> tuple[int, int, int, tuple[int, int, int]]:
-    """The sizes in a frame's header: messages, bytes of payloads, of columns, and of the three texts."""
+    """The sizes in a frame's header: rows, bytes of payloads, of columns, and of the three texts."""
     head = HEADER.unpack_from(window, at)
-    return head[3], head[7], head[8], head[11:]
+    return head[3], head[8], head[9], head[12:]
+
+
+def flags_of(window: bytes, at: int) -> int:
+    """The flags in a frame's header."""
+    flags: int = HEADER.unpack_from(window, at)[11]
+    return flags
 
 
 def _misfit(batch: Batch) -> str:
@@ -243,6 +268,7 @@ def _misfit(batch: Batch) -> str:
             return f"{name} has {size} bytes, {(1 << bits) - 1} is the most"
     for name, low, high in (
         ("node", 0, 0xFFFF),
+        ("op", 0, (1 << 64) - 1),
         ("first", 0, (1 << 64) - 1),
         ("time", -(1 << 63), (1 << 63) - 1),
         ("number", -(1 << 63), (1 << 63) - 1),
@@ -263,6 +289,8 @@ def _pack_columns(batch: Batch) -> bytes:
             raise UsageError(f"column {field.name} of {field.type} is not in the envelope's schema")
         if column.null_count and field.name != "number":
             raise UsageError(f"column {field.name} has nulls")
+        if field.name == "origin" and pc.any(pc.equal(column, NOT_A_MESSAGE)).as_py():
+            raise UsageError("messages and log entries cannot share a batch")
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, columns.schema) as writer:
         writer.write_batch(columns)

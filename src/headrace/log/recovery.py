@@ -1,7 +1,7 @@
 """Open a log directory: recover from a crash, refuse damage.
 
-Files are named by the first sequence number they hold: ``N.open`` (a tail), ``N.arrow`` with ``N.index`` (a sealed
-segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not the log's, and is left
+Files are named by the first operation they hold: ``N.open`` (a tail), ``N.arrow`` with ``N.index`` and perhaps
+``N.entries`` (a sealed segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not the log's, and is left
 alone.
 
 A crash leaves one of a few states, each with one answer (``docs/log.md`` lists them). Everything else (a bad frame,
@@ -27,8 +27,8 @@ from headrace.log.sealed import SealedSegment
 from headrace.log.start_after_snapshot import INSTALLING, finish_installing
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
 
-SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index)")
-_UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|snapshot)" + re.escape(MAKING))
+SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index|entries)")
+_UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|entries|snapshot)" + re.escape(MAKING))
 Segment = SealedSegment | TailFile
 
 REPAIRING: Final = "repairing"
@@ -59,9 +59,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
     if segments:
         recovered = _with_snapshot(directory, Recovered(segments[0].uuid, segments, torn))
     elif left := sorted([*snapshots.paths(directory), *litter]):
-        raise DamagedError(
-            str(left[-1]), 0, 1, int(left[-1].stem), "there are traces of a log, but no messages"
-        )
+        raise DamagedError(str(left[-1]), 0, 1, None, "there are traces of a log, but no messages")
     else:
         recovered = Recovered(uuid or uuid4(), segments)
     litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
@@ -71,9 +69,11 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
     if torn is not None and torn.offset:
         _cut(segments[-1], torn)
     if not segments or isinstance(segments[-1], SealedSegment):
-        following, time = (segments[-1].last + 1, segments[-1].last_time) if segments else (1, 0)
-        path = directory / f"{following:016d}.open"
-        segments.append(TailFile.create(path, recovered.uuid, following, time, sync=sync))
+        op, following, time = 1, 1, 0
+        if segments:
+            op, following, time = segments[-1].last_op + 1, segments[-1].last + 1, segments[-1].last_time
+        path = directory / f"{op:016d}.open"
+        segments.append(TailFile.create(path, recovered.uuid, op, following, time, sync=sync))
     if sync:
         # A killed hub leaves unsynced writes. They are served from now on, so they must survive.
         for segment in segments:
@@ -114,23 +114,23 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
     segments: list[Segment] = []
     litter: list[Path] = []
     torn: TornEnd | None = None
-    for first in sorted(found):
-        path = directory / f"{first:016d}.open"
+    for op in sorted(found):
+        path = directory / f"{op:016d}.open"
         before = segments[-1] if segments else None
-        if found[first] == {"open"} and first == max(found) and before is not None:
+        if found[op] == {"open"} and op == max(found) and before is not None:
             unwritten = never_begun(path)
-            if unwritten is not None and (isinstance(before, TailFile) or before.last + 1 == first):
+            if unwritten is not None and (isinstance(before, TailFile) or before.last_op + 1 == op):
                 torn = torn or unwritten
                 litter.append(path)
                 break
-        segment, cut = _read_segment(path, found[first], litter, writable=writable)
+        segment, cut = _read_segment(path, found[op], litter, writable=writable)
         if segment is None:
             continue
-        unused = isinstance(segment, TailFile) and segment.empty and cut is None and first == max(found)
-        short = isinstance(before, TailFile) and before.uuid == segment.uuid and before.last + 1 < first
+        unused = isinstance(segment, TailFile) and segment.empty and cut is None and op == max(found)
+        short = isinstance(before, TailFile) and before.uuid == segment.uuid and before.last_op + 1 < op
         if unused and (torn is not None or short):
             # Power failed after a rotation, before a sync: the new tail is unused, the old one has lost its end.
-            torn = torn or TornEnd(0, 0, f"messages up to {first - 1} had not reached the disk")
+            torn = torn or TornEnd(0, 0, f"messages up to {segment.first - 1} had not reached the disk")
             litter.append(path)
             break
         if torn is not None and before is not None:
@@ -161,11 +161,11 @@ def _read_segment(
     path: Path, kinds: set[str], litter: list[Path], *, writable: bool
 ) -> tuple[Segment | None, TornEnd | None]:
     """Read one segment from the files with its number; ``path`` is the name of its tail, which may be missing."""
-    sealed, index = path.with_suffix(".arrow"), path.with_suffix(".index")
+    sealed, index, entries = (path.with_suffix(suffix) for suffix in (".arrow", ".index", ".entries"))
     if "arrow" in kinds:
         try:
             if "index" not in kinds:
-                raise DamagedError(str(sealed), 0, int(path.stem), None, "its index is missing")
+                raise DamagedError(str(sealed), 0, 1, None, "its index is missing")
             segment = SealedSegment.open(sealed)
             if writable and "open" in kinds:
                 # If the sealed file is bad, the tail still has everything.
@@ -178,7 +178,7 @@ def _read_segment(
             if "open" in kinds:
                 litter.append(path)
             return segment, None
-    litter += [sealed, index] if kinds - {"open"} else []
+    litter += [sealed, index, entries] if kinds - {"open"} else []
     if "open" not in kinds:
         return None, None
     return TailFile.open(path, writable=writable)
@@ -186,25 +186,32 @@ def _read_segment(
 
 def _check_follows(before: Segment | None, segment: Segment) -> None:
     named = int(segment.path.stem)
-    if segment.first != named:
-        reason = f"it begins with message {segment.first}, not with {named} as its name says"
-        raise DamagedError(str(segment.path), 0, min(named, segment.first), segment.last, reason)
+    if segment.first_op != named:
+        reason = f"it begins at {segment.first_op}, not at {named} as its name says"
+        raise DamagedError(str(segment.path), 0, segment.first, segment.last, reason)
     if before is None:
         return
     if segment.uuid != before.uuid:
         reason = f"it is of log {segment.uuid}, its neighbours of log {before.uuid}"
         raise DamagedError(str(segment.path), 0, segment.first, segment.last, reason)
-    gap = gap_between(before.last, segment.first)
+    gap = gap_between((before.last_op, before.last), (segment.first_op, segment.first))
     if gap is not None:
         raise DamagedError(str(segment.path), 0, *gap)
 
 
-def gap_between(last: int, first: int) -> tuple[int, int, str] | None:
-    """Describe the fault, if any, between a segment that ends with ``last`` and the next, from ``first`` on."""
+def gap_between(end: tuple[int, int], begin: tuple[int, int]) -> tuple[int, int, str] | None:
+    """Describe the fault, if any, between a segment and the next.
+
+    ``end`` are the last operation and message of the one, ``begin`` the first of the other.
+    """
+    last, first = end[1], begin[1]
     if last + 1 < first:
         return last + 1, first - 1, f"messages {last + 1} to {first - 1} are missing before it"
     if last >= first:
         return first, last, f"messages {first} to {last} are also in the segment before it"
+    if end[0] + 1 != begin[0]:
+        how = "missing before it" if end[0] < begin[0] else "also in the segment before it"
+        return last, last, f"entries of the log after message {last} are {how}"
     return None
 
 
@@ -222,21 +229,15 @@ def _cut(segment: Segment, torn: TornEnd) -> None:
 
 def _with_snapshot(directory: Path, recovered: Recovered) -> Recovered:
     recovered.snapshot, recovered.damaged_snapshots = snapshots.newest(directory, recovered.uuid)
-    oldest, last = recovered.segments[0].first, recovered.segments[-1].last
-    needed = 0 if recovered.snapshot is None else recovered.snapshot.seq
-    if needed + 1 < oldest:
-        # A snapshot precedes any trimming; without one the state before ``oldest`` cannot be rebuilt.
+    oldest, last = recovered.segments[0], recovered.segments[-1]
+    op, seq = (0, 0) if recovered.snapshot is None else (recovered.snapshot.op, recovered.snapshot.seq)
+    if op + 1 < oldest.first_op:
+        # A snapshot precedes any trimming; without one the state before the oldest segment cannot be rebuilt.
         if recovered.damaged_snapshots:
             raise recovered.damaged_snapshots[0]
-        raise DamagedError(
-            str(directory), 0, needed + 1, oldest - 1, "the snapshot that covers trimmed messages is missing"
-        )
-    if needed > last:
-        raise DamagedError(
-            str(directory),
-            0,
-            last + 1,
-            needed,
-            f"the snapshot at {needed} is ahead of the log, which ends at {last}",
-        )
+        reason = "the snapshot that covers trimmed messages is missing"
+        raise DamagedError(str(directory), 0, seq + 1, oldest.first - 1, reason)
+    if op > last.last_op:
+        reason = f"the snapshot at message {seq} is ahead of the log, which ends at {last.last}"
+        raise DamagedError(str(directory), 0, last.last + 1, seq, reason)
     return recovered

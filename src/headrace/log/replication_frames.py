@@ -13,10 +13,11 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import MalformedError, UsageError
 from headrace.log import frame
-from headrace.message import SCHEMA, Batch
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch
 
 SALT: Final = 0x48524D53
 _UUID_BYTES: Final = 16
@@ -32,13 +33,14 @@ def pack(uuid: UUID, batches: Sequence[Batch]) -> bytes:
 
 
 def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
-    """Unpack the log's uuid and messages ``first`` to ``last``; raise if they are anything else."""
+    """Unpack the log's uuid and operations ``first`` to ``last``; raise if they are anything else."""
     if len(data) < _UUID_BYTES:
         raise _malformed(data, "must begin with a log's uuid")
     # Frames are aligned to 8 bytes in the window, as numpy and Arrow need.
     window = data[_UUID_BYTES:]
     batches: list[Batch] = []
     at, following, time = 0, first, -(1 << 63)
+    seq: int | None = None
     while at < len(window):
         try:
             length = frame.check(window, at, SALT)
@@ -49,12 +51,14 @@ def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
             first_time, last_time = frame.time_span(batch)
         except UsageError as error:
             raise _malformed(window[at:], str(error)) from None
-        if batch.first != following or first_time < time:
-            raise _malformed(batch.first, f"message {following} must follow, not before {time}")
+        if batch.op != following or first_time < time:
+            raise _malformed(batch.op, f"operation {following} must follow, not before {time}")
+        if seq is not None and batch.first != (seq if batch.is_entries else seq + 1):
+            raise _malformed(batch.first, f"must follow message {seq}")
         batches.append(batch)
-        at, following, time = at + length, batch.last + 1, last_time
+        at, following, time, seq = at + length, batch.last_op + 1, last_time, batch.last
     if following != last + 1:
-        raise _malformed(following - 1, f"must end with message {last}")
+        raise _malformed(following - 1, f"must end with operation {last}")
     return UUID(bytes=data[:_UUID_BYTES]), batches
 
 
@@ -70,6 +74,8 @@ def _checked(window: bytes, at: int, length: int) -> Batch:
         raise _malformed(payload, "must agree with the offsets")
     try:
         batch = frame.decode(window, at)
+        if batch.is_entries != bool(frame.flags_of(window, at) & frame.ENTRIES):
+            raise _malformed(batch.origin, "must agree with the flags")
         if batch.columns is not None:
             _check_columns(batch)
     except UnicodeDecodeError:
@@ -84,6 +90,8 @@ def _check_columns(batch: Batch) -> None:
     if columns is None or columns.num_rows != len(batch):
         raise _malformed(columns and columns.num_rows, f"must be columns of {len(batch)} rows")
     for field, column in zip(columns.schema, columns.columns, strict=True):
+        if field.name == "origin" and pc.any(pc.equal(column, NOT_A_MESSAGE)).as_py():
+            raise _malformed(str(field), "must not mix messages and entries")
         if field.type != SCHEMA.field(field.name).type or (column.null_count and field.name != "number"):
             raise _malformed(str(field), "must be a column of the envelope")
         column.validate(full=True)

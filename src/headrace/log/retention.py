@@ -19,15 +19,18 @@ class SegmentExtent:
     last: int
     size: int
     last_time: int
+    covered: bool
+    """Whether a snapshot covers all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """Remove every segment that ends before ``keep_from``; ``broken`` names the holds that this breaks.
+    """Remove the oldest ``remove`` segments; ``keep_from`` is the oldest message that stays.
 
-    A hold names the oldest sequence number that its owner still needs.
+    ``broken`` names the holds that this breaks: a hold names the oldest sequence number that its owner still needs.
     """
 
+    remove: int
     keep_from: int
     broken: tuple[str, ...] = ()
 
@@ -40,21 +43,21 @@ def decide(
     retain_bytes: int,
     retain_us: int | None,
     holds: Mapping[str, int],
-    snapshot_seq: int,
 ) -> RetentionDecision:
     """Decide about sealed segments, oldest first; times in µs, ``open_bytes`` is the size of tails not sealed yet."""
     total = open_bytes + sum(extent.size for extent in extents)
     held_from = min(holds.values(), default=None)
     keep_from = extents[0].first if extents else 0
+    remove = 0
     for extent in extents:
-        if extent.last > snapshot_seq:
+        if not extent.covered:
             break
         too_much = total > retain_bytes
         too_old = retain_us is not None and extent.last_time < now - retain_us
         held = held_from is not None and extent.last >= held_from
         if not too_much and (not too_old or held):
             break
-        keep_from = extent.last + 1
+        remove, keep_from = remove + 1, extent.last + 1
         total -= extent.size
     broken = sorted(name for name, seq in holds.items() if extents and extents[0].first <= seq < keep_from)
-    return RetentionDecision(keep_from, tuple(broken))
+    return RetentionDecision(remove, keep_from, tuple(broken))

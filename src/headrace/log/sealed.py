@@ -1,7 +1,7 @@
 """Sealed segments: plain Arrow IPC files that any Arrow reader opens, each with an index of checksums.
 
 ``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in sequence
-order without a hole. ``N.index`` has for each record batch the position of its IPC message, the sequence numbers and
+order without a hole: messages only. Entries of the log lie beside it (:mod:`~headrace.log.entries_file`). ``N.index`` has for each record batch the position of its IPC message, the sequence numbers and
 times it covers, and the CRC32C of the message. We read by the index alone: the CRC is checked **before** pyarrow sees a
 byte, because a flipped bit in Arrow's metadata can give wrong data, or worse, without an error. The bytes around the
 record batches (magic, schema, footer) matter to other readers only; ``log verify`` checks their CRC.
@@ -18,9 +18,9 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -29,13 +29,15 @@ import pyarrow as pa
 
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, making, write_whole
+from headrace.log.entries_file import EntriesFile, EntriesWriter
+from headrace.log.files import Descriptor, check_version, making, write_whole
 from headrace.log.frame import times
+from headrace.log.tail import FileHeader
 from headrace.message import SCHEMA, Batch, Bytes
 
-_HEAD: Final = struct.Struct("<8s16sQQQII")
-_MAGIC: Final = b"HRINDEX\x01"
-_ENTRY: Final = np.dtype(
+_HEAD: Final = struct.Struct("<8s16sQQQQQqQII")
+_MAGIC: Final = b"HRINDEX\x02"
+_BATCH: Final = np.dtype(
     [
         ("first", "<u8"),
         ("count", "<u4"),
@@ -50,7 +52,7 @@ _ENTRY: Final = np.dtype(
 CACHE_BYTES: Final = 32 << 20
 """Unpacked record batches kept in memory, all segments together."""
 
-MAX_ENTRIES: Final = 1 << 24
+MAX_BATCHES: Final = 1 << 24
 """More record batches than any segment has: a larger count is damage, not a reason to allocate."""
 
 _BESIDE: Final = 4
@@ -62,33 +64,48 @@ class SegmentIndex:
     """The facts about a sealed segment that need not be read from it."""
 
     uuid: UUID
+    first_op: int
+    last_op: int
     first: int
     last: int
+    """Its messages; ``first - 1`` if it has entries only."""
     file_size: int
+    last_time: int
+    entries_size: int
+    """Bytes of the file of entries; 0 if there is none."""
     around_crc: int
     """CRC32C of the file's bytes that belong to no record batch."""
-    entries: npt.NDArray[Any]
+    batches: npt.NDArray[Any]
 
     def write(self, path: Path, *, sync: bool) -> None:
         """Write the index, whole or not at all."""
         head = _HEAD.pack(
-            _MAGIC, self.uuid.bytes, self.first, self.last, self.file_size, self.around_crc, len(self.entries)
+            _MAGIC,
+            self.uuid.bytes,
+            self.first_op,
+            self.last_op,
+            self.first,
+            self.last,
+            self.file_size,
+            self.last_time,
+            self.entries_size,
+            self.around_crc,
+            len(self.batches),
         )
-        body = head + self.entries.tobytes()
+        body = head + self.batches.tobytes()
         write_whole(path, body + crc32c(body).to_bytes(4, "little"), sync=sync)
 
     @classmethod
     def read(cls, path: Path) -> SegmentIndex:
         """Read an index; raise if it is damaged."""
-        expected = int(path.stem)
         data = path.read_bytes()
+        check_version(path, data, b"HRINDEX", 2)
         if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
-            raise DamagedError(str(path), 0, expected, None, "the index does not match its checksum")
-        magic, uuid, first, last, size, around, count = _HEAD.unpack_from(data)
-        if magic != _MAGIC or count > MAX_ENTRIES or len(data) != _HEAD.size + count * _ENTRY.itemsize + 4:
-            raise DamagedError(str(path), 0, expected, None, "the index is of an unknown form")
-        entries = np.frombuffer(data, _ENTRY, count, _HEAD.size)
-        return cls(UUID(bytes=uuid), first, last, size, around, entries)
+            raise DamagedError(str(path), 0, 1, None, "the index does not match its checksum")
+        magic, uuid, *facts, count = _HEAD.unpack_from(data)
+        if magic != _MAGIC or count > MAX_BATCHES or len(data) != _HEAD.size + count * _BATCH.itemsize + 4:
+            raise DamagedError(str(path), 0, 1, None, "the index is of an unknown form")
+        return cls(UUID(bytes=uuid), *facts, np.frombuffer(data, _BATCH, count, _HEAD.size))
 
     @classmethod
     def rebuild(cls, path: Path, uuid: UUID) -> SegmentIndex:
@@ -96,29 +113,36 @@ class SegmentIndex:
 
         Without checksums, everything that Arrow can check is checked.
         """
-        named = int(path.stem)
+        first_op, beside = int(path.stem), path.with_suffix(".entries")
+        entries = EntriesFile(beside) if beside.exists() else None
         data = _mapped(Descriptor(path, os.O_RDONLY))
-        entries: list[tuple[int, ...]] = []
-        expected, time = named, 0
-        around = place = 0
+        batches: list[tuple[int, ...]] = []
+        first = expected = entries.header.first if entries else 0
+        time = around = place = 0
         try:
             for begin, end, rows in _record_batches(data):
                 rows.validate(full=True)
                 seqs, each = rows.column("seq").to_numpy(), times(rows)
+                if not expected and len(seqs):
+                    first = expected = int(seqs[0])
                 if not np.array_equal(seqs, np.arange(expected, expected + len(seqs))) or not len(seqs):
                     raise DamagedError(str(path), begin, expected, None, "sequence numbers do not follow")
                 if np.any(each[1:] < each[:-1]) or each[0] < time:
                     raise DamagedError(str(path), begin, expected, None, "times decrease")
                 crc = crc32c(data[begin:end])
-                entries.append((expected, len(seqs), crc, begin, end - begin, int(each[0]), int(each[-1])))
+                batches.append((expected, len(seqs), crc, begin, end - begin, int(each[0]), int(each[-1])))
                 around = crc32c(data[place:begin], around)
                 place, expected, time = end, expected + len(seqs), int(each[-1])
         except (pa.ArrowException, OSError, EOFError) as error:
             raise DamagedError(str(path), place, expected, None, f"Arrow cannot read it ({error})") from error
-        if not entries:
-            raise DamagedError(str(path), 0, named, None, "there is no record batch in it")
+        if not batches:
+            raise DamagedError(str(path), 0, 1, None, "there is no record batch in it")
         around = crc32c(data[place:], around)
-        return cls(uuid, named, expected - 1, len(data), around, np.array(entries, _ENTRY))
+        last_op = first_op + expected - first - 1 + (entries.count if entries else 0)
+        size = entries.size if entries else 0
+        return cls(
+            uuid, first_op, last_op, first, expected - 1, len(data), time, size, around, np.array(batches, _BATCH)
+        )
 
 
 class SealedSegment:
@@ -127,30 +151,41 @@ class SealedSegment:
     def __init__(self, path: Path, index: SegmentIndex) -> None:
         self.path = path
         self.index = index
-        self.first = index.first
-        self.last = index.last
-        self.size = index.file_size
+        self.first_op, self.last_op = index.first_op, index.last_op
+        self.first, self.last = index.first, index.last
+        self.size = index.file_size + index.entries_size
         self.uuid = index.uuid
-        self._firsts = np.ascontiguousarray(index.entries["first"])
+        self._firsts = np.ascontiguousarray(index.batches["first"])
+        self._entries: EntriesFile | None = None
 
     @classmethod
     def open(cls, path: Path) -> SealedSegment:
-        """Open by the index; of the file itself only the size is checked."""
+        """Open by the index; of the files themselves only the sizes are checked."""
         index = SegmentIndex.read(path.with_suffix(".index"))
         size = path.stat().st_size
         segment = cls(path, index)
-        if size != segment.size:
+        if size != index.file_size:
             raise segment._resized(size)
+        beside = segment.entries_path
+        found = beside.stat().st_size if index.entries_size and beside.exists() else 0
+        if found != index.entries_size:
+            reason = f"the file has {found} bytes where {index.entries_size} were written"
+            raise DamagedError(str(beside), found, segment.first, segment.last, reason)
         return segment
 
     @property
+    def entries_path(self) -> Path:
+        """The file of its entries, if it has any."""
+        return self.path.with_suffix(".entries")
+
+    @property
     def last_time(self) -> int:
-        """The time of the last message."""
-        return int(self.index.entries["last_time"][-1])
+        """The time of the last operation."""
+        return self.index.last_time
 
     def first_time(self) -> int | None:
         """The time of the first message."""
-        return int(self.index.entries["first_time"][0])
+        return int(self.index.batches["first_time"][0]) if len(self.index.batches) else None
 
     def rows(self, number: int) -> pa.RecordBatch:
         """Record batch ``number``, checked."""
@@ -165,7 +200,7 @@ class SealedSegment:
         return self._checked(self._map(), number)
 
     def read(self, first: int, last: int, max_bytes: int = 1 << 20) -> list[Batch]:
-        """Batches from ``first`` on, up to ``last`` or about ``max_bytes``, at least one message."""
+        """Messages from ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
         number = int(np.searchsorted(self._firsts, first, side="right")) - 1
         batches: list[Batch] = []
         taken = 0
@@ -192,9 +227,43 @@ class SealedSegment:
             number += 1
         return batches
 
+    def read_ops(self, first: int, last: int, max_bytes: int = 1 << 20) -> list[Batch]:
+        """Messages and entries from operation ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
+        batches: list[Batch] = []
+        op, taken = first, 0
+        while op <= last and (taken < max_bytes or not batches):
+            entry = None if self.entries is None else self.entries.next_op(op)
+            if self.entries is not None and entry == op:
+                found = [self.entries.read(op, last)]
+            else:
+                end = last if entry is None else min(last, entry - 1)
+                found = self.read(self.seq_of(op), self.seq_of(end), max(max_bytes - taken, 1))
+            for batch in found:
+                batches.append(batch if batch.is_entries else replace(batch, op=op))
+                op += len(batch)
+                taken += batch.size
+        return batches
+
+    @property
+    def entries(self) -> EntriesFile | None:
+        """The entries, read when they are first needed."""
+        if self._entries is None and self.index.entries_size:
+            self._entries = EntriesFile(self.entries_path)
+        return self._entries
+
+    def seq_of(self, op: int) -> int:
+        """The newest message at or before an operation, which may be the one before the first here."""
+        entries = 0 if self.entries is None else self.entries.upto(op)
+        return self.first + op - self.first_op - entries
+
+    def op_of(self, seq: int) -> int:
+        """The operation of a message, which must be here."""
+        before = 0 if self.entries is None else self.entries.before(seq)
+        return self.first_op + seq - self.first + before
+
     def seq_at(self, time: int) -> int | None:
         """The first sequence number whose time is ``time`` or later, if it is here."""
-        number = int(np.searchsorted(self.index.entries["last_time"], time))
+        number = int(np.searchsorted(self.index.batches["last_time"], time))
         if number == len(self._firsts):
             return None
         return int(self._firsts[number]) + int(np.searchsorted(times(self.rows(number)), time))
@@ -202,22 +271,22 @@ class SealedSegment:
     def reach(self, first: int, size: int) -> tuple[int, int]:
         """The last message of the record batches from ``first`` on that fit ``size``, at least one, and their size."""
         number = int(np.searchsorted(self._firsts, first, side="right")) - 1
-        taken = np.cumsum(self.index.entries["length"][number:])
+        taken = np.cumsum(self.index.batches["length"][number:])
         fit = max(int(np.searchsorted(taken, size, side="right")), 1)
-        entry = self.index.entries[number + fit - 1]
-        return int(entry["first"]) + int(entry["count"]) - 1, int(taken[fit - 1])
+        found = self.index.batches[number + fit - 1]
+        return int(found["first"]) + int(found["count"]) - 1, int(taken[fit - 1])
 
     def faults(self) -> Iterator[tuple[int | None, DamagedError]]:
-        """Check every byte of the file and every number and time in it; yield every fault.
+        """Check every byte of the files and every number and time in them; yield every fault.
 
         Each fault comes with the number of its record batch, or ``None``.
         """
         data = self._map(whole=False)
-        if len(data) != self.size:
+        if len(data) != self.index.file_size:
             yield None, self._resized(len(data))
         expected, time = self.first, None
         around, place = 0, 0
-        for number, entry in enumerate(self.index.entries):
+        for number, entry in enumerate(self.index.batches):
             begin, end = int(entry["offset"]), int(entry["offset"] + entry["length"])
             around = crc32c(data[place:begin], around)
             place = end
@@ -235,16 +304,35 @@ class SealedSegment:
                     yield number, self._damage(begin, expected, following - 1, "times decrease")
                 time = int(each[-1])
             expected = following
-        if len(data) == self.size and crc32c(data[place:], around) != self.index.around_crc:
+        if len(data) == self.index.file_size and crc32c(data[place:], around) != self.index.around_crc:
             reason = "the bytes around the record batches are changed"
             yield None, self._damage(0, self.first, self.last, reason)
+        if (fault := self.entries_fault()) is not None:
+            yield None, fault
+
+    def entries_fault(self) -> DamagedError | None:
+        """Check the file of entries, every byte of it."""
+        path = self.entries_path
+        if not self.index.entries_size:
+            return None
+        try:
+            found = EntriesFile(path)
+        except DamagedError as damage:
+            return damage
+        except FileNotFoundError:
+            return DamagedError(str(path), 0, self.first, self.last, "the file is gone")
+        count = self.last_op - self.first_op - (self.last - self.first)
+        if found.header.op != self.first_op or found.header.first != self.first or found.count != count:
+            reason = f"it has {found.count} entries where {count} were written"
+            return DamagedError(str(path), 0, self.first, self.last, reason)
+        return None
 
     def salvage(self, number: int) -> pa.RecordBatch:
         """Record batch ``number``, checked, of a damaged file."""
         return _unpack(self._checked(self._map(whole=False), number))
 
     def _checked(self, data: Bytes, number: int) -> Bytes:
-        entry = self.index.entries[number]
+        entry = self.index.batches[number]
         begin, first = int(entry["offset"]), int(entry["first"])
         message = data[begin : begin + int(entry["length"])]
         if crc32c(message) != entry["crc"]:
@@ -256,13 +344,14 @@ class SealedSegment:
         # Mapping costs less than unpacking one record batch, and keeping a descriptor per segment could exhaust them.
         descriptor = Descriptor(self.path, os.O_RDONLY)
         size = os.fstat(descriptor.fd).st_size
-        if whole and size != self.size:
+        if whole and size != self.index.file_size:
             raise self._resized(size)
         return _mapped(descriptor)
 
     def _resized(self, size: int) -> DamagedError:
-        reason = f"the file has {size} bytes where {self.size} were written"
-        return self._damage(min(size, self.size), self.first, self.last, reason)
+        written = self.index.file_size
+        reason = f"the file has {size} bytes where {written} were written"
+        return self._damage(min(size, written), self.first, self.last, reason)
 
     def _damage(self, offset: int, first: int, last: int, reason: str) -> DamagedError:
         return DamagedError(str(self.path), offset, first, last, reason)
@@ -299,15 +388,24 @@ class _RowsCache:
 _rows_cache: Final = _RowsCache()
 
 
-def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, sync: bool) -> SealedSegment:
+def write_segment(
+    path: Path,
+    header: FileHeader,
+    batches: Iterable[pa.RecordBatch],
+    entries: EntriesWriter,
+    ends: SegmentEnd,
+    *,
+    sync: bool,
+) -> SealedSegment:
     """Write record batches (in order, not empty) as ``path`` and its index; both appear whole or not at all.
 
-    Each record batch is read back and compared before that. The index is renamed into place first, so that no
-    ``N.arrow`` is ever without its index.
+    ``header`` is that of the tail they come from; while ``batches`` are made, ``entries`` is given those of the tail.
+    Each record batch is read back and compared. The Arrow file is renamed into place last, so that no ``N.arrow`` is
+    ever without its index and entries.
     """
-    schema = SCHEMA.with_metadata({b"headrace.log": str(uuid).encode()})
+    schema = SCHEMA.with_metadata({b"headrace.log": str(header.uuid).encode()})
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    entries: list[tuple[int, ...]] = []
+    written: list[tuple[int, ...]] = []
     with making(path) as unfinished:
         begin = around = 0
         with (
@@ -318,30 +416,47 @@ def write_segment(path: Path, uuid: UUID, batches: Iterable[pa.RecordBatch], *, 
             for rows in batches:
                 writer.write_batch(rows)
                 end = file.tell()
-                if not entries:
+                if not written:
                     # Together with the first batch, the writer puts magic and schema before it.
                     begin = _schema_end(descriptor.fd)
                     around = crc32c(os.pread(descriptor.fd, begin, 0))
                 message = os.pread(descriptor.fd, end - begin, begin)
                 first, each = rows.column("seq")[0].as_py(), times(rows)
                 if not _same(rows, _unpack(message)):
-                    last, reason = (
-                        first + rows.num_rows - 1,
-                        "the sealed record batch differs from what was written",
-                    )
+                    last = first + rows.num_rows - 1
+                    reason = "the sealed record batch differs from what was written"
                     raise DamagedError(str(unfinished), begin, first, last, reason)
                 size, crc = end - begin, crc32c(message)
-                entries.append((first, rows.num_rows, crc, begin, size, int(each[0]), int(each[-1])))
+                written.append((first, rows.num_rows, crc, begin, size, int(each[0]), int(each[-1])))
                 begin = end
         if sync:
             os.fsync(descriptor.fd)
         size = os.fstat(descriptor.fd).st_size
         around = crc32c(os.pread(descriptor.fd, size - begin, begin), around)
-        first, last = entries[0][0], entries[-1][0] + entries[-1][1] - 1
-        index = SegmentIndex(uuid, first, last, size, around, np.array(entries, _ENTRY))
+        entries.finish(sync=sync)
+        index = SegmentIndex(
+            header.uuid,
+            header.op,
+            ends.op,
+            header.first,
+            ends.seq,
+            size,
+            ends.time,
+            entries.size,
+            around,
+            np.array(written, _BATCH),
+        )
         index.write(path.with_suffix(".index"), sync=sync)
         unfinished.rename(path)
     return SealedSegment(path, index)
+
+
+class SegmentEnd(NamedTuple):
+    """Where a segment ends: its last operation, its last message (or the one before it) and the last time."""
+
+    op: int
+    seq: int
+    time: int
 
 
 def _unpack(message: Bytes | bytes) -> pa.RecordBatch:

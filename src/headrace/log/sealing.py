@@ -7,7 +7,7 @@ batch would cost many times as much.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.log import frame
-from headrace.log.sealed import SealedSegment, write_segment
+from headrace.log.entries_file import EntriesWriter
+from headrace.log.sealed import SealedSegment, SegmentEnd, write_segment
 from headrace.log.tail import TailFile
 from headrace.message import SCHEMA, Batch, Offsets, Run, column_type, envelope_rows
 
@@ -29,15 +30,24 @@ TEXT_BYTES: Final = 16 << 20
 
 
 def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
-    """Write every message of ``tail`` to ``path`` (and its index)."""
-    return write_segment(path, tail.uuid, record_batches(tail), sync=sync)
+    """Write every message of ``tail`` to ``path``, its entries and the index beside it."""
+    ends = SegmentEnd(tail.last_op, tail.last, tail.last_time)
+    with EntriesWriter.beside(path, tail.header) as entries:
+        batches = record_batches(tail, entries.add)
+        return write_segment(path, tail.header, batches, entries, ends, sync=sync)
 
 
-def record_batches(tail: TailFile) -> Iterator[pa.RecordBatch]:
-    """A tail's messages in record batches within :data:`ROWS`, :data:`BYTES` and :data:`TEXT_BYTES`."""
+def record_batches(tail: TailFile, entries: Callable[[bytes], None]) -> Iterator[pa.RecordBatch]:
+    """A tail's messages in record batches within :data:`ROWS`, :data:`BYTES` and :data:`TEXT_BYTES`.
+
+    ``entries`` is called with each frame of log entries.
+    """
     joined = _JoinedFrames()
     for window, places in tail.windows():
-        for at in places:
+        for at, end in zip(places, [*places[1:], len(window)], strict=True):
+            if frame.flags_of(window, at) & frame.ENTRIES:
+                entries(window[at:end])
+                continue
             rows, size, _, widths = frame.extents(window, at)
             text = rows * sum(widths)
             if joined.rows and (
@@ -73,7 +83,7 @@ class _JoinedFrames:
 
     def add(self, window: bytes, at: int, rows: int, size: int) -> None:
         head = frame.HEADER.unpack_from(window, at)
-        _, _, _, _, first, time, number, _, columns, node, flags, origin, publisher, topic = head
+        _, _, _, _, _, first, time, number, _, columns, node, flags, origin, publisher, topic = head
         edges = at + frame.HEADER.size
         text = edges + 4 * rows + 4
         content = text + origin + publisher + topic

@@ -1,8 +1,8 @@
-"""Snapshots: the hub's state at a sequence number, so that a restart need not read the whole log.
+"""Snapshots: the hub's state at a place in the log, so that a restart need not read the whole log.
 
-A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid and the
-sequence number, all under one CRC32C. The two newest are kept: if one is damaged or of another log it is skipped and
-counted, and the older one is used, as long as the log still has the messages after it.
+A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid, the
+operation and the newest message, all under one CRC32C. The two newest are kept: if one is damaged or of another log it is skipped and
+counted, and the older one is used, as long as the log still has what follows it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import msgspec
 
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
-from headrace.log.files import sync_directory, write_whole
+from headrace.log.files import check_version, sync_directory, write_whole
 
 KEPT: Final = 2
 
-_HEAD: Final = struct.Struct("<8s16sQI")
-_MAGIC: Final = b"HRSNAP\x01\n"
+_HEAD: Final = struct.Struct("<8s16sQQI")
+_MAGIC: Final = b"HRSNAP\x02\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """State after applying every log entry up to ``seq``."""
+    """State after every operation up to ``op``, the newest message among which is ``seq``."""
 
     uuid: UUID
+    op: int
     seq: int
     sections: Mapping[str, bytes]
 
@@ -38,30 +39,30 @@ class Snapshot:
 def serialize(snapshot: Snapshot) -> bytes:
     """Serialize a snapshot for a file or a message."""
     body = msgspec.msgpack.encode(dict(snapshot.sections))
-    head = _HEAD.pack(_MAGIC, snapshot.uuid.bytes, snapshot.seq, 0)[:-4]
+    head = _HEAD.pack(_MAGIC, snapshot.uuid.bytes, snapshot.op, snapshot.seq, 0)[:-4]
     crc = crc32c(body, crc32c(head))
     return head + crc.to_bytes(4, "little") + body
 
 
-def parse(data: bytes, name: str = "snapshot", seq: int = 0) -> Snapshot:
-    """Parse a snapshot; raise if it is damaged, naming its source and expected number."""
+def parse(data: bytes, name: str = "snapshot") -> Snapshot:
+    """Parse a snapshot; raise if it is damaged, naming its source."""
+    check_version(Path(name), data, b"HRSNAP", 2)
     if len(data) < _HEAD.size:
-        raise DamagedError(name, 0, seq, seq, "the snapshot is cut short")
-    magic, uuid, at, crc = _HEAD.unpack_from(data)
+        raise DamagedError(name, 0, 1, None, "the snapshot is cut short")
+    magic, uuid, op, seq, crc = _HEAD.unpack_from(data)
     if magic != _MAGIC or crc != crc32c(data[_HEAD.size :], crc32c(data[: _HEAD.size - 4])):
-        raise DamagedError(name, 0, seq, seq, "the snapshot does not match its checksum")
+        raise DamagedError(name, 0, 1, None, "the snapshot does not match its checksum")
     try:
         sections = msgspec.msgpack.decode(data[_HEAD.size :], type=dict[str, bytes])
     except msgspec.DecodeError as error:
-        raise DamagedError(
-            name, _HEAD.size, at, at, f"the snapshot is of an unknown form ({error})"
-        ) from None
-    return Snapshot(UUID(bytes=uuid), at, sections)
+        reason = f"the snapshot is of an unknown form ({error})"
+        raise DamagedError(name, _HEAD.size, seq, seq, reason) from None
+    return Snapshot(UUID(bytes=uuid), op, seq, sections)
 
 
 def write(directory: Path, snapshot: Snapshot, *, sync: bool) -> Path:
     """Write a snapshot and remove all but the newest :data:`KEPT`."""
-    path = directory / f"{snapshot.seq:016d}.snapshot"
+    path = path_of(directory, snapshot.op)
     write_whole(path, serialize(snapshot), sync=sync)
     if sync:
         sync_directory(directory)
@@ -70,18 +71,23 @@ def write(directory: Path, snapshot: Snapshot, *, sync: bool) -> Path:
     return path
 
 
+def path_of(directory: Path, op: int) -> Path:
+    """The file of the snapshot at an operation."""
+    return directory / f"{op:016d}.snapshot"
+
+
 def paths(directory: Path) -> list[Path]:
     """Snapshot files, newest first."""
     return sorted(directory.glob("[0-9]" * 16 + ".snapshot"), reverse=True)
 
 
 def read(path: Path) -> Snapshot:
-    """Read the snapshot in a file, whose name must be its number."""
+    """Read the snapshot in a file, whose name must be its operation."""
     named = int(path.stem)
-    snapshot = parse(path.read_bytes(), str(path), named)
-    if snapshot.seq != named:
-        reason = f"it is the snapshot at {snapshot.seq}, not at {named} as its name says"
-        raise DamagedError(str(path), 0, named, named, reason)
+    snapshot = parse(path.read_bytes(), str(path))
+    if snapshot.op != named:
+        reason = f"it is the snapshot at {snapshot.op}, not at {named} as its name says"
+        raise DamagedError(str(path), 0, snapshot.seq, snapshot.seq, reason)
     return snapshot
 
 

@@ -31,7 +31,7 @@ INSTALLING: Final = "installing"
 """The file that holds the snapshot, and the earliest time of what follows, until the installation is done."""
 
 _OUTDATED: Final = ".outdated"
-_REPLACED: Final = re.compile(r"\d{16}\.(open|arrow|index|snapshot|torn)")
+_REPLACED: Final = re.compile(r"\d{16}\.(open|arrow|index|entries|snapshot|torn)")
 
 
 def is_log(directory: Path) -> bool:
@@ -41,16 +41,15 @@ def is_log(directory: Path) -> bool:
 
 
 def begin(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
-    """Create an empty log with the snapshot's uuid that continues after its sequence number."""
+    """Create an empty log with the snapshot's uuid that continues after it."""
     with translating(directory):
         shutil.rmtree(_outdated(directory), ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
         for path in snapshots.paths(directory):
             path.unlink()
-        if snapshot.seq:
+        if snapshot.op:
             snapshots.write(directory, snapshot, sync=sync)
-        following = snapshot.seq + 1
-        TailFile.create(directory / f"{following:016d}.open", snapshot.uuid, following, sync=sync)
+        _begin_tail(directory, snapshot, 0, sync=sync)
         if sync:
             sync_directory(directory)
 
@@ -114,11 +113,15 @@ def finish_installing(directory: Path) -> None:
         if _REPLACED.fullmatch(old.name):
             old.unlink(missing_ok=True)
     snapshots.write(directory, snapshot, sync=True)
-    first = snapshot.seq + 1
-    TailFile.create(directory / f"{first:016d}.open", snapshot.uuid, first, time, sync=True)
+    _begin_tail(directory, snapshot, time, sync=True)
     sync_directory(directory)
     path.unlink()
     sync_directory(directory)
+
+
+def _begin_tail(directory: Path, snapshot: Snapshot, time: int, *, sync: bool) -> None:
+    op, first = snapshot.op + 1, snapshot.seq + 1
+    TailFile.create(directory / f"{op:016d}.open", snapshot.uuid, op, first, time, sync=sync)
 
 
 def _outdated(directory: Path) -> Path:

@@ -3,6 +3,10 @@
 ``tail`` is the last message appended, ``head`` the last committed. Nobody reads past the head. The owner decides when
 it moves: after the write or the sync on a lone hub, after a majority has appended in a cluster.
 
+Between messages stand entries, the hub's own bookkeeping, which have no numbers. Messages and entries together are the
+log's **operations** (``op``), counted for those who must agree on both: commits, syncs, snapshots, other nodes and
+copies. Readers of messages never meet them.
+
 Threads: one thread appends and rotates; any thread reads, syncs, seals or trims. The segments are one tuple that is
 replaced, never changed, so a reader keeps the segments it found, and descriptors live as long as their readers.
 """
@@ -14,8 +18,10 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
@@ -24,7 +30,7 @@ from headrace.log.files import WriterLock, sync_directory, translated, translati
 from headrace.log.frame import Piece, time_span
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
-from headrace.log.tail import READ_BYTES, TailFile, TornEnd
+from headrace.log.tail import READ_BYTES, FrameRows, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
 from headrace.message import MAX_SEQUENCE, Batch
 
@@ -38,7 +44,7 @@ class Log:
     >>> from headrace.message import Run
     >>> log = Log.open(getfixture("tmp_path"))
     >>> log.append([Batch(Run.of([b"hello", b"world"]), first=1, origin="doc")])
-    >>> log.commit(log.tail)
+    >>> log.commit(log.tail_op)
     >>> [message.payload for batch in log.scan(1) for message in batch]
     [b'hello', b'world']
     >>> log.close()
@@ -71,10 +77,13 @@ class Log:
         self.failure: str | None = None
         """The sync failure after which nothing can be promised any more, if there was one."""
         last = self._segments[-1]
-        self.head = last.last if committed is None else min(max(committed, self._safe), last.last)
+        self.head_op = last.last_op if committed is None else min(max(committed, self._safe), last.last_op)
+        """The last operation committed."""
+        self.head = self.seq_of(self.head_op)
+        """The last message committed; 0 before the first."""
         self.last_time = max(segment.last_time for segment in self._segments)
         """The latest time stamped; nothing earlier may follow."""
-        self._synced = last.last
+        self._synced = last.last_op
         self._dirty_directory = False
 
     @classmethod
@@ -90,8 +99,8 @@ class Log:
     ) -> Log:
         """Open the log in ``directory``, creating it if there is none; recover from a crash if there was one.
 
-        ``committed`` is the last message that a node of a cluster knows to be committed; by default all are. Sealed
-        messages, and those that a snapshot covers, are committed in any case. ``uuid`` is that of a log that is begun.
+        ``committed`` is the last operation that a node of a cluster knows to be committed; by default all are. What is
+        sealed, or covered by a snapshot, is committed in any case. ``uuid`` is that of a log that is begun.
         ``read_only`` takes no lock and changes nothing, so that a running hub's log can be read.
         """
         with translating(directory):
@@ -118,6 +127,16 @@ class Log:
         return self._kept[-1].last
 
     @property
+    def first_op(self) -> int:
+        """The oldest operation kept."""
+        return self._kept[0].first_op
+
+    @property
+    def tail_op(self) -> int:
+        """The last operation appended; 0 in an empty log."""
+        return self._kept[-1].last_op
+
+    @property
     def size(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self._segments)
@@ -125,7 +144,7 @@ class Log:
     @property
     def dirty(self) -> bool:
         """Whether a sync would write anything."""
-        return self._synced < self.tail
+        return self._synced < self.tail_op
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -133,27 +152,35 @@ class Log:
         return self._segments
 
     def append(self, batches: Sequence[Batch]) -> None:
-        """Append numbered batches in one write, all or none.
+        """Append batches in one write, all or none.
 
-        They must follow the tail and one another without a hole, and their times must not decrease.
+        They must follow the tail and one another without a hole, and their times must not decrease. A batch without an
+        operation gets the next.
         """
         file = self._tail_file
         if file.size >= self._segment_bytes and not file.empty:
             self.rotate()
             file = self._tail_file
         pieces: list[Piece] = []
-        frames: list[tuple[int, int, int, int, int]] = []
-        following, time = file.next, self.last_time
+        frames: list[tuple[FrameRows, int, int, int]] = []
+        op, following, time = file.next_op, file.next, self.last_time
         for place, batch in enumerate(batches, 1):
             first_time, last_time = time_span(batch)
-            count = batch.run.count
-            if batch.first != following or first_time < time or not count:
-                what = f"{count} messages from {batch.first} at {first_time}"
+            rows = FrameRows(op, batch.first, batch.run.count, batch.is_entries)
+            if batch.op != op:
+                if batch.op:
+                    raise UsageError(f"operation {batch.op} cannot follow operation {op - 1}")
+                batch = replace(batch, op=op)  # noqa: PLW2901
+            expected = following - 1 if rows.entries else following
+            if rows.first != expected or first_time < time or not rows.rows:
+                what = f"{rows.rows} {'entries' if rows.entries else 'messages'} from {rows.first} at {first_time}"
                 raise UsageError(f"{what} cannot follow message {following - 1} at {time}")
             encoded, length = file.encode(batch, first_time, continued=place < len(batches))
             pieces += encoded
-            frames.append((following, count, first_time, last_time, length))
-            following, time = following + count, last_time
+            frames.append((rows, first_time, last_time, length))
+            op, time = op + rows.rows, last_time
+            if not rows.entries:
+                following += rows.rows
         if following - 1 > MAX_SEQUENCE:
             raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
         self._writer.write(file, pieces)
@@ -161,34 +188,36 @@ class Log:
             file.appended(*appended)
         self.last_time = time
 
-    def commit(self, seq: int) -> None:
-        """Make everything up to ``seq`` visible."""
-        if seq > self.tail:
-            raise UsageError(f"cannot commit {seq}: the tail is {self.tail}")
-        self.head = max(self.head, seq)
+    def commit(self, op: int) -> None:
+        """Make everything up to an operation visible."""
+        if op > self.tail_op:
+            raise UsageError(f"cannot commit {op}: the tail is {self.tail_op}")
+        if op > self.head_op:
+            self.head = self.seq_of(op)
+            self.head_op = op
 
     def adopt(self, uuid: UUID) -> None:
-        """Take the uuid of another log; refused unless this log has never had a message."""
+        """Take the uuid of another log; refused unless this log has never had anything."""
         file = self._tail_file
-        if self.tail or len(self._segments) > 1:
+        if self.tail_op or len(self._segments) > 1:
             raise UsageError(f"the log {self.uuid} has messages: it cannot become the log {uuid}")
         sync = self.fsync != "never"
         with self._syncing, self._changing, translating(file.path):
-            fresh = TailFile.create(file.path, uuid, file.first, sync=sync)
+            fresh = TailFile.create(file.path, uuid, file.first_op, file.first, sync=sync)
             if sync:
                 sync_directory(self.directory)
             self._segments = (fresh,)
         self.uuid = uuid
 
     def cut_back(self, last: int) -> None:
-        """Remove every message after ``last`` for good; none of them may be committed.
+        """Remove every operation after ``last`` for good; none of them may be committed.
 
         Call it from the thread that appends; it waits for the disk.
         """
         self._check_writable()
-        if last < self.head:
-            raise UsageError(f"cannot cut back to {last}: {self.head} is committed")
-        if last >= self.tail:
+        if last < self.head_op:
+            raise UsageError(f"cannot cut back to {last}: {self.head_op} is committed")
+        if last >= self.tail_op:
             return
         # A sync under way could otherwise count later appends as synced.
         with self._syncing, self._changing, translating(self.directory):
@@ -198,7 +227,7 @@ class Log:
         self.last_time = self._tail_file.last_time
 
     def sync(self) -> int:
-        """Write everything appended before the call to the disk; return the last sequence number this covers.
+        """Write everything appended before the call to the disk; return the last operation this covers.
 
         Call it from a thread of its own, since it waits for the disk. Once it has failed it fails for good: the system
         forgets what it could not write, so a later success would say nothing.
@@ -207,10 +236,10 @@ class Log:
         with self._syncing:
             if self.failure is not None:
                 raise StorageError(self.failure)
-            upto = self.tail
+            upto = self.tail_op
             try:
                 for segment in self._segments:
-                    if isinstance(segment, TailFile) and segment.last > self._synced:
+                    if isinstance(segment, TailFile) and segment.last_op > self._synced:
                         os.fdatasync(segment.fd)
                 if self._dirty_directory:
                     # Before the sync, not after: a rotation meanwhile makes it dirty again.
@@ -218,27 +247,24 @@ class Log:
                     sync_directory(self.directory)
             except OSError as error:
                 why = os.strerror(error.errno or 0).lower()
-                doubt = f"messages {self._synced + 1} on may not be on the disk ({why})"
+                doubt = f"messages {self.seq_of(self._synced) + 1} on may not be on the disk ({why})"
                 self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
                 raise StorageError(self.failure) from error
             self._synced = max(self._synced, upto)
             return upto
 
-    def read(
-        self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
-    ) -> list[Batch]:
-        """Read committed batches from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
+    def read(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> list[Batch]:
+        """Read committed messages from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
 
-        At least one message is returned unless ``first`` is past the head. Call again for more. Only nodes of a cluster
-        read up to the tail, for each other (``uncommitted``).
+        At least one message is returned unless ``first`` is past the head. Call again for more.
         """
         # Take the head first: the segments, taken after it, contain all it covers.
-        end = self.tail if uncommitted else self.head
+        end = self.head
         last = end if last is None else min(last, end)
         segments = self._kept
         if first > last:
             return []
-        place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
+        place = bisect_right(segments, first, key=_first) - 1
         if place < 0:
             raise TrimmedError(first, last, segments[0].first)
         segment = segments[place]
@@ -247,6 +273,27 @@ class Log:
         except OSError as error:
             raise self._unreadable(error, segment, first, last) from error
 
+    def read_ops(
+        self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
+    ) -> list[Batch]:
+        """Read messages and entries from operation ``first`` on, as :meth:`read` does messages.
+
+        Only nodes of a cluster read up to the tail, for each other (``uncommitted``).
+        """
+        end = self.tail_op if uncommitted else self.head_op
+        last = end if last is None else min(last, end)
+        segments = self._kept
+        if first > last:
+            return []
+        place = bisect_right(segments, first, key=_first_op) - 1
+        if place < 0:
+            raise self._trimmed(segments[0], last)
+        segment = segments[place]
+        try:
+            return segment.read_ops(first, min(last, segment.last_op), max_bytes)
+        except OSError as error:
+            raise self._unreadable(error, segment, segment.first, segment.last) from error
+
     def scan(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> Iterator[Batch]:
         """Yield every committed batch from ``first`` to ``last`` (by default the head at the time of the call)."""
         last = self.head if last is None else min(last, self.head)
@@ -254,6 +301,33 @@ class Log:
             for batch in self.read(first, last, max_bytes):
                 yield batch
                 first = batch.last + 1
+
+    def scan_ops(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> Iterator[Batch]:
+        """Yield every committed message and entry, by operation, as :meth:`scan` does messages."""
+        last = self.head_op if last is None else min(last, self.head_op)
+        while first <= last:
+            for batch in self.read_ops(first, last, max_bytes):
+                yield batch
+                first = batch.last_op + 1
+
+    def seq_of(self, op: int) -> int:
+        """The newest message at or before an operation; operations that are no longer kept have the one before."""
+        segments = self._kept
+        newest = segments[-1]
+        if op >= newest.last_op:
+            return newest.last
+        place = bisect_right(segments, op, key=_first_op) - 1
+        return segments[place].seq_of(op) if place >= 0 else segments[0].first - 1
+
+    def op_of(self, seq: int) -> int:
+        """The operation of a message, which must be kept."""
+        segments = self._kept
+        place = bisect_right(segments, seq, key=_first) - 1
+        if place < 0:
+            raise TrimmedError(seq, seq, segments[0].first)
+        if seq > segments[place].last:
+            raise UsageError(f"message {seq} is not in the log, which ends at {self.tail}")
+        return segments[place].op_of(seq)
 
     def seq_at(self, time: int) -> int:
         """The first committed sequence number stamped at or after ``time`` (µs); ``head + 1`` if all are older."""
@@ -294,11 +368,11 @@ class Log:
         old = self._tail_file
         if old.empty:
             return
-        path = self.directory / f"{old.next:016d}.open"
+        path = self.directory / f"{old.next_op:016d}.open"
         with translating(path):
             self._writer.tidy(old)
             sync = self.fsync == "always"
-            fresh = TailFile.create(path, self.uuid, old.next, self.last_time, sync=sync)
+            fresh = TailFile.create(path, self.uuid, old.next_op, old.next, self.last_time, sync=sync)
         self._dirty_directory = True
         with self._changing:
             self._segments = (*self._segments, fresh)
@@ -309,21 +383,21 @@ class Log:
         with self._sealing:
             for segment in self._segments[:-1]:
                 if isinstance(segment, TailFile):
-                    return self._seal(segment) if segment.last <= self.head else None
+                    return self._seal(segment) if segment.last_op <= self.head_op else None
         return None
 
-    def write_snapshot(self, seq: int, sections: Mapping[str, bytes]) -> None:
-        """Write the hub's state after entry ``seq``, which must be committed."""
+    def write_snapshot(self, op: int, seq: int, sections: Mapping[str, bytes]) -> None:
+        """Write the hub's state after operation ``op``, which must be committed; ``seq`` is the newest message then."""
         self._check_writable()
-        if seq > self.head:
-            raise UsageError(f"cannot write a snapshot at {seq}: the head is {self.head}")
-        if self.snapshot is not None and seq < self.snapshot.seq:
-            raise UsageError(f"cannot write a snapshot at {seq}: there is a newer one at {self.snapshot.seq}")
+        if op > self.head_op:
+            raise UsageError(f"cannot write a snapshot at {op}: the head is {self.head_op}")
+        if self.snapshot is not None and op < self.snapshot.op:
+            raise UsageError(f"cannot write a snapshot at {op}: there is a newer one at {self.snapshot.op}")
         sync = self.fsync != "never"
-        if sync and self._synced < seq:
+        if sync and self._synced < op:
             # After a power failure, a snapshot ahead of the log would look as if the log had lost its end.
             self.sync()
-        taken = snapshot.Snapshot(self.uuid, seq, sections)
+        taken = snapshot.Snapshot(self.uuid, op, seq, sections)
         with translating(self.directory):
             snapshot.write(self.directory, taken, sync=sync)
         self.snapshot = taken
@@ -343,17 +417,20 @@ class Log:
         self._check_writable()
         segments = self._segments
         sealed = [s for s in segments if isinstance(s, SealedSegment)]
+        covered = 0 if self.snapshot is None else self.snapshot.op
         decision = retention.decide(
-            [retention.SegmentExtent(s.first, s.last, s.size, s.last_time) for s in sealed],
+            [
+                retention.SegmentExtent(s.first, s.last, s.size, s.last_time, s.last_op <= covered)
+                for s in sealed
+            ],
             open_bytes=sum(s.size for s in segments if isinstance(s, TailFile)),
             now=now,
             retain_bytes=retain_bytes,
             retain_us=retain_us,
             holds=holds,
-            snapshot_seq=0 if self.snapshot is None else self.snapshot.seq,
         )
         with self._changing:
-            gone = [s for s in sealed if s.last < decision.keep_from]
+            gone = sealed[: decision.remove]
             self._segments = self._segments[len(gone) :]
         return decision, gone
 
@@ -374,9 +451,9 @@ class Log:
 
     @property
     def _safe(self) -> int:
-        """The last message known to be committed: only committed ones are sealed, or covered by a snapshot."""
-        sealed = [segment.last for segment in self._segments if isinstance(segment, SealedSegment)]
-        return max([0 if self.snapshot is None else self.snapshot.seq, *sealed])
+        """The last operation known to be committed: only committed ones are sealed, or covered by a snapshot."""
+        sealed = [segment.last_op for segment in self._segments if isinstance(segment, SealedSegment)]
+        return max([0 if self.snapshot is None else self.snapshot.op, *sealed])
 
     @property
     def _kept(self) -> tuple[Segment, ...]:
@@ -406,6 +483,10 @@ class Log:
         # Retention removed it, here or in the writing process, after the segment was chosen.
         return TrimmedError(first, last, segment.last + 1)
 
+    def _trimmed(self, oldest: Segment, last: int) -> TrimmedError:
+        """Say which messages are gone, to someone who reads operations."""
+        return TrimmedError(1, max(self.seq_of(last), 1), oldest.first)
+
     def _seal(self, tail: TailFile) -> SealedSegment:
         path = tail.path.with_suffix(".arrow")
         sync = self.fsync != "never"
@@ -420,11 +501,15 @@ class Log:
         return segment
 
 
+_first: Final = attrgetter("first")
+_first_op: Final = attrgetter("first_op")
+
+
 def remove_files(gone: Sequence[SealedSegment]) -> None:
     """Remove the files of segments that the log has dropped."""
     for segment in gone:
         # The index goes last: a segment without its index would be damage, an index alone is litter.
-        for suffix in (".torn", ".arrow", ".index"):
+        for suffix in (".torn", ".arrow", ".entries", ".index"):
             # Leftovers are removed when the log is next opened.
             with contextlib.suppress(OSError):
                 segment.path.with_suffix(suffix).unlink(missing_ok=True)

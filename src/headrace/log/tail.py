@@ -14,10 +14,10 @@ import secrets
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -25,16 +25,16 @@ import numpy as np
 from headrace.errors import DamagedError
 from headrace.log import frame
 from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, making, sync_directory, write_whole
+from headrace.log.files import Descriptor, check_version, making, sync_directory, write_whole
 from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
 """Bytes of a tail read at a time."""
 
-HEADER_BYTES: Final = 48
+HEADER_BYTES: Final = 56
 
-_FILE: Final = struct.Struct("<8s16sQqII")
-_FILE_MAGIC: Final = b"HRTAIL\x01\n"
+_FILE: Final = struct.Struct("<8s16sQQqII")
+_FILE_MAGIC: Final = b"HRTAIL\x02\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,46 +48,48 @@ class TornEnd:
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The header of a tail file, whose first message is ``first``.
+    """The header of a tail file, whose first operation is ``op`` and whose first message will be ``first``.
 
-    ``time`` is that of the message before: nothing earlier follows, even if that message is trimmed.
+    ``time`` is that of the operation before: nothing earlier follows, even if that one is trimmed.
     """
 
     uuid: UUID
+    op: int
     first: int
     time: int
     salt: int
 
     def serialize(self) -> bytes:
         """Serialize the header."""
-        head = _FILE.pack(_FILE_MAGIC, self.uuid.bytes, self.first, self.time, self.salt, 0)[:-4]
+        head = _FILE.pack(_FILE_MAGIC, self.uuid.bytes, self.op, self.first, self.time, self.salt, 0)[:-4]
         return head + crc32c(head).to_bytes(4, "little")
 
     @classmethod
     def parse(cls, data: bytes, path: Path) -> FileHeader:
         """Parse the header of a file; raise if it is damaged."""
-        expected = int(path.stem) if path.stem.isdigit() else 0
+        check_version(path, data, b"HRTAIL", 2)
         if len(data) < _FILE.size:
-            raise DamagedError(str(path), 0, expected, None, "the file header is cut short")
-        magic, uuid, first, time, salt, crc = _FILE.unpack_from(data)
+            raise DamagedError(str(path), 0, 1, None, "the file header is cut short")
+        magic, uuid, op, first, time, salt, crc = _FILE.unpack_from(data)
         if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE.size - 4]):
-            raise DamagedError(str(path), 0, expected, None, "the file header is not one of ours")
-        return cls(UUID(bytes=uuid), first, time, salt)
+            raise DamagedError(str(path), 0, 1, None, "the file header is not one of ours")
+        return cls(UUID(bytes=uuid), op, first, time, salt)
 
 
 class TailFile:
     """One tail file: appended to while it is the last, then read until it is sealed.
 
-    One thread appends; any thread reads. Positions are published only after their bytes are in the file, so a reader
-    never meets an unwritten frame.
+    It counts twice: operations (``op``), by which nodes and copies of a log agree, and messages, by which everybody
+    else reads. One thread appends; any thread reads. Positions are published only after their bytes are in the file, so
+    a reader never meets an unwritten frame.
     """
 
     def __init__(self, path: Path, descriptor: Descriptor, header: FileHeader) -> None:
         self.path = path
         self.uuid = header.uuid
-        self.first = header.first
-        self.next = header.first
-        """The sequence number that the next append begins with."""
+        self.first_op = self.next_op = header.op
+        self.first = self.next = header.first
+        """The sequence number that the next message gets."""
         self.size = HEADER_BYTES
         """Bytes of whole frames, header included."""
         self.last_time = header.time
@@ -96,15 +98,20 @@ class TailFile:
         self._descriptor = descriptor  # closes the file with its last reference
         self._salt = header.salt
         self._offsets = array("Q")
-        self._firsts = array("Q")
+        self._ops = array("Q")
+        self._seqs = array("Q")
         self._times = array("q")
         self._last_times = array("q")
+        self._frames = array("Q")
+        """The frames that hold messages, by their place among all frames."""
+        self._firsts = array("Q")
+        """The first message of each of these."""
 
     @classmethod
-    def create(cls, path: Path, uuid: UUID, first: int, time: int = 0, *, sync: bool) -> TailFile:
-        """Create an empty tail whose first message will be ``first``, not earlier than ``time``."""
+    def create(cls, path: Path, uuid: UUID, op: int, first: int, time: int = 0, *, sync: bool) -> TailFile:
+        """Create an empty tail that begins with ``op``, whose first message will be ``first``, not before ``time``."""
         # Never 0: a file system that lost data leaves zeros.
-        header = FileHeader(uuid, first, time, 1 + secrets.randbelow((1 << 32) - 1))
+        header = FileHeader(uuid, op, first, time, 1 + secrets.randbelow((1 << 32) - 1))
         write_whole(path, header.serialize(), sync=sync)
         return cls(path, Descriptor(path, os.O_RDWR), header)
 
@@ -117,9 +124,19 @@ class TailFile:
         return tail, tail._check_frames()
 
     @property
+    def header(self) -> FileHeader:
+        """The file's header."""
+        return FileHeader(self.uuid, self.first_op, self.first, self._before, self._salt)
+
+    @property
     def last(self) -> int:
-        """The last sequence number appended; ``first - 1`` when there is none."""
+        """The last message appended; ``first - 1`` when there is none."""
         return self.next - 1
+
+    @property
+    def last_op(self) -> int:
+        """The last operation appended; ``first_op - 1`` when there is none."""
+        return self.next_op - 1
 
     @property
     def empty(self) -> bool:
@@ -130,32 +147,52 @@ class TailFile:
         """Encode a batch for this file: the pieces to write side by side, and their total length."""
         return frame.encode(batch, self._salt, time=time, continued=continued)
 
-    def appended(self, first: int, count: int, time: int, last_time: int, length: int) -> None:
+    def appended(self, batch: FrameRows, time: int, last_time: int, length: int) -> None:
         """Record a frame that is now in the file."""
         self._last_times.append(last_time)
         self._times.append(time)
-        self._firsts.append(first)
+        self._ops.append(batch.op)
+        self._seqs.append(batch.first)
         self._offsets.append(self.size)
         self.size += length
         self.last_time = last_time
-        self.next = first + count
+        self.next_op = batch.op + batch.rows
+        if not batch.entries:
+            self.next = batch.first + batch.rows
+            self._frames.append(len(self._offsets) - 1)
+            self._firsts.append(batch.first)
 
     def read(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
-        """Batches from ``first`` on, up to ``last`` or about ``max_bytes``, at least one message."""
-        known = len(self._offsets)
+        """Messages from ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
+        known = len(self._firsts)
         begin = bisect_right(self._firsts, first, 0, known) - 1
         end = bisect_right(self._firsts, last, 0, known)
-        start = self._offsets[begin]
-        within = bisect_left(self._offsets, start + max_bytes, begin + 1, end)
-        end = max(begin + 1, within)
-        stop = self._offsets[end] if end < known else self.size
-        window = os.pread(self.fd, stop - start, start)
-        batches = []
-        for index in range(begin, end):
-            at = self._offsets[index] - start
-            self._check(window, at, index)
-            batches.append(frame.decode(window, at))
-        return _trim(batches, first, last)
+        limit = bisect_left(self._offsets, self._offsets[self._frames[begin]] + max_bytes)
+        end = max(begin + 1, bisect_left(self._frames, limit, begin + 1, end))
+        batches = self._decoded(self._frames[begin:end])
+        return _trim(batches, first - batches[0].first, batches[-1].last - last)
+
+    def read_ops(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
+        """Messages and entries from operation ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
+        known = len(self._offsets)
+        begin = bisect_right(self._ops, first, 0, known) - 1
+        end = bisect_right(self._ops, last, 0, known)
+        limit = bisect_left(self._offsets, self._offsets[begin] + max_bytes, begin + 1, end)
+        batches = self._decoded(range(begin, max(begin + 1, limit)))
+        return _trim(batches, first - batches[0].op, batches[-1].last_op - last)
+
+    def seq_of(self, op: int) -> int:
+        """The newest message at or before an operation, which may be the one before the first here."""
+        index = bisect_right(self._ops, op) - 1
+        if index < 0:
+            return self.first - 1
+        rows = min(op - self._ops[index] + 1, self._rows(index))
+        return self._seqs[index] + (rows - 1 if self._is_messages(index) else 0)
+
+    def op_of(self, seq: int) -> int:
+        """The operation of a message, which must be here."""
+        place = bisect_right(self._firsts, seq) - 1
+        return self._ops[self._frames[place]] + seq - self._firsts[place]
 
     def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int]]]:
         """Check every frame; yield windows of the file's bytes, each with where its frames begin."""
@@ -174,41 +211,37 @@ class TailFile:
 
     def seq_at(self, time: int) -> int | None:
         """The first sequence number whose time is ``time`` or later, if it is here."""
-        known = len(self._offsets)
-        index = bisect_left(self._last_times, time, 0, known)
-        if index == known:
+        index = bisect_left(self._last_times, time, 0, len(self._offsets))
+        place = bisect_left(self._frames, index)
+        if place >= len(self._firsts):
             return None
-        first = self._firsts[index]
+        first, index = self._firsts[place], self._frames[place]
         if self._times[index] >= time:
             return first
-        [batch] = self.read(first, self._last_of(index), 0)
+        [batch] = self._decoded([index])
         return first + int(np.searchsorted(frame.times(batch.columns), time))
 
     def reach(self, first: int, size: int) -> tuple[int, int]:
         """The last message of the frames from ``first`` on that fit ``size``, at least one, and their size."""
-        known = len(self._offsets)
+        known = len(self._firsts)
         begin = bisect_right(self._firsts, first, 0, known) - 1
-        start = self._offsets[begin]
-        # A frame ends where the next begins.
-        end = bisect_right(self._offsets, start + size, begin + 1, known)
-        if end == known and self.size <= start + size:
-            return self.last, self.size - start
-        end = max(end - 1, begin + 1)
-        stop = self._offsets[end] if end < known else self.size
-        return self._last_of(end - 1), stop - start
+        start = self._offsets[self._frames[begin]]
+        end = max(begin + 1, bisect_right(range(known), start + size, begin, known, key=self._end_of))
+        last = self._frames[end - 1]
+        return self._firsts[end - 1] + self._rows(last) - 1, self._end_of(end - 1) - start
 
     def first_time(self) -> int | None:
         """The time of the first message."""
-        return self._times[0] if self._times else None
+        return self._times[self._frames[0]] if self._frames else None
 
     def cut_back(self, last: int) -> TailFile:
-        """Remove everything after ``last`` for good; return this tail, shortened, or the file that replaces it.
+        """Remove every operation after ``last`` for good; return this tail, shortened, or the file that replaces it.
 
         If ``last`` ends an append, the file is truncated there. If not, the kept part of that append is rewritten, and
-        the new file replaces the old one in one step: no message that stays is ever missing.
+        the new file replaces the old one in one step: nothing that stays is ever missing.
         """
-        whole = bisect_right(self._firsts, last)
-        if whole and (self._last_of(whole - 1) > last or self._is_continued(whole - 1)):
+        whole = bisect_right(self._ops, last)
+        if whole and (self._ops[whole - 1] + self._rows(whole - 1) - 1 > last or self._is_continued(whole - 1)):
             return self._rewritten(whole - 1, last)
         if whole < len(self._offsets):
             os.ftruncate(self.fd, self._offsets[whole])
@@ -220,7 +253,7 @@ class TailFile:
         """Write a new file that ends within the append of the frame at ``index``."""
         while index and self._is_continued(index - 1):
             index -= 1
-        kept = self.read(self._firsts[index], last, self.size)
+        kept = self.read_ops(self._ops[index], last, self.size)
         with making(self.path) as unfinished:
             with unfinished.open("wb") as file:
                 for begin in range(0, self._offsets[index], READ_BYTES):
@@ -235,31 +268,57 @@ class TailFile:
         rewritten, _ = TailFile.open(self.path, writable=True)
         return rewritten
 
+    def _decoded(self, indexes: Sequence[int]) -> list[Batch]:
+        """Read and check frames, given in order."""
+        start = self._offsets[indexes[0]]
+        window = os.pread(self.fd, self._stop(indexes[-1]) - start, start)
+        batches = []
+        for index in indexes:
+            at = self._offsets[index] - start
+            self._check(window, at, index)
+            batches.append(frame.decode(window, at))
+        return batches
+
+    def _stop(self, index: int) -> int:
+        """Where a frame ends."""
+        return self._offsets[index + 1] if index + 1 < len(self._offsets) else self.size
+
+    def _end_of(self, place: int) -> int:
+        """Where a frame of messages ends, by its place among these."""
+        return self._stop(self._frames[place])
+
+    def _rows(self, index: int) -> int:
+        following = self._ops[index + 1] if index + 1 < len(self._ops) else self.next_op
+        return following - self._ops[index]
+
+    def _is_messages(self, index: int) -> bool:
+        place = bisect_left(self._frames, index)
+        return place < len(self._frames) and self._frames[place] == index
+
     def _is_continued(self, index: int) -> bool:
         """Whether a frame's append continues in the next frame."""
-        header = frame.HEADER.unpack(os.pread(self.fd, frame.HEADER.size, self._offsets[index]))
-        return bool(header[10] & frame.CONTINUED)
-
-    def _last_of(self, index: int) -> int:
-        """The last sequence number of a frame."""
-        return self._firsts[index + 1] - 1 if index + 1 < len(self._firsts) else self.last
+        header = os.pread(self.fd, frame.HEADER.size, self._offsets[index])
+        return bool(frame.flags_of(header, 0) & frame.CONTINUED)
 
     def _check(self, window: bytes, at: int, index: int) -> None:
         try:
             frame.check(window, at, self._salt)
         except frame.BadFrame as bad:
-            first, last = self._firsts[index], self._last_of(index)
+            first = self._seqs[index]
+            last = first + (self._rows(index) - 1 if self._is_messages(index) else 0)
             raise DamagedError(str(self.path), self._offsets[index], first, last, str(bad)) from None
 
     def _check_frames(self) -> TornEnd | None:
         """Walk every frame; return the torn end, raise on damage."""
         whole = 0  # frames of complete appends
         for window, place in walk(self.fd, self._salt, self.size):
-            if place.first != self.next:
-                reason = f"message {place.first} stands where {self.next} belongs"
-                raise DamagedError(str(self.path), self.size, min(self.next, place.first), None, reason)
+            rows = FrameRows.of(place)
+            expected = self.next - 1 if rows.entries else self.next
+            if rows.op != self.next_op or rows.first != expected:
+                reason = misplaced(rows, self.next)
+                raise DamagedError(str(self.path), self.size, min(self.next, rows.first), None, reason)
             last_time = frame.decode(window, place.at).last_time if place.columns else place.time
-            self.appended(place.first, place.messages, place.time, last_time, place.length)
+            self.appended(rows, place.time, last_time, place.length)
             if not place.flags & frame.CONTINUED:
                 whole = len(self._offsets)
         end = os.fstat(self.fd).st_size
@@ -277,10 +336,36 @@ class TailFile:
         """Forget the frames from ``index`` on."""
         if index == len(self._offsets):
             return
-        self.size, self.next = self._offsets[index], self._firsts[index]
+        self.size, self.next_op = self._offsets[index], self._ops[index]
         self.last_time = self._last_times[index - 1] if index else self._before
-        for column in (self._offsets, self._firsts, self._times, self._last_times):
+        place = bisect_left(self._frames, index)
+        if place < len(self._frames):
+            self.next = self._firsts[place]
+        for column in (self._frames, self._firsts):
+            del column[place:]
+        for column in (self._offsets, self._ops, self._seqs, self._times, self._last_times):
             del column[index:]
+
+
+class FrameRows(NamedTuple):
+    """The rows of a frame: how many, which kind, and where they stand."""
+
+    op: int
+    first: int
+    rows: int
+    entries: bool
+
+    @classmethod
+    def of(cls, place: frame.FrameInfo) -> FrameRows:
+        """Those of a frame in a file."""
+        return cls(place.op, place.first, place.rows, bool(place.flags & frame.ENTRIES))
+
+
+def misplaced(rows: FrameRows, following: int) -> str:
+    """Describe a frame that stands where another belongs."""
+    if rows.entries or rows.first == following:
+        return f"entries of the log are missing or doubled after message {following - 1}"
+    return f"message {rows.first} stands where {following} belongs"
 
 
 def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.FrameInfo]]:
@@ -337,10 +422,10 @@ def _frame_at(fd: int, salt: int, offset: int) -> frame.FrameInfo:
     return next(frame.scan(window, 0, salt))._replace(at=offset)
 
 
-def _trim(batches: list[Batch], first: int, last: int) -> list[Batch]:
-    """Cut off messages before ``first`` and after ``last``."""
-    if batches[0].first < first:
-        batches[0] = batches[0].slice(first - batches[0].first, len(batches[0]))
-    if batches[-1].last > last:
-        batches[-1] = batches[-1].slice(0, last - batches[-1].first + 1)
+def _trim(batches: list[Batch], before: int, after: int) -> list[Batch]:
+    """Cut off rows at the beginning and at the end."""
+    if after > 0:
+        batches[-1] = batches[-1].slice(0, len(batches[-1]) - after)
+    if before > 0:
+        batches[0] = batches[0].slice(before, len(batches[0]))
     return batches

@@ -3,8 +3,8 @@
 A failed write may leave bytes after the last whole frame. They are cut off at once or, if the disk refuses even that,
 before anything else is written or a new tail begun: no frame may follow garbage.
 
-Only a node of a cluster cuts its log back, and only by messages that were never committed: a primary numbered them, no
-majority had them, and another took over. A crash meanwhile leaves a log that ends at the old end, at the new one, or at
+Only a node of a cluster cuts its log back, and only by what was never committed: a primary numbered it, no
+majority had it, and another took over. A crash meanwhile leaves a log that ends at the old end, at the new one, or at
 the end of a file in between; never one with a hole, and never a shorter one. After a crash the node cuts back again.
 """
 
@@ -65,11 +65,11 @@ class TailWriter:
 
 
 def cut_back(directory: Path, segments: Sequence[Segment], last: int) -> tuple[Segment, ...]:
-    """Remove every message after ``last`` from the disk; return the segments that remain."""
-    at = next(at for at, segment in enumerate(segments) if segment.last > last)
+    """Remove every operation after ``last`` from the disk; return the segments that remain."""
+    at = next(at for at, segment in enumerate(segments) if segment.last_op > last)
     ending, *gone = segments[at:]
     if not isinstance(ending, TailFile):
-        raise UsageError(f"message {last + 1} is sealed and cannot be cut off")
+        raise UsageError(f"operation {last + 1} is sealed and cannot be cut off")
     for segment in reversed(gone):
         # One at a time, the newest first: a power failure may undo an earlier removal and keep a later one.
         segment.path.unlink(missing_ok=True)

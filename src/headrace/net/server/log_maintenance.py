@@ -72,8 +72,8 @@ class GroupCommit:
             self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
         self._hub.committed(done.result())
-        if self._hub.log.tail > self._hub.log.head:
-            self(self._hub.log.tail)
+        if self._hub.log.tail_op > self._hub.log.head_op:
+            self(self._hub.log.tail_op)
 
 
 class LogMaintenance:
@@ -94,7 +94,7 @@ class LogMaintenance:
         self._settings = settings.log
         self._disk = disk
         self._aging: tuple[int, float] | None = None
-        """The open tail's first sequence number, and when it was first seen with messages."""
+        """The open tail's first operation, and when it was first seen with messages."""
         self._looked = (hub.log.size, 0.0)
         """The log's size at the last check, and the time of that check."""
         self._busy_at = -_CALM
@@ -113,7 +113,9 @@ class LogMaintenance:
 
     async def seal(self) -> int:
         """Seal everything committed now; return the number of new segments."""
-        self._log.rotate()
+        tail = self._log.segments[-1]
+        if tail.last >= tail.first:
+            self._log.rotate()
         count = 0
         while await self._seal_next():
             count += 1
@@ -124,8 +126,8 @@ class LogMaintenance:
         # One at a time: of two, the older could finish last.
         async with self._keeping:
             state, kept = self._hub.state, self._log.snapshot
-            if state.seq > (0 if kept is None else kept.seq):
-                await self._in_thread(self._log.write_snapshot, state.seq, state.sections())
+            if state.op > (0 if kept is None else kept.op):
+                await self._in_thread(self._log.write_snapshot, state.op, state.seq, state.sections())
 
     async def _keep_synced(self) -> None:
         while True:
@@ -192,8 +194,8 @@ class LogMaintenance:
         if tail.last < tail.first:
             return
         # Another tail may have taken its place: a tail ends by its bytes, too.
-        if self._aging is None or self._aging[0] != tail.first:
-            self._aging = tail.first, now
+        if self._aging is None or self._aging[0] != tail.first_op:
+            self._aging = tail.first_op, now
         elif now - self._aging[1] >= self._settings.segment_seconds:
             self._log.rotate()
 

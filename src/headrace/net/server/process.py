@@ -307,8 +307,8 @@ class Server:
     def _obey_policy(self) -> None:
         """Put the settings' policy on services into the log, if it is not there."""
         policy = ServicePolicy(self.settings.services.auto, self.settings.services.max)
-        # A cluster's first message tells every node which log it is: it must not wait for a publisher.
-        if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail):
+        # A cluster's first entry tells every node which log it is: it must not wait for a publisher.
+        if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail_op):
             self.hub.submit(obey(policy))
 
     async def _open_doors(self) -> None:
@@ -389,9 +389,9 @@ class Server:
     async def _all_committed(self) -> None:
         """Wait for the sync that commits what was appended last (``fsync=always``)."""
         log = self.hub.log
-        while self._cluster is not None and log.tail > log.head:  # noqa: ASYNC110 -- at the end of a hub's life
+        while self._cluster is not None and log.tail_op > log.head_op:  # noqa: ASYNC110 -- at the end of a hub's life
             await asyncio.sleep(_LOOK_SECONDS)
-        while log.tail > log.head:
+        while log.tail_op > log.head_op:
             await asyncio.get_running_loop().run_in_executor(self._disk, log.sync)
 
 

@@ -1,0 +1,130 @@
+"""The entries of a sealed segment: frames as they were in the tail, in a file beside the Arrow file.
+
+``N.arrow`` holds messages only, for any Arrow reader. ``N.entries`` has a tail's header and those of its frames that
+hold log entries, byte for byte. Who reads messages never opens it; nodes and copies of a log, and a hub that restores
+its state, read both (:meth:`headrace.log.sealed.SealedSegment.read_ops`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from headrace.errors import DamagedError
+from headrace.log import frame
+from headrace.log.files import Descriptor, making
+from headrace.log.tail import HEADER_BYTES, FileHeader, fault, walk
+from headrace.message import Batch
+
+
+class EntriesFile:
+    """The entries of one sealed segment, read by any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Read every frame's place, and check each; raise if the file is damaged."""
+        self.path = path
+        self._descriptor = Descriptor(path, os.O_RDONLY)
+        fd = self._descriptor.fd
+        self.header = FileHeader.parse(os.pread(fd, HEADER_BYTES, 0), path)
+        places = [place for _, place in walk(fd, self.header.salt, HEADER_BYTES)]
+        self.size = HEADER_BYTES + sum(place.length for place in places)
+        if self.size != os.fstat(fd).st_size:
+            after = places[-1].first if places else self.header.first - 1
+            raise DamagedError(str(path), self.size, after, None, fault(fd, self.header.salt, self.size))
+        self._lengths = [place.length for place in places]
+        self._offsets = [HEADER_BYTES, *(HEADER_BYTES + np.cumsum(self._lengths)).tolist()]
+        self._ops = [place.op for place in places]
+        self._afters = [place.first for place in places]
+        self._rows = [place.rows for place in places]
+        self._before: list[int] = [0, *np.cumsum(self._rows).tolist()]
+        """How many entries come before each frame, and how many there are."""
+        for index, place in enumerate(places):
+            messages = place.first - self.header.first + 1
+            expected = self.header.op + messages + self._before[index]
+            if place.op != expected or messages < 0 or not place.flags & frame.ENTRIES:
+                reason = f"entries of the log are missing or doubled after message {place.first}"
+                raise DamagedError(str(path), self._offsets[index], place.first, place.first, reason)
+
+    @property
+    def count(self) -> int:
+        """Number of entries."""
+        return self._before[-1]
+
+    def upto(self, op: int) -> int:
+        """Count the entries up to an operation."""
+        index = bisect_right(self._ops, op) - 1
+        return 0 if index < 0 else self._before[index] + min(op - self._ops[index] + 1, self._rows[index])
+
+    def before(self, seq: int) -> int:
+        """Count the entries that stand before a message."""
+        return self._before[bisect_left(self._afters, seq)]
+
+    def next_op(self, op: int) -> int | None:
+        """The first entry at or after an operation."""
+        index = bisect_right(self._ops, op) - 1
+        if index >= 0 and op < self._ops[index] + self._rows[index]:
+            return op
+        return self._ops[index + 1] if index + 1 < len(self._ops) else None
+
+    def read(self, op: int, last: int) -> Batch:
+        """Entries from ``op``, which must be one, up to ``last`` or the end of their frame."""
+        index = bisect_right(self._ops, op) - 1
+        offset = self._offsets[index]
+        window = os.pread(self._descriptor.fd, self._lengths[index], offset)
+        try:
+            frame.check(window, 0, self.header.salt)
+        except frame.BadFrame as bad:
+            after = self._afters[index]
+            raise DamagedError(str(self.path), offset, after, after, str(bad)) from None
+        begin = op - self._ops[index]
+        return frame.decode(window, 0).slice(begin, min(self._rows[index], last - self._ops[index] + 1))
+
+
+class EntriesWriter:
+    """Writes the entries of a segment that is being sealed; no file is made if there are none."""
+
+    def __init__(self, path: Path, header: FileHeader, unfinished: Path) -> None:
+        self.size = 0
+        """Bytes of the file; 0 without one."""
+        self._path = path
+        self._unfinished = unfinished
+        self._header = header
+        self._pieces: list[bytes] = []
+
+    @classmethod
+    @contextlib.contextmanager
+    def beside(cls, segment: Path, header: FileHeader) -> Iterator[EntriesWriter]:
+        """Write the entries file of a segment; without :meth:`finish` nothing of it stays."""
+        path = segment.with_suffix(".entries")
+        with making(path) as unfinished:
+            yield cls(path, header, unfinished)
+
+    def add(self, data: bytes) -> None:
+        """Add a whole frame of entries."""
+        if not self.size:
+            self._pieces.append(self._header.serialize())
+            self.size = HEADER_BYTES
+        self._pieces.append(data)
+        self.size += len(data)
+        if len(self._pieces) >= 1024:
+            self._write()
+
+    def finish(self, *, sync: bool) -> None:
+        """Put the file in its place, if there is anything in it."""
+        if not self.size:
+            return
+        self._write()
+        if sync:
+            descriptor = Descriptor(self._unfinished, os.O_RDONLY)
+            os.fsync(descriptor.fd)
+        self._unfinished.rename(self._path)
+
+    def _write(self) -> None:
+        with self._unfinished.open("ab") as file:
+            file.writelines(self._pieces)
+        self._pieces.clear()
