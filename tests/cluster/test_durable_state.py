@@ -18,7 +18,7 @@ from headrace.cluster.durable_state import (
     serialize_testimony,
 )
 from headrace.cluster.history import MAX_SPANS, History
-from headrace.errors import DamagedError, MalformedError
+from headrace.errors import DamagedError, MalformedError, StorageError
 from headrace.log.checksum import crc32c
 
 STATE = DurableState(9, 7, 1234, True, (7, 17, 27), {7: 2, 17: 1}, History([(1, 1), (7, 1001)]))
@@ -41,26 +41,32 @@ class TestTestimony:
         [
             None,
             [],
-            [True, [], {}],
-            [True, [], {}, [], 0],
-            [1, [], {}, []],
-            [True, [65_536], {}, []],
-            [True, [-1], {}, []],
-            [True, list(range(MAX_NODES + 1)), {}, []],
-            [True, [], {7: -1}, []],
-            [True, [], {7: 1 << 63}, []],
-            [True, [], {"a": 1}, []],
-            [True, [], {}, [[1]]],
-            [True, [], {}, [[1, 1.5]]],
-            [True, [], {}, [[2, 1], [1, 5]]],
-            [True, [], {}, [[1, 5], [2, 4]]],
-            [True, [], {}, [[1, 1], [1, 2]]],
-            [True, [], {}, [[n, n] for n in range(1, MAX_SPANS + 2)]],
+            [2, True, [], {}],
+            [2, True, [], {}, [], 0],
+            [2, 1, [], {}, []],
+            [1, True, [], {}, []],
+            [3, True, [], {}, []],
+            [2, True, [65_536], {}, []],
+            [2, True, [-1], {}, []],
+            [2, True, list(range(MAX_NODES + 1)), {}, []],
+            [2, True, [], {7: -1}, []],
+            [2, True, [], {7: 1 << 63}, []],
+            [2, True, [], {"a": 1}, []],
+            [2, True, [], {}, [[1]]],
+            [2, True, [], {}, [[1, 1.5]]],
+            [2, True, [], {}, [[2, 1], [1, 5]]],
+            [2, True, [], {}, [[1, 5], [2, 4]]],
+            [2, True, [], {}, [[1, 1], [1, 2]]],
+            [2, True, [], {}, [[n, n] for n in range(1, MAX_SPANS + 2)]],
         ],
     )
     def test_what_is_none_is_refused(self, content: Any) -> None:
         with pytest.raises(MalformedError):
             parse_testimony(msgspec.msgpack.encode(content))
+
+    def test_a_node_that_numbers_entries_is_told_to_be_of_another_release(self) -> None:
+        with pytest.raises(MalformedError, match="of form 2: all nodes need the same release"):
+            parse_testimony(msgspec.msgpack.encode([True, [7, 17, 27], {7: 1}, [[1, 1]]]))
 
     @given(st.binary(max_size=200))
     def test_any_bytes_are_a_testimony_or_refused(self, bulk: bytes) -> None:
@@ -108,6 +114,16 @@ class TestFile:
     )
     def test_another_form_is_refused(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "cluster"
-        path.write_bytes(b"HRCLST\x01\n" + crc32c(content).to_bytes(4, "little") + content)
+        path.write_bytes(b"HRCLST\x02\n" + crc32c(content).to_bytes(4, "little") + content)
         with pytest.raises(DamagedError, match="unknown form"):
             load(path)
+
+    def test_a_state_of_a_log_whose_entries_had_numbers_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "cluster"
+        save(path, StoredState(STATE, "a boot", "a log"))
+        path.write_bytes(path.read_bytes().replace(b"HRCLST\x02", b"HRCLST\x01"))
+        with pytest.raises(
+            StorageError, match=r"earlier release.*begin with an empty data directory"
+        ) as refused:
+            load(path)
+        assert not isinstance(refused.value, DamagedError)

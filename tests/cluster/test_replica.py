@@ -246,7 +246,8 @@ class TestViews:
         two = backup(tail=3, commit=3)
         effects = two.receive(30, StartView(5, 4, 2), told(History([(1, 1), (3, 3), (5, 5)])), 0.1)
         [halt] = only(effects, Halt)
-        assert "message 3 is committed here" in halt.reason
+        assert "this node has committed what the cluster has not" in halt.reason
+        assert halt.after == 2
         assert two.state.status is Status.FAULTY
         assert two.tick(9.0) == []
         assert two.next_timer() is None
@@ -329,7 +330,8 @@ class TestRecovery:
         answer = told(History([(10, 2), (11, 3), (13, 4)]), incarnations={10: asked.incarnation})
         two.receive(20, RecoveryResponse(13, asked.nonce, 6, 6), answer, 0.1)
         [halt] = only(two.receive(30, RecoveryResponse(13, asked.nonce, 6, 6), answer, 0.1), Halt)
-        assert "message 7 is committed here" in halt.reason
+        assert "this node has committed what the cluster has not" in halt.reason
+        assert halt.after == 6
 
     def test_one_killed_before_it_reached_what_is_remembered_goes_on_where_it_was(self) -> None:
         """It is filled again by a cluster that has forgotten which views wrote the beginning of the log."""

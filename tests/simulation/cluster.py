@@ -3,25 +3,31 @@
 The rules and the testimonies' bytes are the real ones; sockets, clocks and disks are played. :func:`simulate` builds a
 world from a seed, lets it suffer, heals it, and raises :class:`BrokenPromiseError` as soon as
 
-- two nodes have different messages under one number that both hold to be committed,
+- two nodes have different operations at one position that both hold to be committed,
 - something is committed, and so acknowledged, that a majority has never had,
 - a view starts without something that was committed, or a node cuts off what it had committed,
 - a node gives up,
 
-or if the healed cluster does not agree, and go on, within :data:`SETTLE_SECONDS`.
+or if the healed cluster does not agree, and go on, within :data:`SETTLE_SECONDS`. In the end, on every node, messages
+have the numbers 1, 2, 3, … without a hole, every entry stands at the same place among them, and the state that a node
+made of the entries has each of them once, in order, whatever snapshots and restarts it went through.
 
-A message is played by a text of its own. A node can be ended between any two effects, in three ways: killed (what was
-written stays), without power (any part of what was not synced is gone), or with its disk emptied. What counts as
-a loss happens to fewer nodes than a majority at a time, as the promise has it.
+An operation is played by a text of its own (:class:`Op`). What a driver does with operations, and could do wrong if it
+counted messages instead, is in :class:`Positions`, which tests break on purpose.
+
+A node can be ended between any two effects, in three ways: killed (what was written stays), without power (any part of
+what was not synced is gone), or with its disk emptied. What counts as a loss happens to fewer nodes than a majority at
+a time, as the promise has it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.simulation.network import Endpoint, Network
 
@@ -52,6 +58,10 @@ SETTLE_SECONDS = 30.0
 """How long after everything is healed all nodes must agree and have a new message. It is a dozen of patience."""
 
 
+ENTRY = "entry "
+"""What the text of an entry begins with; all others are messages."""
+
+
 class BrokenPromiseError(AssertionError):
     """A promise was not kept."""
 
@@ -60,13 +70,76 @@ class EndedError(Exception):
     """A node was ended in the middle of its work."""
 
 
+class Op(NamedTuple):
+    """A message and its number, or an entry and the number of the message that it stands after."""
+
+    seq: int
+    text: str
+
+    @property
+    def is_entry(self) -> bool:
+        return self.text.startswith(ENTRY)
+
+
+class Applied(NamedTuple):
+    """An entry that has changed a node's state, and its position."""
+
+    position: int
+    op: Op
+
+
+class Snapshot(NamedTuple):
+    """The state after the operation at ``position``."""
+
+    position: int = 0
+    state: tuple[Applied, ...] = ()
+
+
+NO_SNAPSHOT = Snapshot()
+
+
+class Positions:
+    """What becomes of operations in a driver, its log and its hub."""
+
+    def served(self, ops: Sequence[Op], first: int, last: int) -> tuple[Op, ...]:
+        """What a node sends of its log."""
+        return tuple(ops[first - 1 : last])
+
+    def cut_back(self, ops: Sequence[Op], last: int) -> list[Op]:
+        """What a cut leaves of a log."""
+        return list(ops[:last])
+
+    def to_apply(self, ops: Sequence[Op], after: int, last: int) -> Iterator[Applied]:
+        """The entries that a state at position ``after`` lacks of a log that is committed up to ``last``."""
+        for position in range(after + 1, last + 1):
+            if ops[position - 1].is_entry:
+                yield Applied(position, ops[position - 1])
+
+
+BY_POSITION = Positions()
+
+
+def edge(ops: Sequence[Op], position: int) -> str:
+    """What is on both sides of the place after a position."""
+    sides = ops[position - 1 : position] if position else [], ops[position : position + 1]
+    return " | ".join("nothing" if not side else "entry" if side[0].is_entry else "message" for side in sides)
+
+
+def numbered(after: Op | None, texts: Iterable[str]) -> Iterator[Op]:
+    """Number what is published, as a primary does: messages count on, entries stand after the newest one."""
+    seq = 0 if after is None else after.seq
+    for text in texts:
+        seq += not text.startswith(ENTRY)
+        yield Op(seq, text)
+
+
 @dataclass
 class Parcel:
     """What goes from node to node."""
 
     body: Replication
     bulk: bytes
-    messages: tuple[str, ...]
+    ops: tuple[Op, ...]
     first: int
 
 
@@ -74,9 +147,10 @@ class Parcel:
 class Disk:
     """What is left of a node when it ends."""
 
-    messages: list[str] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
     """All that the log has had from 1 on, also what was trimmed, to compare it."""
     first: int = 1
+    snapshot: Snapshot = NO_SNAPSHOT
     synced: int = 0
     cuts: int = 0
     state: DurableState | None = None
@@ -109,6 +183,8 @@ class Scenario:
     """How likely a node is to end just after it has reported to a new primary."""
     held: float
     """How likely a parcel of a view change is to be held up for long."""
+    entries: float
+    """How likely an operation is to be an entry."""
 
     @classmethod
     def of(cls, random: Random) -> Scenario:
@@ -131,6 +207,7 @@ class Scenario:
             disk=random.choice([0.01, 0.01, 0.2]),
             ambushes=random.choice([0.0, 0.0, 0.3]),
             held=random.choice([0.0, 0.0, 0.3]),
+            entries=random.choice([0.0, 0.2, 0.5, 0.9]),
         )
 
 
@@ -143,11 +220,12 @@ class Node:
         self.endpoint: Endpoint = ("node", number)
         self.disk = Disk()
         self.replica: Replica | None = None
-        self.numbered: dict[int, str] = {}
-        """What this node has numbered and not acknowledged yet."""
+        self.numbered: dict[int, Op] = {}
+        """What this node has numbered and not acknowledged yet, by position."""
         self.commit = 0
+        self.state: list[Applied] = []
         self._received: Parcel | None = None
-        self._snapshots: dict[int, list[str]] = {}
+        self._snapshots: dict[int, tuple[list[Op], Snapshot]] = {}
         self._rate = 1 + world.random.uniform(-1, 1) * world.scenario.skew
         self._offset = world.random.uniform(0, 1_000)
         self._life = 0
@@ -160,17 +238,19 @@ class Node:
             self.id,
             scenario.size,
             stored=disk.state,
-            commit=disk.first - 1,
-            tail=len(disk.messages),
+            commit=disk.snapshot.position,
+            tail=len(disk.ops),
             intact=intact and disk.state is not None,
             synced_only=scenario.synced_only,
             random=Random(self.world.random.random()),
             timing=scenario.timing,
         )
-        begin, disk.synced = disk.synced + 1, len(disk.messages)  # opening a log syncs it
+        begin, disk.synced = disk.synced + 1, len(disk.ops)  # opening a log syncs it
         self.world.hold(self, begin)
         self.commit = self.replica.state.commit
         self.world.check_prefix(self, self.commit)
+        self.state = list(disk.snapshot.state)
+        self.state += self.world.positions.to_apply(disk.ops, disk.snapshot.position, self.commit)
         self.world.network.attach(self.endpoint, self)
         self._run(lambda replica: replica.start(self._local(self.world.network.now)))
 
@@ -186,18 +266,17 @@ class Node:
         timer = None if self.replica is None else self.replica.next_timer()
         return None if timer is None else (timer - self._offset) / self._rate + 1e-9
 
-    def publish(self, messages: list[str]) -> bool:
+    def publish(self, texts: list[str]) -> bool:
         disk = self.disk
         if not self.accepting:
             return False
-        first = len(disk.messages) + 1
-        for seq, message in enumerate(messages, first):
-            disk.messages.append(message)
-            self.numbered[seq] = message
+        first = len(disk.ops) + 1
+        disk.ops += numbered(disk.ops[-1] if disk.ops else None, texts)
+        self.numbered.update(enumerate(disk.ops[first - 1 :], first))
         if not self.world.scenario.synced_only:
             self.world.hold(self, first)
         now = self._local(self.world.network.now)
-        self._run(lambda replica: replica.appended(first, len(disk.messages), now))
+        self._run(lambda replica: replica.appended(first, len(disk.ops), now))
         return True
 
     def vouch(self) -> None:
@@ -217,8 +296,8 @@ class Node:
         if kind == "emptied":
             self.disk = Disk(lossless=False)
         elif kind == "without power":
-            kept = random.randint(disk.synced, len(disk.messages))
-            del disk.messages[kept:]
+            kept = random.randint(disk.synced, len(disk.ops))
+            del disk.ops[kept:]
             disk.lossless = False
 
     @property
@@ -252,28 +331,30 @@ class Node:
             case Send(to, body, bulk):
                 self._send(to, body, bulk)
             case Broadcast(body):
-                messages: tuple[str, ...] = ()
+                ops: tuple[Op, ...] = ()
                 if isinstance(body, Prepare):
-                    messages = tuple(disk.messages[body.first - 1 : body.last])
+                    ops = tuple(disk.ops[body.first - 1 : body.last])
                 for node in world.nodes:
                     if node is not self:
-                        self._send(node.id, body, b"", messages, getattr(body, "first", 0))
+                        self._send(node.id, body, b"", ops, getattr(body, "first", 0))
             case Append(first, last):
                 received = self._received
                 assert received is not None
-                assert first == len(disk.messages) + 1, "appended with a hole"
+                assert first == len(disk.ops) + 1, "appended with a hole"
                 begin = first - received.first
                 assert begin >= 0, "appended what has not come"
-                disk.messages += received.messages[begin : last - received.first + 1]
-                assert len(disk.messages) == last, "appended what has not come"
+                disk.ops += received.ops[begin : last - received.first + 1]
+                world.happened[f"Append at {edge(disk.ops, first - 1)}"] += 1
+                assert len(disk.ops) == last, "appended what has not come"
                 if not world.scenario.synced_only:
                     world.hold(self, first)
             case CutBack(last):
-                if last < self.commit:
+                world.happened[f"CutBack at {edge(disk.ops, last)}"] += 1
+                disk.ops = world.positions.cut_back(disk.ops, last)
+                if len(disk.ops) < self.commit:
                     raise BrokenPromiseError(
-                        f"{self.id} cuts back to {last}, but has committed {self.commit}"
+                        f"{self.id} cuts back to {len(disk.ops)}, but has committed {self.commit}"
                     )
-                del disk.messages[last:]
                 disk.synced = min(disk.synced, last)
                 disk.cuts += 1
             case Sync(token):
@@ -289,7 +370,9 @@ class Node:
             case FetchSnapshot(token, source):
                 self._later(0.5, lambda: self._fetch(token, world.node(source)))
             case Install(token, last):
-                disk.messages = self._snapshots.pop(token)[:last]
+                disk.ops, disk.snapshot = self._snapshots.pop(token)
+                assert len(disk.ops) == disk.snapshot.position == last, "another snapshot was fetched"
+                self.state = list(disk.snapshot.state)
                 disk.first = last + 1
                 disk.synced = last
                 disk.cuts += 1
@@ -302,17 +385,20 @@ class Node:
                 raise BrokenPromiseError(f"{self.id} gives up: {reason}")
 
     def _advance(self, commit: int) -> None:
-        if not self.commit < commit <= len(self.disk.messages):
+        if not self.commit < commit <= len(self.disk.ops):
             raise BrokenPromiseError(f"{self.id} goes from {self.commit} to {commit}")
-        for seq in range(self.commit + 1, commit + 1):
-            message = self.disk.messages[seq - 1]
-            self.world.committed(self, seq, message)
-            if self.numbered.pop(seq, None) is not None:
-                self.world.acknowledged[message] = seq
+        for position in range(self.commit + 1, commit + 1):
+            op = self.disk.ops[position - 1]
+            self.world.committed(self, position, op)
+            if self.numbered.pop(position, None) is not None:
+                self.world.acknowledged[op.text] = position
+        self.world.happened[f"Advance at {edge(self.disk.ops, commit)}"] += 1
+        applied = max(self.commit, self.disk.snapshot.position)
+        self.state += self.world.positions.to_apply(self.disk.ops, applied, commit)
         self.commit = commit
 
     def _sync(self, token: int) -> None:
-        disk, upto = self.disk, len(self.disk.messages)
+        disk, upto = self.disk, len(self.disk.ops)
         cuts = disk.cuts
 
         def done() -> None:
@@ -334,22 +420,28 @@ class Node:
             return
         last = min(effect.last, effect.first - 1 + self.world.random.randint(1, 8))
         body = NewState(effect.view, effect.first, last, effect.commit)
-        self._send(effect.to, body, b"", tuple(disk.messages[effect.first - 1 : last]), effect.first)
+        ops = self.world.positions.served(disk.ops, effect.first, last)
+        self._send(effect.to, body, b"", ops, effect.first)
 
     def _fetch(self, token: int, source: Node) -> None:
-        seq = None
+        position = None
         if source.replica is not None and (source.endpoint, self.endpoint) not in self.world.network.cut:
-            seq = self.world.random.randint(source.disk.first - 1, source.commit)
-            self._snapshots[token] = source.disk.messages[:seq]
+            position = self.world.random.randint(source.disk.first - 1, source.commit)
+            self._snapshots[token] = source.disk.ops[:position], source.snapshot(position)
         now = self._local(self.world.network.now)
-        self._run(lambda replica: replica.fetched(token, seq, now))
+        self._run(lambda replica: replica.fetched(token, position, now))
+
+    def snapshot(self, position: int) -> Snapshot:
+        """The state as it was at a position."""
+        self.world.happened[f"snapshot at {edge(self.disk.ops, position)}"] += 1
+        return Snapshot(position, tuple(each for each in self.state if each.position <= position))
 
     def _send(
-        self, to: int, body: Replication, bulk: bytes, messages: tuple[str, ...] = (), first: int = 0
+        self, to: int, body: Replication, bulk: bytes, ops: tuple[Op, ...] = (), first: int = 0
     ) -> None:
         world, network = self.world, self.world.network
         world.happened[type(body).__name__] += 1
-        parcel, to_endpoint = Parcel(body, bulk, messages, first), ("node", to)
+        parcel, to_endpoint = Parcel(body, bulk, ops, first), ("node", to)
         crucial = world.suffering and isinstance(body, DoViewChange | StartView)
         if crucial and world.random.random() < world.scenario.held:
             late = network.now + world.random.uniform(0, 10) * world.scenario.timing.patience
@@ -377,19 +469,22 @@ class Node:
 class World:
     """One seed's cluster."""
 
-    def __init__(self, seed: int, rules: type[Replica], **chosen: Any) -> None:
+    def __init__(
+        self, seed: int, rules: type[Replica], *, positions: Positions = BY_POSITION, **chosen: Any
+    ) -> None:
         self.random = random = Random(seed)
         self.rules = rules
+        self.positions = positions
         self.scenario = scenario = replace(Scenario.of(random), **chosen)
         self.network = Network(Random(random.random()), scenario.worst)
         self.happened: Counter[str] = Counter()
         self.suffering = True
-        self.chosen: dict[int, str] = {}
-        """What was committed under each number, as the first node to commit it had it."""
+        self.chosen: dict[int, Op] = {}
+        """What was committed at each position, as the first node to commit it had it."""
         self._chosen_in: dict[int, int] = {}
         """In which view it was, at the latest."""
         self.acknowledged: dict[str, int] = {}
-        self._holders: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
+        self._holders: defaultdict[tuple[int, Op], set[int]] = defaultdict(set)
         self._published = 0
         self.nodes = [Node(self, 10 * index + 7) for index in range(scenario.size)]
         ids = tuple(node.id for node in self.nodes)
@@ -417,12 +512,14 @@ class World:
         self.network.at(self.scenario.seconds + 1, self._publish_at_last)
         if not self.network.run(self._settled, self.scenario.seconds + SETTLE_SECONDS):
             raise BrokenPromiseError(f"no agreement: {self._where()}")
+        self.check_numbers()
         for node in self.nodes:
             self.check_prefix(node, len(self.chosen))
-        for message, seq in self.acknowledged.items():
-            if self.chosen.get(seq) != message:
+            self.check_state(node)
+        for text, position in self.acknowledged.items():
+            if position not in self.chosen or self.chosen[position].text != text:
                 raise BrokenPromiseError(
-                    f"{message} was acknowledged as {seq}, which is {self.chosen.get(seq)}"
+                    f"{text} was acknowledged at {position}, where there is {self.chosen.get(position)}"
                 )
 
     def goes_on(self, within: float) -> bool:
@@ -437,20 +534,21 @@ class World:
 
     def hold(self, node: Node, first: int) -> None:
         """A node has what counts as appended, from ``first`` on."""
-        upto = node.disk.synced if self.scenario.synced_only else len(node.disk.messages)
-        for seq in range(first, upto + 1):
-            self._holders[seq, node.disk.messages[seq - 1]].add(node.id)
+        upto = node.disk.synced if self.scenario.synced_only else len(node.disk.ops)
+        for position in range(first, upto + 1):
+            self._holders[position, node.disk.ops[position - 1]].add(node.id)
 
-    def committed(self, node: Node, seq: int, message: str) -> None:
-        """A node holds a message to be committed."""
-        if seq in self.chosen:
-            if self.chosen[seq] != message:
-                raise BrokenPromiseError(f"{node.id} has {message} as {seq}, others {self.chosen[seq]}")
+    def committed(self, node: Node, position: int, op: Op) -> None:
+        """A node holds an operation to be committed."""
+        if position in self.chosen:
+            if self.chosen[position] != op:
+                raise BrokenPromiseError(f"{node.id} has {op} as {position}, others {self.chosen[position]}")
             return
-        if len(self._holders[seq, message]) <= self.scenario.size // 2:
-            raise BrokenPromiseError(f"{node.id} commits {seq}, which only {self._holders[seq, message]} had")
-        self.chosen[seq] = message
-        self._chosen_in[seq] = node.replica.state.view if node.replica is not None else 0
+        holders = self._holders[position, op]
+        if len(holders) <= self.scenario.size // 2:
+            raise BrokenPromiseError(f"{node.id} commits {position}, which only {holders} had")
+        self.chosen[position] = op
+        self._chosen_in[position] = node.replica.state.view if node.replica is not None else 0
 
     def check_start(self, node: Node) -> None:
         """A new primary has everything that was committed in views before its own.
@@ -458,15 +556,32 @@ class World:
         One whose view starts late, after others have gone on, does no harm: nobody follows it.
         """
         assert node.replica is not None
-        for seq, message in self.chosen.items():
-            earlier = self._chosen_in.get(seq, 0) < node.replica.state.view
-            if earlier and node.disk.messages[seq - 1 : seq] != [message]:
-                raise BrokenPromiseError(f"{node.id} starts a view without {seq}")
+        for position, op in self.chosen.items():
+            earlier = self._chosen_in.get(position, 0) < node.replica.state.view
+            if earlier and node.disk.ops[position - 1 : position] != [op]:
+                raise BrokenPromiseError(f"{node.id} starts a view without {position}")
 
     def check_prefix(self, node: Node, upto: int) -> None:
-        for seq in range(1, upto + 1):
-            if node.disk.messages[seq - 1] != self.chosen[seq]:
-                raise BrokenPromiseError(f"{node.id} has another {seq} than was committed")
+        for position in range(1, upto + 1):
+            if node.disk.ops[position - 1] != self.chosen[position]:
+                raise BrokenPromiseError(f"{node.id} has another {position} than was committed")
+
+    def check_numbers(self) -> None:
+        """Messages have the numbers 1, 2, 3, …, and entries stand after the message before them."""
+        newest = 0
+        for position, op in sorted(self.chosen.items()):
+            newest += not op.is_entry
+            if op.seq != newest:
+                raise BrokenPromiseError(f"{op} is at {position}, where the newest message is {newest}")
+            self.happened["entry" if op.is_entry else "message"] += 1
+
+    def check_state(self, node: Node) -> None:
+        """Each entry has changed a node's state once, in order, and nothing else has."""
+        entries = [Applied(position, op) for position, op in sorted(self.chosen.items()) if op.is_entry]
+        for place, (applied, entry) in enumerate(zip_longest(node.state, entries)):
+            if applied != entry:
+                again = "again" if applied in entries[:place] else "instead"
+                raise BrokenPromiseError(f"{node.id} applied {applied} {again}: {entry} is next")
 
     def end(self, node: Node) -> None:
         """End a node in some way that the promise allows for, and start it again after a while."""
@@ -492,11 +607,14 @@ class World:
         return self.random.uniform(0, self.scenario.seconds)
 
     def _publish(self) -> None:
-        """Offer messages of its own to each node: more than one may think that it is the primary."""
+        """Offer operations of its own to each node: more than one may think that it is the primary."""
         for node in self.nodes:
-            messages = [f"m{self._published + index}" for index in range(self.random.randint(1, 3))]
-            self._published += len(messages)
-            self.happened["accepted" if node.publish(messages) else "not accepted"] += 1
+            texts = []
+            for _ in range(self.random.randint(1, 3)):
+                is_entry = self.random.random() < self.scenario.entries
+                texts.append(f"{ENTRY if is_entry else 'message '}{self._published}")
+                self._published += 1
+            self.happened["accepted" if node.publish(texts) else "not accepted"] += 1
 
     def _publish_at_last(self) -> None:
         """Publish one more message, again until it is acknowledged."""
@@ -541,7 +659,8 @@ class World:
             disk = node.disk
             disk.first = max(disk.first, self.random.randint(0, node.commit) + 1)
             # Nothing is trimmed before it is in a snapshot, and a snapshot syncs the log that it is of.
-            begin, disk.synced = disk.synced + 1, max(disk.synced, disk.first - 1)
+            disk.snapshot = node.snapshot(self.random.randint(disk.first - 1, node.commit))
+            begin, disk.synced = disk.synced + 1, max(disk.synced, disk.snapshot.position)
             self.hold(node, begin)
 
     def _where(self) -> str:
@@ -553,9 +672,11 @@ class World:
         )
 
 
-def simulate(seed: int, rules: type[Replica] = Replica, **chosen: Any) -> World:
+def simulate(
+    seed: int, rules: type[Replica] = Replica, *, positions: Positions = BY_POSITION, **chosen: Any
+) -> World:
     """Let a seed's world run, with what is ``chosen`` in place of what the seed chooses."""
-    world = World(seed, rules, **chosen)
+    world = World(seed, rules, positions=positions, **chosen)
     try:
         world.run()
     except (AssertionError, HeadraceError) as broken:

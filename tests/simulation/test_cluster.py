@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, get_args
 
 import pytest
-from tests.simulation.cluster import BrokenPromiseError, World, simulate
+from tests.simulation.cluster import Applied, BrokenPromiseError, Op, Positions, World, numbered, simulate
 
 from headrace.cluster.catchup import CatchUp, Target
 from headrace.cluster.effects import Effect, Status
@@ -204,6 +204,96 @@ def test_a_broken_rule_is_caught(rules: type[Replica], chosen: dict[str, Any], c
         simulate_all(range(400), rules, **chosen)
 
 
+class CutsMessages(Positions):
+    """A cut keeps the log up to a message, and loses the entries that stand after it."""
+
+    def cut_back(self, ops: Sequence[Op], last: int) -> list[Op]:
+        return list(ops[: newest_message(ops, last)])
+
+
+class CutsMessagesFirst(Positions):
+    """A cut takes as many operations as it should, but all of them messages: the entries between them move up."""
+
+    def cut_back(self, ops: Sequence[Op], last: int) -> list[Op]:
+        left = [*ops[:last], *(op for op in ops[last:] if op.is_entry)]
+        return left[len(left) - last :]
+
+
+class AppliesFromTheMessage(Positions):
+    """A state that goes on begins with the entries that stand after its newest message, which it has already."""
+
+    def to_apply(self, ops: Sequence[Op], after: int, last: int) -> Iterator[Applied]:
+        return super().to_apply(ops, newest_message(ops, after), last)
+
+
+class SkipsToTheNextMessage(Positions):
+    """A state that goes on takes its newest message for its position, and skips the entries that stand after it."""
+
+    def to_apply(self, ops: Sequence[Op], after: int, last: int) -> Iterator[Applied]:
+        newest = ops[after - 1].seq if after else 0
+        return (each for each in super().to_apply(ops, after, last) if each.op.seq > newest or not after)
+
+
+class ServesEntriesFirst(Positions):
+    """Of the operations that have one number, a node serves the entries first: they move over the message."""
+
+    def served(self, ops: Sequence[Op], first: int, last: int) -> tuple[Op, ...]:
+        return tuple(sorted(super().served(ops, first, last), key=lambda op: (op.seq, not op.is_entry)))
+
+
+class ServesMessagesAlone(Positions):
+    """A node serves its messages, then its entries, as if their order among one another did not matter."""
+
+    def served(self, ops: Sequence[Op], first: int, last: int) -> tuple[Op, ...]:
+        return tuple(sorted(super().served(ops, first, last), key=lambda op: op.is_entry))
+
+
+def newest_message(ops: Sequence[Op], upto: int) -> int:
+    """The position of the newest message up to a position; 0 if there is none."""
+    return next((position for position in range(upto, 0, -1) if not ops[position - 1].is_entry), 0)
+
+
+MIXED = {**CALM, "entries": 0.5, "publishes": 60}
+
+PLACES = {
+    f"{what} at {before} | {after}"
+    for what in ("Append", "CutBack", "Advance", "snapshot")
+    for before in ("nothing", "message", "entry")
+    for after in ("message", "entry")
+} - {f"{what} at nothing | {after}" for what in ("Advance", "CutBack") for after in ("message", "entry")}
+"""Where a log can be continued, cut, committed or summed up: each has any kind of operation before and after it.
+
+That a whole log is cut off is too rare for these seeds: see :mod:`tests.simulation.test_cluster_scenarios`.
+"""
+
+BROKEN_POSITIONS: dict[str, tuple[Positions, dict[str, Any], str]] = {
+    "loses entries at a cut": (CutsMessages(), MIXED, "cuts back to|appended with a hole|goes from"),
+    "moves entries at a cut": (CutsMessagesFirst(), MIXED, LOST),
+    "applies entries twice": (AppliesFromTheMessage(), MIXED, "applied .* again"),
+    "applies entries of a snapshot twice": (
+        AppliesFromTheMessage(),
+        {**MIXED, "entries": 0.2, "trims": 8},
+        "applied .* again",
+    ),
+    "skips entries": (SkipsToTheNextMessage(), MIXED, "applied .* instead"),
+    "moves entries before their message": (ServesEntriesFirst(), {**MIXED, "worst": 0.4}, LOST),
+    "moves entries behind later messages": (ServesMessagesAlone(), {**MIXED, "worst": 0.4}, LOST),
+}
+
+
+@pytest.mark.parametrize(
+    ("positions", "chosen", "caught"), BROKEN_POSITIONS.values(), ids=BROKEN_POSITIONS.keys()
+)
+def test_an_entry_out_of_place_is_caught(positions: Positions, chosen: dict[str, Any], caught: str) -> None:
+    with pytest.raises(BrokenPromiseError, match=caught):
+        simulate_all(range(400), Replica, positions=positions, **chosen)
+
+
+@pytest.mark.parametrize("chosen", [MIXED, {**MIXED, "worst": 0.4, "trims": 8}], ids=["mixed", "trimmed"])
+def test_entries_stay_in_place_where_broken_ones_are_caught(chosen: dict[str, Any]) -> None:
+    simulate_all(range(30), Replica, **chosen)
+
+
 def simulate_all(seeds: range, rules: type[Replica], **chosen: Any) -> None:
     for seed in seeds:
         simulate(seed, rules, **chosen)
@@ -275,6 +365,7 @@ def test_the_seeds_meet_every_rule() -> None:
     beside = {"Publish", "Ack", "GetSnapshot", "SnapshotPart"}
     parcels = {body.__name__ for body in get_args(Replication)} - beside
     assert met.keys() >= effects | parcels | {"killed", "without power", "emptied", "accepted"}
+    assert met.keys() >= {"entry", "message", *PLACES}
 
 
 def test_a_new_cluster_leaves_nobody_behind() -> None:
@@ -293,7 +384,7 @@ def test_if_all_lose_power_without_sync_only_an_operator_lets_them_go_on() -> No
     world.network.run(lambda: False, 1.0)
     assert world.goes_on(within=2.0)
     for node in world.nodes:
-        node.disk.synced = len(node.disk.messages)
+        node.disk.synced = len(node.disk.ops)
         node.end("without power")
     for node in world.nodes:
         node.start()
@@ -309,12 +400,12 @@ def test_if_all_lose_power_without_sync_only_an_operator_lets_them_go_on() -> No
 def test_a_lone_hubs_log_becomes_a_clusters_by_an_operators_word() -> None:
     world = World(3, Replica, **{**QUIET, "founded": False})
     for node in world.nodes[:1]:
-        node.disk.messages += ["old 1", "old 2"]
+        node.disk.ops += numbered(None, ["old 1", "entry of old", "old 2"])
     world.network.run(lambda: False, 3.0)
     assert not world.goes_on(within=5.0)
     for node in world.nodes[:2]:
         node.vouch()
-    world.chosen = {1: "old 1", 2: "old 2"}
+    world.chosen = dict(enumerate(world.nodes[0].disk.ops, 1))
     assert world.goes_on(within=5.0)
 
 

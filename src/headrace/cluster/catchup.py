@@ -1,6 +1,6 @@
 """Catching up: fetching the rest of a view's log, or another node's whole log.
 
-A node in normal order that misses messages asks for them (GetState) and appends the answers (NewState), one at a time;
+A node in normal order that misses operations asks for them (GetState) and appends the answers (NewState), in turn;
 whatever is lost on the way is asked for again. Any node in normal order in the same view can answer, since its log is
 part of the same one. The primary is asked first, the others in turn when it is silent.
 
@@ -10,7 +10,7 @@ follows.
 
 Order matters. The cut is durable before the new history is stored, and that before anything is appended: whenever the
 power fails, the stored history describes the log. A node keeps its old ``last_normal`` until it has all of the adopted
-log, synced if only synced messages count, so a half-fetched log never looks like a whole one.
+log, synced if only synced operations count, so a half-fetched log never looks like a whole one.
 
 A source that has trimmed what is asked for says so, and a snapshot is fetched instead.
 """
@@ -52,7 +52,7 @@ class CatchUp:
         """The tail when the source was asked, until it answers: a repeated answer triggers no new question."""
         self._ask_again = 0.0
         self._known_commit = 0
-        """The highest commit number heard in this view: a snapshot beyond it belongs to another view."""
+        """The highest commit heard in this view: a snapshot beyond it belongs to another view."""
         self._snapshot: int | None = None
         self._tokens = 0
 
@@ -76,12 +76,14 @@ class CatchUp:
             # A log that no view has written, such as a lone hub's, is not the cluster's, whatever it has committed.
             agreed = min(state.commit, target.last) if state.joined else 0
         if agreed < state.commit:
-            why = f"message {agreed + 1} is committed here, and not in the cluster"
+            # Positions are for nodes to agree on and tell a person nothing: the driver knows the message's number.
+            why = "this node has committed what the cluster has not"
             if not state.joined:
                 why = "the messages here were not written by the cluster"
             state.halt(
                 f"{why}: this log is of another history. Stop this node, and have `headrace cluster replace` set "
-                "its log aside"
+                "its log aside",
+                agreed if state.joined else None,
             )
             return True
         state.cut_back(agreed)
@@ -98,7 +100,7 @@ class CatchUp:
         return True
 
     def hold(self, target: Target) -> None:
-        """Keep this log as it is, once it is synced if only synced messages count."""
+        """Keep this log as it is, once it is synced if only synced operations count."""
         self.cancel()
         self.target = target
         self.progressed = self._state.now
@@ -128,7 +130,7 @@ class CatchUp:
         return True
 
     def get_state(self, sender: int, body: GetState) -> None:
-        """Serve what follows a number to a node of the same view or, before a view starts, to its primary."""
+        """Serve what follows an operation to a node of the same view or, before a view starts, to its primary."""
         state = self._state
         if body.view != state.view:
             return
@@ -156,15 +158,15 @@ class CatchUp:
         state.advance(body.commit)
         self._go_on(sender if news else None)
 
-    def fetched(self, token: int, seq: int | None) -> None:
+    def fetched(self, token: int, op: int | None) -> None:
         """Install the fetched snapshot if it is still of use; go on without it if there is none."""
         state = self._state
         if token != self._snapshot:
             return
         self._snapshot = None
         self._ask_again = state.now + state.timing.beat
-        if seq is not None and state.tail < seq <= self._known_commit:
-            state.install(token, seq)
+        if op is not None and state.tail < op <= self._known_commit:
+            state.install(token, op)
             self.progressed = state.now
             self._go_on(self._source)
         else:

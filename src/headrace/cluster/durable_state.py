@@ -15,21 +15,26 @@ from uuid import uuid4
 import msgspec
 
 from headrace.cluster.history import MAX_SPANS, History
-from headrace.errors import DamagedError, MalformedError
+from headrace.errors import DamagedError, MalformedError, StorageError
 from headrace.log import Log
 from headrace.log.checksum import crc32c
 from headrace.log.files import sync_directory, translating, write_whole
 from headrace.log.store import Fsync
 
 MAX_NODES: Final = 64
-"""The most nodes that vote; each of them gets each message."""
+"""The most nodes that vote; each of them gets each operation."""
 
 STATE_FILE: Final = "cluster.state"
 """Beside the segments: it is lost with them, and never without them."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-_MAGIC: Final = b"HRCLST\x01\n"
+_MAGIC: Final = b"HRCLST\x02\n"
+_NUMBERED_ENTRIES: Final = b"HRCLST\x01\n"
+"""A state that belongs to a log in which entries had sequence numbers: that log is refused as well."""
+
+_FORM: Final = 2
+"""The form of testimonies; it changes with what nodes count, so that nodes which count differently never agree."""
 _U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Node = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 _Nodes = Annotated[tuple[_Node, ...], msgspec.Meta(max_length=MAX_NODES)]
@@ -45,7 +50,7 @@ class DurableState:
     last_normal: int = 0
     """The last view whose log this node had whole, and in which it took part."""
     commit: int = 0
-    """At least this much is committed, and synced on this node if only synced messages count."""
+    """Operations up to this one at least are committed, and synced on this node if only synced ones count."""
     voter: bool = False
     """Whether the node may vote; not while it is new, or has lost something and not recovered yet."""
     nodes: tuple[int, ...] = ()
@@ -69,6 +74,7 @@ class StoredState:
 class Testimony(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A node's account of itself: the bulk of DoViewChange, StartView and RecoveryResponse."""
 
+    form: Annotated[int, msgspec.Meta(ge=_FORM, le=_FORM)]
     voter: bool
     nodes: _Nodes
     incarnations: _Incarnations
@@ -83,7 +89,7 @@ class Testimony(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 def serialize_testimony(state: DurableState, history: History) -> bytes:
     """Make bulk of a node's testimony."""
     spans = tuple((span.view, span.first) for span in history.spans)
-    return _ENCODER.encode(Testimony(state.voter, state.nodes, dict(state.incarnations), spans))
+    return _ENCODER.encode(Testimony(_FORM, state.voter, state.nodes, dict(state.incarnations), spans))
 
 
 def parse_testimony(bulk: bytes) -> Testimony:
@@ -91,7 +97,8 @@ def parse_testimony(bulk: bytes) -> Testimony:
     try:
         heard = _DECODER.decode(bulk)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise MalformedError("parcel", "bulk", bulk, f"must be a testimony ({error})") from None
+        rule = f"must be a testimony of form {_FORM}: all nodes need the same release ({error})"
+        raise MalformedError("parcel", "bulk", bulk, rule) from None
     _ = heard.history
     return heard
 
@@ -117,12 +124,17 @@ def save(path: Path, stored: StoredState) -> None:
 
 
 def load(path: Path) -> StoredState | None:
-    """Read the state that was saved last; None if there is none. A damaged file raises: it is not none."""
+    """Read the state that was saved last; None if there is none. A damaged or older file raises: it is not none."""
     with translating(path):
         if not path.exists():
             return None
         data = path.read_bytes()
     head, body = data[: len(_MAGIC)], data[len(_MAGIC) + 4 :]
+    if head == _NUMBERED_ENTRIES:
+        raise StorageError(
+            f"{path}: it is of an earlier release, in which log entries took sequence numbers, and this release does"
+            " not read it: begin with an empty data directory, or go on with that release"
+        )
     if head != _MAGIC or data[len(_MAGIC) : len(_MAGIC) + 4] != crc32c(body).to_bytes(4, "little"):
         raise DamagedError(str(path), 0, 1, None, "the cluster's state does not match its checksum")
     try:

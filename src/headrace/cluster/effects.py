@@ -1,5 +1,9 @@
 """What a replica asks its driver to do, and what the driver owes the replica.
 
+**Counting.** A log is a sequence of operations, counted 1, 2, 3, …: each is a message, or an entry, which takes no
+sequence number. All numbers here (``first``, ``last``, ``commit``, ``after``, and the replica's ``tail``) count
+operations. What both kinds have in common is all that the rules know of them; people are shown sequence numbers.
+
 **Starting.** The driver opens the log and its state (:func:`headrace.cluster.durable_state.open_log`) and makes a
 :class:`~headrace.cluster.replica.Replica` of both. ``intact`` says whether everything that this node may have vouched
 for is still there (:func:`~headrace.cluster.durable_state.is_intact`); when in doubt it is not, and the node recovers
@@ -10,9 +14,9 @@ door submits while it is told of a commit waits. If one fails (a full disk, a fa
 replica with it, as if the process had been killed: make another from what the disk has.
 
 **Inputs.** :meth:`Replica.receive` takes each parcel of replication that ``Membership.refusal`` lets pass. The driver
-has checked that the bulk of Prepare and NewState holds the messages ``first`` to ``last``, whole and in order.
+has checked that the bulk of Prepare and NewState holds the operations ``first`` to ``last``, whole and in order.
 :meth:`Replica.appended` is the hub's commit rule: it is called after this node, while it is
-:meth:`~Replica.accepting`, has numbered and appended a batch. :meth:`Replica.tick` is called at
+:meth:`~Replica.accepting`, has numbered and appended operations. :meth:`Replica.tick` is called at
 :meth:`Replica.next_timer`, which is asked for after every input. :meth:`Replica.vouch` is an operator's word that the
 cluster should go on with what this node has left.
 
@@ -60,10 +64,10 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send ``to`` a NewState of ``view`` with the log's messages from ``first`` on, none past ``last``: a parcel full.
+    """Send ``to`` a NewState of ``view`` with operations from ``first`` on, none past ``last``: a parcel full.
 
-    Without any, or if the log no longer has ``first``, send one without bulk: its ``first`` is the next number, or the
-    oldest one kept, and its ``last`` the number before that. If the read happens later, send it only if the replica is
+    Without any, or if the log no longer has ``first``, send one without bulk: its ``first`` is the next one, or the
+    oldest one kept, and its ``last`` the one before that. If the read happens later, send it only if the replica is
     still in that view: another may have cut the log back.
     """
 
@@ -76,9 +80,9 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append messages ``first`` to ``last`` of those that came with the parcel just received.
+    """Append operations ``first`` to ``last`` of those that came with the parcel just received.
 
-    They bring their numbers and times; a batch may begin before ``first`` and end after ``last``.
+    They bring their positions, sequence numbers and times; a batch may begin before ``first`` and end after ``last``.
     """
 
     first: int
@@ -87,7 +91,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class CutBack:
-    """Remove every message after ``last`` from the log, durably; those who wait for them learn that they are gone."""
+    """Remove every operation after ``last`` from the log, durably; those who wait for them learn that they are gone."""
 
     last: int
 
@@ -152,9 +156,13 @@ class Become:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Stop for good and tell the membership why: a person must look. Nothing is published here; reads go on."""
+    """Stop for good and tell the membership why: a person must look. Nothing is published here; reads go on.
+
+    ``after`` is the last operation that this log and the cluster's have in common, if that is what is wrong.
+    """
 
     reason: str
+    after: int | None = None
 
 
 Effect: TypeAlias = (

@@ -1,8 +1,8 @@
 """Which view wrote which part of a log, so that two logs can be compared without being read.
 
-A history is a short list of spans: *from this sequence number on, that view's primary numbered the messages*. Each view
-starts from one log and has one primary, so a number and the view that wrote it identify a message: two logs that have
-message *n* from the same view are the same up to *n*. Where they part follows from the newest view that both know.
+A history is a short list of spans: *from this operation on, that view's primary wrote the log*. Each view starts from
+one log and has one primary, so a position and the view that wrote it identify an operation: two logs that have
+operation *n* from the same view are the same up to *n*. Where they part follows from the newest view that both know.
 
 A span is added when a view starts, not when it writes, so a history is stored with the view change and costs nothing
 afterwards. A view that wrote nothing leaves no span.
@@ -22,7 +22,7 @@ MAX_SPANS: Final = 1_024
 
 
 class Span(NamedTuple):
-    """``view`` numbered the messages from ``first`` on, up to the next span."""
+    """``view`` wrote the operations from ``first`` on, up to the next span."""
 
     view: int
     first: int
@@ -31,8 +31,8 @@ class Span(NamedTuple):
 class History:
     """The spans of one log, oldest first; never changed, only replaced.
 
-    >>> mine = History([(1, 1), (2, 8)])      # view 2 took over at message 8
-    >>> theirs = History([(1, 1), (3, 6)])    # view 3 never saw what view 1 numbered 6 and 7
+    >>> mine = History([(1, 1), (2, 8)])      # view 2 took over at operation 8
+    >>> theirs = History([(1, 1), (3, 6)])    # view 3 never saw view 1's operations 6 and 7
     >>> mine.agreement(9, theirs, 12)
     5
     """
@@ -42,7 +42,7 @@ class History:
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self.spans = tuple(Span(view, first) for view, first in spans)
         if self.spans and self.spans[0].first < 1:
-            raise MalformedError("parcel", "history", list(self.spans[0]), "numbers begin with 1")
+            raise MalformedError("parcel", "history", list(self.spans[0]), "operations begin with 1")
         for before, span in zip(self.spans, self.spans[1:], strict=False):
             if span.view <= before.view or span.first < before.first:
                 raise MalformedError("parcel", "history", list(span), f"must be after {list(before)}")
@@ -58,7 +58,7 @@ class History:
 
     @property
     def start(self) -> int:
-        """The sequence number that the newest view began with."""
+        """The operation that the newest view began with."""
         return self.spans[-1].first if self.spans else 1
 
     def began(self, view: int, first: int) -> History:
@@ -72,7 +72,7 @@ class History:
         return self if keep == len(self.spans) else History(self.spans[:keep])
 
     def agreement(self, tail: int, other: History, other_tail: int) -> int | None:
-        """Find the last number up to which two logs are the same; None if the spans do not reach back to it."""
+        """Find the last operation up to which two logs are the same; None if the spans do not reach back to it."""
         if not tail or not other_tail:
             return 0
         mine = {span.view: place for place, span in enumerate(self.spans)}

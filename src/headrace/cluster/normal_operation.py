@@ -27,7 +27,7 @@ class NormalOperation:
         self._state = state
         self._catchup = catchup
         self._acknowledged: dict[int, int] = {}
-        """Primary: last number that each backup has in this view."""
+        """Primary: the last operation that each backup has in this view."""
         self._heard: dict[int, float] = {}
         """Primary: when each backup last confirmed. Backup: when the primary was last heard."""
         self._begun = 0.0

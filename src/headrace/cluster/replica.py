@@ -34,9 +34,10 @@ MAX_VIEW: Final = 1 << 62
 class Replica:
     """Viewstamped Replication as functions of an input and the time; each returns the effects it asks for.
 
+    What it counts are operations: messages and entries alike (:mod:`headrace.cluster.effects`).
     ``size`` is the number of nodes in the configured cluster, this one included. ``stored`` is the state saved last,
     None if there is none. ``commit`` is what the log knows to be committed (it was sealed, or is in a snapshot),
-    ``tail`` its last message, and ``intact`` whether nothing that was appended, or with ``synced_only`` nothing that
+    ``tail`` its last operation, and ``intact`` whether nothing that was appended, or with ``synced_only`` nothing that
     was synced, has been lost.
     """
 
@@ -108,11 +109,11 @@ class Replica:
         return state.take_effects()
 
     def appended(self, first: int, last: int, now: float) -> list[Effect]:
-        """Send out messages ``first`` to ``last``, which this node, the primary, has numbered and appended."""
+        """Send out operations ``first`` to ``last``, which this node, the primary, has numbered and appended."""
         state = self.state
         state.now = now
         if not state.is_primary or first != state.tail + 1:
-            raise UsageError(f"messages {first} to {last} are not this node's to number")
+            raise UsageError(f"operations {first} to {last} are not this node's to number")
         self._normal.appended(first, last)
         return state.take_effects()
 
@@ -127,12 +128,12 @@ class Replica:
                 self._catchup.settle()
         return state.take_effects()
 
-    def fetched(self, token: int, seq: int | None, now: float) -> list[Effect]:
-        """Go on after fetching the snapshot of this ``token``, which is at ``seq``; None if there was none."""
+    def fetched(self, token: int, op: int | None, now: float) -> list[Effect]:
+        """Go on after fetching the snapshot of this ``token``, which is at ``op``; None if there was none."""
         state = self.state
         state.now = now
         if state.status is not Status.FAULTY:
-            self._catchup.fetched(token, seq)
+            self._catchup.fetched(token, op)
         return state.take_effects()
 
     def vouch(self, now: float) -> list[Effect]:

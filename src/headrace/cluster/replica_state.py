@@ -67,7 +67,7 @@ class ReplicaState:
         self.me = me
         self.size = size
         self.synced_only = synced_only
-        """Whether only synced messages count as appended (``fsync=always``)."""
+        """Whether only synced operations count as appended (``fsync=always``)."""
         self.timing = timing
         self.random = random
         self.now = 0.0
@@ -94,7 +94,7 @@ class ReplicaState:
 
     @property
     def durable(self) -> int:
-        """Last message that this node may vouch for."""
+        """Last operation that this node may vouch for."""
         return self.synced if self.synced_only else self.tail
 
     @property
@@ -162,7 +162,7 @@ class ReplicaState:
     def appended(self, last: int) -> None:
         """Note that the log now ends at ``last``."""
         if last <= self.tail:
-            raise UsageError(f"message {last} cannot be appended: the log ends at {self.tail}")
+            raise UsageError(f"operation {last} cannot be appended: the log ends at {self.tail}")
         self.tail = last
         if self.synced_only:
             self.note(Sync(self.sync_token, last))
@@ -177,7 +177,7 @@ class ReplicaState:
     def cut_back(self, last: int) -> None:
         """Cut the log back to ``last``."""
         if last < self.commit:
-            raise UsageError(f"message {last + 1} is committed and cannot be cut off")
+            raise UsageError(f"operation {last + 1} is committed and cannot be cut off")
         if last < self.tail:
             self.tail = last
             self.synced = min(self.synced, last)
@@ -203,8 +203,8 @@ class ReplicaState:
         self.status = status
         self.note(Become(status, self.view, self.primary))
 
-    def halt(self, reason: str) -> None:
-        """Stop for good."""
+    def halt(self, reason: str, after: int | None = None) -> None:
+        """Stop for good; ``after`` is the last operation that this log and the cluster's have in common."""
         self.status = Status.FAULTY
         self.note(Become(Status.FAULTY, self.view, None))
-        self.note(Halt(reason))
+        self.note(Halt(reason, after))

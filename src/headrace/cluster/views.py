@@ -16,7 +16,7 @@ Whatever was committed is in the chosen log: a majority had it in normal order, 
 that node's report ranks no lower than what it knew. A report counts only if no node of the same majority knows that its
 sender has lost its memory since.
 
-Views take no sequence number. A view that has not started in good time is given up, like a silent primary.
+Views take no operation of the log. A view that has not started in good time is given up, like a silent primary.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Views:
         self._patience = 0.0
         self._beat = 0.0
         self._committed = 0
-        """The highest commit number in the reports that the view starts from."""
+        """The highest commit in the reports that the view starts from."""
 
     def resume(self) -> None:
         """Start again where a voter that lost nothing was."""
@@ -70,7 +70,7 @@ class Views:
         if state.last_normal < state.view:
             self.move_to(state.view)
         elif state.primary == state.me or state.size == 1:
-            # It may have sent more than its own log has: those numbers are not given again.
+            # It may have sent more than its own log has: those operations are not numbered again.
             self.move_to(state.view + 1)
         else:
             self._normal.begin()

@@ -137,11 +137,11 @@ class ClusterNode(ParcelHost):
         """Replace the log, which is closed, by one that begins after the fetched snapshot."""
         snapshot, stored = self._fetched, self._replication.stored
         if snapshot is None or stored is None:
-            raise UsageError("there is no snapshot to begin behind")
+            raise UsageError("there is no snapshot to begin after")
         install(directory, snapshot, self._hub.log.last_time)
-        state = replace(stored.state, commit=snapshot.seq)
+        state = replace(stored.state, commit=snapshot.op)
         states.save(directory / states.STATE_FILE, StoredState(state, stored.boot, str(snapshot.uuid)))
-        logger.info("the log begins anew behind message %d", snapshot.seq)
+        logger.info("the log begins anew after message %d", snapshot.seq)
 
     @property
     def mode(self) -> Mode:
@@ -173,7 +173,7 @@ class ClusterNode(ParcelHost):
 
     def not_yet(self) -> str | None:
         """Why clients cannot be served yet, if so: they would take this node's empty log for the cluster's."""
-        if self._hub.log.tail:
+        if self._hub.log.tail_op:
             return None
         return f"this node has nothing of the cluster's log yet: {self.problem or 'it is about to get it'}"
 
@@ -339,8 +339,9 @@ class ClusterNode(ParcelHost):
             stream.post_as(head, body, bulk)
 
     def fetch_snapshot(self, token: int, source: int, after: int) -> None:
-        """Fetch a snapshot in the background."""
-        logger.info("fetching a snapshot: the others no longer keep what follows message %d", after)
+        """Fetch a snapshot that reaches past operation ``after`` in the background."""
+        seq = self._hub.log.seq_of(after)
+        logger.info("fetching a snapshot: the others no longer keep what follows message %d", seq)
         asyncio.get_running_loop().call_soon(self._snapshots.fetch, self._streams.get(source), token, after)
 
     def install(self) -> None:
@@ -378,8 +379,8 @@ class ClusterNode(ParcelHost):
 
     def _has_fetched(self, token: int, snapshot: Snapshot | None) -> None:
         self._fetched = snapshot
-        seq, uuid = (None, None) if snapshot is None else (snapshot.seq, snapshot.uuid)
-        self._replication.fetched(token, seq, uuid)
+        op, uuid = (None, None) if snapshot is None else (snapshot.op, snapshot.uuid)
+        self._replication.fetched(token, op, uuid)
 
     def _ticked(self, now: float) -> None:
         self.obey(self.membership.tick(now))

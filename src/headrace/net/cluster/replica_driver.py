@@ -93,7 +93,7 @@ class ReplicaDriver:
         self._working = False
         self._following = False
         self._began = 0
-        """The log's tail when this node became primary."""
+        """The log's last operation when this node became primary."""
         self._sync_token: int | None = None
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -135,18 +135,18 @@ class ReplicaDriver:
         if isinstance(body, Prepare | NewState):
             if body.last >= body.first:
                 uuid, batches = unpack(bulk, body.first, body.last)
-                # In normal order the logs are the same one. Otherwise this log may end in messages that no other node
-                # took over: they are cut off before anything is appended.
+                # In normal order the logs are the same one. Otherwise this log may end in operations that no other
+                # node took over: they are cut off before anything is appended.
                 in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
                 if in_order and not self._is_ours(uuid):
                     return
             bulk = b""
         self._run(partial(replica.receive, sender, body, bulk), batches, uuid)
 
-    def fetched(self, token: int, seq: int | None, uuid: UUID | None) -> None:
-        """Go on after a fetch: with a snapshot, or without."""
+    def fetched(self, token: int, op: int | None, uuid: UUID | None) -> None:
+        """Go on after a fetch: with a snapshot at ``op``, or without."""
         if self.replica is not None and (uuid is None or self._is_ours(uuid)):
-            self._run(partial(self.replica.fetched, token, seq))
+            self._run(partial(self.replica.fetched, token, op))
 
     def vouch(self) -> None:
         """Go on with what this node has, whatever it has lost, on an operator's word."""
@@ -162,8 +162,8 @@ class ReplicaDriver:
             self._me,
             self._size,
             stored=None if stored is None else stored.state,
-            commit=log.head,
-            tail=log.tail,
+            commit=log.head_op,
+            tail=log.tail_op,
             intact=is_intact(log, stored),
             synced_only=log.fsync == "always",
             random=self._random,
@@ -254,8 +254,7 @@ class ReplicaDriver:
             case Append(first, last):
                 self._append(first, last, batches, uuid)
             case CutBack(last):
-                hub.counters.report("cut_back", last + 1, hub.log.tail, "the cluster went on without them")
-                hub.cut_back(last)
+                self._cut_back(last)
             case Sync(token):
                 self._sync_token = token
                 self._sync()
@@ -265,10 +264,11 @@ class ReplicaDriver:
                 hub.committed(commit)
             case Become(status, view, primary):
                 if status is Status.NORMAL and primary == self._me:
-                    self._began = hub.log.tail
+                    self._began = hub.log.tail_op
                 node.is_now(status, view, primary)
-            case Halt(reason):
-                self._give_up(reason)
+            case Halt(reason, after):
+                parted = "" if after is None else f" (the two part after message {hub.log.seq_of(after)})"
+                self._give_up(f"{reason}{parted}")
             case FetchSnapshot(token, source, after):
                 node.fetch_snapshot(token, source, after)
             case Install():
@@ -290,6 +290,13 @@ class ReplicaDriver:
             self._hub.follow(list(between(batches, first, last)))
         finally:
             self._following = False
+
+    def _cut_back(self, last: int) -> None:
+        log = self._hub.log
+        kept, tail = log.seq_of(last), log.tail
+        if kept < tail:
+            self._hub.counters.report("cut_back", kept + 1, tail, "the cluster went on without them")
+        self._hub.cut_back(last)
 
     def _sync(self) -> None:
         if self._syncing:
@@ -341,7 +348,7 @@ class ReplicaDriver:
         if not self._accepting(now):
             if hub.sequencer is None:
                 hub.give_way(self._relay)
-        elif hub.sequencer is not None and hub.log.head >= self._began and not self._queue:
+        elif hub.sequencer is not None and hub.log.head_op >= self._began and not self._queue:
             hub.sequencer = None
             self._node.numbers_here()
         self._node.settled()
@@ -360,9 +367,9 @@ class ReplicaDriver:
         self._timer = asyncio.get_running_loop().call_at(when, self._tick)
 
     def _is_ours(self, uuid: UUID) -> bool:
-        """Whether messages belong to this node's log; an empty log joins theirs."""
+        """Whether operations belong to this node's log; an empty log joins theirs."""
         log = self._hub.log
-        if uuid == log.uuid or not log.tail:
+        if uuid == log.uuid or not log.tail_op:
             return True
         self._give_up(
             f"{log.directory} has the log {log.uuid}, the cluster the log {uuid}:"

@@ -1,7 +1,8 @@
-"""What nodes send one another of their logs: messages, and snapshots when the messages are no longer kept.
+"""What nodes send one another of their logs: operations, and snapshots when the operations are no longer kept.
 
-Messages are packed with the uuid of their log (:mod:`headrace.log.replication_frames`) as the bulk of Prepare and
-NewState. The receiver may have some of them already, or want only the first ones.
+Operations are messages and entries, in their order, packed with the uuid of their log
+(:mod:`headrace.log.replication_frames`) as the bulk of Prepare and NewState. The receiver may have some of them
+already, or want only the first ones.
 
 A node that needs a snapshot asks for it piece by piece, on the connection that it dialled. The other node makes one
 when the first piece is asked for, and keeps it while that connection asks on. Making one costs the hub time and memory,
@@ -19,6 +20,7 @@ A fetched snapshot has :data:`MAX_BYTES` at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from headrace.cluster.effects import Serve
@@ -44,34 +46,44 @@ MAKE_SECONDS: Final = 5.0
 def numbered(hub: Hub, body: Prepare) -> bytes:
     """Pack what a Prepare numbers: this hub has appended it, and not committed it yet."""
     batches = hub.appended_from(body.first)
-    return pack(hub.log.uuid, [each for each in batches if each.last <= body.last])
+    return pack(hub.log.uuid, [each for each in batches if each.last_op <= body.last])
 
 
 def served(log: Log, asked: Serve) -> tuple[NewState, bytes]:
-    """Answer a node that asks for messages, with as many of them as a parcel takes."""
+    """Answer a node that asks for operations, with as many of them as a parcel takes."""
     try:
-        read = log.read(asked.first, asked.last, SERVE_BYTES, uncommitted=True)
+        read = log.read_ops(asked.first, asked.last, SERVE_BYTES, uncommitted=True)
     except TrimmedError:
-        return NewState(asked.view, log.first, log.first - 1, asked.commit), b""
+        return NewState(asked.view, log.first_op, log.first_op - 1, asked.commit), b""
     batches: list[Batch] = []
     for each in read:
-        # Sealed batches have a column for everything: stored like that, they would grow from node to node.
-        batches += [each] if each.columns is None else compact(each.to_arrow())
-    last = batches[-1].last if batches else asked.first - 1
+        batches += _compacted(each)
+    last = batches[-1].last_op if batches else asked.first - 1
     bulk = pack(log.uuid, batches) if batches else b""
     return NewState(asked.view, asked.first, last, asked.commit), bulk
 
 
 def between(batches: Sequence[Batch], first: int, last: int) -> Iterator[Batch]:
-    """Cut received batches to the messages ``first`` to ``last``."""
+    """Cut received batches to the operations ``first`` to ``last``."""
     for batch in batches:
-        begin, end = max(first - batch.first, 0), min(last - batch.first + 1, len(batch))
+        begin, end = max(first - batch.op, 0), min(last - batch.op + 1, len(batch))
         if begin < end:
             yield batch if end - begin == len(batch) else batch.slice(begin, end)
 
 
+def _compacted(batch: Batch) -> Iterator[Batch]:
+    """Give a batch its compact form: sealed ones have a column for everything, and would grow from node to node."""
+    if batch.columns is None or batch.is_entries:
+        yield batch
+        return
+    op = batch.op
+    for each in compact(batch.to_arrow()):
+        yield replace(each, op=op)
+        op += len(each)
+
+
 class _Made(NamedTuple):
-    seq: int
+    op: int
     data: bytes
 
 
@@ -101,7 +113,7 @@ class Snapshots:
         self._size = 0
 
     def fetch(self, stream: ParcelStream | None, token: int, after: int) -> None:
-        """Fetch a snapshot that reaches past ``after``; a new fetch replaces the one before."""
+        """Fetch a snapshot that reaches past operation ``after``; a new fetch replaces the one before."""
         self._source, self._token, self._after, self._parts, self._size = stream, token, after, [], 0
         if stream is None or not stream.post(GetSnapshot(token, after, 0), certain=True):
             self._end(None)
@@ -119,7 +131,7 @@ class Snapshots:
         piece = made.data[ask.offset : ask.offset + PART_BYTES]
         if asking is stream and ask.offset + len(piece) >= len(made.data):
             del self._under_way[node]
-        stream.post(SnapshotPart(ask.token, made.seq, ask.offset, len(made.data)), piece)
+        stream.post(SnapshotPart(ask.token, made.op, ask.offset, len(made.data)), piece)
 
     def tick(self, now: float) -> None:
         """Forget the last snapshot when it is old."""
@@ -129,12 +141,12 @@ class Snapshots:
     def _reaching_past(self, after: int) -> _Made:
         self.tick(self._now())
         state = self._hub.state
-        if self._made_at is None and state.seq > after:
-            data = serialize(Snapshot(self._hub.log.uuid, state.seq, state.sections()))
-            self._last, self._made_at = _Made(state.seq, data), self._now()
-        elif self._last.seq <= after < state.seq:
+        if self._made_at is None and state.op > after:
+            data = serialize(Snapshot(self._hub.log.uuid, state.op, state.seq, state.sections()))
+            self._last, self._made_at = _Made(state.op, data), self._now()
+        elif self._last.op <= after < state.op:
             self._hub.counters.add("snapshots_refused")
-        return self._last if self._last.seq > after else _NONE
+        return self._last if self._last.op > after else _NONE
 
     def came(self, stream: ParcelStream, part: SnapshotPart, piece: bytes) -> None:
         """Take a piece, and ask for the next."""

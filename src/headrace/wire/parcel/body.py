@@ -101,7 +101,7 @@ class _Body:
 
     is_response: ClassVar[bool] = False
     carries_batch: ClassVar[bool] = False
-    """Whether its bulk may be a batch of messages; that of other parcels is at most an authentication tag."""
+    """Whether its bulk may hold part of a log; that of other parcels is at most an authentication tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,11 @@ class Ack(_Body):
 
 @dataclass(frozen=True, slots=True)
 class Prepare(_Body):
-    """The primary numbered a batch (the bulk) ``first`` to ``last``; all up to ``commit`` is committed."""
+    """The primary appended operations ``first`` to ``last`` (the bulk); all up to ``commit`` is committed.
+
+    Here and below, ``first``, ``last`` and ``commit`` count the log's operations, messages and entries alike. Sequence
+    numbers, which messages alone have, are in the bulk.
+    """
 
     carries_batch = True
     view: U64
@@ -277,9 +281,9 @@ class GetState(_Body):
 
 @dataclass(frozen=True, slots=True)
 class NewState(_Body):
-    """The answer to GetState: the batch (the bulk) of ``first`` to ``last``; without bulk, there is no more.
+    """The answer to GetState: operations ``first`` to ``last`` (the bulk); without bulk, there is no more.
 
-    A ``first`` beyond what was asked for is the oldest message that the sender still has.
+    A ``first`` beyond what was asked for is the oldest operation that the sender still has.
     """
 
     is_response = True
@@ -301,12 +305,12 @@ class GetSnapshot(_Body):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart(_Body):
-    """The answer to GetSnapshot: a piece (the bulk) of the snapshot at ``seq``, which has ``size`` bytes in all."""
+    """The answer to GetSnapshot: a piece (the bulk) of the snapshot at ``op``, which has ``size`` bytes in all."""
 
     is_response = True
     carries_batch = True
     token: U64
-    seq: U64
+    op: U64
     offset: U64
     size: U64
 
