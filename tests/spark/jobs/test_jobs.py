@@ -17,12 +17,13 @@ from tests.spark.hubs import TRIMMING, Hub, trimmed, until
 from tests.spark.jobs.conftest import Play
 
 import headrace
+from headrace.demo import job as fleet
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs import archive, verify
 from headrace.spark.jobs.folder import Folder
-from headrace.spark.jobs.job import JobRun
+from headrace.spark.jobs.job import DEFAULT_JOBS, JobRun, find
 from headrace.spark.options import HubOptions
 
 pytestmark = pytest.mark.spark
@@ -234,6 +235,44 @@ def test_keys_in_a_path_are_refused_and_not_repeated(place: str) -> None:
     with pytest.raises(UsageError) as refused:
         Folder.at(place)
     assert "hush-hush" not in str(refused.value)
+
+
+def test_jobs_publish_nothing_before_there_is_a_message_of_somebodys(
+    spark: SparkSession, hub: HubProcess, tmp_path: Path
+) -> None:
+    """The first message that a user publishes is number 1, however long jobs have run by then."""
+    register(spark)
+    every_look_tells = "spark.sql.streaming.noDataProgressEventInterval"
+    spark.conf.set(every_look_tells, "0")
+    jobs: dict[str, Any] = {name: find(name) for name in DEFAULT_JOBS} | {"fleet": fleet}
+    access, started = HubOptions(hub.doors["tube_tcp"]), {}
+    try:
+        for name, job in jobs.items():
+            told = {"path": str(tmp_path / name), "interval": "0.2"}
+            started[name] = job.start(JobRun(spark, name, access, told, job.PARAMETERS))
+        with linked(hub) as link:
+
+            def progress(name: str) -> list[Any]:
+                query = started[name].query
+                assert query.isActive, query.exception()
+                return list(query.recentProgress)
+
+            until(lambda: all(len(progress(name)) >= 4 for name in jobs))
+            assert (link.head().head, link.services()) == (0, [])
+            assert link.publish(b"hello")[0] == 1
+            told_of = ("verify", "measure/second", "measure/minute", "measure/hour")
+            until(lambda: {each["id"] for each in link.services()} >= set(told_of))
+            assert json.loads(link.service("verify")) == {"findings": 0, "kinds": {}}
+            assert json.loads(link.service("measure/hour"))["messages"] == 1
+            # And what they say is not itself something to say.
+            head = link.head().head
+            known = {name: len(progress(name)) for name in jobs}
+            until(lambda: all(len(progress(name)) >= known[name] + 4 for name in jobs))
+            assert link.head().head == head == whole(hub).num_rows
+    finally:
+        for each in started.values():
+            each.query.stop()
+        spark.conf.unset(every_look_tells)
 
 
 def test_verify_tells_of_a_sound_log_once(hub: HubProcess, play: Play, tmp_path: Path) -> None:

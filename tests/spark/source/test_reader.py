@@ -355,6 +355,53 @@ def test_registering_tells_the_source_the_sessions_size(spark: SparkSession, fil
     assert rows.count() == 1000
 
 
+@pytest.fixture(scope="module")
+def kept_busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A hub with 300 messages, between which its state has changed all the time; sealed in part."""
+    with Hub.start(tmp_path_factory.mktemp("busy")) as hub:
+        with hub.link() as link, link.consumer("own", topic="work") as consumer:
+            hub.seal()  # a segment without a message
+            for turn in range(100):
+                (first, last) = link.publish([b"%d" % turn] * 3, topic="work" if turn % 2 else "play")
+                assert (first, last) == (3 * turn + 1, 3 * turn + 3)
+                if turn % 2:
+                    for _ in range(3):
+                        consumer.ack(next(consumer))
+                link.hold("own", first)
+                link.create_service(f"service/{turn}")
+                if turn % 3 == 2:
+                    link.remove_service(f"service/{turn}")
+                if turn in (20, 21, 60):
+                    hub.seal()
+                    link.hold("own", last)
+                    hub.seal()
+        yield hub
+        close_links()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("files", ["true", "false"])
+def test_counting_rows_gives_the_head(
+    spark: SparkSession, kept_busy: Hub, files: str, tmp_path: Path
+) -> None:
+    """Acknowledgements, holds and services take no number: a sequence number is a message."""
+    head = kept_busy.head().head
+    assert head == 300
+    options = {"servers": kept_busy.servers, "files": files, "minPartitions": "5"}
+    rows = spark.read.format("headrace").options(**options).load()
+    assert rows.count() == head
+    found = rows.selectExpr("min(seq) first", "max(seq) last", "count(distinct seq) numbers").collect()
+    assert [tuple(row) for row in found] == [(1, head, head)]
+    assert rows.where("origin = 'log'").count() == 0
+    for first, last in ((1, 1), (61, 66), (62, 183), (head, head)):
+        some = spark.read.format("headrace").options(**options).option("startingOffsets", first)
+        assert some.option("endingOffsets", last).load().count() == last - first + 1
+    query = copy(spark, kept_busy, tmp_path, files=files, maxOffsetsPerTrigger=70)
+    assert query.exception() is None
+    copied = spark.read.parquet(str(tmp_path / "rows")).select("seq").orderBy("seq").collect()
+    assert [row.seq for row in copied] == list(range(1, head + 1))
+
+
 @pytest.mark.spark
 def test_an_idle_hub_stays_idle(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
     """A stream that keeps a hold writes entries into the log that it reads; they do not wake it."""

@@ -5,72 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 
 import pytest
 from tests.spark.hubs import until
+from tests.spark.jobs.match.dispatcher import Dispatcher
 
 from headrace.config import Address
 from headrace.errors import UnreachableError
-from headrace.spark.jobs.match.push import NODE, DispatcherConnection, Lifeline
-from headrace.wire.attribute.messages import (
-    DispatcherDecoder,
-    Heartbeat,
-    MatcherPush,
-    parse_msg_id,
-    serialize,
-)
-
-
-class Dispatcher:
-    """Takes messages and answers heartbeats, unless it is told not to."""
-
-    def __init__(self) -> None:
-        self.marks: list[tuple[int, int]] = []
-        """Which connection brought which mark, connections counted from 1."""
-        self.pushed = 0
-        self.answers = True
-        self._count = 0
-        self._connections: list[socket.socket] = []
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = Address(*self._listening.getsockname())
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        """Close every connection."""
-        for each in self._connections:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self.cut()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                came, _ = self._listening.accept()
-                self._connections.append(came)
-                self._count += 1
-                threading.Thread(target=self._serve, args=(came, self._count), daemon=True).start()
-
-    def _serve(self, came: socket.socket, number: int) -> None:
-        decoder = DispatcherDecoder()
-        with came, suppress(OSError):
-            while data := came.recv(4096):
-                for frame in decoder.feed(data):
-                    if isinstance(frame, Heartbeat):
-                        if not self.answers:
-                            return
-                        came.sendall(serialize(Heartbeat(1)))
-                    elif isinstance(frame, MatcherPush) and not frame.clients:
-                        seq, node = parse_msg_id(frame.msg_id)
-                        assert node == NODE
-                        self.marks.append((number, seq))
-                    else:
-                        self.pushed += 1
+from headrace.spark.jobs.match.push import DispatcherConnection, Lifeline
+from headrace.wire.attribute.messages import MatcherPush, serialize
 
 
 @pytest.fixture
@@ -85,7 +29,7 @@ def test_what_is_settled_was_taken(dispatcher: Dispatcher) -> None:
         for count in range(100, 2001, 100):
             connection.send(push * 100)
             connection.settle()
-            assert dispatcher.pushed == count
+            assert len(dispatcher.pushes) == count
         dispatcher.answers = False
         with pytest.raises(UnreachableError, match="it closed the connection"):
             connection.settle()

@@ -1,0 +1,148 @@
+"""Tasks of the fleet against a real log: what they push is what the hub's own matcher sent, however the log is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.hubprocess import HubProcess
+from tests.spark.hubs import seal, until
+from tests.spark.jobs.fleet import Client, linked, publish, status
+from tests.spark.jobs.match.dispatcher import Dispatcher
+
+from headrace.errors import LostRangeError
+from headrace.spark.hub_connections import close_links
+from headrace.spark.jobs.folder import Folder
+from headrace.spark.jobs.match import source
+from headrace.spark.jobs.match.share import ENTRIES
+from headrace.spark.jobs.match.source import Fleet, push_share
+from headrace.spark.jobs.match.tables import SubscriptionTables
+from headrace.spark.options import parse_source_options
+from headrace.spark.source.range_rows import LogRange
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, seq_of
+
+SHARES = 3
+Pushed = dict[int, list[int]]
+"""The messages that each client gets."""
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[Dispatcher]:
+    with closing(Dispatcher()) as made:
+        yield made
+    # Shares are remembered by the process.
+    source._kept.clear()
+
+
+def taken(dispatcher: Dispatcher) -> Pushed:
+    """What has been pushed since the last call."""
+    found: Pushed = defaultdict(list)
+    for push in dispatcher.pushes:
+        for at in range(0, len(push.clients), ROUTE_BYTES):
+            client = int.from_bytes(push.clients[at : at + CLIENT_ID_BYTES])
+            found[client].append(seq_of(push.msg_id) or 0)
+    dispatcher.pushes.clear()
+    return found
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubProcess, Pushed, Path]]:
+    """A hub, what its own matcher sent to whom, and a folder with tables of its subscriptions."""
+    folder = tmp_path_factory.mktemp("tables")
+    with HubProcess.start(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub, play(hub, SubscriptionTables(Folder.at(str(folder)))), folder
+        close_links()
+
+
+def play(hub: HubProcess, tables: SubscriptionTables) -> Pushed:
+    """Clients change their minds between messages, often several times; sometimes everything is sealed."""
+    random = Random(8)
+    with ExitStack() as stack:
+        link = stack.enter_context(linked(hub))
+        witness = stack.enter_context(closing(Client(hub, 99, x=(0, 99))))
+        clients = {
+            number: stack.enter_context(closing(Client(hub, number, x=(0, 49)))) for number in range(1, 9)
+        }
+        until(lambda: status(hub)["subscribers"]["subscriptions"] == 9)
+        tables.add(link.subscriptions())
+        count = last = 0
+        for turn in range(60):
+            for _ in range(random.randrange(4)):
+                wanted: dict[str, Any] = {"x": (low := random.randrange(90), low + random.randrange(60))}
+                before = entries(link)
+                random.choice(list(clients.values())).subscribe(**(wanted if random.random() < 0.8 else {}))
+                until(lambda before=before: entries(link) > before)  # type: ignore[misc]
+            if turn == 30:
+                tables.add(link.subscriptions())
+            if turn % 20 == 19:
+                seal(hub)
+            more = random.choice([1, 1, 2, 7])
+            last = publish(hub, count + 1, count + more)
+            count += more
+            # The hub takes a change up at once, and may have messages of before it still to match.
+            until(lambda count=count: len(witness.got) == count)  # type: ignore[misc]
+        assert last == count
+        for client in clients.values():
+            client.ping()
+        return {
+            number: [seq for seq, _ in client.got] for number, client in [*clients.items(), (99, witness)]
+        }
+
+
+def entries(link: Any) -> int:
+    return sum(rows.num_rows for rows in link.entries(0, link.head().head, topic=ENTRIES))
+
+
+def fleet(hub: HubProcess, dispatcher: Dispatcher, tables: Path, **options: str) -> tuple[Fleet, LogRange]:
+    """The fleet, and all that is in the log."""
+    with linked(hub) as link:
+        extent = link.head()
+    given = parse_source_options({"servers": hub.doors["tube_tcp"], **options}, stream=True)
+    span = LogRange(extent.log, extent.path, 1, extent.head)
+    return Fleet(given, dispatcher.address, str(tables), SHARES), span
+
+
+@pytest.mark.parametrize("files", ["true", "false"])
+@pytest.mark.parametrize("cuts", [0, 1, 20, 1000])
+def test_pushes_are_those_of_the_hubs_own_matcher(
+    played: tuple[HubProcess, Pushed, Path], dispatcher: Dispatcher, cuts: int, files: str
+) -> None:
+    hub, expected, tables = played
+    fleet_, span = fleet(hub, dispatcher, tables, files=files)
+    edges = sorted({1, *Random(cuts).sample(range(2, span.last), min(cuts, span.last - 2)), span.last + 1})
+    for first, end in itertools.pairwise(edges):
+        for share in range(SHARES):
+            facts = push_share(fleet_, span._replace(first=first, last=end - 1), share)
+            assert facts["messages"] == end - first
+    assert taken(dispatcher) == {who: seqs for who, seqs in expected.items() if seqs}
+
+
+def test_a_task_that_is_done_again_pushes_the_same(
+    played: tuple[HubProcess, Pushed, Path], dispatcher: Dispatcher
+) -> None:
+    """The process may remember the share of after the range, or of long before it."""
+    hub, expected, tables = played
+    fleet_, span = fleet(hub, dispatcher, tables)
+    random = Random(9)
+    for _ in range(40):
+        first = random.randrange(1, span.last + 1)
+        last = min(first + random.choice([0, 1, 5, 100]), span.last)
+        for share in range(SHARES):
+            push_share(fleet_, span._replace(first=first, last=last), share)
+        within = {who: [seq for seq in seqs if first <= seq <= last] for who, seqs in expected.items()}
+        assert taken(dispatcher) == {who: seqs for who, seqs in within.items() if seqs}
+
+
+def test_a_range_that_the_hub_does_not_have_is_lost(
+    played: tuple[HubProcess, Pushed, Path], dispatcher: Dispatcher
+) -> None:
+    hub, _, tables = played
+    fleet_, span = fleet(hub, dispatcher, tables, patience="0")
+    with pytest.raises(LostRangeError, match="the log now ends before them"):
+        push_share(fleet_, span._replace(last=span.last + 5), 0)
