@@ -7,8 +7,7 @@ hub and compares the result with :func:`enters` and :func:`sees`, field by field
 - The payload's bytes are never rewritten. Where a protocol has no room for them they are left out, and where it has
   only text they are encoded; the log has them as they came.
 - ``seq``, ``time`` and ``node`` are the hub's, whatever a publisher says.
-
-A door that shows the whole sequence shows log entries that are not messages too, empty; other doors skip them.
+- Log entries, which have no numbers, are shown by no door.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from headrace.message import NOT_A_MESSAGE, SCHEMA, Message
+from headrace.message import SCHEMA, Message
 from headrace.wire.attribute.items import MAX_BODY
 from headrace.wire.fyrehose.packet import MAX_DATA, MAX_DELIVER_DATAGRAM, MAX_PUSH_DATAGRAM
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE
@@ -89,8 +88,6 @@ class WayOut:
     door: str
     which: str
     """Which messages are seen."""
-    entries: bool
-    """Whether log entries that are no messages are seen, empty or whole."""
     fields: Mapping[str, Shown]
 
 
@@ -106,9 +103,9 @@ def _in(name: str, door: str, most: int, origin: str, /, **fields: Filled) -> Wa
     return WayIn(name, door, most, filled | fields, origin)
 
 
-def _out(name: str, door: str, which: str, /, *, entries: bool = False, **fields: Shown) -> WayOut:
+def _out(name: str, door: str, which: str, /, **fields: Shown) -> WayOut:
     shown = dict.fromkeys(FIELDS, Shown(form=Form.HIDDEN))
-    return WayOut(name, door, which, entries, shown | fields)
+    return WayOut(name, door, which, shown | fields)
 
 
 def _says(what: str, otherwise: By = By.NOBODY) -> Filled:
@@ -158,7 +155,6 @@ WAYS_OUT: Final = (
         "fyrehose DELIVER, UDP",
         "fyrehose",
         "all",
-        entries=True,
         seq=Shown("SEQ"),
         payload=Shown("DATA", most=MAX_DELIVER_DATAGRAM),
     ),
@@ -166,7 +162,6 @@ WAYS_OUT: Final = (
         "fyrehose DELIVER, TCP",
         "fyrehose",
         "all",
-        entries=True,
         seq=Shown("SEQ"),
         payload=Shown("DATA", most=MAX_DATA),
     ),
@@ -177,7 +172,7 @@ WAYS_OUT: Final = (
         topic=Shown("service id"),
         payload=Shown("message"),
     ),
-    _out("link `read`, `follow`", "tube_tcp", "all, or what a filter passes", entries=True, **_WHOLE),
+    _out("link `read`, `follow`", "tube_tcp", "all, or what a filter passes", **_WHOLE),
     _out(
         "SDK push",
         "sdk",
@@ -185,7 +180,7 @@ WAYS_OUT: Final = (
         seq=Shown("`seq`"),
         payload=Shown("`payload`", Form.TEXT),
     ),
-    _out("sealed segment, Spark source", "", "all", entries=True, **_WHOLE),
+    _out("sealed segment, Spark source", "", "all", **_WHOLE),
 )
 """Every way out of the sequence."""
 
@@ -205,13 +200,8 @@ def enters(way: WayIn, given: Mapping[str, Any], peer: str) -> dict[str, Any]:
     return envelope
 
 
-def sees(way: WayOut, message: Message) -> dict[str, Any] | None:
-    """Return the fields that a client sees of a message; ``None`` if it does not see it at all."""
-    hollow = False
-    if message.origin == NOT_A_MESSAGE:
-        if not way.entries:
-            return None
-        hollow = way.fields["origin"].form is Form.HIDDEN
+def sees(way: WayOut, message: Message) -> dict[str, Any]:
+    """Return the fields that a client sees of a message."""
     seen = {}
     for name, shown in way.fields.items():
         value = getattr(message, name)
@@ -220,7 +210,7 @@ def sees(way: WayOut, message: Message) -> dict[str, Any] | None:
                 continue
             case Form.TEXT:
                 value = text_of(value)[0]
-            case Form.AS_IT_IS if name == "payload" and (hollow or len(value) > (shown.most or len(value))):
+            case Form.AS_IT_IS if name == "payload" and len(value) > (shown.most or len(value)):
                 value = b""
         seen[name] = value
     return seen

@@ -42,7 +42,5 @@ def holds(predicate: Predicate, value: str | float | None) -> bool:
 
 
 def matches(predicates: Mapping[str, Predicate], message: Message, *, json_attributes: bool = False) -> bool:
-    if message.origin == "log":
-        return False
     facts = said(message, json_attributes=json_attributes)
     return all(holds(predicate, facts.get(name)) for name, predicate in predicates.items())

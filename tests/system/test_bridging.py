@@ -28,7 +28,7 @@ from tests.system.observing import counter, eventually, head, status
 from tests.system.rawclient import Publisher, Subscriber, UdpPublisher, UdpSubscriber
 
 from headrace import connect_sync
-from headrace.message import NOT_A_MESSAGE, Message, messages
+from headrace.message import Message, messages
 from headrace.wire.attribute import publish as attribute_publish
 from headrace.wire.fyrehose.stream import DeliverRun
 from headrace.wire.sdk import commands as sdk
@@ -271,10 +271,6 @@ class Bridge:
     seen: list[Seen]
     types: dict[int, int]
 
-    @property
-    def messages(self) -> list[Message]:
-        return [message for message in self.log if message.origin != NOT_A_MESSAGE]
-
 
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
@@ -283,7 +279,7 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
         link.create_service(JSON, "json")
         link.create_service(LAST, "last")
         begin = head(hub) + 1
-        follow = stack.enter_context(link.follow(entries=True))
+        follow = stack.enter_context(link.follow())
         assert follow.begun() == begin
         seen = [Seen(way) for way in WAYS_OUT if not way.door or way.door in hub.doors]
         by_name = {each.way.name: each for each in seen}
@@ -308,7 +304,7 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
             by_name["link `read`, `follow`"].got.append(plain(message))
             if message.seq == last:
                 break
-        log = [message for rows in link.read(begin, entries=True) for message in messages(rows)]
+        log = [message for rows in link.read(begin) for message in messages(rows)]
         seen.append(Seen(by_name["link `read`, `follow`"].way, [plain(message) for message in log]))
         by_name["sealed segment, Spark source"].got += sealed(hub, begin)
         for each in seen:
@@ -353,7 +349,7 @@ def sealed(hub: HubProcess, begin: int) -> list[dict[str, Any]]:
 def expected(way: WayOut, message: Message) -> dict[str, Any] | None:
     """What is seen of a message, if it is seen: what the table says, and which messages are a door's at all."""
     if way.door == "spp":
-        if message.topic not in (JSON, LAST) or message.origin == NOT_A_MESSAGE:
+        if message.topic not in (JSON, LAST):
             return None
         if message.topic == JSON and not isinstance(json.loads(message.payload), dict):
             return None
@@ -370,28 +366,28 @@ def test_the_ways_that_are_always_there_were_tried(bridge: Bridge) -> None:
 
 
 def test_what_enters_is_what_the_table_says(bridge: Bridge) -> None:
-    assert len(bridge.messages) == len(bridge.sent)
+    assert len(bridge.log) == len(bridge.sent)
     node = status(bridge.hub)["node"]["id"]
-    for sent, message in zip(bridge.sent, bridge.messages, strict=True):
+    for sent, message in zip(bridge.sent, bridge.log, strict=True):
         fields = plain(message)
         assert message.node == node
         for name, value in enters(sent.way, sent.said, sent.peer).items():
             assert fields[name] == value, f"{name} of {sent}"
     times = [message.time for message in bridge.log]
     assert times == sorted(times)
-    seqs = [message.seq for message in bridge.log]
-    assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+    # The services and the subscription, which are log entries, have taken no numbers.
+    assert [message.seq for message in bridge.log] == list(range(1, len(bridge.sent) + 1))
 
 
 @pytest.mark.parametrize("name", [way.name for way in WAYS_OUT])
 def test_what_is_seen_is_what_the_table_says(bridge: Bridge, name: str) -> None:
-    by_seq = {message.seq: str(sent) for sent, message in zip(bridge.sent, bridge.messages, strict=True)}
+    by_seq = {message.seq: str(sent) for sent, message in zip(bridge.sent, bridge.log, strict=True)}
     for each in bridge.seen:
         if each.way.name != name:
             continue
         wanted = [(m.seq, fields) for m in bridge.log if (fields := expected(each.way, m)) is not None]
         for (seq, fields), got in zip(wanted, each.got, strict=False):
-            what = by_seq.get(seq, "a log entry")
+            what = by_seq[seq]
             assert set(got) == set(fields), f"{what} through {name}"
             for field_name, value in fields.items():
                 assert got[field_name] == value, f"{field_name} of {what} through {name}"
@@ -399,7 +395,7 @@ def test_what_is_seen_is_what_the_table_says(bridge: Bridge, name: str) -> None:
 
 
 def test_payloads_that_are_no_text_are_marked(bridge: Bridge) -> None:
-    for message in bridge.messages:
+    for message in bridge.log:
         if bridge.types:
             assert bridge.types[message.seq] == text_of(message.payload)[1]
 
@@ -407,7 +403,7 @@ def test_payloads_that_are_no_text_are_marked(bridge: Bridge) -> None:
 def test_services_took_what_was_theirs(bridge: Bridge) -> None:
     with connect_sync(f"tube://{bridge.hub.doors['tube_tcp']}") as link:
         assert json.loads(link.service(JSON)) == {"speed": 61}
-        newest = [message for message in bridge.messages if message.topic == LAST][-1]
+        newest = [message for message in bridge.log if message.topic == LAST][-1]
         assert link.service(LAST) == newest.payload
         # An unknown topic became a service when it came by SPP, and by no other door.
         assert [each["id"] for each in link.services()] == [JSON, LAST, "bridge/nobody"]
@@ -419,7 +415,7 @@ def test_services_took_what_was_theirs(bridge: Bridge) -> None:
 
 def test_hollow_messages_are_counted(bridge: Bridge) -> None:
     for transport, most in (("udp", 65_498), ("tcp", 65_526)):
-        long = sum(len(message.payload) > most for message in bridge.messages)
+        long = sum(len(message.payload) > most for message in bridge.log)
         assert counter(bridge.hub, "hollow", f"fyrehose/{transport}") == long > 0
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Self
+from urllib.parse import urlsplit
 
 import typer
 
-from headrace.cli.terminal.access import run_client
+from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.exits import FAILED, TERMINATED
 from headrace.cli.terminal.options import (
     HUB_PANEL,
@@ -22,19 +23,22 @@ from headrace.cli.terminal.options import (
     Transport,
     door_of,
     find_key,
+    hub_access,
     hub_url,
     url_option,
 )
 from headrace.config.sources import CLIENT_VARIABLE
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from headrace.cli.terminal.rendering import LineFormat
+    from headrace.client.link.client import LinkClient
     from headrace.client.sdk.client import SdkClient
     from headrace.errors import LostRangeError
-    from headrace.message import Message
+    from headrace.hub.sequence_ranges import Range
+    from headrace.message import Message, Run
     from headrace.wire.sdk.predicate import Predicate
 
 EXAMPLES: Final = (
@@ -42,6 +46,7 @@ EXAMPLES: Final = (
     ("Everything from the beginning:", "headrace sub --from 1"),
     ("The payloads of the next ten:", "headrace sub --count 10 | jq -r .payload"),
     ("Just the bytes, a line each:", "headrace sub --raw > messages.txt"),
+    ("Those that are too long for fyrehose as well:", "headrace sub --fetch tube://127.0.0.1:8081"),
     ("Only messages that match:", "headrace sub --where 'x=0..10' --where city=Praha"),
 )
 
@@ -67,6 +72,16 @@ def sub(
     as_json: JsonLines = False,
     text: TextLines = False,
     raw: RawLines = False,
+    fetch: Annotated[
+        str | None,
+        typer.Option(
+            "--fetch",
+            metavar="URL",
+            help="The hub's link, such as tube://127.0.0.1:8081: messages that fyrehose brings without data are"
+            " fetched from there.",
+            rich_help_panel=HUB_PANEL,
+        ),
+    ] = None,
     url: Annotated[
         str | None, url_option("door", "fyrehose://127.0.0.1:2323, or sdk://127.0.0.1:7253 with --where")
     ] = None,
@@ -88,6 +103,9 @@ def sub(
     with 1. On a terminal it prints text; in a pipe, one JSON object a line: {"seq":1,"payload":"hello"}, with
     "payload_base64" in place of "payload" where it is not UTF-8.
 
+    A message that is too long for fyrehose, over 65,526 bytes on TCP and 65,498 on UDP, comes without data, just as an
+    empty one does. Such messages are named on stderr; with --fetch they are read over the link, and printed whole.
+
     With --where it prints only messages whose attributes match: city=Praha a value, kind=a|b one of several, x=0..10 a
     range (0.. and ..10 too), name^=pre a prefix, kind!=a any other value or none, city and !city that the attribute
     exists or does not. With several conditions, all must hold. These messages come from the sdk door.
@@ -96,21 +114,24 @@ def sub(
 
     form = choose_format(as_json=as_json, text=text, raw=raw)
     if wheres:
-        if transport is not None or translated:
-            raise UsageError("--transport and --translated are fyrehose's: leave them out, or --where")
+        if transport is not None or translated or fetch is not None:
+            raise UsageError(
+                "--transport, --translated and --fetch are fyrehose's: leave them out, or --where"
+            )
         from headrace.cli.terminal.attribute_syntax import parse_conditions
 
         address = hub_url(url, DoorScheme.SDK)
         _print_matching(address, parse_conditions(wheres), client_id, from_seq, count, form)
         return
-    if client_id is not None:
-        raise UsageError("--client-id is for --where: the backbone knows no clients")
+    if client_id is not None and fetch is None:
+        raise UsageError("--client-id is for --where and --fetch: the backbone knows no clients")
     if url is not None and door_of(url) is DoorScheme.SDK:
         raise UsageError("the sdk door needs --where: conditions on attributes")
     if url is not None and door_of(url) is DoorScheme.TUBE:
         raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
     address = hub_url(url, DoorScheme.FYREHOSE)
-    if run_client(_print_all(address, transport, translated, from_seq, count, form)):
+    hollow = _HollowMessages(None if fetch is None else hub_access(fetch, DoorScheme.TUBE, client_id), url)
+    if run_client(_print_all(address, transport, translated, from_seq, count, form, hollow)):
         raise typer.Exit(FAILED)
 
 
@@ -121,6 +142,7 @@ async def _print_all(
     from_seq: int | None,
     count: int | None,
     form: LineFormat,
+    hollow: _HollowMessages,
 ) -> list[LostRangeError]:
     """Print what the backbone delivers; return what could not be delivered."""
     from headrace.cli.terminal.pipes import PipeWriter
@@ -130,18 +152,116 @@ async def _print_all(
     output = PipeWriter(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
     lost: list[LostRangeError] = []
-    options: FyrehoseOptions = {"from_seq": from_seq, "on_lost": lost.append, "translated": translated}
+    options: FyrehoseOptions = {
+        "from_seq": from_seq,
+        "on_lost": lost.append,
+        "on_hollow": hollow.came,
+        "translated": translated,
+    }
     if transport is not None:
         options["transport"] = transport.value
     with output.while_read():
-        async with FyrehoseClient.at(url, **options) as client:
+        async with hollow, FyrehoseClient.at(url, **options) as client:
             async for batch in client.batches():
                 run = batch.run.slice(0, min(left, len(batch)))
-                await output.write(render(batch.first, run, form))
+                async for first, payloads in hollow.filled(batch.first, run):
+                    await output.write(render(first, payloads, form))
                 left -= len(run)
                 if not left:
                     break
     return lost
+
+
+class _HollowMessages:
+    """Messages that came without data: fetched over the link, or else named on stderr."""
+
+    def __init__(self, link: HubAccess | None, url: str | None) -> None:
+        self._access = link
+        self._url = url
+        self._link: LinkClient | None = None
+        self._seqs: list[int] = []
+        self._explained = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._link is not None:
+            await self._link.close()
+
+    def came(self, seq: int) -> None:
+        """Note one of the messages that are about to be printed."""
+        self._seqs.append(seq)
+
+    async def filled(self, first: int, run: Run) -> AsyncIterator[tuple[int, Iterable[bytes]]]:
+        """Yield messages in order, some at a time, each part with the number of its first."""
+        seqs, self._seqs = self._seqs, []
+        end = first + len(run)
+        ranges = _ranges([seq for seq in seqs if seq < end])
+        if self._access is None:
+            if ranges:
+                self._explain(ranges)
+            yield first, run
+            return
+        at = first
+        for begin, last in ranges:
+            if begin > at:
+                yield at, run.slice(at - first, begin - first)
+            at = begin
+            try:
+                async for seq, payloads in self._fetch(self._access, begin, last):
+                    yield seq, payloads
+                    at = seq + len(payloads)
+            except HeadraceError as error:
+                self._say(f"{_named([(at, last)])} came without data, and cannot be fetched: {error}")
+            if at <= last:
+                yield at, [b""] * (last - at + 1)
+            at = last + 1
+        if at < end:
+            yield at, run.slice(at - first, len(run))
+
+    async def _fetch(
+        self, access: HubAccess, first: int, last: int
+    ) -> AsyncIterator[tuple[int, list[bytes]]]:
+        if self._link is None:
+            link = access.link("headrace sub")
+            self._link = await link.open()
+        async with self._link.read(first, last) as stream:
+            async for rows in stream:
+                yield rows.column("seq")[0].as_py(), rows.column("payload").to_pylist()
+
+    def _explain(self, ranges: list[Range]) -> None:
+        text = f"{_named(ranges)} came without data"
+        if not self._explained:
+            self._explained = True
+            first = ranges[0][0]
+            host = None if self._url is None else urlsplit(self._url).hostname
+            where = "" if host is None else f" --url tube://{host}"
+            command = f"headrace tail --from {first} --count 1 --raw{where}"
+            text += f": empty, or too long for fyrehose; {command} prints it, and sub --fetch does so at once"
+        self._say(text)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(f"headrace: {text}", file=sys.stderr)
+
+
+def _ranges(seqs: list[int]) -> list[Range]:
+    """Join ascending numbers to ranges."""
+    ranges: list[Range] = []
+    for seq in seqs:
+        if ranges and ranges[-1][1] == seq - 1:
+            ranges[-1] = ranges[-1][0], seq
+        else:
+            ranges.append((seq, seq))
+    return ranges
+
+
+def _named(ranges: list[Range]) -> str:
+    shown = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in ranges[:10])
+    more = sum(last - first + 1 for first, last in ranges[10:])
+    several = len(ranges) > 1 or ranges[0][0] < ranges[0][1]
+    return f"message{'s' if several else ''} {shown}{f' and {more} more' if more else ''}"
 
 
 def _print_matching(

@@ -23,6 +23,8 @@ class FyrehoseStats:
     """Came after they had been asked for."""
     lost: int = 0
     """Reported as lost."""
+    hollow: int = 0
+    """Came without data and were handed out: they are empty, or too long for fyrehose."""
     repeated: int = 0
     """Came more than once, and were discarded."""
     dropped: int = 0

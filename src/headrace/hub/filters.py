@@ -5,8 +5,7 @@
 - **Attribute predicates** are the SDK's (:mod:`headrace.wire.sdk.predicate`); all of them must hold. They look at the
   message's own attributes and numbers (:mod:`headrace.matching.row_filter`).
 
-Log entries that are not messages (origin ``log``) pass only if ``origin`` names them. Columns are compared whole, never
-message by message in Python.
+Columns are compared whole, never message by message in Python.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.message import Batch
 from headrace.wire.sdk.predicate import Predicate
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Filter:
         names = () if batch.columns is None else batch.columns.schema.names
         if "origin" in names or "topic" in names:
             return None
-        if batch.origin == NOT_A_MESSAGE if self._names is None else batch.origin not in self._names:
+        if self._names is not None and batch.origin not in self._names:
             return False
         if self._topic is not None and not self._is_topic(batch.topic):
             return False
@@ -80,11 +79,10 @@ class Filter:
 
     def mask(self, rows: pa.RecordBatch) -> Mask:
         """Which rows pass."""
-        origin = rows.column("origin")
         if self._origins is None:
-            passing = _truth(pc.not_equal(origin, NOT_A_MESSAGE))
+            passing = np.ones(rows.num_rows, np.bool_)
         else:
-            passing = _truth(pc.is_in(origin, value_set=self._origins))
+            passing = _truth(pc.is_in(rows.column("origin"), value_set=self._origins))
         if self._topic is not None and passing.any():
             passing &= self._topics(rows.column("topic"))
         if self._where and passing.any():

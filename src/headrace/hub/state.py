@@ -14,7 +14,6 @@ have the same log have the same state.
 from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
-from uuid import UUID
 
 import msgspec
 
@@ -35,6 +34,57 @@ class StatePart(Protocol):
 
     def dump(self) -> bytes:
         """Return the part as its section of a snapshot."""
+
+    def load(self, section: bytes) -> None:
+        """Restore the part from a snapshot."""
+
+
+@runtime_checkable
+class MessageFollower(Protocol):
+    """A part whose state depends on messages as well."""
+
+    def follow(self, batch: Batch) -> None:
+        """Apply a batch."""
+
+
+class HubState:
+    """The hub's state; it includes all up to operation ``op``, of which the newest message is ``seq``."""
+
+    def __init__(self, *parts: StatePart) -> None:
+        self.op = 0
+        self.seq = 0
+        self.unread = 0
+        """Number of entries whose payload could not be read."""
+        self.holds = Holds()
+        self._parts: dict[str, StatePart] = {part.name: part for part in (self.holds, *parts)}
+        self._followers = [part for part in self._parts.values() if isinstance(part, MessageFollower)]
+
+    def restore(self, log: Log) -> None:
+        """Load the state at a log's head."""
+        if log.snapshot is not None:
+            self.load(log.snapshot)
+        for batch in log.scan_ops(self.op + 1):
+            self.apply(batch)
+
+    def apply(self, batch: Batch) -> None:
+        """Apply one committed batch."""
+        self.op, self.seq = batch.last_op, batch.last
+        if batch.is_entries:
+            for op, message in enumerate(batch, batch.op):
+                kind, _, name = message.topic.partition("/")
+                part = self._parts.get(kind)
+                if part is not None:
+                    try:
+                        part.apply(name, message.payload, message.seq, op)
+                    except msgspec.DecodeError:
+                        # A relayed entry may be malformed. It changes nothing, here and wherever this log is read.
+                        self.unread += 1
+        for part in self._followers:
+            part.follow(batch)
+
+    def sections(self) -> dict[str, bytes]:
+        """Return the state as a snapshot's sections."""
+        return {name: part.dump() for name, part in self._parts.items()}
 
     def load(self, snapshot: Snapshot) -> None:
         """Restore the state from a snapshot; sections of unknown parts are ignored."""

@@ -22,8 +22,6 @@ class Facts(NamedTuple):
     sources, win.
     """
 
-    skipped: Bytes
-    """Whether a message matches nothing, as the hub's own entries do."""
     textual: Bytes
     """Whether a source has strings, or numbers."""
     first: npt.NDArray[np.int32]
@@ -39,7 +37,7 @@ class Facts(NamedTuple):
     """The strings, and their hashes."""
 
 
-FACTS: Any = types.NamedTuple([BYTES, BYTES, INTS_2, INTS, FLOATS, WIDE, HASHES, WIDE, WIDE, BYTES], Facts)
+FACTS: Any = types.NamedTuple([BYTES, INTS_2, INTS, FLOATS, WIDE, HASHES, WIDE, WIDE, BYTES], Facts)
 
 
 @kernel(INDEX(OFFSETS_IN, BYTES_IN, INDEX, INDEX, BYTES, WIDE, INTS, INDEX, SEED, INTS, INDEX))

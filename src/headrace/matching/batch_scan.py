@@ -31,7 +31,7 @@ class BatchScan:
         self._attributes = attributes
         self._seed = seed
         self._version = version
-        self._counts = np.empty((len(segments), len(facts.skipped)), np.int32)
+        self._counts = np.empty((len(segments), facts.first.shape[1] - 1), np.int32)
 
     def piece(self, begin: int, end: int, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         """Match messages from ``begin`` on, up to ``most`` clients or one message; return offsets and clients."""

@@ -37,7 +37,7 @@ def points(
     Dimension ``d`` is column ``d + 1``; column 0 stands for no dimension and is always 0. Only the previous chunk's
     values are cleared first: subscriptions may name very many attributes, of which a message has few.
     """
-    skipped, textual, first, names = facts.skipped, facts.textual, facts.first, facts.name
+    textual, first, names = facts.textual, facts.first, facts.name
     number, hashes, text_begin, text_end, text = facts.number, facts.hash, facts.begin, facts.end, facts.data
     word_data, word_begin, word_slots = segment.word_data, segment.word_begin, segment.word_slots
     for message in range(begin, end):
@@ -47,8 +47,6 @@ def points(
             x[row, 2 * attribute + 1] = x[row, 2 * attribute + 2] = np.nan
             fact_of[row, attribute] = -1
         touching[row] = 0
-        if skipped[message]:
-            continue
         # Later facts win over earlier ones, whichever type they have.
         for source in range(len(textual)):
             for fact in range(first[source, message], first[source, message + 1]):
@@ -105,13 +103,12 @@ def visits_of(
     attribute_keys = segment.attribute_keys
     prefix_begin, prefix_length = segment.prefix_begin, segment.prefix_length
     word_data, word_begin, word_slots = segment.word_data, segment.word_begin, segment.word_slots
-    bits, text_begin, text_end, text, skipped = facts.bits, facts.begin, facts.end, facts.data, facts.skipped
+    bits, text_begin, text_end, text = facts.bits, facts.begin, facts.end, facts.data
     count = 0
     for group in range(dim_group[0]):
         for row in range(end - begin):
-            if not skipped[begin + row]:
-                visits = _visit(visits, count, row, group, group + 1)
-                count += 1
+            visits = _visit(visits, count, row, group, group + 1)
+            count += 1
     # Groups of every attribute that any of the messages has.
     done = np.zeros(len(attribute_keys), np.uint8)
     for each in range(end - begin):

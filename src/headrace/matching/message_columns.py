@@ -19,13 +19,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.matching import attribute_reading
 from headrace.matching.attribute_reading import Facts
 from headrace.matching.index import hashing
 from headrace.matching.index.segment import Bytes, Ints, Segment
-from headrace.message import NOT_A_MESSAGE, Batch, bytes_of, offsets_of
+from headrace.message import Batch, bytes_of, offsets_of
 
 _TEXTS = ("topic", "origin", "publisher")
 _SIZE = "size"
@@ -110,7 +109,7 @@ def read(
     textual = np.array([isinstance(source.values, _Strings) for source in sources], np.uint8)
     # Adding 0.0 makes -0.0 the 0.0 that it equals.
     bits = (number + 0.0).view(np.int64)
-    facts = Facts(_skipped(batch), textual, first, name, number, bits, hashes, begins, ends, data)
+    facts = Facts(textual, first, name, number, bits, hashes, begins, ends, data)
     return facts, attributes
 
 
@@ -272,14 +271,6 @@ def _column(batch: Batch, name: str) -> pa.Array | None:
     if batch.columns is None or name not in batch.columns.schema.names:
         return None
     return batch.columns.column(name)
-
-
-def _skipped(batch: Batch) -> Bytes:
-    origins = _column(batch, "origin")
-    if origins is None:
-        return np.full(len(batch), batch.origin == NOT_A_MESSAGE, np.uint8)
-    skipped: Bytes = pc.equal(origins, NOT_A_MESSAGE).to_numpy(zero_copy_only=False).astype(np.uint8)
-    return skipped
 
 
 def _forget_nulls(sources: Sequence[_Source], name: Ints) -> None:

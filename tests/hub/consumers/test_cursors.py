@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import LimitError, MalformedError, RefusedError
+from headrace.errors import LimitError, MalformedError, RefusedError, StorageError
 from headrace.hub.consumers import cursors as module
 from headrace.hub.consumers.cursors import (
     MAX_ACK_SECONDS,
@@ -20,8 +23,8 @@ from headrace.hub.consumers.cursors import (
     ConsumerRemoved,
     ConsumerReset,
     Consumers,
+    Lag,
     RangesForgotten,
-    Settled,
     Terms,
     bury,
     create,
@@ -29,8 +32,10 @@ from headrace.hub.consumers.cursors import (
     reset,
     settle,
 )
+from headrace.hub.consumers.outstanding import spans
+from headrace.hub.consumers.settlements import Settled, TurnEntries, decode, encode, entries
 from headrace.hub.state import HubState
-from headrace.message import SCHEMA, Batch, Message, Run
+from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Message, Run
 from headrace.protocols import DEAD_LETTER
 
 
@@ -43,7 +48,8 @@ class Hub:
         self.batches: list[Batch] = []
 
     def submit(self, batch: Batch) -> Batch:
-        numbered = batch.numbered(self.state.seq + 1, 0, 1)
+        seq = self.state.seq
+        numbered = batch.numbered(self.state.op + 1, seq if batch.is_entries else seq + 1, 0, 1)
         self.batches.append(numbered)
         self.state.apply(numbered)
         return numbered
@@ -67,7 +73,7 @@ def hub_with(start: int = 1, terms: Terms | None = None) -> Hub:
 
 
 def done(hub: Hub, *ranges: tuple[int, int]) -> Batch:
-    return settle("c", Settled(ranges, hub.one().since))
+    return settle(Settled(ranges, hub.one().since))
 
 
 def numbers(ranges: list[tuple[int, int]]) -> set[int]:
@@ -114,7 +120,7 @@ def test_the_cursor_is_a_set_of_numbers(entries: list[list[tuple[int, int]]], da
     restored = Consumers()
     restored.load(hub.consumers.dump())
     for index, ranges in enumerate(entries):
-        batch = hub.submit(done(hub, *ranges))
+        batch = hub.submit(done(hub, *spans(np.array(sorted(numbers(ranges)), np.int64))))
         model |= numbers(ranges)
         consumer = hub.one()
         assert set(range(1, consumer.floor + 1)) | numbers(consumer.done) == model
@@ -123,7 +129,7 @@ def test_the_cursor_is_a_set_of_numbers(entries: list[list[tuple[int, int]]], da
             restored.load(hub.consumers.dump())
         else:
             (message,) = batch
-            restored.apply("c", message.payload, message.seq)
+            restored.apply("", message.payload, message.seq, batch.op)
     assert hub.consumers.dump() == hub.replayed() == restored.dump()
 
 
@@ -158,7 +164,7 @@ def test_a_creation_that_comes_second_changes_nothing() -> None:
 
 def test_orders_for_nobody_are_passed_over() -> None:
     hub = Hub()
-    for batch in (reset("c", 1), remove("c"), settle("c", Settled(((1, 2),), 0))):
+    for batch in (reset("c", 1), remove("c"), settle(Settled(((1, 2),), 0))):
         hub.submit(batch)
     assert len(hub.consumers) == 0
 
@@ -179,8 +185,8 @@ def test_there_is_a_most_of_consumers() -> None:
     hub = Hub()
     for index in range(MAX_CONSUMERS):
         payload = b'{"create":{}}'
-        hub.consumers.apply(str(index), payload, index + 1)
-    hub.consumers.apply("one more", b'{"create":{}}', MAX_CONSUMERS + 1)
+        hub.consumers.apply(str(index), payload, 0, index + 1)
+    hub.consumers.apply("one more", b'{"create":{}}', 0, MAX_CONSUMERS + 1)
     assert len(hub.consumers) == MAX_CONSUMERS
     with pytest.raises(RefusedError) as raised:
         hub.consumers.creation("one more", Terms(), 1)
@@ -240,15 +246,18 @@ def given_up(hub: Hub, *ranges: tuple[int, int], tries: int = 3) -> list[Message
     rows = next(
         batch for batch in hub.batches if batch.topic == "jobs" or batch.columns is not None
     ).to_arrow()
-    return list(hub.submit(bury(hub.one(), Settled(ranges, hub.one().since), rows, tries)))
+    letters, entry = bury(hub.one(), Settled(ranges, hub.one().since), rows, tries)
+    buried = [] if letters is None else list(hub.submit(letters))
+    return [*buried, *hub.submit(entry)]
 
 
 def test_a_dead_letter_is_a_copy_that_says_what_it_was() -> None:
     hub = hub_with()
     hub.submit(Batch(Run.of([b"a", b"b", b"c"]), origin="tube", publisher="p", number=5, topic="jobs"))
-    dead, entry = given_up(hub, (1, 1), (3, 3))
+    hub.submit(done(hub, (1, 1)))
+    dead, entry = given_up(hub, (3, 3))
     assert (dead.payload, dead.topic, dead.origin, dead.publisher, dead.number) == (
-        b"b",
+        b"c",
         "dead/c",
         DEAD_LETTER,
         "c",
@@ -257,18 +266,20 @@ def test_a_dead_letter_is_a_copy_that_says_what_it_was() -> None:
     assert dead.attributes == {
         "dead.consumer": "c", "dead.seq": "3", "dead.topic": "jobs", "dead.origin": "tube", "dead.tries": "3",
     }  # fmt: skip
-    assert (entry.origin, entry.topic) == ("log", "consumer/c")
-    assert (hub.one().floor, hub.one().done, hub.one().dead) == (1, [(3, 3)], 1)
+    assert (entry.origin, entry.topic, entry.seq) == ("log", "consumer/", dead.seq)
+    # The dead letter, message 4, is done as well.
+    assert (hub.one().floor, hub.one().done, hub.one().dead) == (1, [(3, 4)], 1)
+    assert hub.one().lag(4) == Lag(1)
     assert hub.replayed() == hub.consumers.dump()
 
 
 def test_attributes_and_numbers_go_with_a_dead_letter() -> None:
     hub = hub_with(terms=Terms(dead_letter="graves"))
     row = {"attributes": [("k", "v")], "numbers": [("n", 1.5)], "topic": "jobs", "origin": "tube"}
-    plain = Batch(Run.of([b"a"]), first=2, publisher="p", topic="jobs").to_arrow().to_pylist()[0]
+    plain = Batch(Run.of([b"a"]), first=1, publisher="p", topic="jobs").to_arrow().to_pylist()[0]
     rows = pa.RecordBatch.from_pylist([plain | row], schema=SCHEMA)
     hub.submit(Batch.over(rows))
-    dead, _ = given_up(hub, (2, 2))
+    dead, _ = given_up(hub, (1, 1))
     assert dead.topic == "graves"
     assert dead.attributes["k"] == "v"
     assert dead.numbers == {"n": 1.5}
@@ -277,20 +288,121 @@ def test_attributes_and_numbers_go_with_a_dead_letter() -> None:
 def test_a_dead_letter_is_not_copied_again() -> None:
     hub = hub_with()
     hub.submit(Batch(Run.of([b"a"]), origin=DEAD_LETTER, topic="jobs"))
-    (entry,) = given_up(hub, (2, 2))
+    (entry,) = given_up(hub, (1, 1))
     assert entry.origin == "log"
-    assert (hub.one().dead, hub.one().done) == (1, [(2, 2)])
+    assert (hub.one().dead, hub.one().floor, hub.one().done) == (1, 1, [])
 
 
 def test_what_retention_took_is_counted() -> None:
     hub = hub_with()
-    hub.submit(settle("c", Settled(((1, 7),), hub.one().since, lost=7)))
+    hub.submit(settle(Settled(((1, 7),), hub.one().since, lost=7)))
     assert (hub.one().floor, hub.one().lost) == (7, 7)
     assert hub.replayed() == hub.consumers.dump()
 
 
-def test_entries_are_json_that_a_person_can_read() -> None:
-    (entry,) = settle("c", Settled(((1, 2),), 9)).numbered(1, 0, 1)
-    assert msgspec.json.decode(entry.payload) == {"done": [[1, 2]], "since": 9}
-    (entry,) = create("c", Terms(topic="a"), 5).numbered(1, 0, 1)
+def test_what_a_person_writes_is_json_that_a_person_can_read() -> None:
+    (entry,) = create("c", Terms(topic="a"), 5).numbered(1, 0, 0, 1)
     assert msgspec.json.decode(entry.payload) == {"create": {"topic": "a"}, "from": 5}
+
+
+# What is done, as entries
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40)), max_size=9),
+    st.integers(0, MAX_SEQUENCE),
+    st.tuples(*[st.integers(0, MAX_SEQUENCE)] * 3),
+)
+def test_what_is_done_is_read_as_it_was_written(
+    steps: list[tuple[int, int]], since: int, counts: tuple[int, int, int]
+) -> None:
+    ranges, at = [], 0
+    for distance, more in steps:
+        ranges.append((at + distance, at + distance + more))
+        at += distance + more
+    settled = Settled(tuple(ranges), since, counts[0])
+    assert decode(encode(settled, *counts[1:])) == (settled, *counts[1:])
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"since": 1},
+        [1],
+        [1, [1]],
+        [1, [0, 3]],
+        [1, [1, -1]],
+        [1, [MAX_SEQUENCE, 1]],
+        [-1, [1, 0]],
+        [1, [1, 0], MAX_SEQUENCE + 1],
+        [1, [1, 0], 0, 0, 0, 0],
+    ],
+)
+def test_entries_that_make_no_sense_change_nothing(order: object) -> None:
+    hub = hub_with()
+    hub.submit(entries(msgspec.msgpack.encode(order)))
+    assert (hub.one().floor, hub.one().done, hub.state.unread) == (0, [], 1)
+
+
+def test_an_acknowledgement_is_a_few_bytes() -> None:
+    assert len(encode(Settled(((1_000, 1_000),), since=2))) <= 8
+    assert len(encode(Settled(((5_000_000_000, 5_000_000_000),), since=4_900_000_000))) <= 24
+
+
+def test_what_several_consumers_have_done_in_a_turn_is_one_batch() -> None:
+    hub = Hub()
+    for name in "abc":
+        hub.submit(create(name, Terms(), 1))
+    written: list[Batch] = []
+    due: list[Callable[[], None]] = []
+    replies: list[StorageError | None] = []
+    gathered = TurnEntries(lambda batch, done: done(hub.submit(batch)) or written.append(batch), due.append)
+    for number, consumer in enumerate(hub.consumers, 1):
+        gathered.add(Settled(((1, number),), consumer.since), replies.append)
+    assert (len(due), written) == (1, [])
+    due.pop()()
+    assert [len(batch) for batch in written] == [3]
+    assert written[0].columns is None
+    assert [consumer.floor for consumer in hub.consumers] == [1, 2, 3]
+    assert replies == [None, None, None]
+    gathered.write()
+    assert (len(written), due) == (1, [])
+
+
+def test_what_the_log_refuses_is_said_to_everyone_who_wrote_it() -> None:
+    replies: list[StorageError | None] = []
+    full = StorageError("no")
+    gathered = TurnEntries(lambda _batch, done: done(full), lambda write: None)
+    gathered.add(Settled(((1, 1),), 1), replies.append)
+    gathered.add(Settled(((1, 1),), 2), replies.append)
+    gathered.write()
+    assert replies == [full, full]
+
+
+# How far behind
+
+
+def test_behind_is_what_is_not_done() -> None:
+    hub = hub_with()
+    hub.submit(Batch(Run.of([b""] * 9), origin="tube"))
+    assert hub.one().lag(9) == Lag(9)
+    hub.submit(done(hub, (1, 2), (5, 6)))
+    assert hub.one().lag(9) == Lag(5)
+    hub.submit(done(hub, (1, 9)))
+    assert hub.one().lag(9) == Lag(0)
+    assert hub.one().lag(5) == Lag(0), "the head of a hub that is behind"
+
+
+def test_behind_of_a_consumer_that_selects_is_at_most_that() -> None:
+    hub = hub_with(terms=Terms(topic="a"))
+    assert hub.one().lag(3) == Lag(3, exact=False)
+    hub.submit(done(hub, (1, 3)))
+    assert hub.one().lag(3) == Lag(0, exact=True)
+
+
+def test_what_was_read_for_members_says_more_than_the_state() -> None:
+    hub = hub_with(terms=Terms(topic="a"))
+    hub.consumers.known_lag = lambda _consumer, head: Lag(min(2, head))
+    assert hub.consumers.lag(hub.one(), 5) == Lag(2)
+    hub.consumers.known_lag = lambda _consumer, _head: Lag(7)
+    assert hub.consumers.lag(hub.one(), 5) == Lag(5, exact=False)

@@ -18,6 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -51,6 +52,9 @@ _PUBLISH_COST: Final = 1 << 12
 
 FyrehoseCarrier: TypeAlias = Literal["tcp", "udp"]
 OnLost: TypeAlias = Callable[[LostRangeError], object]
+OnHollow: TypeAlias = Callable[[int], object]
+
+logger = logging.getLogger("headrace.client")
 
 
 class FyrehoseOptions(TypedDict, total=False):
@@ -61,6 +65,7 @@ class FyrehoseOptions(TypedDict, total=False):
     subscribe: bool
     timeout: float
     on_lost: OnLost | None
+    on_hollow: OnHollow | None
     repair_timeout: float | None
     buffer_bytes: int
     journal: JournalBounds | None
@@ -93,6 +98,10 @@ class FyrehoseClient(Client):
     ``on_lost``
         Called with a :class:`~headrace.errors.LostRangeError` in place of messages that nobody could deliver.
         Without it the iteration raises that error, once, and the next one goes on after them.
+    ``on_hollow``
+        Called with the number of each message that came without data, before it is handed out. It is empty, or too
+        long for fyrehose (over 65,526 bytes on TCP, 65,498 on UDP), which looks the same; the link's ``read`` tells,
+        and has the payload. Without it, the first one is a warning of the logger ``headrace.client``.
     ``repair_timeout``
         Seconds for which missing messages are asked for before they are lost: 30 on UDP; 5 on TCP, where a hub that
         has a message sends it at once.
@@ -118,6 +127,7 @@ class FyrehoseClient(Client):
         subscribe: bool = True,
         timeout: float = 10.0,
         on_lost: OnLost | None = None,
+        on_hollow: OnHollow | None = None,
         repair_timeout: float | None = None,
         buffer_bytes: int = 8 << 20,
         journal: JournalBounds | None = None,
@@ -149,6 +159,7 @@ class FyrehoseClient(Client):
         self._failover = self._connection.failover
         super().__init__(self._failover, timeout)
         self._on_lost = on_lost
+        self._on_hollow = on_hollow
         self._max_data = carrier.max_data
         self._courtesy = Courtesy(_TURN_BYTES, _PUBLISH_COST)
         self._taking = asyncio.Lock()
@@ -248,6 +259,7 @@ class FyrehoseClient(Client):
                 self._lost(LostRangeError(item.first, item.last, self._subscription.gave_up))
             else:
                 rest = item
+                self._tell_of_hollow(item)
         return rest
 
     def _rest(self) -> Batch | None:
@@ -259,6 +271,25 @@ class FyrehoseClient(Client):
             return None
         taken = 0 if message is None else message.seq - batch.first + 1
         return batch.slice(taken, len(batch)) if taken < len(batch) else None
+
+    def _tell_of_hollow(self, batch: Batch) -> None:
+        hollow = _hollow(batch)
+        if not hollow:
+            return
+        first_ever = not self.stats.hollow
+        self.stats.hollow += len(hollow)
+        if self._on_hollow is not None:
+            # If it raises, the batch is what the next iteration begins with.
+            self._batch = batch
+            for seq in hollow:
+                self._on_hollow(seq)
+            self._batch = None
+        elif first_ever:
+            logger.warning(
+                "message %d came without data: it is empty, or too long for fyrehose, and the link has it whole;"
+                " such messages are counted (stats.hollow), and not reported again",
+                hollow[0],
+            )
 
     def _lost(self, error: LostRangeError) -> None:
         if self._on_lost is None:
@@ -296,6 +327,14 @@ def _messages(batch: Batch) -> Iterator[Message]:
     for begin, end in pairwise((run.offsets - run.offsets[0]).tolist()):
         yield Message(seq, payloads[begin:end])
         seq += 1
+
+
+def _hollow(batch: Batch) -> list[int]:
+    """The numbers of the messages without data."""
+    run = batch.run
+    if run.lone is not None:
+        return [] if run.lone else [batch.first]
+    return [batch.first + row for row in np.flatnonzero(run.lengths == 0).tolist()]
 
 
 def _checked(payloads: Iterable[Payload]) -> Iterator[Payload]:

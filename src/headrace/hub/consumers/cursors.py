@@ -9,24 +9,24 @@ done is delivered again.
 Entries of the log, ``consumer/NAME``:
 
 - ``{"create": terms, "from": n}``: the consumer's first number is ``n``; ignored if the consumer exists;
-- ``{"done": [[first, last], …], "since": n, "dead": n, "lost": n}``: numbers that are done, how many messages among
-  them were given up, and how many numbers retention removed. ``since`` is the entry that created or last reset the
-  consumer when this was written: what was done before a reset does not count after it;
 - ``{"reset": n}``: rewind or skip: deliver everything from ``n`` on;
-- ``{"remove": true}``.
+- ``{"remove": true}``;
+
+and ``consumer/``, numbers that are done (:mod:`~headrace.hub.consumers.settlements`).
 
 Done ranges are a set, so entries may repeat and overlap. At most :data:`MAX_RANGES` of them are kept above the floor; a
 range without room is forgotten and delivered again. Delivery keeps within that limit.
 
 A **dead letter** is a copy of a message under the consumer's dead-letter topic, with its attributes and :data:`ADDED`.
-Dead letters and the entry that marks their originals as done are one batch, so neither is in the log without the other.
-A dead letter that fails at another consumer is not copied again: two consumers of everything would send each other's
-failures back and forth for ever.
+Dead letters and, right after them, the entry that marks their originals as done are appended together, so neither is in
+the log without the other. The entry marks the letters as done, too: they are not the consumer's own messages. A dead
+letter that fails at another consumer is not copied again: two consumers of everything would send each other's failures
+back and forth for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
@@ -38,12 +38,11 @@ from msgspec import Meta
 
 from headrace.errors import LimitError, MalformedError, RefusedError, WireError
 from headrace.hub.consumers.outstanding import clip, count
+from headrace.hub.consumers.settlements import PART, Settled, decode, encode, entries
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch, Run, envelope_rows, map_column
 from headrace.protocols import DEAD_LETTER
-
-PART: Final = "consumer"
 
 MAX_CONSUMERS: Final = 4096
 MAX_RANGES: Final = 4096
@@ -70,6 +69,19 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tries: int = 10
     dead_letter: str | None = None
 
+    @property
+    def selects(self) -> bool:
+        """Whether they choose among the messages; otherwise all are the consumer's."""
+        return not (self.topic is None and self.origin is None and not self.where)
+
+
+class Lag(NamedTuple):
+    """How many of a consumer's messages are not acknowledged."""
+
+    behind: int
+    exact: bool = True
+    """Whether it is that number; otherwise at most so many, since not all of them have been looked at."""
+
 
 class Consumer:
     """One consumer: its terms and its cursor. Only log entries change it."""
@@ -80,8 +92,9 @@ class Consumer:
         self.name = name
         self.terms = terms
         self.created = created
+        """The log's position of the entry that created it."""
         self.since = created
-        """Number of the entry that created or last reset it."""
+        """The position of the entry that created or last reset it: no other consumer has the same."""
         self.floor = floor
         """Everything up to here is done."""
         self.dead = 0
@@ -106,6 +119,11 @@ class Consumer:
         ranges = [(max(first, self.floor + 1), last) for first, last in ranges]
         return sum(count([each]) - count(clip(done, *each)) for each in ranges if each[0] <= each[1])
 
+    def lag(self, head: int) -> Lag:
+        """Count what is not done, as far as the state tells."""
+        behind = max(0, head - self.floor) - count(clip(self.done, 1, head))
+        return Lag(behind, exact=behind == 0 or not self.terms.selects)
+
     def settle(self, ranges: Iterable[Range]) -> list[Range]:
         """Mark numbers as done; return the ranges for which there was no room."""
         forgotten: list[Range] = []
@@ -116,10 +134,10 @@ class Consumer:
                 forgotten.append((first, last))
         return forgotten
 
-    def reset(self, to: int, seq: int) -> None:
-        """Move the cursor to ``to``."""
+    def reset(self, to: int, op: int) -> None:
+        """Move the cursor to ``to``, by the entry at ``op``."""
         self.floor = to - 1
-        self.since = seq
+        self.since = op
         self._done = Ranges(MAX_RANGES)
 
     def _rise(self, to: int) -> None:
@@ -129,14 +147,6 @@ class Consumer:
         if lowest is not None and lowest[0] == self.floor + 1:
             self.floor = lowest[1]
             self._done.cut_below(self.floor + 1)
-
-
-class Settled(NamedTuple):
-    """Numbers to be marked as done by an entry; ``since`` as in the entry."""
-
-    ranges: tuple[Range, ...]
-    since: int
-    lost: int = 0
 
 
 class ConsumerReset(NamedTuple):
@@ -169,7 +179,11 @@ class Consumers:
     def __init__(self) -> None:
         self.observer: Callable[[ConsumerEvent], None] | None = None
         """Called with each event, after the state has changed."""
+        self.known_lag: Callable[[Consumer, int], Lag | None] = lambda _consumer, _head: None
+        """Counts what a consumer has not acknowledged by what was read for its members, if there are any here."""
         self._consumers: dict[str, Consumer] = {}
+        self._since: dict[int, Consumer] = {}
+        """The consumers by the entry that created or last reset them."""
 
     def __len__(self) -> int:
         return len(self._consumers)
@@ -184,6 +198,12 @@ class Consumers:
     def holds(self) -> dict[str, int]:
         """Return what retention must keep: for each consumer, a hold at the first number that is not done."""
         return {f"{PART}/{consumer.name}": consumer.floor + 1 for consumer in self}
+
+    def lag(self, consumer: Consumer, head: int) -> Lag:
+        """Count a consumer's messages up to the head that are not acknowledged."""
+        lag, known = consumer.lag(head), self.known_lag(consumer, head)
+        # Both are bounds, so the lower one is the better.
+        return lag if known is None or lag.behind < known.behind else known
 
     def creation(self, name: str, terms: Terms, start: int) -> Batch | None:
         """Make the entry that creates a consumer; ``None`` if it exists on these terms.
@@ -201,8 +221,11 @@ class Consumers:
             raise RefusedError("conflict", f"consumer {name!r} has another {', '.join(differing)}")
         return None
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
         """Apply a ``consumer`` entry."""
+        if not name:
+            self._settle(payload, seq)
+            return
         order = msgspec.json.decode(payload, type=_Order)
         consumer = self._consumers.get(name)
         if consumer is None:
@@ -213,19 +236,15 @@ class Consumers:
                 except WireError as error:
                     # Doors write no such entry; a relayed one may hold anything.
                     raise msgspec.ValidationError(str(error)) from None
-                self._consumers[name] = Consumer(name, order.create, order.start - 1, seq)
-        elif order.done is not None:
-            if order.since == consumer.since:
-                forgotten = consumer.settle(order.done)
-                if forgotten:
-                    self._notify(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
-                consumer.dead = min(consumer.dead + order.dead, MAX_SEQUENCE)
-                consumer.lost = min(consumer.lost + order.lost, MAX_SEQUENCE)
+                self._consumers[name] = self._since[op] = Consumer(name, order.create, order.start - 1, op)
         elif order.reset is not None:
-            consumer.reset(order.reset, seq)
+            del self._since[consumer.since]
+            consumer.reset(order.reset, op)
+            self._since[op] = consumer
             self._notify(ConsumerReset(consumer))
         elif order.remove:
             del self._consumers[name]
+            del self._since[consumer.since]
             self._notify(ConsumerRemoved(consumer))
 
     def dump(self) -> bytes:
@@ -236,10 +255,26 @@ class Consumers:
     def load(self, section: bytes) -> None:
         """Restore the consumers from a snapshot."""
         self._consumers.clear()
+        self._since.clear()
         for kept in msgspec.msgpack.decode(section, type=list[_Kept]):
             consumer = self._consumers[kept.name] = Consumer(kept.name, kept.terms, kept.floor, kept.created)
             consumer.since, consumer.dead, consumer.lost = kept.since, kept.dead, kept.lost
             consumer.settle(kept.done)
+            self._since[kept.since] = consumer
+
+    def _settle(self, payload: bytes, seq: int) -> None:
+        settled, dead, letters = decode(payload)
+        consumer = self._since.get(settled.since)
+        if consumer is None:
+            return  # It was reset or removed meanwhile.
+        forgotten = consumer.settle(settled.ranges)
+        if forgotten:
+            self._notify(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
+        if letters:
+            # They are the last messages before the entry. Without room for them they are only read once more.
+            consumer.settle([(max(1, seq - letters + 1), seq)])
+        consumer.dead = min(consumer.dead + dead, MAX_SEQUENCE)
+        consumer.lost = min(consumer.lost + settled.lost, MAX_SEQUENCE)
 
     def _notify(self, event: ConsumerEvent) -> None:
         if self.observer is not None:
@@ -253,9 +288,9 @@ def create(name: str, terms: Terms, start: int) -> Batch:
     return _entry(name, _Order(create=terms, start=start))
 
 
-def settle(name: str, settled: Settled) -> Batch:
+def settle(settled: Settled) -> Batch:
     """Make the entry that marks numbers as done."""
-    return _entry(name, _Order(done=settled.ranges, since=settled.since, lost=settled.lost))
+    return entries(encode(settled))
 
 
 def reset(name: str, to: int) -> Batch:
@@ -268,31 +303,36 @@ def remove(name: str) -> Batch:
     return _entry(name, _Order(remove=True))
 
 
-def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int) -> Batch:
-    """Make a batch of dead letters, and after them the entry that marks their originals as done.
+class Burial(NamedTuple):
+    """Dead letters, if there are any, and the entry to be appended right after them."""
+
+    letters: Batch | None
+    entry: Batch
+
+
+def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int) -> Burial:
+    """Make dead letters, and the entry that marks their originals as done.
 
     ``rows`` are the consumer's; only those within the settled ranges become dead letters.
     """
     rows = within(rows, settled.ranges)
     dead = rows.num_rows
     rows = rows.filter(pc.not_equal(rows.column("origin"), DEAD_LETTER))
-    done = _entry(
-        consumer.name, _Order(done=settled.ranges, since=settled.since, dead=dead, lost=settled.lost)
-    )
+    entry = entries(encode(settled, dead, rows.num_rows))
     if not rows.num_rows:
-        return done
+        return Burial(None, entry)
     columns = {
-        "origin": pa.array([DEAD_LETTER] * rows.num_rows + [NOT_A_MESSAGE], pa.string()),
-        "topic": pa.array([consumer.dead_letter] * rows.num_rows + [done.topic], pa.string()),
-        "attributes": map_column("attributes", [*_attributes(consumer, rows, tries), {}]),
-        "numbers": pa.concat_arrays([rows.column("numbers"), map_column("numbers", [{}])]),
+        "attributes": map_column("attributes", _attributes(consumer, rows, tries)),
+        "numbers": rows.column("numbers"),
     }
-    return Batch(
-        Run.of([*Run.from_arrow(rows.column("payload")), *done.run]),
+    letters = Batch(
+        Run.from_arrow(rows.column("payload")),
         origin=DEAD_LETTER,
         publisher=consumer.name,
+        topic=consumer.dead_letter,
         columns=envelope_rows(columns),
     )
+    return Burial(letters, entry)
 
 
 def within(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:
@@ -305,16 +345,11 @@ def within(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:
 
 
 _Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
-_Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 class _Order(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "from"}):
     create: Terms | None = None
     start: _Seq = 1
-    done: Sequence[tuple[_Seq, _Seq]] | None = None
-    since: _Count = 0
-    dead: _Count = 0
-    lost: _Count = 0
     reset: _Seq | None = None
     remove: bool = False
 
@@ -358,7 +393,7 @@ def _check_terms(terms: Terms) -> None:
     if terms.max_tries < 0:
         raise MalformedError("link", "max_tries", terms.max_tries, "0 (no limit) or more")
     if NOT_A_MESSAGE in (terms.origin or ()):
-        # Each entry that marks numbers as done would itself have to be done.
+        # Entries have no numbers, so they could not be acknowledged.
         raise MalformedError(
             "link", "origin", terms.origin, f"not {NOT_A_MESSAGE!r}: its entries are not messages"
         )

@@ -22,8 +22,8 @@ Rules:
   the deadline.
 - A try counts once it is sent, however it ends, unless the member leaves in good order: it may not have begun. Tries
   are not in the log: a restarted hub counts from zero.
-- Skipping numbers that do not match is worth a log entry only every :data:`PASSED` numbers. Entries have numbers too,
-  and consumers would otherwise keep an idle hub busy with each other's entries.
+- Skipping numbers that do not match is worth a log entry only every :data:`PASSED` numbers, and when the last member
+  leaves: the next one would only read them once more.
 
 Bounds: with half of :attr:`DeliveryLimits.pieces`, nothing new is handed out until gaps close; with all of them, an
 acknowledgement that would leave another gap is refused, and adjacent waiting pieces are joined. A member has at most
@@ -39,12 +39,13 @@ from math import ceil, inf
 from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import RefusedError
-from headrace.hub.consumers.cursors import Consumer, Settled
+from headrace.hub.consumers.cursors import Consumer, Lag
 from headrace.hub.consumers.outstanding import NOBODY, Matches, Piece, Pieces, clip, count
+from headrace.hub.consumers.settlements import Settled
 from headrace.hub.sequence_ranges import Range, Ranges
 
 PASSED: Final = 65_536
-"""Far more than there can be consumers: skipping one entry of each must not be worth an entry."""
+"""A consumer of little among much would otherwise write an entry for everything that others publish."""
 
 TICKS: Final = 64
 """Deadlines are rounded up to a 64th of ``ack_seconds``, so that ranges sent within that time form one piece."""
@@ -131,6 +132,15 @@ class Delivery:
         """Whether this can be forgotten without losing anything, tries included."""
         return not (self._load or self.pieces or self._worthwhile)
 
+    def lag(self, head: int) -> Lag:
+        """Count what is not done: what was handed out, as it is known to match, and all that is still to be read."""
+        unread = max(0, head - self.frontier + 1)
+        pieces = [*self._waiting, *self._taken]
+        behind = unread + sum(piece.messages for piece in pieces)
+        if not (behind and self.consumer.terms.selects):
+            return Lag(behind)
+        return Lag(behind, exact=not unread and all(piece.counted for piece in pieces))
+
     def join(self, member: int) -> None:
         """Add a member."""
         if len(self._load) >= self._limits.members:
@@ -146,6 +156,8 @@ class Delivery:
         """Remove a member and return its pieces to the others; ``tried`` unless it left in good order."""
         del self._load[member]
         self._ready.pop(member, None)
+        if not self._load and self._done:
+            self._worthwhile = True
         returned = self._taken.carve(1, sys.maxsize, lambda piece: piece.member == member)
         return self._give_back(
             piece if tried and piece.in_flight else piece._replace(tries=piece.tries - 1)

@@ -6,8 +6,9 @@ rest:
 - a member that can take more is ready. The range it is assigned is read and filtered elsewhere
   (:attr:`ConsumerGroup.read`) and sent as one event. A member whose credit is too small for that returns the range, so
   that no other member waits for its client;
-- all numbers newly done at the end of a turn become one log entry. An acknowledgement is answered when the consumer's
-  newest entry is committed: its numbers are in that one or an earlier one;
+- all numbers newly done at the end of a turn become one log entry, which shares a batch with those of other consumers.
+  An acknowledgement is answered when the consumer's newest entry is committed: its numbers are in that one or an
+  earlier one;
 - messages that were tried too often are read again, one range at a time, and buried as dead letters.
 
 If an entry cannot be appended, its numbers are delivered again, and acknowledgements that wait for it get the error.
@@ -28,9 +29,10 @@ import pyarrow.compute as pc
 
 from headrace.errors import ClosedError, HeadraceError, StorageError, TrimmedError, WireError
 from headrace.hub.consumers import cursors
-from headrace.hub.consumers.cursors import Consumer, Settled
+from headrace.hub.consumers.cursors import Burial, Consumer
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, Expired
 from headrace.hub.consumers.outstanding import count
+from headrace.hub.consumers.settlements import Settled, TurnEntries
 from headrace.hub.filters import Filter
 from headrace.hub.sequence import Hub
 from headrace.hub.sequence_ranges import Range
@@ -112,7 +114,13 @@ class ConsumerGroup:
     """One consumer's members, entries and dead letters."""
 
     def __init__(
-        self, consumer: Consumer, hub: Hub, *, read: Read, soon: Callable[[Callable[[], None]], object]
+        self,
+        consumer: Consumer,
+        hub: Hub,
+        entries: TurnEntries,
+        *,
+        read: Read,
+        soon: Callable[[Callable[[], None]], object],
     ) -> None:
         self.consumer = consumer
         self.delivery = Delivery(consumer)
@@ -120,6 +128,7 @@ class ConsumerGroup:
         self.soon = soon
         """Calls a function at the end of the turn."""
         self._hub = hub
+        self._entries = entries
         self._delivered = hub.counters.counter("delivered", door="tube")
         self._log = hub.log
         self._members: dict[int, GroupMember] = {}
@@ -155,6 +164,8 @@ class ConsumerGroup:
         del self._members[member.number]
         self._bury(self.delivery.leave(member.number, tried=tried))
         self.drive()
+        if not (self._members or self._stopped):
+            self._turn_soon()
 
     def ready(self, member: GroupMember) -> None:
         """Note that a member can take more."""
@@ -283,7 +294,7 @@ class ConsumerGroup:
         self._turn_due = False
         settled = self.delivery.collect()
         if settled is not None:
-            self._submit(cursors.settle(self.consumer.name, settled), settled)
+            self._entries.add(settled, self._when_stored(settled))
         reply, self._unanswered = self._unanswered, []
         if self._newest is not None:
             self._newest += reply
@@ -292,12 +303,12 @@ class ConsumerGroup:
                 each(None)
         self._resume()
 
-    def _submit(self, batch: Batch, settled: Settled) -> None:
+    def _when_stored(self, settled: Settled) -> WhenStored:
+        """Make what is called when the newest entry is committed, or cannot be."""
         waiting: list[WhenStored] = []
         self._newest = waiting
 
-        def done(result: Batch | StorageError) -> None:
-            error = result if isinstance(result, StorageError) else None
+        def stored(error: StorageError | None) -> None:
             if self._newest is waiting:
                 self._newest = None
             if error is not None:
@@ -305,7 +316,7 @@ class ConsumerGroup:
             for reply in waiting:
                 reply(error)
 
-        self._hub.submit(batch, done)
+        return stored
 
     # Dead letters
 
@@ -339,3 +350,14 @@ class ConsumerGroup:
             self._doomed.appendleft(letter._replace(first=last + 1))
         self._bury(())
         self._turn_soon()
+
+    def _submit(self, burial: Burial, settled: Settled) -> None:
+        stored = self._when_stored(settled)
+
+        def done(result: Batch | StorageError) -> None:
+            stored(result if isinstance(result, StorageError) else None)
+
+        self._entries.write()
+        if burial.letters is not None:
+            self._hub.submit(burial.letters, tied=True)
+        self._hub.submit(burial.entry, done)

@@ -35,7 +35,11 @@ class Matches:
 
     def count(self, first: int, last: int) -> int:
         """Count the matches in a range."""
-        return count(clip(self._ranges, first, last))
+        return count(self.within(first, last))
+
+    def within(self, first: int, last: int) -> list[Range]:
+        """Return the matches in a range."""
+        return clip(self._ranges, first, last)
 
     def joined(self, last: int, ranges: list[Range]) -> Matches:
         """Join the matches up to ``last`` with ranges after it."""
@@ -71,8 +75,20 @@ class Piece(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """Count of its matches."""
+        """Count of its matches; of a piece that was never sent, of its numbers."""
         return self.size if self.matches is None else self.matches.count(self.first, self.last)
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is known which of its numbers match: it was sent once, or its matches were kept."""
+        read = self.tries if self.in_flight or self.member == NOBODY else self.tries - 1
+        return read > 0 or self.matches is not None
+
+    @property
+    def matching(self) -> list[Range]:
+        """Its matches, as ranges."""
+        whole = [(self.first, self.last)]
+        return whole if self.matches is None else self.matches.within(self.first, self.last)
 
     def reach(self, last: int) -> int:
         """Find where a cut at ``last`` ends: numbers that do not match stay with the match before them."""
@@ -122,8 +138,12 @@ class Pieces:
         joined: list[Piece] = []
         for piece in self._pieces:
             if joined and joined[-1].last + 1 == piece.first:
-                tries = min(joined[-1].tries, piece.tries)
-                joined[-1] = Piece(joined[-1].first, piece.last, tries)
+                before = joined[-1]
+                tries = min(before.tries, piece.tries)
+                matches = None
+                if before.counted and piece.counted:
+                    matches = Matches(before.matching + piece.matching)
+                joined[-1] = Piece(before.first, piece.last, tries, matches=matches)
             else:
                 joined.append(piece)
         self._pieces = joined

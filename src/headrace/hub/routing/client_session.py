@@ -160,7 +160,7 @@ class ClientSession:
         self.last = 0
         """The last sequence number that was sent, or passed over."""
         self.floor = 0
-        """The entry after which a path may be relied on: its matcher has the client's subscription since."""
+        """The message after which a path may be relied on: its matcher has the client's subscription since."""
         self.path: MatcherPath | None = None
         self.pending = 0
         """Changes of its subscription that are on their way to the log."""

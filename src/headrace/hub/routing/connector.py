@@ -142,16 +142,16 @@ class Connector:
         """Feed a client on that has taken some of what it was sent."""
         self._feeding.pump(session)
 
-    def reroute(self, floor: int = 0) -> None:
-        """Give each session its path: paths have changed, or clients have other matchers since entry ``floor``."""
+    def reroute(self, floor: int | None = None) -> None:
+        """Give each session its path: paths have changed, or clients have other matchers after message ``floor``."""
         for session in self.sessions.values():
             path = self.find_path(session.client)
             if path is not session.path:
                 # The state here cannot say yet which matcher has the client after that.
-                if session.fall_back(floor or self._hub.log.head):
+                if session.fall_back(self._hub.log.head if floor is None else floor):
                     self._feeding.fell_behind(session)
                 session.path = path
-                session.floor = max(session.floor, floor)
+                session.floor = max(session.floor, floor or 0)
         self.advance()
 
     def tick(self, now: float) -> None:
@@ -167,7 +167,7 @@ class Connector:
             del self._away[client]
             kept = self._subscriptions.get(client)
             if kept is not None and kept.connector == self.id:
-                self._expire(client, kept.seq)
+                self._expire(client, kept.op)
 
     @property
     def behind(self) -> int:
@@ -201,18 +201,18 @@ class Connector:
         else:
             self._head_query.ask(session)
 
-    def _placed(self, session: ClientSession, seq: int) -> None:
-        """Begin a session: all that happened before its client came lies before entry ``seq``."""
+    def _placed(self, session: ClientSession, written: Batch) -> None:
+        """Begin a session: all that happened before its client came lies before the entry that was written."""
         client = session.client
         if session.placed or self.sessions.get(client) is not session:
             return
         session.placed = True
         self._head_query.forget(session)
         kept = self._subscriptions.get(client)
-        if kept is not None and kept.connector != self.id and kept.seq > seq:
+        if kept is not None and kept.connector != self.id and kept.op > written.op:
             self._moved(session)
             return
-        self._enter(session, seq + 1)
+        self._enter(session, written.last + 1)
         fields, session.says = session.says, None
         if fields is not None and not session.pending and not self._is_kept(client, fields):
             self._submit(session, subscribe(client, self.id, fields))
@@ -220,13 +220,13 @@ class Connector:
     def _moved(self, session: ClientSession) -> None:
         session.outlet.part("moved", f"client {session.client.hex()} has connected elsewhere")
 
-    def _expire(self, client: bytes, seq: int) -> None:
+    def _expire(self, client: bytes, op: int) -> None:
         def done(_: Batch | StorageError) -> None:
             self._expiring.discard(client)
 
         self._expiring.add(client)
         self._hub.counters.add("subscriptions_expired")
-        self._hub.submit(expire(client, seq), done)
+        self._hub.submit(expire(client, op), done)
 
     def _submit(self, session: ClientSession | None, change: Batch) -> None:
         def done(outcome: Batch | StorageError) -> None:
@@ -236,7 +236,7 @@ class Connector:
                 if isinstance(outcome, StorageError):
                     session.outlet.part("storage", str(outcome))
                 else:
-                    self._placed(session, outcome.first)
+                    self._placed(session, outcome)
 
         self._pending += 1
         if session is not None:
@@ -294,7 +294,7 @@ class _HeadQuery:
     for clients that only come back, the connector writes one sign of life (:func:`alive`) for all who came before.
     """
 
-    def __init__(self, hub: Hub, connector: bytes, found: Callable[[ClientSession, int], None]) -> None:
+    def __init__(self, hub: Hub, connector: bytes, found: Callable[[ClientSession, Batch], None]) -> None:
         self._hub = hub
         self._connector = connector
         self._found = found
@@ -330,5 +330,5 @@ class _HeadQuery:
             self._waiting = asked | self._waiting
             return
         for session in tuple(asked):
-            self._found(session, outcome.first)
+            self._found(session, outcome)
         self.go_on()

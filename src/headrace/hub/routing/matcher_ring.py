@@ -46,9 +46,9 @@ class MatcherRing:
     def __init__(self) -> None:
         self.ring = Ring()
         self.changed: Callable[[int], None] = lambda _seq: None
-        """Called with the entry's number after the ring has changed."""
+        """Called after the ring has changed, with the message after which it has."""
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
+    def apply(self, name: str, payload: bytes, seq: int, _op: int) -> None:
         """Follow a ``matcher`` entry."""
         try:
             start = msgspec.json.decode(payload, type=_Order).start
@@ -59,7 +59,7 @@ class MatcherRing:
             else:
                 self.ring.join(name, bytes.fromhex(start))
         except (msgspec.MsgspecError, ValueError, UsageError) as error:
-            logger.warning("entry %d of matcher %r is passed over: %s", seq, name, error)
+            logger.warning("an entry after message %d, of matcher %r, is passed over: %s", seq, name, error)
             return
         self.changed(seq)
 

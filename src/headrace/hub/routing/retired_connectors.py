@@ -61,9 +61,9 @@ class RetiredConnectors:
 
     def _retire(self, connector: bytes) -> None:
         kept = self._subscriptions
-        gone = [(client, one.seq) for client, one in kept if one.connector == connector]
-        for client, seq in islice(gone, EXPIRED_A_TICK):
-            self._hub.submit(expire(client, seq))
+        gone = [(client, one.op) for client, one in kept if one.connector == connector]
+        for client, op in islice(gone, EXPIRED_A_TICK):
+            self._hub.submit(expire(client, op))
         amount = min(len(gone), EXPIRED_A_TICK)
         self._hub.counters.add("subscriptions_expired", amount)
         name, seconds = connector.decode(), self._keep_seconds

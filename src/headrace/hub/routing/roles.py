@@ -70,7 +70,7 @@ class RoutingRules:
         self.dispatcher: Dispatcher | None = None
         self.dispatcher_link: DispatcherLink | None = None
         self.after: Callable[[int, Callable[[], None]], None] = lambda _seq, act: act()
-        """Calls back once all up to an entry, and nothing after it, is matched."""
+        """Calls back once all up to a message, and nothing after it, is matched."""
         self._name = role_name(settings)
         self._hub = hub
         self._read_log = read
@@ -267,7 +267,7 @@ class RoutingRules:
         self._joining = False
 
     def _ring_changed(self, seq: int) -> None:
-        """From entry ``seq`` on, clients have other matchers."""
+        """After message ``seq``, clients have other matchers."""
         if self._pushes:
             self.after(seq, self.begin_sorting)
         if self.connector is not None:

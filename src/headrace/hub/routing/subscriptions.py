@@ -1,13 +1,13 @@
 """Content subscriptions, kept as a part of the hub's state.
 
 They are in the log, so that a restarted hub, a frontend, a matcher elsewhere and a cluster node with the same log have
-the same subscriptions, and each change has one place in the sequence. The entries:
+the same subscriptions, and each change has one place in the sequence: it counts from the next message on. The entries:
 
 - ``subscription/CLIENT``: ``{"connector": ID, "fields": {NAME: FIELD, …}}``: the client, at this connector, wants what
   satisfies all of these fields (each the JSON that the client sent) instead of what it wanted before; no fields at all
   withdraw;
 - ``{"connector": ID}``: the client is at this connector now, its subscription unchanged;
-- ``{"expired": SEQ}``: withdrawn, if nothing has changed since entry ``SEQ``: the client was away for too long;
+- ``{"expired": OP}``: withdrawn, if nothing has changed since the entry at ``OP``: the client was away for too long;
 - ``subscription/``: ``{"connector": ID}``: a sign of life of this connector.
 
 ``CLIENT`` is the client's id in hex. Fields are kept here as text; a matcher has an index of its own, which follows
@@ -51,6 +51,9 @@ class Subscription(NamedTuple):
 
     connector: bytes
     seq: int
+    """The message that the entry stands after."""
+    op: int
+    """The entry's own position in the log, by which it is told apart from others after the same message."""
     packed: bytes
 
     @property
@@ -110,7 +113,7 @@ class Subscriptions:
         """A client's subscription."""
         return self._kept.get(client)
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
         """Follow a ``subscription`` entry; one that makes no sense is passed over."""
         try:
             client = parse_client_id(name) if name else b""
@@ -120,7 +123,9 @@ class Subscriptions:
                 parse_fields(order.fields)
         except (WireError, msgspec.MsgspecError, UnicodeEncodeError) as error:
             # Doors write no such entry. A log that has one must still open.
-            logger.warning("entry %d of subscription %r is passed over: %s", seq, name, error)
+            logger.warning(
+                "an entry after message %d, of subscription %r, is passed over: %s", seq, name, error
+            )
             return
         if not client:
             for hear in self.signs:
@@ -128,14 +133,14 @@ class Subscriptions:
             return
         old = self._kept.get(client)
         if order.expired is not None:
-            if old is not None and old.seq == order.expired:
+            if old is not None and old.op == order.expired:
                 self._set(client, None)
         elif order.fields is None:
             if old is not None:
-                self._set(client, Subscription(self._same(connector), seq, old.packed))
+                self._set(client, Subscription(self._same(connector), seq, op, old.packed))
         elif order.fields:
             packed = msgspec.json.encode(order.fields)
-            self._set(client, Subscription(self._same(connector), seq, packed))
+            self._set(client, Subscription(self._same(connector), seq, op, packed))
         else:
             self._set(client, None)
 
@@ -151,9 +156,9 @@ class Subscriptions:
         self.add(msgspec.msgpack.decode(section, type=_Rows))
 
     def add(self, rows: Iterable[_Row]) -> None:
-        """Take over subscriptions: client, connector, the entry of the last change, packed fields."""
-        for client, connector, seq, packed in rows:
-            self._set(client, Subscription(self._same(connector), seq, packed))
+        """Take over subscriptions: client, connector, number and position of the last change, packed fields."""
+        for client, connector, seq, op, packed in rows:
+            self._set(client, Subscription(self._same(connector), seq, op, packed))
 
     def _set(self, client: bytes, new: Subscription | None) -> None:
         old = self._kept.pop(client, None)
@@ -198,6 +203,7 @@ def _table(subscriptions: Sequence[tuple[bytes, Subscription]]) -> pa.RecordBatc
         pa.array([client.hex() for client, _ in subscriptions], pa.string()),
         pa.array([kept.connector.decode() for _, kept in subscriptions], pa.string()),
         pa.array([kept.seq for _, kept in subscriptions], pa.int64()),
+        pa.array([kept.op for _, kept in subscriptions], pa.int64()),
         pa.array(
             [list(kept.fields.items()) for _, kept in subscriptions], SUBSCRIPTIONS.field("fields").type
         ),
@@ -215,9 +221,9 @@ def move(client: bytes, connector: bytes) -> Batch:
     return _entry(client, _Order(connector.decode()))
 
 
-def expire(client: bytes, seq: int) -> Batch:
-    """The log entry that withdraws a subscription unless it has changed since entry ``seq``."""
-    return _entry(client, _Order(expired=seq))
+def expire(client: bytes, op: int) -> Batch:
+    """The log entry that withdraws a subscription unless it has changed since the entry at ``op``."""
+    return _entry(client, _Order(expired=op))
 
 
 def alive(connector: bytes) -> Batch:
@@ -235,5 +241,5 @@ class _Order(msgspec.Struct, frozen=True, omit_defaults=True):
     expired: int | None = None
 
 
-_Row = tuple[bytes, bytes, int, bytes]
+_Row = tuple[bytes, bytes, int, int, bytes]
 _Rows = list[_Row]

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 from headrace.errors import LimitError, UsageError, WireError
 from headrace.hub.services.merge_patch import JsonObject, apply, encode, parse_object
 from headrace.hub.state import entry
-from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.message import Batch
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
 
 MAX_REMOVED: Final = 100_000
@@ -68,18 +68,19 @@ Value: TypeAlias = JsonObject | bytes
 
 
 class Service:
-    """One live object. ``created`` is the sequence number it appeared at, ``seq`` that of its last change.
+    """One live object. ``created`` is the position in the log at which it appeared, which orders services by age;
+    ``seq`` is the message that last changed it or, before the first, that its creation stands after.
 
     A value is never changed in place: a reader that holds one keeps it as it was.
     """
 
     __slots__ = ("__weakref__", "_bound", "_room", "_snapshot", "created", "id", "kind", "seq", "value")
 
-    def __init__(self, service_id: str, kind: ServiceKind, created: int) -> None:
+    def __init__(self, service_id: str, kind: ServiceKind, created: int, seq: int) -> None:
         self.id = service_id
         self.kind = kind
         self.created = created
-        self.seq = created
+        self.seq = seq
         self.value: Value = {} if kind is ServiceKind.JSON else b""
         self._room = MAX_PACKET - _STRINGS - len(service_id.encode())
         self._snapshot: bytes | None = None
@@ -177,7 +178,6 @@ class Services:
         self._order: list[Service] = []
         self._removed: dict[str, ServiceKind] = {}
         self._held: WeakValueDictionary[str, Service] = WeakValueDictionary()
-        self._entries: list[_Entry] = []
 
     def __len__(self) -> int:
         return len(self._services)
@@ -199,27 +199,19 @@ class Services:
         begin = bisect_right(self._order, created, key=_created)
         return self._order[begin : begin + count]
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Note an entry; :meth:`follow` applies it in order with the messages of its batch."""
-        self._entries.append(_Entry(seq, name, payload))
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
+        """Apply an entry."""
+        try:
+            self._enter(name, payload, seq, op)
+        except msgspec.DecodeError as error:
+            self._tell(ChangeRefused(name, seq, "malformed", error))
 
     def follow(self, batch: Batch) -> None:
-        """Apply a batch's entries and messages in their order."""
-        entries = self._entries
-        if entries:
-            self._entries = []
-        elif not (self._services or self._held or self.policy.auto):
+        """Apply a batch of messages."""
+        if batch.is_entries or not (self._services or self._held or self.policy.auto):
             return
-        waiting = iter(entries)
-        due = next(waiting, None)
-        for seq, topic, payload in self._rows(batch, every=bool(entries)):
-            while due is not None and due.seq < seq:
-                self._try_to_enter(due)
-                due = next(waiting, None)
-            self._message(topic, payload, seq)
-        while due is not None:
-            self._try_to_enter(due)
-            due = next(waiting, None)
+        for row, topic, payload in self._rows(batch):
+            self._message(topic, payload, batch.first + row, batch.op + row)
 
     def dump(self) -> bytes:
         """Return the services as a snapshot's section."""
@@ -245,37 +237,31 @@ class Services:
         self._removed = dict(kept.removed)
         columns = (kept.ids, kept.kinds, kept.created, kept.seqs, kept.snapshots)
         for service_id, kind, created, seq, snapshot in zip(*columns, strict=True):
-            service = self._services[service_id] = Service(service_id, kind, created)
+            service = self._services[service_id] = Service(service_id, kind, created, seq)
             service.restore(snapshot, seq)
         self._order = list(self._services.values())
 
-    def _rows(self, batch: Batch, *, every: bool) -> Iterator[tuple[int, str, bytes]]:
-        """Yield number, topic and payload of the messages that may concern a service."""
+    def _rows(self, batch: Batch) -> Iterator[tuple[int, str, bytes]]:
+        """Yield row, topic and payload of the messages that may concern a service."""
         columns, run = batch.columns, batch.run
-        names = () if columns is None else columns.schema.names
-        if columns is None or not ("topic" in names or "origin" in names):
-            if batch.topic and batch.origin != NOT_A_MESSAGE and (every or self._concerned(batch.topic)):
-                for seq, payload in enumerate(run if run.lone is None else (run.lone,), batch.first):
-                    yield seq, batch.topic, payload
+        if columns is None or "topic" not in columns.schema.names:
+            if batch.topic and self._concerned(batch.topic):
+                for row, payload in enumerate(run if run.lone is None else (run.lone,)):
+                    yield row, batch.topic, payload
             return
-        origins, topics = (
-            columns.column(name) if name in names else pa.repeat(getattr(batch, name), len(batch))
-            for name in ("origin", "topic")
-        )
         # Of very many messages few may concern a service: only those are touched one by one.
-        encoded = topics.dictionary_encode()
-        wanted = self._wanted(encoded.dictionary, every=every)
+        encoded = columns.column("topic").dictionary_encode()
+        wanted = self._wanted(encoded.dictionary)
         if not wanted.any():
             return
         codes, texts = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
-        messages = pc.not_equal(origins, NOT_A_MESSAGE).to_numpy(zero_copy_only=False)
         edges, data = run.offsets.tolist(), run.data.data
-        for row in np.flatnonzero(wanted[codes] & messages).tolist():
-            yield batch.first + row, texts[codes[row]], bytes(data[edges[row] : edges[row + 1]])
+        for row in np.flatnonzero(wanted[codes]).tolist():
+            yield row, texts[codes[row]], bytes(data[edges[row] : edges[row + 1]])
 
-    def _wanted(self, topics: pa.Array, *, every: bool) -> npt.NDArray[np.bool_]:
+    def _wanted(self, topics: pa.Array) -> npt.NDArray[np.bool_]:
         """Tell which topics may concern a service, in time that grows with the fewer of topics and services."""
-        if every or self.policy.auto:
+        if self.policy.auto:
             wanted = pc.not_equal(topics, "")
         elif len(self._services) + len(self._held) < len(topics):
             wanted = pc.is_in(topics, value_set=pa.array([*self._services, *self._held], pa.string()))
@@ -287,12 +273,12 @@ class Services:
     def _concerned(self, topic: str) -> bool:
         return topic in self._services or self.policy.auto or topic in self._held
 
-    def _message(self, topic: str, payload: bytes, seq: int) -> None:
+    def _message(self, topic: str, payload: bytes, seq: int, op: int) -> None:
         service = self._services.get(topic)
         if service is None:
             service = self._held.get(topic)
         if service is None and self.policy.auto and topic not in self._removed:
-            service = self._create(topic, ServiceKind.LAST, seq)
+            service = self._create(topic, ServiceKind.LAST, seq, op)
         if service is None:
             return
         before = service.value
@@ -304,23 +290,17 @@ class Services:
             if self.observer is not None:
                 self.observer(ServiceChanged(service, payload, before))
 
-    def _try_to_enter(self, entered: _Entry) -> None:
-        try:
-            self._enter(entered)
-        except msgspec.DecodeError as error:
-            self._tell(ChangeRefused(entered.name, entered.seq, "malformed", error))
-
-    def _enter(self, entered: _Entry) -> None:
-        if not entered.name:
-            self.policy = msgspec.json.decode(entered.payload, type=ServicePolicy)
+    def _enter(self, name: str, payload: bytes, seq: int, op: int) -> None:
+        if not name:
+            self.policy = msgspec.json.decode(payload, type=ServicePolicy)
             return
-        order = msgspec.json.decode(entered.payload, type=_Order)
+        order = msgspec.json.decode(payload, type=_Order)
         if order.create is not None:
-            self._create(entered.name, order.create, entered.seq)
+            self._create(name, order.create, seq, op)
         elif order.remove:
-            self._remove(entered.name)
+            self._remove(name)
 
-    def _create(self, service_id: str, kind: ServiceKind, seq: int) -> Service | None:
+    def _create(self, service_id: str, kind: ServiceKind, seq: int, op: int) -> Service | None:
         if service_id in self._services:
             return None  # It keeps the kind it was created with.
         if len(self._services) >= self.policy.max:
@@ -333,7 +313,7 @@ class Services:
                 ChangeRefused(service_id, seq, "limit", f"a service's id has at most {MAX_SERVICE} bytes")
             )
             return None
-        service = self._services[service_id] = Service(service_id, kind, seq)
+        service = self._services[service_id] = Service(service_id, kind, op, seq)
         self._order.append(service)
         self._removed.pop(service_id, None)
         self._tell(ServiceCreated(service, self._held.pop(service_id, None)))
@@ -385,12 +365,6 @@ def remove(service_id: str) -> Batch:
 def obey(policy: ServicePolicy) -> Batch:
     """Make the log entry that sets the policy."""
     return entry(PART, "", encode(policy))
-
-
-class _Entry(NamedTuple):
-    seq: int
-    name: str
-    payload: bytes
 
 
 class _Order(msgspec.Struct, frozen=True):

@@ -18,7 +18,6 @@ from typing import Final
 
 from headrace.errors import HeadraceError
 from headrace.hub.backbone.rules import Backbone, Reason, Refused, ServeRange, Unserved
-from headrace.hub.conversion import backbone_run
 from headrace.hub.cursor import (
     NOWHERE,
     Cursor,
@@ -87,6 +86,8 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to every subscriber that has room."""
+        if not batches:
+            return  # Only log entries were committed, which nobody is sent.
         if not self.subscribers:
             self.cache.clear()
             return
@@ -103,7 +104,7 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
         parts = []
         hollow = 0
         for batch in batches:
-            data, missing = deliver_run(backbone_run(batch), batch.first)
+            data, missing = deliver_run(batch.run, batch.first)
             parts.append(data)
             hollow += missing
         if hollow:

@@ -41,7 +41,6 @@ from headrace.hub.backbone.rules import (
     Unserved,
 )
 from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, Skipped
-from headrace.hub.conversion import backbone_run
 from headrace.hub.cursor import EncodedCache
 from headrace.message import Batch
 from headrace.net.server.door import DoorContext
@@ -126,7 +125,7 @@ class FyrehoseUdp:
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to the subscribers whose pace allows it."""
-        if self._closed:
+        if self._closed or not batches:
             return
         if not len(self._backbone):
             self._cache.clear()
@@ -343,7 +342,7 @@ class FyrehoseUdp:
         """Encode batches that follow one another as packets side by side."""
         parts, edges, size = [], [np.zeros(1, np.int64)], 0
         for batch in batches:
-            data, own, hollow = deliver_packets(backbone_run(batch), batch.first)
+            data, own, hollow = deliver_packets(batch.run, batch.first)
             if hollow:
                 self._hub.counters.add("hollow", hollow, door="fyrehose", transport="udp")
             parts.append(data)

@@ -30,12 +30,14 @@ from headrace.hub.consumers.cursors import (
     ConsumerRemoved,
     ConsumerReset,
     Consumers,
+    Lag,
     RangesForgotten,
     Terms,
 )
 from headrace.hub.consumers.delivery import Assign
 from headrace.hub.consumers.group import ConsumerFilter, ConsumerGroup, Found, WhenRead
 from headrace.hub.consumers.outstanding import spans
+from headrace.hub.consumers.settlements import TurnEntries
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.message import Batch, merge
@@ -119,7 +121,9 @@ class LinkConsumers:
         self._readers = readers
         self._groups: dict[str, ConsumerGroup] = {}
         self._members = 0
+        self._entries = TurnEntries(hub.submit, lambda act: asyncio.get_running_loop().call_soon(act))
         known.observer = self._observe
+        known.known_lag = self._lag
 
     # Called by the door
 
@@ -231,12 +235,14 @@ class LinkConsumers:
 
     def described(self, consumer: Consumer) -> dict[str, Any]:
         """Describe a consumer."""
+        lag = self._known.lag(consumer, self._log.head)
         return {
             "consumer": consumer.name,
             "created": consumer.created,
             "floor": consumer.floor,
             "gaps": len(consumer.done),
-            "behind": max(0, self._log.head - consumer.floor),
+            "behind": lag.behind,
+            "behind_exact": lag.exact,
             "members": self.members(consumer.name),
             "dead": consumer.dead,
             "lost": consumer.lost,
@@ -278,7 +284,11 @@ class LinkConsumers:
             reading = loop.run_in_executor(self._readers, find, self._log, first, last, wanted, room)
             reading.add_done_callback(done)
 
-        return ConsumerGroup(consumer, self._hub, read=read, soon=loop.call_soon)
+        return ConsumerGroup(consumer, self._hub, self._entries, read=read, soon=loop.call_soon)
+
+    def _lag(self, consumer: Consumer, head: int) -> Lag | None:
+        group = self._groups.get(consumer.name)
+        return None if group is None else group.delivery.lag(head)
 
     def _observe(self, event: ConsumerEvent) -> None:
         group = self._groups.get(event.consumer.name)

@@ -92,8 +92,10 @@ class MatchQueue:
         self._clients = hub.counters.counter("matched", what="clients")
 
     def deliver(self, batches: Sequence[Batch]) -> None:
-        """Take newly committed batches."""
+        """Take newly committed batches; there may be none, if only entries were committed."""
         busy = self._taken or self._barriers or self._away or self._cursor.reading
+        if not (batches or busy):
+            return
         if not (busy or len(self._matching)):
             # Nobody wants anything, as on a hub that routes nothing: no batch need be looked at.
             newest = batches[-1]
