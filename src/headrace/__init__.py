@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.client.link.client import Extent, LinkClient
     from headrace.client.link.consumer import Consumer
     from headrace.client.link.publisher import Acknowledged, LinkPublisher
-    from headrace.client.link.streams import BatchStream, MessageStream
+    from headrace.client.link.streams import BatchStream, EntryStream, MessageStream
     from headrace.client.publisher.client import PublisherClient
     from headrace.client.sdk.client import SdkClient
     from headrace.client.spp.client import LiveService, Offers, SppClient
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SyncBatchStream,
         SyncClient,
         SyncConsumer,
+        SyncEntryStream,
         SyncFyrehoseClient,
         SyncIterator,
         SyncLinkClient,
@@ -87,13 +88,13 @@ _HOMES = {
     "headrace.client.link.client": "Extent LinkClient",
     "headrace.client.link.consumer": "Consumer",
     "headrace.client.link.publisher": "Acknowledged LinkPublisher",
-    "headrace.client.link.streams": "BatchStream MessageStream",
+    "headrace.client.link.streams": "BatchStream EntryStream MessageStream",
     "headrace.client.publisher.client": "PublisherClient",
     "headrace.client.sdk.client": "SdkClient",
     "headrace.client.spp.client": "LiveService Offers SppClient",
     "headrace.client.stats": "FyrehoseStats PublisherStats SdkStats",
     "headrace.client.sync": (
-        "SyncBatchStream SyncClient SyncConsumer SyncFyrehoseClient SyncIterator SyncLinkClient "
+        "SyncBatchStream SyncClient SyncConsumer SyncEntryStream SyncFyrehoseClient SyncIterator SyncLinkClient "
         "SyncLinkPublisher SyncLiveService SyncMessageStream SyncPublisherClient SyncSdkClient "
         "SyncSppClient"
     ),
@@ -116,6 +117,7 @@ __all__ = [
     "ConfigError",
     "Consumer",
     "DamagedError",
+    "EntryStream",
     "Extent",
     "FullError",
     "FyrehoseClient",
@@ -146,6 +148,7 @@ __all__ = [
     "SyncBatchStream",
     "SyncClient",
     "SyncConsumer",
+    "SyncEntryStream",
     "SyncFyrehoseClient",
     "SyncIterator",
     "SyncLinkClient",

@@ -13,7 +13,7 @@ from headrace.client.fyrehose.client import FyrehoseClient
 from headrace.client.link.client import LinkClient
 from headrace.client.link.consumer import Consumer
 from headrace.client.link.publisher import LinkPublisher
-from headrace.client.link.streams import BatchStream, MessageStream
+from headrace.client.link.streams import BatchStream, EntryStream, MessageStream
 from headrace.client.publisher.client import PublisherClient
 from headrace.client.sdk.client import SdkClient
 from headrace.client.spp.client import Json, LiveService, SppClient
@@ -40,6 +40,7 @@ __all__ = [
     "SyncBatchStream",
     "SyncClient",
     "SyncConsumer",
+    "SyncEntryStream",
     "SyncFyrehoseClient",
     "SyncIterator",
     "SyncLinkClient",
@@ -181,6 +182,19 @@ class SyncBatchStream(SyncContext, SyncIterator[pa.RecordBatch]):
     close = Blocking(BatchStream.aclose)
 
 
+class SyncEntryStream(SyncContext, SyncIterator[pa.RecordBatch]):
+    """A :class:`~headrace.EntryStream` whose methods block.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     link.hold("billing", 1)
+    ...     [rows.column("seq").to_pylist() for rows in link.entries(0, 0, topic="hold/*")]
+    [[0]]
+    """
+
+    close = Blocking(EntryStream.aclose)
+
+
 class SyncMessageStream(SyncContext, SyncIterator[Message]):
     """A :class:`~headrace.MessageStream` whose methods block.
 
@@ -254,6 +268,7 @@ class SyncLinkClient(SyncClient[LinkClient]):
     first_at = Blocking(LinkClient.first_at)
     read = Making(LinkClient.read, SyncBatchStream)
     follow = Making(LinkClient.follow, SyncMessageStream)
+    entries = Making(LinkClient.entries, SyncEntryStream)
     consumer = Making(LinkClient.consumer, SyncConsumer)
     stage = Blocking(LinkClient.stage)
     commit = Blocking(LinkClient.commit)

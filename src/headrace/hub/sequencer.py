@@ -77,8 +77,10 @@ class Sequencer(Protocol):
     def order(self, submitted: Sequence[Submission]) -> None:
         """Number submissions, in this order."""
 
-    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:
-        """Append a publisher's numbered batch once, right after the ``preceding`` batch if there is one."""
+    def publish(
+        self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Sequence[Batch]
+    ) -> None:
+        """Append a publisher's numbered batch once, right after the ``preceding`` batches if there are any."""
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
         """Append a query's batch once, all of it or none."""

@@ -28,6 +28,7 @@ from headrace.client.link.requests import Make
 from headrace.client.link.rows import Publishable, published_rows
 from headrace.client.link.streams import (
     BatchStream,
+    EntryStream,
     MessageStream,
     RowSelection,
     Where,
@@ -73,8 +74,6 @@ class Extent:
     """The newest sequence number that is committed."""
     first_time: int | None
     head_time: int | None
-    message: int
-    """The newest entry that is a message; ``head`` may be beyond it."""
     path: str
     """The directory of the log on the hub's machine."""
     reach: int | None = None
@@ -176,13 +175,13 @@ class LinkClient(StateRequests):
     async def head(self, *, from_seq: int | None = None, size: int | None = None) -> Extent:
         """Return the log's range; and, as ``reach``, about how far ``size`` bytes from ``from_seq`` on go."""
         answer = await self._connection.call(lambda n: ask.HeadRequest(id=n, first=from_seq, bytes=size))
-        fields = ("first", "head", "first_time", "head_time", "message", "path", "reach")
+        fields = ("first", "head", "first_time", "head_time", "path", "reach")
         return Extent(self.log, *(answer.head.get(each) for each in fields))  # type: ignore[arg-type]
 
     async def first_at(self, time: int) -> int:
         """Return the first sequence number stamped at ``time`` (µs since 1970) or later, or ``head + 1``."""
         check_time("time", time)
-        selection = RowSelection(None, None, None, True, 1)
+        selection = RowSelection(None, None, None, 1)
         async with BatchStream(self._connection, selection, cursor=None, time=time, follow=True) as stream:
             return await stream.begun()
 
@@ -196,17 +195,15 @@ class LinkClient(StateRequests):
         topic: str | None = None,
         origin: str | Sequence[str] | None = None,
         where: Where | None = None,
-        entries: bool = False,
     ) -> BatchStream:
-        """Read rows ``from_seq`` to ``to_seq`` (or to the present head) as record batches in the envelope's schema.
+        """Read messages ``from_seq`` to ``to_seq`` (or to the present head) as record batches in the envelope's schema.
 
-        ``topic``, ``origin`` and ``where`` select among them. With ``entries``, log entries that are no messages
-        come too (unless something is selected), and the sequence is whole.
+        ``topic``, ``origin`` and ``where`` select among them.
         """
         check_seq("from_seq", from_seq)
         if to_seq is not None and not 0 <= to_seq <= MAX_SEQUENCE:
             raise UsageError(f"to_seq {to_seq}: sequence numbers end at {MAX_SEQUENCE}")
-        selection = RowSelection(topic, origin, where, entries, self._credit)
+        selection = RowSelection(topic, origin, where, self._credit)
         return BatchStream(self._connection, selection, cursor=from_seq, last=to_seq, follow=False)
 
     def follow(
@@ -217,7 +214,6 @@ class LinkClient(StateRequests):
         topic: str | None = None,
         origin: str | Sequence[str] | None = None,
         where: Where | None = None,
-        entries: bool = False,
     ) -> MessageStream:
         """Follow messages from a sequence number or a time (seconds since 1970) on, or from now on, without end.
 
@@ -227,9 +223,20 @@ class LinkClient(StateRequests):
             if from_time is not None:
                 raise UsageError("a follow begins at a sequence number or at a time, not at both")
             check_seq("from_seq", from_seq)
-        selection = RowSelection(topic, origin, where, entries, self._credit)
+        selection = RowSelection(topic, origin, where, self._credit)
         at = None if from_time is None else int(check_time("from_time", from_time * 1_000_000))
         return MessageStream(BatchStream(self._connection, selection, cursor=from_seq, time=at, follow=True))
+
+    def entries(self, first: int, last: int | None, *, topic: str | None = None) -> EntryStream:
+        """Read the log's entries, the hub's own bookkeeping, that stand after messages ``first`` to ``last``.
+
+        Without ``last``, they are followed, without end. ``first`` may be 0, the beginning; entries that were removed
+        together with a message before the oldest kept do not come. ``topic`` selects among them.
+        """
+        for name, seq in (("first", first), ("last", last)):
+            if seq is not None and not 0 <= seq <= MAX_SEQUENCE:
+                raise UsageError(f"{name} {seq}: sequence numbers end at {MAX_SEQUENCE}")
+        return EntryStream(self._connection, first, last, topic, self._credit)
 
     def consumer(
         self,
@@ -252,7 +259,7 @@ class LinkClient(StateRequests):
         """
         if from_seq is not None:
             check_seq("from_seq", from_seq)
-        selection = RowSelection(topic, origin, where, False, self._credit if credit is None else credit)
+        selection = RowSelection(topic, origin, where, self._credit if credit is None else credit)
         terms = selection.members()
         terms |= {"from_seq": from_seq, "ack_seconds": ack_seconds}
         terms |= {"max_tries": max_tries, "dead_letter": dead_letter}

@@ -66,7 +66,7 @@ class Consumer(ResumedStream):
             message = await self._next_event()
             # The first event is the consumer's position, which needs no action, or rows.
             if message is not None and message.head.get("event") == "rows":
-                self._messages = messages(received_rows(message, entries=False))
+                self._messages = messages(received_rows(message))
         return self
 
     async def leave(self) -> None:
@@ -138,7 +138,7 @@ class Consumer(ResumedStream):
     async def _next_rows(self) -> pa.RecordBatch:
         while (message := await self._next_event()) is not None:
             if message.head.get("event") == "rows":
-                rows = received_rows(message, entries=False)
+                rows = received_rows(message)
                 if rows.num_rows:
                     return rows
         raise StopAsyncIteration

@@ -88,16 +88,17 @@ class StateRequests(Client):
         return b"".join(pieces)
 
     async def subscriptions(self) -> pa.Table:
-        """Return every content subscription: client, connector, its log entry, and its fields by attribute.
+        """Return every content subscription: client, connector, the place of its entry, and its fields by attribute.
 
-        The metadata of the table's schema has ``head``, the last log entry that it includes.
+        The metadata of the table's schema has ``head``, the newest message, and ``op``, the position in the log, that
+        it includes.
         """
         pieces, end = await self._pieces(
             lambda n: ask.SubscriptionsRequest(id=n, credit=self._credit),
             lambda message: rows_of(message.body, SUBSCRIPTIONS),
         )
         table = pa.Table.from_batches(pieces, schema=SUBSCRIPTIONS)
-        return table.replace_schema_metadata({"head": str(end.get("head", 0))})
+        return table.replace_schema_metadata({name: str(end.get(name, 0)) for name in ("head", "op")})
 
     # Holds
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +27,10 @@ import pyarrow.compute as pc
 
 from headrace.client.link.client import LinkClient
 from headrace.errors import LimitError
-from headrace.message import NOT_A_MESSAGE
+from headrace.hub.publishing.passed import pack_passed
+from headrace.message import Batch, envelope_rows
 from headrace.wire.link import requests as ask
-from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PASSED, PUBLISHED, Buffer, body_of
+from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PUBLISHED, Buffer, body_of
 
 MAX_ROWS: Final = MAX_MESSAGE - MAX_HEAD
 """Most bytes of rows in one request."""
@@ -70,10 +72,8 @@ class ReplayTarget(LinkClient):
         return newest
 
     async def send(self, rows: pa.RecordBatch) -> None:
-        """Publish rows of the envelope's schema, except log entries that are no messages and what the hub has."""
-        wanted = pc.and_(
-            pc.greater(rows.column("seq"), self._known), pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
-        )
+        """Publish rows of the envelope's schema, except what the hub has."""
+        wanted = pc.greater(rows.column("seq"), self._known)
         rows = rows if pc.all(wanted).as_py() else rows.filter(wanted)
         if self._picked:
             for part in picks(rows):
@@ -110,9 +110,17 @@ class ReplayTarget(LinkClient):
         """Publish rows of the envelope's schema, once, under their sequence numbers as the publisher's own."""
         place = None, None
         while (rows := rows.filter(pc.greater(rows.column("seq"), self._known))).num_rows:
-            body = _body(_picked(publisher, rows), rows.column("seq")[0].as_py())
+            body = pack_passed(UUID(self.log), [_picked(publisher, rows)])
+            _check_size(body, rows.column("seq")[0].as_py())
+            count = rows.num_rows
             answer = await self.ask(
-                lambda n: ask.PassRequest(id=n, frontend=_marks(publisher), number=self._mark), body
+                lambda n: ask.PassRequest(
+                    id=n,
+                    frontend=_marks(publisher),
+                    number=self._mark,
+                    rows=count,  # noqa: B023 -- it is asked before the next turn of the loop
+                ),
+                body,
             )
             place = answer.head.get("first"), answer.head.get("last")
             if answer.head.get("repeated"):
@@ -155,12 +163,12 @@ def _cut(rows: pa.RecordBatch, edges: list[int]) -> Iterator[pa.RecordBatch]:
             begin = stop
 
 
-def _picked(publisher: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+def _picked(publisher: str, rows: pa.RecordBatch) -> Batch:
     fixed = {"origin": ORIGIN, "publisher": publisher}
     columns = {name: pa.repeat(pa.scalar(value, pa.string()), rows.num_rows) for name, value in fixed.items()}
     columns["number"] = rows.column("seq")
-    arrays = [columns[name] if name in columns else rows.column(name) for name in PASSED.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=PASSED)
+    kept = {name: rows.column(name) for name in PUBLISHED.names}
+    return Batch.from_arrow(envelope_rows(columns | kept))
 
 
 def _marks(publisher: str) -> str:
@@ -170,8 +178,12 @@ def _marks(publisher: str) -> str:
 
 def _body(rows: pa.RecordBatch, number: int) -> Buffer:
     body = body_of(rows)
+    _check_size(body, number)
+    return body
+
+
+def _check_size(body: Buffer, number: int) -> None:
     if len(body) > MAX_ROWS:
         # Only a single row can be so long: see _cut().
         limit = f"{MAX_ROWS} bytes, as long as rows of one publish may be; --from {number + 1} leaves it out"
         raise LimitError("link", f"message {number}, with its envelope", len(body), limit)
-    return body

@@ -8,11 +8,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.client.base import Attributes, Payload, Row
 from headrace.errors import UnexpectedError, UsageError
-from headrace.message import NOT_A_MESSAGE, SCHEMA, Message, map_column, messages
+from headrace.message import SCHEMA, Message, map_column, messages
 from headrace.wire.link.message import PUBLISHED, LinkMessage, rows_of
 from headrace.wire.link.plain_rows import parse_messages
 
@@ -100,8 +99,8 @@ def plain_rows(
     return pa.RecordBatch.from_arrays(columns, schema=PUBLISHED)
 
 
-def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
-    """Read the rows of a ``rows`` event, cut to its head's range; log entries that are no messages only if wanted."""
+def received_rows(message: LinkMessage) -> pa.RecordBatch:
+    """Read the rows of a ``rows`` event, cut to its head's range."""
     rows = rows_of(message.body, SCHEMA)
     first, last = _span(message)
     if rows.num_rows:
@@ -109,26 +108,16 @@ def received_rows(message: LinkMessage, *, entries: bool) -> pa.RecordBatch:
         if seqs[0] < first or seqs[-1] > last:
             begin, end = np.searchsorted(seqs, [first, last + 1])
             rows = rows.slice(int(begin), int(end - begin))
-    if not entries and rows.num_rows and _may_have_entries(rows.column("origin")):
-        kept = pc.not_equal(rows.column("origin"), NOT_A_MESSAGE)
-        if not pc.all(kept).as_py():
-            rows = rows.filter(kept)
     return rows
 
 
-def _may_have_entries(origins: pa.Array) -> bool:
-    """Whether the texts, searched as one buffer, contain the word that marks log entries: much quicker."""
-    data = origins.buffers()[2]
-    return data is not None and NOT_A_MESSAGE.encode() in data.to_pybytes()
-
-
-def received_messages(message: LinkMessage, *, entries: bool) -> Iterator[Message]:
+def received_messages(message: LinkMessage) -> Iterator[Message]:
     """Read the messages of a ``rows`` event."""
     plain = parse_messages(message.body)
     if plain is None:
-        return messages(received_rows(message, entries=entries))
+        return messages(received_rows(message))
     first, last = _span(message)
-    return (each for each in plain if first <= each.seq <= last and (entries or each.origin != NOT_A_MESSAGE))
+    return (each for each in plain if first <= each.seq <= last)
 
 
 def _span(message: LinkMessage) -> tuple[int, int]:

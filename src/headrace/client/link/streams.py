@@ -27,7 +27,7 @@ from headrace.client.link.rows import received_messages, received_rows
 from headrace.errors import ClosedError, HeadraceError, UnexpectedError, UsageError
 from headrace.message import MAX_SEQUENCE, Message
 from headrace.wire.link import requests as ask
-from headrace.wire.link.message import LinkMessage
+from headrace.wire.link.message import ENTRIES, LinkMessage, rows_of
 from headrace.wire.sdk.predicate import serialize_field
 
 R = TypeVar("R")
@@ -42,7 +42,6 @@ class RowSelection:
     topic: str | None
     origin: str | Sequence[str] | None
     where: Where | None
-    entries: bool
     credit: int
 
     def members(self) -> dict[str, Any]:
@@ -52,11 +51,6 @@ class RowSelection:
         if self.where is not None:
             fields = {name: _field(name, condition) for name, condition in self.where.items()}
         return {"topic": self.topic, "origin": origin, "where": fields, "credit": self.credit}
-
-    @property
-    def everything(self) -> bool:
-        """Whether the hub sends log entries as well, which are dropped here unless they are wanted."""
-        return self.entries or self.origin is not None
 
 
 class ResumedStream:
@@ -114,6 +108,13 @@ class ResumedStream:
     def _request(self) -> Make[Any]:
         raise NotImplementedError
 
+    def _cancel_unattended(self) -> None:
+        """End the stream at the hub when it is garbage: a loop that was left early must not leave it open."""
+        inbox = self._inbox
+        if inbox is not None and not inbox.over:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is the tube
+                inbox.loop.call_soon_threadsafe(inbox.cancel)
+
 
 class BatchStream(ResumedStream):
     """A stream of record batches: ``async for rows in …``. Closing it ends it at the hub too.
@@ -141,7 +142,6 @@ class BatchStream(ResumedStream):
         After a read, its end: before the last row asked for, if the log does not reach that.
         """
         super().__init__(connection, selection.credit)
-        self._selection = selection
         self._members = selection.members()
         self._follow = follow
         self._last = last
@@ -171,11 +171,7 @@ class BatchStream(ResumedStream):
         return self.cursor
 
     def __del__(self) -> None:
-        # A loop that was left early must not leave a stream open at the hub.
-        inbox = self._inbox
-        if inbox is not None and not inbox.over:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is the tube
-                inbox.loop.call_soon_threadsafe(inbox.cancel)
+        self._cancel_unattended()
 
     async def _next(self, read: Callable[..., R]) -> R | None:
         """Take the next event, as ``read`` reads rows; ``None`` if it has none."""
@@ -208,9 +204,63 @@ class BatchStream(ResumedStream):
             return None
         if self.cursor is not None and head.get("first") != self.cursor:
             raise UnexpectedError("link", "first", head.get("first"), f"must be {self.cursor}")
-        rows = read(message, entries=self._selection.everything)
+        rows = read(message)
         self.cursor = head["last"] + 1
         return rows
+
+
+class EntryStream(ResumedStream):
+    """A stream of log entries as record batches: ``async for rows in …``. Closing it ends it at the hub too.
+
+    Entries are the hub's own bookkeeping and have no sequence numbers: ``seq`` is the message that an entry stands
+    after, ``op`` tells entries after the same message apart.
+
+    >>> from headrace.testing import Hub
+    >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+    ...     _ = link.publish(b"kept")
+    ...     link.hold("billing", 1)
+    ...     [rows.select(["seq", "topic"]).to_pylist() for rows in link.entries(1, 1, topic="hold/*")]
+    [[{'seq': 1, 'topic': 'hold/billing'}]]
+    """
+
+    def __init__(
+        self, connection: LinkConnection, first: int, last: int | None, topic: str | None, credit: int
+    ) -> None:
+        super().__init__(connection, credit)
+        self._first = first
+        self._last = last
+        self._topic = topic
+        self._position: int | None = None
+        """The position in the log to resume at, once the hub has sent one."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        while True:
+            message = await self._next_event()
+            if message is None:
+                raise StopAsyncIteration
+            head = message.head
+            if type(head.get("next")) is not int:
+                raise UnexpectedError("link", "next", head.get("next"), "must be a position in the log")
+            self._position = head["next"]
+            if head.get("event") == "rows":
+                return rows_of(message.body, ENTRIES)
+
+    def __del__(self) -> None:
+        self._cancel_unattended()
+
+    def _request(self) -> Make[ask.EntriesRequest]:
+        position = self._position
+        return lambda n: ask.EntriesRequest(
+            id=n,
+            first=self._first,
+            last=self._last,
+            topic=self._topic,
+            credit=self._credit,
+            from_op=position,
+        )
 
 
 class MessageStream:

@@ -12,7 +12,8 @@ marks each request as one that ``follows`` the one before. If that one fails, th
 gap they would leave could not be filled, since a repeat of lower numbers would be taken for known.
 
 What a frontend relays is published once in the same way. Its rows keep their own numbers, so a **mark** is appended
-right after them, in the same append: a log entry with the frontend as its publisher, and a number.
+right after them, in the same append: a log entry with the frontend as its publisher, and a number. It stands after the
+last message of the request, which tells the place of all of them.
 
 If another hub numbers messages, that hub decides: only it knows what is under way.
 """
@@ -20,6 +21,7 @@ If another hub numbers messages, that hub decides: only it knows what is under w
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -38,7 +40,7 @@ class _Publish(NamedTuple):
     batch: Batch
     number: int
     follows: bool
-    preceding: Batch | None
+    preceding: Sequence[Batch]
     reply: WhenPublished
 
 
@@ -69,11 +71,16 @@ class IdempotentPublishing:
             reply(self._publishers.newest(publisher))
 
     def publish(
-        self, batch: Batch, reply: WhenPublished, *, follows: bool = False, preceding: Batch | None = None
+        self,
+        batch: Batch,
+        reply: WhenPublished,
+        *,
+        follows: bool = False,
+        preceding: Sequence[Batch] = (),
     ) -> None:
         """Append a batch unless it is in the log already; ``reply`` may be called at once.
 
-        ``preceding`` is a batch to append right before this one, together or not at all.
+        ``preceding`` are batches to append right before this one, together or not at all.
         """
         if batch.number is None or not batch.publisher:
             self._hub.submit(batch, lambda result: reply(_outcome(result)))
@@ -88,16 +95,21 @@ class IdempotentPublishing:
         line.waiting.append(publish)
         self._go_on(batch.publisher, line)
 
-    def pass_on(self, frontend: str, number: int, batch: Batch, reply: WhenPublished) -> None:
-        """Append what a frontend relays, with its mark, unless the log has it; ``reply`` gets the rows' place."""
+    def pass_on(self, frontend: str, number: int, batches: Sequence[Batch], reply: WhenPublished) -> None:
+        """Append what a frontend relays, with its mark, unless the log has it.
+
+        ``reply`` gets the place of the messages; if there are none, ``last`` is the message that the entries stand
+        after, and ``first`` the number after it.
+        """
+        count = sum(len(batch) for batch in batches if not batch.is_entries)
 
         def marked(result: Published | HeadraceError) -> None:
             if isinstance(result, Published) and result.last is not None:
-                # The mark has the number after the rows.
-                result = Published(result.last - len(batch), result.last - 1, result.repeated)
+                # The mark stands after the last message.
+                result = result._replace(first=result.last - count + 1)
             reply(result)
 
-        self.publish(_mark(frontend, number), marked, follows=number > 0, preceding=batch)
+        self.publish(_mark(frontend, number), marked, follows=number > 0, preceding=batches)
 
     def _go_on(self, publisher: str, line: _Line) -> None:
         sequencer = self._hub.sequencer
@@ -125,7 +137,8 @@ class IdempotentPublishing:
                 return True
         line.waiting.popleft()
         if known.repeated == len(batch):
-            reply(Published(known.first, known.last, known.repeated))
+            # Those who follow this hub's log have the rows, too, once they have all that is committed here.
+            reply(Published(known.first, known.last, known.repeated, self._hub.log.head_op))
             return True
         line.under_way.append(number + len(batch))
         rest = batch.slice(known.repeated, len(batch)) if known.repeated else batch
@@ -140,18 +153,20 @@ class IdempotentPublishing:
                 return
             outcome = _outcome(result)
             if known.repeated and isinstance(outcome, Published):
-                outcome = Published(known.first, outcome.last, known.repeated)
+                outcome = outcome._replace(first=known.first, repeated=known.repeated)
             reply(outcome)
             self._go_on(publisher, line)
 
-        if preceding is not None:
-            self._hub.submit(preceding, tied=True)
+        for each in preceding:
+            self._hub.submit(each, tied=True)
         self._hub.submit(rest, settled)
         return True
 
 
 def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
-    return Published(result.first, result.last) if isinstance(result, Batch) else result
+    if isinstance(result, Batch):
+        return Published(result.first, result.last, op=result.last_op)
+    return result
 
 
 def _mark(frontend: str, number: int) -> Batch:

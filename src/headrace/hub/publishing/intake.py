@@ -4,8 +4,9 @@ A hub has one :class:`PublishIntake`, whichever doors are open. Only it recognis
 number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by :mod:`~headrace.hub.publishing.staging`.
 
 In a cluster, a node that is not primary sends a :class:`PrimaryRequest` as the bulk of a Publish parcel: the length of
-a msgpack head, the head, and Arrow rows (:mod:`~headrace.hub.publishing.primary_client`). The primary answers with a
-:class:`PrimaryAnswer`, msgpack as well, as the bulk of an Ack.
+a msgpack head, the head, and Arrow rows, or the frames of what it passes on
+(:mod:`~headrace.hub.publishing.primary_client`). The primary answers with a :class:`PrimaryAnswer`, msgpack as well, as
+the bulk of an Ack.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
+from headrace.hub.publishing.passed import column_texts, unpack_passed
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, WhenPublished
 from headrace.message import Batch
-from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
+from headrace.wire.link.message import PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
 
 MAX_STAGED: Final = 64 << 20
@@ -55,7 +56,7 @@ class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     follows: bool = False
     origin: str = ""
     rows: int = 0
-    """Of a stage, how many of the commit's rows came before it; of a commit, how many it has in all."""
+    """Of a stage, how many of the commit's rows came before it; of a commit or a pass, how many it has in all."""
 
 
 class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,6 +65,8 @@ class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     first: int | None = None
     last: int | None = None
     repeated: int = 0
+    op: int | None = None
+    """What the node must have committed of the log before it answers its own client."""
     newest: int | None = None
     error: str = ""
     """Code of a refusal."""
@@ -81,7 +84,7 @@ class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def published(self) -> Published | HeadraceError:
         """The rows' sequence numbers, or the refusal."""
-        return self.refused or Published(self.first, self.last, self.repeated)
+        return self.refused or Published(self.first, self.last, self.repeated, self.op)
 
 
 NOT_THE_PRIMARY: Final = PrimaryAnswer(error=NOT_PRIMARY, reason="this node does not number messages now")
@@ -185,14 +188,13 @@ class PublishIntake:
         self._brought.pop(source, None)
 
     def _pass(self, request: PrimaryRequest, body: memoryview, tell: WhenPublished) -> None:
-        rows = rows_of(body, PASSED)
-        if not rows.num_rows:
-            raise MalformedError("parcel", "rows", 0, "at least one")
-        for name in ("topic", "publisher"):
-            longest = pc.max(pc.binary_length(rows.column(name))).as_py()
-            if longest > _MAX_TEXT:
-                raise LimitError("parcel", name, longest, _MAX_TEXT)
-        self.idempotent.pass_on(request.publisher, request.number, Batch.from_arrow(rows), tell)
+        _, batches = unpack_passed(body, request.rows)
+        for batch in batches:
+            for name in ("topic", "publisher"):
+                longest = max(len(text.encode()) for text in column_texts(batch, name))
+                if longest > _MAX_TEXT:
+                    raise LimitError("parcel", name, longest, _MAX_TEXT)
+        self.idempotent.pass_on(request.publisher, request.number, batches, tell)
 
     def _stage(self, source: object, request: PrimaryRequest, body: memoryview) -> None:
         rows = rows_of(body, PUBLISHED)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -33,11 +34,12 @@ from headrace.hub.publishing.intake import (
     parse_answer,
     serialize_request,
 )
+from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import WhenNewest, WhenPublished
 from headrace.message import Batch, merge
-from headrace.wire.link.message import PASSED, PUBLISHED, body_of
+from headrace.wire.link.message import PUBLISHED, body_of
 from headrace.wire.link.plain_rows import published_body
 from headrace.wire.parcel.body import Ack, Publish
 
@@ -128,7 +130,6 @@ class PrimaryClient(PublishRelay):
 
         def ended(answer: PrimaryAnswer | HeadraceError) -> None:
             result = answer.published if isinstance(answer, PrimaryAnswer) else answer
-            # The entry that marks the commit has the number after its rows.
             self._after(result, RelayRequest([], reply, True))
 
         self._call(partial(_commit_requests, query, batch, rows), ended)
@@ -232,7 +233,8 @@ class PrimaryClient(PublishRelay):
     def _send_due(self) -> None:
         # Take all before sending one: this node may answer at once, which calls this again.
         for request in tuple(self.due(here=self._here)):
-            self._request(request_for(request), body_for(request), partial(self._rows_answered, request))
+            body = body_for(request, self._hub.log.uuid)
+            self._request(request_for(request), body, partial(self._rows_answered, request))
 
     def _rows_answered(self, request: RelayRequest, answer: PrimaryAnswer | None) -> None:
         if answer is None:
@@ -303,7 +305,8 @@ class PrimaryClient(PublishRelay):
 def request_for(request: RelayRequest) -> PrimaryRequest:
     """Make the request for relayed rows."""
     if request.passed:
-        return PrimaryRequest("pass", publisher=request.publisher, number=request.number)
+        rows = sum(len(batch) for batch in request.rows)
+        return PrimaryRequest("pass", publisher=request.publisher, number=request.number, rows=rows)
     return PrimaryRequest(
         "publish",
         publisher=request.publisher,
@@ -313,13 +316,14 @@ def request_for(request: RelayRequest) -> PrimaryRequest:
     )
 
 
-def body_for(request: RelayRequest) -> memoryview:
-    """Make the body of relayed rows."""
+def body_for(request: RelayRequest, uuid: UUID) -> _Rows:
+    """Make the body of relayed rows, for the hub that numbers the log ``uuid``."""
+    if request.passed:
+        return pack_passed(uuid, request.rows)
     batch = request.rows[0]
-    if not request.passed and len(request.rows) == 1 and batch.columns is None and len(batch) <= _FEW:
-        return memoryview(published_body(list(batch.run), batch.topic))
-    schema = PASSED if request.passed else PUBLISHED
-    return body_of(merge(request.rows).select(schema.names))
+    if len(request.rows) == 1 and batch.columns is None and len(batch) <= _FEW:
+        return published_body(list(batch.run), batch.topic)
+    return body_of(merge(request.rows).select(PUBLISHED.names))
 
 
 def _commit_requests(query: str, batch: int, rows: Sequence[Batch]) -> Iterator[tuple[PrimaryRequest, _Rows]]:

@@ -2,7 +2,8 @@
 
 Everything taken in becomes a :class:`RelayRequest` in one queue. The driver sends what is :meth:`~PublishRelay.due`, a
 window's worth ahead of the answers, and reports how each was :meth:`~PublishRelay.answered`: with a place in the
-sequence. The publisher gets it once that place is committed here, so that this hub's own state has it as well.
+sequence, and the operation up to which this hub must have the log. The publisher gets the place once that operation is
+committed here, so that this hub's own state has it as well.
 
 When the connection is lost, every unanswered request is sent again over the next one, in the same order and under the
 same numbers, by which the other hub recognises repeats. What doors submit has no such number, so this hub numbers those
@@ -48,7 +49,7 @@ _ROW_COST: Final = 64
 
 @dataclass(slots=True, eq=False)
 class RelayRequest:
-    """Rows to relay: a publisher's own, or (``passed``) any others, with a mark after them."""
+    """Rows to relay: a publisher's own, or (``passed``) any messages and entries, with a mark after them."""
 
     rows: Sequence[Batch]
     reply: WhenPublished
@@ -122,7 +123,7 @@ class PublishRelay(RelayBacklog):
         self._sent: dict[RelayRequest, None] = {}
         self._under_way = 0
         self._settling: list[tuple[int, int, RelayRequest, Published]] = []
-        """Answered, and not committed here yet: by the number of the last row."""
+        """Answered, and not committed here yet: by the operation that must be."""
         self._settled = 0
         self._connected = False
         self._failure: str | None = None
@@ -146,17 +147,19 @@ class PublishRelay(RelayBacklog):
         self._pass(group)
         self.wake()
 
-    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:
-        """Queue rows with a publisher's number: a client's own, or a mark and the batch before it."""
-        if preceding is not None:
+    def publish(
+        self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Sequence[Batch]
+    ) -> None:
+        """Queue rows with a publisher's number: a client's own, or a mark and the batches before it."""
+        if preceding:
 
             def marked(result: Published | HeadraceError) -> None:
-                # The answer is the place of the rows; the mark comes right after them.
-                if isinstance(result, Published) and result.last is not None:
-                    result = Published(result.last + 1, result.last + 1, result.repeated)
+                # The answer is the place of the messages; the mark stands after the last of them.
+                if isinstance(result, Published):
+                    result = result._replace(first=result.last)
                 reply(result)
 
-            self._put(RelayRequest([preceding], marked, True, batch.publisher, batch.number or 0, follows))
+            self._put(RelayRequest(preceding, marked, True, batch.publisher, batch.number or 0, follows))
         else:
             pieces = list(_pieces(batch))
             joined = _joined(len(pieces), reply)
@@ -168,7 +171,6 @@ class PublishRelay(RelayBacklog):
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
         """Append a query's batch once, all of it or none."""
-        # The entry that marks the commit comes right after its rows.
         self.send_commit(
             query, batch, rows, lambda result: self._after(result, RelayRequest([], reply, True))
         )
@@ -181,10 +183,10 @@ class PublishRelay(RelayBacklog):
     ask_newest: Callable[[str, WhenNewest], None]
     """Set by the driver."""
 
-    def committed(self, head: int) -> None:
-        """Answer requests whose rows are committed up to ``head``."""
+    def committed(self, op: int) -> None:
+        """Answer requests whose rows are committed up to operation ``op``."""
         settled = []
-        while self._settling and self._settling[0][0] <= head:
+        while self._settling and self._settling[0][0] <= op:
             settled.append(heappop(self._settling))
         for _, _, request, published in settled:
             self._release(request.size)
@@ -296,24 +298,31 @@ class PublishRelay(RelayBacklog):
             return
         # Too long for one request. Each piece follows the one before, so that no later one is taken alone.
         pieces = list(_pieces(group[0].batch))
-        joined = _joined(len(pieces), partial(self._group_answered, group))
+        joined = _joined(len(pieces), partial(self._group_answered, group, whole=len(pieces) == 1))
         for piece in pieces:
             self._put(RelayRequest([piece], joined, True))
 
-    def _group_answered(self, group: Sequence[Submission], result: Published | HeadraceError) -> None:
-        """Answer each of the submissions that shared a request."""
+    def _group_answered(
+        self, group: Sequence[Submission], result: Published | HeadraceError, *, whole: bool = True
+    ) -> None:
+        """Answer each of the submissions that shared a request, or, unless ``whole``, the one that took several."""
         if isinstance(result, Published) and result.first is None:
             result = UnavailableError("it is in the log, but the upstream hub no longer knows where")
         if isinstance(result, HeadraceError):
             error = result if isinstance(result, StorageError) else UnavailableError(str(result))
             self._hub.refuse(group, error, "upstream")
             return
-        first, log = result.first or 0, self._hub.log
+        last, op = (result.first or 1) - 1, 0
+        if whole and result.op is not None and not result.repeated:
+            # The mark, right after the rows, is at that position. Of a repeat, no position is known.
+            op = result.op - sum(len(each.batch) for each in group)
         for batch, done, _ in group:
+            first = last if batch.is_entries else last + 1
+            numbered = batch.numbered(op, first, self._hub.log.last_time, self._hub.node)
+            last, op = numbered.last, numbered.last_op + 1 if op else 0
             self._hub.received(batch)
             if done is not None:
-                done(batch.numbered(first, log.last_time, self._hub.node))
-            first += len(batch)
+                done(numbered)
 
     def _put(self, request: RelayRequest) -> None:
         self._waiting.append(request)
@@ -321,13 +330,11 @@ class PublishRelay(RelayBacklog):
 
     def _after(self, result: Published | HeadraceError, request: RelayRequest) -> None:
         """Reply once the rows, and the mark after them, are committed here."""
-        if isinstance(result, Published) and result.last is not None:
-            last = result.last + request.passed
-            if last > self._hub.log.head:
-                # The count keeps requests with the same last row (a repeat and the first try) in order.
-                self._settled += 1
-                heappush(self._settling, (last, self._settled, request, result))
-                return
+        if isinstance(result, Published) and result.op is not None and result.op > self._hub.log.head_op:
+            # The count keeps requests that wait for the same operation in order.
+            self._settled += 1
+            heappush(self._settling, (result.op, self._settled, request, result))
+            return
         self._release(request.size)
         request.reply(result)
 
@@ -373,7 +380,9 @@ def _joined(pieces: int, reply: WhenPublished) -> WhenPublished:
             reply(error)
             return
         places = [each for each in results if isinstance(each, Published)]
-        reply(Published(places[0].first, places[-1].last, sum(each.repeated for each in places)))
+        repeated = sum(each.repeated for each in places)
+        ops = [each.op for each in places if each.op is not None]
+        reply(Published(places[0].first, places[-1].last, repeated, max(ops, default=None)))
 
     return joined
 

@@ -2,7 +2,8 @@
 
 A publisher may number its messages with a counter of its own. The log keeps those numbers, so the newest of each
 publisher, and the place of its latest messages, are a function of the log. A publish of known numbers is a repeat: it
-is answered with the old range and not appended.
+is answered with the old range and not appended. A frontend's marks are numbered in the same way; a mark is an entry,
+and its place is the message that it stands after.
 
 Bounds: :data:`MAX_PUBLISHERS` publishers, the one silent for longest forgotten first, and the last
 :data:`MAX_SPANS` spans of each. An older repeat is still recognised, but its place is not known.
@@ -23,7 +24,7 @@ MAX_SPANS: Final = 64
 
 
 class Span(NamedTuple):
-    """Numbers from ``number`` to before ``end``, in the sequence from ``seq`` on."""
+    """Numbers from ``number`` to before ``end``, in the sequence from ``seq`` on; of a mark, after message ``seq``."""
 
     number: int
     end: int
@@ -59,11 +60,17 @@ class PublisherNumbers:
         repeated = min(count, newest - number + 1)
         return Known(repeated, self._seq(publisher, number), self._seq(publisher, number + repeated - 1))
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Ignore entries: only messages change the numbers."""
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
+        """Do nothing: marks are noted as they are followed, like messages."""
 
     def follow(self, batch: Batch) -> None:
         """Note a batch's numbers."""
+        if batch.is_entries:
+            if batch.number is not None and batch.publisher:
+                # They take no sequence numbers, so each is a span of its own.
+                for number in range(batch.number, batch.number + len(batch)):
+                    self._note(batch.publisher, _span(number, 1, batch.first))
+            return
         if batch.columns is None or not {"number", "publisher"} & set(batch.columns.schema.names):
             if batch.number is not None and batch.publisher:
                 self._note(batch.publisher, _span(batch.number, len(batch), batch.first))

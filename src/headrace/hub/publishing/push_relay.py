@@ -44,7 +44,14 @@ class PushRelay(RelayBacklog):
                 self.size += batch.size
         self.wake()
 
-    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:  # noqa: ARG002
+    def publish(
+        self,
+        batch: Batch,  # noqa: ARG002
+        reply: WhenPublished,
+        *,
+        follows: bool,  # noqa: ARG002
+        preceding: Sequence[Batch],  # noqa: ARG002
+    ) -> None:
         """Refuse: its place in the sequence would never be known."""
         reply(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
 
@@ -56,7 +63,7 @@ class PushRelay(RelayBacklog):
         """Refuse: publishers' numbers do not travel in a PUSH."""
         reply(UnavailableError("a fyrehose upstream knows no publishers"))
 
-    def committed(self, head: int) -> None:
+    def committed(self, op: int) -> None:
         """Ignore it: nothing waits for a commit."""
 
     # Called by the driver

@@ -2,8 +2,9 @@
 
 A Spark query's micro-batch is written by many tasks, any of which may fail and run again. Each task **stages** its
 rows; when all are done, the driver **commits** the stages of the tasks that succeeded. A commit is one append: every
-row, and after them an entry ``query/NAME`` with the query's batch and the number of its rows, its **mark**. Neither is
-in the log without the other, so a commit that is retried, however late, is answered with the range of the first.
+row, and after them an entry ``query/NAME`` with the query's batch and the number of its rows, its **mark**. It stands
+after the last of them. Neither is in the log without the other, so a commit that is retried, however late, is answered
+with the range of the first.
 
 Stages are not in the log and do not outlive the hub: a commit of stages that are gone is refused, and Spark runs the
 batch again. They are kept in memory up to :data:`MAX_MEMORY` and in files beyond that; beyond :data:`MAX_BYTES` they
@@ -79,12 +80,12 @@ class Queries(dict[str, Marked]):
         self._writes: dict[str, None] = {}
         """Those of single writes, the oldest first."""
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
-        """Apply a ``query`` entry, which comes right after its rows."""
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:  # noqa: ARG002
+        """Apply a ``query`` entry, which stands after the last of its rows."""
         mark = msgspec.json.decode(payload, type=_Entry)
         # Newest last, so that the one silent for longest is forgotten first.
         self.pop(name, None)
-        self[name] = Marked(mark.batch, mark.rows, seq - 1)
+        self[name] = Marked(mark.batch, mark.rows, seq)
         if name.startswith(WRITE):
             self._writes.pop(name, None)
             self._writes[name] = None
@@ -298,7 +299,9 @@ class StagedCommits:
         if newest is None or batch > newest.batch:
             return None
         # The place of an older batch is not kept: only the newest may be retried.
-        return newest.place if batch == newest.batch else _NOWHERE
+        place = newest.place if batch == newest.batch else _NOWHERE
+        # Those who follow this hub's log have the batch, too, once they have all that is committed here.
+        return place._replace(op=self._hub.log.head_op)
 
     def append(
         self, query: str, batch: int, rows: Sequence[Batch], names: Sequence[str], reply: WhenPublished
@@ -321,7 +324,7 @@ class StagedCommits:
             if isinstance(result, StorageError):
                 reply(result)
             else:
-                reply(self._queries[query].place)
+                reply(self._queries[query].place._replace(op=result.last_op))
                 remove_all(self._staging.remove(names))
             self.give_up(query)
 

@@ -83,11 +83,12 @@ class LinkDoor:
     # Called by the server
 
     def deliver(self, batches: Sequence[Batch]) -> None:
-        """Continue every stream at the head."""
+        """Continue every stream at the head; there may be no message among what was committed."""
         if not self._cache.readers:
             self._cache.clear()
-        else:
+        elif batches:
             self._cache.encode(batches)
+        if (batches and self._cache.readers) or self.operations.waiting.count:
             for connection in self._connections:
                 connection.pump()
         self.consumers.deliver()

@@ -24,7 +24,7 @@ class LinkLostRanges:
         losses.observer = self._entered
         self._under_way = 0
         self._fresh: dict[int, list[Range]] = {}
-        """The newly lost ranges of each entry, by its number, while entries of this hub are under way."""
+        """The newly lost ranges of each entry, by its position in the log, while entries of this hub are under way."""
 
     def lost(self, connection: LinkConnection, request: ask.LostRequest, _body: memoryview) -> None:
         """Answer what readers have lost; a report is first put into the log."""
@@ -45,7 +45,7 @@ class LinkLostRanges:
             if isinstance(result, StorageError):
                 connection.fail(request.id, result)
             else:
-                for fresh in self._take(result.first):
+                for fresh in self._take(result.op):
                     detail = f"gone before {reader!r} had read them"
                     self._hub.counters.report("reader_lost", *fresh, detail, at_will=True)
                 connection.answer(request.id, lost=self._losses.facts(reader))
@@ -53,13 +53,18 @@ class LinkLostRanges:
         self._under_way += 1
         self._hub.submit(lose(reader, first, last), done)
 
-    def _entered(self, seq: int, fresh: list[Range]) -> None:
+    def _entered(self, op: int, fresh: list[Range]) -> None:
         if self._under_way:
-            self._fresh[seq] = fresh
+            self._fresh[op] = fresh
 
-    def _take(self, seq: int) -> list[Range]:
-        """Return the newly lost ranges of an entry, and drop those of entries before it, which are other hubs'."""
-        taken = self._fresh.pop(seq, [])
-        while self._fresh and (oldest := next(iter(self._fresh))) < seq:
+    def _take(self, op: int) -> list[Range]:
+        """Return the newly lost ranges of an entry, and drop those of entries before it, which are other hubs'.
+
+        The position of an entry that had to be sent upstream again is 0, not known: it is counted nowhere.
+        """
+        taken = self._fresh.pop(op, [])
+        if not self._under_way:
+            self._fresh.clear()
+        while self._fresh and (oldest := next(iter(self._fresh))) < op:
             del self._fresh[oldest]
         return taken

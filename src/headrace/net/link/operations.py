@@ -47,9 +47,10 @@ class LinkOperations:
         self._status = status
         self._reports = reports
         changes = ServicePublishing(hub, parts.services)
-        bodies = RequestBodies(context.settings.limits.message_bytes)
+        bodies = RequestBodies(hub.log, context.settings.limits.message_bytes)
         aside = BackgroundWork(context.readers)
         reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions)
+        self.waiting = reading.waiting
         publishing = LinkPublishing(context.intake.idempotent, bodies)
         self._stages = LinkStages(context.intake, changes, bodies, aside, hub.counters)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
@@ -57,6 +58,8 @@ class LinkOperations:
             ask.StatusRequest: self._tell_status,
             ask.ReadRequest: reading.read,
             ask.FollowRequest: reading.follow,
+            ask.EntriesRequest: reading.entries,
+            ask.ReplicateRequest: reading.replicate,
             ask.PublishRequest: publishing.publish,
             ask.PassRequest: publishing.pass_on,
             ask.PublisherRequest: publishing.newest,

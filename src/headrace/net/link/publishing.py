@@ -15,13 +15,15 @@ import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LimitError, RefusedError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
+from headrace.hub.publishing.passed import column_texts, number_range, unpack_passed
 from headrace.hub.sequencer import Published, WhenPublished
 from headrace.hub.services.objects import POLICY
-from headrace.message import NOT_A_MESSAGE, Batch
+from headrace.log import Log
+from headrace.message import Batch
 from headrace.net.link.connection import LinkConnection
 from headrace.protocols import ORIGINS, PUBLISHED_ORIGINS
 from headrace.wire.link import requests as ask
-from headrace.wire.link.message import PASSED, PUBLISHED, rows_of
+from headrace.wire.link.message import PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
@@ -48,9 +50,9 @@ class LinkPublishing:
 
     def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
         """Publish what a frontend relays, and its mark after that."""
-        batch = self._bodies.passed(body)
+        batches = self._bodies.passed(body, request.rows)
         reply = _when_published(connection, request.id, len(body), bool)
-        self._publishing.pass_on(request.frontend, request.number, batch, reply)
+        self._publishing.pass_on(request.frontend, request.number, batches, reply)
 
     def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Answer a publisher's newest number."""
@@ -75,8 +77,8 @@ def _when_published(
         if isinstance(result, HeadraceError):
             connection.fail(request_id, result)
         else:
-            repeated = count(result.repeated)
-            connection.answer(request_id, first=result.first, last=result.last, repeated=repeated)
+            first, last, repeated, op = result
+            connection.answer(request_id, first=first, last=last, repeated=count(repeated), op=op)
 
     return reply
 
@@ -84,7 +86,8 @@ def _when_published(
 class RequestBodies:
     """Reads the rows in request bodies, and checks their limits."""
 
-    def __init__(self, message_bytes: int) -> None:
+    def __init__(self, log: Log, message_bytes: int) -> None:
+        self._log = log
         self._message_bytes = message_bytes
 
     def published(
@@ -105,30 +108,35 @@ class RequestBodies:
             self._check_payload(int(batch.run.lengths.max()))
         return batch
 
-    def passed(self, body: memoryview) -> Batch:
-        """Read rows that a frontend relays, within the bounds of what is published.
+    def passed(self, body: memoryview, rows: int) -> list[Batch]:
+        """Read messages and log entries that a frontend relays, within the bounds of what is published.
 
         Only log entries may have longer payloads than messages: they describe state.
         """
-        rows = _some_rows(body, PASSED)
-        origins = rows.column("origin")
-        for origin in origins.unique().to_pylist():
+        uuid, batches = unpack_passed(body, rows)
+        if uuid != self._log.uuid:
+            raise RefusedError("conflict", f"passed on to log {uuid}: this hub has log {self._log.uuid}")
+        for batch in batches:
+            self._check_passed(batch)
+        return batches
+
+    def _check_passed(self, batch: Batch) -> None:
+        for origin in column_texts(batch, "origin"):
             if origin not in ORIGINS:
                 raise RefusedError("malformed", f"origin {origin[:64]!r}: no door of a frontend's")
-        topics = rows.column("topic")
-        _check_topic(pc.max(pc.binary_length(topics)).as_py())
-        if pc.any(pc.and_(pc.equal(topics, POLICY), pc.equal(origins, NOT_A_MESSAGE))).as_py():
+        topics = column_texts(batch, "topic")
+        _check_topic(max(len(topic.encode()) for topic in topics))
+        if batch.is_entries and POLICY in topics:
             raise RefusedError("malformed", "only the hub that numbers messages sets the policy for services")
-        longest = pc.max(pc.utf8_length(rows.column("publisher"))).as_py()
+        longest = max(map(len, column_texts(batch, "publisher")))
         if longest > ask.MAX_NAME:
             raise LimitError("link", "publisher", longest, ask.MAX_NAME)
-        numbers = pc.min_max(rows.column("number")).as_py()
-        if numbers["min"] is not None and not 0 <= numbers["min"] <= numbers["max"] <= ask.MAX_NUMBER:
-            wrong = numbers["min"] if numbers["min"] < 0 else numbers["max"]
-            raise LimitError("link", "number", wrong, ask.MAX_NUMBER)
-        lengths = pc.binary_length(rows.column("payload"))
-        self._check_payload(pc.max(lengths.filter(pc.not_equal(origins, NOT_A_MESSAGE))).as_py() or 0)
-        return Batch.from_arrow(rows)
+        numbers = number_range(batch)
+        if numbers is not None and not 0 <= numbers[0] <= numbers[1] <= ask.MAX_NUMBER:
+            raise LimitError("link", "number", numbers[0] if numbers[0] < 0 else numbers[1], ask.MAX_NUMBER)
+        # If all payloads together are within the limit, each is.
+        if not batch.is_entries and batch.run.size > self._message_bytes:
+            self._check_payload(int(batch.run.lengths.max()))
 
     def _check_payload(self, longest: int) -> None:
         if longest > self._message_bytes:

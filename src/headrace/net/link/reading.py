@@ -1,4 +1,4 @@
-"""Reading over the link: the log (``read``, ``follow``), a snapshot, and the content subscriptions.
+"""Reading over the link: messages (``read``, ``follow``), ``entries``, the whole log (``replicate``), and the state.
 
 Streams are opened here; :mod:`~headrace.net.link.streams` sends them. Searching for a time and packing a snapshot may
 take a while, and are done in a thread.
@@ -12,12 +12,22 @@ from headrace.errors import RefusedError, TrimmedError
 from headrace.hub.filters import Filter
 from headrace.hub.routing.subscriptions import Subscriptions, tables
 from headrace.hub.sequence import Hub
+from headrace.log import Log
 from headrace.log.snapshot import Snapshot, serialize
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
+from headrace.net.link.operation_bodies import EntryFilter
 from headrace.net.link.row_bodies import RowCache
-from headrace.net.link.streams import PieceStream, RowStream, byte_pieces, row_pieces
+from headrace.net.link.streams import (
+    CopyStream,
+    EntryStream,
+    PieceStream,
+    RowStream,
+    Waiting,
+    byte_pieces,
+    row_pieces,
+)
 from headrace.wire.link import requests as ask
 
 
@@ -41,6 +51,7 @@ class LinkReading:
         self._delivered = hub.counters.counter("delivered", door="tube")
         self._consumers = consumers
         self._subscribed = subscriptions
+        self.waiting = Waiting()
         self._packing: set[LinkConnection] = set()
         """Connections for which a snapshot is being packed: each is as large as the state, so one at a time."""
 
@@ -53,24 +64,24 @@ class LinkReading:
         connection.answer(
             request.id,
             **more,
-            message=min(self._hub.newest, log.head),
             path=str(log.directory.resolve()),
             log=str(log.uuid),
             first=log.first,
             head=log.head,
             first_time=log.first_time(),
             head_time=log.last_time if log.head else None,
+            ops=[log.first_op, log.head_op],
         )
 
     def read(self, connection: LinkConnection, request: ask.ReadRequest, _body: memoryview) -> None:
-        """Send a range of the log as it is now."""
+        """Send a range of messages as the log is now."""
         connection.check_room_for_stream()
         head = self._log.head
         last = head if request.last is None else min(request.last, head)
         self._begin(connection, request, request.first, last)
 
     def follow(self, connection: LinkConnection, request: ask.FollowRequest, _body: memoryview) -> None:
-        """Send the log from a position on, as it grows; or let the client join a durable consumer."""
+        """Send messages from a position on, as they come; or let the client join a durable consumer."""
         if request.consumer is not None:
             self._consumers.follow(connection, request, request.consumer)
             return
@@ -88,13 +99,78 @@ class LinkReading:
 
         self._background.answer(connection, request.id, found, self._log.seq_at, request.time)
 
+    def replicate(self, connection: LinkConnection, request: ask.ReplicateRequest, _body: memoryview) -> None:
+        """Send the log to a hub that copies it, messages and entries, as it grows."""
+        connection.check_room_for_stream()
+        log, last = self._log, request.last_op
+        if last is not None:
+            last = min(last, log.head_op)
+        if request.from_op < log.first_op and (last is None or request.from_op <= last):
+            raise _no_longer_kept(log)
+        stream = CopyStream(
+            request.id,
+            connection,
+            log,
+            self._readers,
+            self.waiting,
+            first=request.from_op,
+            last=last,
+            credit=request.credit,
+        )
+        connection.stream(stream)
+
+    def entries(self, connection: LinkConnection, request: ask.EntriesRequest, _body: memoryview) -> None:
+        """Send the entries that stand after a range of messages; if the range has no end, as they come."""
+        connection.check_room_for_stream()
+        topics = None if request.topic is None else Filter(request.topic)
+        wanted = EntryFilter(request.first, request.last, topics)
+
+        def found(ops: tuple[int, int | None]) -> None:
+            first, last = ops
+            connection.check_room_for_stream()
+            stream = EntryStream(
+                request.id,
+                connection,
+                self._log,
+                self._readers,
+                self.waiting,
+                first=first,
+                last=last,
+                credit=request.credit,
+                wanted=wanted,
+            )
+            connection.stream(stream)
+
+        # The entries of sealed messages are looked up on the disk.
+        self._background.answer(connection, request.id, found, self._operations, request)
+
+    def _operations(self, request: ask.EntriesRequest) -> tuple[int, int | None]:
+        """Find the operations among which the entries of a range are; runs in a thread."""
+        log = self._log
+        last = None
+        if request.last is not None:
+            last = log.head_op if request.last >= log.head else log.op_of(request.last + 1) - 1
+        first = request.from_op or self._after(request.first)
+        if first < log.first_op and (last is None or first <= last):
+            raise _no_longer_kept(log)
+        return first, last
+
+    def _after(self, seq: int) -> int:
+        """Return the operation from which on the entries after message ``seq`` are, as far as they are kept."""
+        log = self._log
+        if seq < log.first - 1:
+            raise TrimmedError(seq, log.first - 1, log.first)
+        if seq < log.first:
+            return log.first_op
+        return log.op_of(seq) + 1 if seq <= log.head else log.head_op + 1
+
     def snapshot(self, connection: LinkConnection, request: ask.SnapshotRequest, _body: memoryview) -> None:
         """Send the hub's state."""
         connection.check_room_for_stream()
         if connection in self._packing:
             raise ExplainedError("busy", "a snapshot is being packed for this tube", limit=1)
         state = self._hub.state
-        taken = Snapshot(self._log.uuid, state.seq, state.sections())
+        taken = Snapshot(self._log.uuid, state.op, state.seq, state.sections())
 
         def over() -> None:
             self._packing.discard(connection)
@@ -115,7 +191,10 @@ class LinkReading:
         """Send every content subscription."""
         connection.check_room_for_stream()
         # A copy: subscriptions may change while they are sent.
-        pieces, end = row_pieces(tables(list(self._subscribed))), {"head": self._hub.state.seq}
+        pieces, end = (
+            row_pieces(tables(list(self._subscribed))),
+            {"head": self._hub.state.seq, "op": self._hub.state.op},
+        )
         connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
     def _begin(
@@ -144,8 +223,13 @@ class LinkReading:
 
 
 def _filter(request: ask.ReadRequest | ask.FollowRequest) -> Filter | None:
-    """Make a stream's filter; ``None`` for everything, log entries included."""
+    """Make a stream's filter; ``None`` for every message."""
     if request.topic is None and request.origin is None and request.where is None:
         return None
     origins = [request.origin] if isinstance(request.origin, str) else request.origin
     return Filter(request.topic, origins, ask.parse_where(request.where or {}))
+
+
+def _no_longer_kept(log: Log) -> TrimmedError:
+    """Say which messages are gone, to a reader of operations."""
+    return TrimmedError(1, max(log.first - 1, 1), log.first)

@@ -1,4 +1,4 @@
-"""The log as bodies of rows, which the link's streams send.
+"""The log's messages as bodies of rows, which the link's streams send.
 
 Threads read: :func:`read_piece` turns the beginning of a range into one body. A sealed record batch is checked and sent
 as it is on disk, without being unpacked; rows of an open tail, or filtered rows, become one record batch of about a
@@ -138,11 +138,11 @@ def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
     segment = segments[place]
     if not isinstance(segment, SealedSegment):
         return None
-    entries = segment.index.entries
-    number = int(np.searchsorted(entries["first"], first, side="right")) - 1
-    begin, count = int(entries["first"][number]), int(entries["count"][number])
+    batches = segment.index.batches
+    number = int(np.searchsorted(batches["first"], first, side="right")) - 1
+    begin, count = int(batches["first"][number]), int(batches["count"][number])
     end = min(begin + count - 1, last)
-    if (end - first + 1) * _WORTH < count or entries["length"][number] > MAX_BODY:
+    if (end - first + 1) * _WORTH < count or batches["length"][number] > MAX_BODY:
         return None
     try:
         return Piece(first, end, segment.message(number).data, end - first + 1)

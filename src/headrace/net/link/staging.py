@@ -86,14 +86,15 @@ class LinkStages:
         if begun is None:
             return
         if isinstance(begun, Published):
-            connection.answer(request.id, first=begun.first, last=begun.last, repeated=True)
+            connection.answer(request.id, first=begun.first, last=begun.last, repeated=True, op=begun.op)
             return
 
         def reply(result: Published | HeadraceError) -> None:
             if isinstance(result, HeadraceError):
                 connection.fail(request.id, result)
             else:
-                connection.answer(request.id, first=result.first, last=result.last, repeated=False)
+                first, last, _, op = result
+                connection.answer(request.id, first=first, last=last, repeated=False, op=op)
 
         def read(rows: tuple[list[Batch], dict[str, ServiceUse]]) -> None:
             batches = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]

@@ -1,7 +1,8 @@
 """The streams of one link connection, sent as fast as the client grants bytes and the tube takes them.
 
-A :class:`RowStream` sends the log by a :class:`~headrace.hub.cursor.Cursor`: a ``read`` ends after its last row, a
-``follow`` waits at the head for the next commit. A :class:`PieceStream` sends the hub's state, a piece at a time.
+A :class:`LogStream` sends the log by a :class:`~headrace.hub.cursor.Cursor`: a ``read`` ends after its last row, a
+``follow`` waits at the head for the next commit. Most count messages; a copy of the log, and a stream of its entries,
+count operations. A :class:`PieceStream` sends the hub's state, a piece at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from headrace.hub.counters import Counter
-from headrace.hub.cursor import Cursor, Lost
+from headrace.hub.cursor import Cursor, LogBounds, Lost
 from headrace.hub.filters import Filter
 from headrace.log import Log
+from headrace.net.link.operation_bodies import EntryFilter, OperationBounds, read_entries, read_operations
 from headrace.net.link.row_bodies import Piece, RowCache, read_piece
 from headrace.net.server.log_feed import LogFeed
 from headrace.wire.link.message import Buffer, body_of
@@ -130,52 +132,35 @@ class CreditedStream:
         self._target.stream_over(self.id, answer)
 
 
-class RowStream(CreditedStream):
-    """A ``read`` (with a ``last``) or a ``follow`` (without) of the log."""
+class LogStream(CreditedStream):
+    """A stream over the log, by whatever its cursor counts: sequence numbers, or operations.
+
+    It ends after the cursor's last position, or waits at the head for the next commit. Subclasses read pieces and name
+    the members of events.
+    """
 
     def __init__(
         self,
         stream_id: int,
         target: StreamTarget,
-        log: Log,
-        cache: RowCache,
-        readers: Executor,
-        *,
-        first: int,
-        last: int | None,
-        wanted: Filter | None,
         credit: int,
-        delivered: Counter,
+        bounds: LogBounds,
+        cursor: Cursor[Piece],
+        readers: Executor,
     ) -> None:
         super().__init__(stream_id, target, credit)
-        self._log = log
-        self._cache = cache
-        self._wanted = wanted
-        self._delivered = delivered
-        self._next = first
-        follows = last is None
-        self._cursor = Cursor(first, self._at_hand, last=last) if follows else Cursor[Piece](first, last=last)
-        self._feed = LogFeed(log, self._cursor, self._read, readers, self)
-        self._reported = first - 1
+        self._cursor = cursor
+        self._feed = LogFeed(bounds, cursor, self._read, readers, self)
+        self._next = cursor.next
+        self._reported = cursor.next - 1
         """The last position that was sent to the client."""
         self._reported_at = asyncio.get_running_loop().time()
-        if follows:
-            cache.readers += 1
-            self._report(self._reported_at)
 
     def close(self) -> None:
         """Send nothing more."""
         if not self._closed:
             super().close()
-            if self._cursor.last is None:
-                self._cache.readers -= 1
             self._cursor.close()
-
-    def tick(self, now: float) -> None:
-        """Report the filter's position, if it is time."""
-        due = self._wanted is not None and now - self._reported_at >= _AT_SECONDS
-        if due and self._reported < self._next - 1:
-            self._report(now)
 
     def pump(self) -> None:
         """Send while credit and the tube allow, until all is sent or the log must be read."""
@@ -196,19 +181,84 @@ class RowStream(CreditedStream):
             if not self._credit.allows(size):
                 return False
             self._credit.spend(size)
-            # From the last position sent: pieces in which nothing passed the filter are not.
-            first = piece.first if self._wanted is None else self._reported + 1
-            self._target.event(
-                {"id": self.id, "event": "rows", "first": first, "last": piece.last}, piece.body
-            )
+            self._target.event({"id": self.id, **self._members(piece)}, piece.body)
             self._reported = piece.last
-            self._delivered.value += piece.rows
         self._next = piece.last + 1
         return True
 
     def read_failed(self, _lost: Lost, error: HeadraceError) -> None:
         """End with the error, which names the rows that are gone."""
         self._end(error)
+
+    def _read(self, first: int, last: int) -> Piece:
+        """Read a piece from ``first`` on, not past ``last``; runs in a thread."""
+        raise NotImplementedError
+
+    def _members(self, piece: Piece) -> dict[str, Any]:
+        """Return the members of the event that carries a piece."""
+        raise NotImplementedError
+
+    def _position(self) -> dict[str, Any]:
+        """Return the members of an event ``at``."""
+        raise NotImplementedError
+
+    def _report(self, now: float) -> None:
+        self._reported, self._reported_at = self._next - 1, now
+        self._target.event({"id": self.id, "event": "at", **self._position()})
+
+    def _report_if_due(self, now: float) -> None:
+        """Report the position of a stream that has moved on and had nothing to send for a while."""
+        if now - self._reported_at >= _AT_SECONDS and self._reported < self._next - 1:
+            self._report(now)
+
+
+class RowStream(LogStream):
+    """A ``read`` (with a ``last``) or a ``follow`` (without) of the log's messages."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        target: StreamTarget,
+        log: Log,
+        cache: RowCache,
+        readers: Executor,
+        *,
+        first: int,
+        last: int | None,
+        wanted: Filter | None,
+        credit: int,
+        delivered: Counter,
+    ) -> None:
+        self._log = log
+        self._cache = cache
+        self._wanted = wanted
+        self._delivered = delivered
+        follows = last is None
+        cursor = Cursor(first, self._at_hand, last=last) if follows else Cursor[Piece](first, last=last)
+        super().__init__(stream_id, target, credit, log, cursor, readers)
+        if follows:
+            cache.readers += 1
+            self._report(self._reported_at)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        if not self._closed and self._cursor.last is None:
+            self._cache.readers -= 1
+        super().close()
+
+    def tick(self, now: float) -> None:
+        """Report the filter's position, if it is time."""
+        if self._wanted is not None:
+            self._report_if_due(now)
+
+    def _members(self, piece: Piece) -> dict[str, Any]:
+        self._delivered.value += piece.rows
+        # From the last position sent: pieces in which nothing passed the filter are not.
+        first = piece.first if self._wanted is None else self._reported + 1
+        return {"event": "rows", "first": first, "last": piece.last}
+
+    def _position(self) -> dict[str, Any]:
+        return {"seq": self._next - 1}
 
     def _at_hand(self, seq: int) -> Piece | None:
         chunk = self._cache.find(seq)
@@ -222,9 +272,80 @@ class RowStream(CreditedStream):
     def _read(self, first: int, last: int) -> Piece:
         return read_piece(self._log, first, last, self._wanted)
 
-    def _report(self, now: float) -> None:
-        self._reported, self._reported_at = self._next - 1, now
-        self._target.event({"id": self.id, "event": "at", "seq": self._next - 1})
+
+class Waiting:
+    """How many streams over operations wait at the head: a commit of entries alone concerns only them."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class OperationStream(LogStream):
+    """A stream that counts the log's operations: a copy of the log for a hub, or entries for one that follows state."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        target: StreamTarget,
+        log: Log,
+        readers: Executor,
+        waiting: Waiting,
+        *,
+        first: int,
+        last: int | None,
+        credit: int,
+    ) -> None:
+        self._log = log
+        self._waiting = waiting
+        super().__init__(
+            stream_id, target, credit, OperationBounds(log), Cursor[Piece](first, last=last), readers
+        )
+        if last is None:
+            waiting.count += 1
+
+    def close(self) -> None:
+        """Send nothing more."""
+        if not self._closed and self._cursor.last is None:
+            self._waiting.count -= 1
+        super().close()
+
+
+class CopyStream(OperationStream):
+    """A ``replicate``: messages and entries, in their order, as packed batches."""
+
+    def _read(self, first: int, last: int) -> Piece:
+        return read_operations(self._log, first, last)
+
+    def _members(self, piece: Piece) -> dict[str, Any]:
+        return {"event": "ops", "first": piece.first, "last": piece.last}
+
+
+class EntryStream(OperationStream):
+    """An ``entries``: the entries that stand after messages of a range, with a topic that matches."""
+
+    def __init__(
+        self, stream_id: int, target: StreamTarget, log: Log, readers: Executor, waiting: Waiting, *,
+        first: int, last: int | None, credit: int, wanted: EntryFilter,
+    ) -> None:  # fmt: skip
+        self._wanted = wanted
+        super().__init__(stream_id, target, log, readers, waiting, first=first, last=last, credit=credit)
+        if last is None:
+            self._report(self._reported_at)
+
+    def tick(self, now: float) -> None:
+        """Report the position, if it is time: entries are rare."""
+        self._report_if_due(now)
+
+    def _read(self, first: int, last: int) -> Piece:
+        return read_entries(self._log, first, last, self._wanted)
+
+    def _members(self, piece: Piece) -> dict[str, Any]:
+        return {"event": "rows", "next": piece.last + 1}
+
+    def _position(self) -> dict[str, Any]:
+        return {"next": self._next}
 
 
 class PieceStream(CreditedStream):

@@ -1,19 +1,21 @@
 """Checking that a frontend's log is the beginning of its upstream hub's.
 
 Two logs of one uuid are equal as far as both reach, unless one of them lost its end and continued without it (a power
-failure, a restored backup). So the frontend's last message is compared with the one that has its number upstream, with
-its whole envelope. A mismatch is an error that names both: a copy of something else must never be served.
+failure, a restored backup). So the frontend's last operation, a message or an entry, is compared with the one in its
+position upstream, with its whole envelope. A mismatch is an error that names both: a copy of something else must never
+be served.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 from headrace.client.link.requests import LinkSession, Make, check
-from headrace.client.link.rows import received_rows
 from headrace.errors import UnexpectedError, UsageError
 from headrace.log import Log
+from headrace.log.replication_frames import unpack
 from headrace.log.snapshot import Snapshot, parse
 from headrace.message import Batch
 from headrace.wire.link import requests as ask
@@ -37,19 +39,18 @@ async def meet(session: LinkSession, log: Log) -> bool:
                 f"{log.directory} has the log {log.uuid}, the upstream hub at {session.tube.peer} the log {theirs}:"
                 " choose that log's hub, or an empty data directory"
             )
-        if type(head.get("head")) is not int or type(head.get("first")) is not int:
-            raise UnexpectedError("link", "head", dict(head), "first and head as whole numbers")
-        if head["head"] >= log.tail:
+        first_op, head_op = _operations(head)
+        if head_op >= log.tail_op:
             break
         if asyncio.get_running_loop().time() > deadline:
             raise UsageError(
                 f"{log.directory} ends with message {log.tail}, the upstream hub at {session.tube.peer} with"
-                f" {head['head']}: it has lost its end, or is another copy; choose an empty data directory"
+                f" {head.get('head')}: it has lost its end, or is another copy; choose an empty data directory"
             )
         await asyncio.sleep(_LOOK_SECONDS)
-    if log.tail + 1 < head["first"]:
+    if log.tail_op + 1 < first_op:
         return False
-    if log.first <= log.tail and log.tail >= head["first"]:
+    if log.first_op <= log.tail_op and log.tail_op >= first_op:
         await _compare(session, log)
     return True
 
@@ -70,16 +71,36 @@ async def call(session: LinkSession, make: Make[Any], body: memoryview | None = 
     return message
 
 
+def received_operations(message: LinkMessage, log: Log) -> list[Batch]:
+    """Read an event of a ``replicate``: batches of this log, messages and entries."""
+    first, last = message.head.get("first"), message.head.get("last")
+    if type(first) is not int or type(last) is not int:
+        raise UnexpectedError("link", "ops", dict(message.head), "first and last as whole numbers")
+    uuid, batches = unpack(bytes(message.body), first, last)
+    if uuid != log.uuid:
+        raise UnexpectedError("link", "ops", str(uuid), f"must be of log {log.uuid}")
+    return batches
+
+
+def _operations(head: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the first and the last operation in the answer to ``head``."""
+    match head.get("ops"):
+        case [int(first), int(last)]:
+            return first, last
+        case wrong:
+            raise UnexpectedError("link", "ops", wrong, "the first and the last as whole numbers")
+
+
 async def _compare(session: LinkSession, log: Log) -> None:
-    tail = log.tail
-    inbox = session.stream(lambda n: ask.ReadRequest(id=n, first=tail, last=tail), CREDIT)
+    tail = log.tail_op
+    inbox = session.stream(lambda n: ask.ReplicateRequest(id=n, from_op=tail, last_op=tail), CREDIT)
     theirs: list[Batch] = []
     while (message := await inbox.get()) is not None:
-        if message.head.get("event") == "rows":
-            theirs.append(Batch.over(received_rows(message, entries=True)))
-    mine = [batch.slice(tail - batch.first, tail - batch.first + 1) for batch in log.read(tail, tail)]
+        theirs += received_operations(message, log)
+    mine = log.read_ops(tail, tail)
     if [list(batch) for batch in mine] != [list(batch) for batch in theirs]:
+        what = f"the entry after message {log.tail}" if mine[0].is_entries else f"message {log.tail}"
         raise UsageError(
-            f"message {tail} in {log.directory} is another one than at the upstream hub {session.tube.peer}, though"
+            f"{what} in {log.directory} is another one than at the upstream hub {session.tube.peer}, though"
             f" both are of log {log.uuid}: one of them lost its end and continued; choose an empty data directory"
         )

@@ -2,10 +2,11 @@
 
 This hub follows as a subscriber (DELIVER, gaps repaired by REQUEST; over UDP it answers FORWARD) and PUSHes what its
 own publishers send. The numbers are the upstream hub's. The protocol carries nothing else of the envelope: messages are
-stamped when they arrive, with origin ``fyrehose``, and log entries are empty messages. The uuid of the upstream hub's
+stamped when they arrive, with origin ``fyrehose``, and log entries do not come at all. The uuid of the upstream hub's
 log is unknown, so the copy has its own.
 
-Numbers that the upstream hub can no longer deliver become empty log entries, ``lost/``: the sequence stays whole.
+Numbers that the upstream hub can no longer deliver become empty messages with the topic ``lost/``: the sequence stays
+whole.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import begin, is_log
-from headrace.message import NOT_A_MESSAGE, Batch, Run
+from headrace.message import Batch, Run
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 
 logger = logging.getLogger("headrace")
@@ -78,7 +79,7 @@ class FyrehoseUpstream:
         if not is_log(directory):
             plan = DialPlan(self._hosts[:1], Random(), attempt=2 * _ATTEMPT_SECONDS)
             before = await first_contact(plan, self._before_oldest, START_SECONDS)
-            begin(directory, Snapshot(uuid4(), before, {}), sync=options.fsync != "never")
+            begin(directory, Snapshot(uuid4(), before, before, {}), sync=options.fsync != "never")
             logger.info("a new copy begins after message %d, as a log of its own", before)
         return Log.open(directory, fsync=options.fsync, segment_bytes=options.segment_bytes)
 
@@ -152,7 +153,7 @@ class FyrehoseUpstream:
                 if lost.last - lost.first >= MAX_LOST:
                     raise UsageError(f"{lost}: begin anew with an empty data directory")
                 empty = Run(np.zeros(0, np.uint8), np.zeros(lost.last - lost.first + 2, np.int32))
-                await self._append(Batch(empty, lost.first, origin=NOT_A_MESSAGE, topic=LOST))
+                await self._append(Batch(empty, lost.first, origin="fyrehose", topic=LOST))
             self._lost.clear()
             await self._append(Batch(batch.run, batch.first, origin="fyrehose"))
 
@@ -163,7 +164,7 @@ class FyrehoseUpstream:
         while True:
             time = max(time_ns() // 1000, log.last_time)
             try:
-                self._hub.follow([batch.numbered(batch.first, time, self._hub.node)])
+                self._hub.follow([batch.numbered(log.tail_op + 1, batch.first, time, self._hub.node)])
             except StorageError as error:
                 self._hub.counters.refuse("upstream", "storage", "", error)
                 await asyncio.sleep(_DISK_SECONDS)

@@ -1,8 +1,8 @@
 """An upstream hub over the link.
 
 One tube at a time. On each new one the two logs are compared (:mod:`~headrace.net.upstream.log_alignment`); then this
-hub follows from its own tail on, log entries included, appends what comes as it is, and sends the requests that are due
-of :class:`~headrace.hub.publishing.publish_relay.PublishRelay`. That and the hub decide; this module moves the bytes.
+hub copies the other log from its own tail on, messages and entries as they come, and sends the requests that are due of
+:class:`~headrace.hub.publishing.publish_relay.PublishRelay`. That and the hub decide; this module moves the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from uuid import UUID, uuid4
 from headrace.client.identity import signer
 from headrace.client.link.connection import LinkDialer, Sign, link_plan
 from headrace.client.link.requests import Inbox, LinkSession, LostTubeError, check
-from headrace.client.link.rows import received_rows
 from headrace.client.reconnect import dial_hosts, redial
 from headrace.config import Address, Settings
 from headrace.errors import (
@@ -35,7 +34,7 @@ from headrace.errors import (
     UnreachableError,
     UsageError,
 )
-from headrace.hub.compact_batches import compact
+from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published, WhenNewest, WhenPublished
@@ -43,9 +42,9 @@ from headrace.log import Log
 from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
-from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet
+from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet, received_operations
 from headrace.wire.link import requests as ask
-from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PASSED, PUBLISHED, LinkMessage, body_of
+from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PUBLISHED, Buffer, LinkMessage, body_of
 
 logger = logging.getLogger("headrace")
 
@@ -191,15 +190,15 @@ class TubeUpstream:
                 raise TrimmedError(log.tail + 1, log.tail + 1, log.tail + 2)
             # Only after the comparison: an original that was started with the wrong option must stay one.
             note_copy(log.directory, self._describe(log.uuid))
-            tail = log.tail
+            tail = log.tail_op
             inbox = session.stream(
-                lambda n: ask.FollowRequest(id=n, from_seq=tail + 1, credit=CREDIT), CREDIT
+                lambda n: ask.ReplicateRequest(id=n, from_op=tail + 1, credit=CREDIT), CREDIT
             )
             self._session, self.problem = session, None
             longest = session.hub.get("message_bytes")
             self._passing.longest = longest if type(longest) is int else None
             self._connected.set()
-            logger.info("following %s from message %d", session.tube.peer, tail + 1)
+            logger.info("following %s from message %d", session.tube.peer, log.tail + 1)
             self._passing.connected()
             looking = asyncio.ensure_future(self._look(session))
             try:
@@ -216,13 +215,12 @@ class TubeUpstream:
         while True:
             message = await inbox.get()
             if message is None:
-                raise UnexpectedError("link", "follow", "its end", "a follow has none")
-            if message.head.get("event") != "rows":
+                raise UnexpectedError("link", "replicate", "its end", "it has none")
+            if message.head.get("event") != "ops":
                 continue
-            rows = received_rows(message, entries=True)
-            if not rows.num_rows or message.head.get("first") != hub.log.tail + 1:
-                raise UnexpectedError("link", "first", message.head.get("first"), f"{hub.log.tail + 1}")
-            batches = compact(rows)
+            batches = received_operations(message, hub.log)
+            if not batches or batches[0].op != hub.log.tail_op + 1:
+                raise UnexpectedError("link", "first", message.head.get("first"), f"{hub.log.tail_op + 1}")
             while not self._append(batches):  # noqa: ASYNC110 -- a disk gives no notice when it has room
                 await asyncio.sleep(_DISK_SECONDS)
             while hub.crowded:  # noqa: ASYNC110 -- the commit rule gives no notice; this is rare
@@ -236,7 +234,7 @@ class TubeUpstream:
             self._hub.counters.refuse("upstream", "storage", "", error)
             return False
         except UsageError as error:
-            raise UnexpectedError("link", "rows", str(error), "rows that follow the tail") from error
+            raise UnexpectedError("link", "ops", str(error), "must follow the log's tail") from error
         self.problem = None
         self._head = max(self._head, self._hub.log.tail)
         return True
@@ -299,7 +297,7 @@ class TubeUpstream:
             return
         for request in self._passing.due():
             try:
-                body = _body(request)
+                body = _body(request, self._hub.log.uuid)
             except LimitError as error:
                 self._passing.unfit(request, error)
                 continue
@@ -386,7 +384,8 @@ class TubeUpstream:
 
 def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.PublishRequest:
     if request.passed:
-        return ask.PassRequest(id=request_id, frontend=request.publisher, number=request.number)
+        rows = sum(len(batch) for batch in request.rows)
+        return ask.PassRequest(id=request_id, frontend=request.publisher, number=request.number, rows=rows)
     return ask.PublishRequest(
         id=request_id,
         publisher=request.publisher,
@@ -396,9 +395,11 @@ def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.Publ
     )
 
 
-def _body(request: RelayRequest) -> memoryview:
-    schema = PASSED if request.passed else PUBLISHED
-    body = body_of(merge(request.rows).select(schema.names))
+def _body(request: RelayRequest, uuid: UUID) -> Buffer:
+    if request.passed:
+        body: Buffer = pack_passed(uuid, request.rows)
+    else:
+        body = body_of(merge(request.rows).select(PUBLISHED.names))
     if len(body) > MAX_MESSAGE - MAX_HEAD:
         raise LimitError("link", "rows passed on", len(body), MAX_MESSAGE - MAX_HEAD)
     return body
@@ -406,8 +407,8 @@ def _body(request: RelayRequest) -> memoryview:
 
 def _published(message: LinkMessage) -> Published:
     head = message.head
-    first, last, repeated = head.get("first"), head.get("last"), head.get("repeated")
-    for name, place in (("first", first), ("last", last)):
+    first, last, repeated, op = (head.get(name) for name in ("first", "last", "repeated", "op"))
+    for name, place in (("first", first), ("last", last), ("op", op)):
         if place is not None and type(place) is not int:
             raise UnexpectedError("link", name, place, "a whole number or nothing")
-    return Published(first, last, int(repeated or 0))
+    return Published(first, last, int(repeated or 0), op)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from headrace.errors import LimitError, MalformedError
 from headrace.message import SCHEMA, envelope_schema
 
-VERSIONS: Final = (1,)
+VERSIONS: Final = (2,)
 """Supported versions of the link, ascending."""
 VERSION: Final = VERSIONS[-1]
 MAX_MESSAGE: Final = 8 << 20
@@ -38,19 +38,21 @@ MAX_DEPTH: Final = 8
 PUBLISHED: Final = envelope_schema("topic", "attributes", "numbers", "payload")
 """The schema of rows to be published; the hub fills in the rest of the envelope."""
 
-PASSED: Final = envelope_schema(*(name for name in SCHEMA.names if name not in ("seq", "time", "node")))
-"""The schema of rows that a frontend passes on: the envelope without the fields that the numbering hub stamps."""
-
 SUBSCRIPTIONS: Final = pa.schema(
     [
         pa.field("client", pa.string(), nullable=False),
         pa.field("connector", pa.string(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
+        pa.field("op", pa.int64(), nullable=False),
         pa.field("fields", pa.map_(pa.string(), pa.string()), nullable=False),
     ]
 )
-"""The schema of the matcher's table: a client's id in hex, its connector, the log entry of the subscription, and the
-field JSON of each attribute it names."""
+"""The schema of the matcher's table: a client's id in hex, its connector, the message that the subscription's entry
+stands after, the entry's position in the log, and the field JSON of each attribute it names."""
+
+ENTRIES: Final = SCHEMA.append(pa.field("op", pa.int64(), nullable=False))
+"""The schema of log entries: the envelope, whose ``seq`` is the message that an entry stands after, and the entry's
+position in the log."""
 
 Buffer = bytes | bytearray | memoryview
 

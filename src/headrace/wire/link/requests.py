@@ -23,6 +23,8 @@ MAX_NUMBER: Final = (1 << 62) - 1
 MAX_NAME: Final = 255
 MAX_STAGES: Final = 4096
 """Stages that one commit may name."""
+MAX_PASSED: Final = (1 << 31) - 1
+"""Rows that one ``pass`` may carry: more than fit a message."""
 MAX_ATTRIBUTES: Final = 64
 DEFAULT_CREDIT: Final = 4 << 20
 MAX_CREDIT: Final = 64 << 20
@@ -32,6 +34,8 @@ WRITE: Final = "write-"
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ID)]
 Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
+Op: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_ID)]
+"""A position in the log, which counts messages and entries."""
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 Credit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CREDIT)]
@@ -92,6 +96,27 @@ class FollowRequest(_Stream, frozen=True, kw_only=True, rename={"from_seq": "fro
     dead_letter: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
 
 
+class EntriesRequest(_Request, frozen=True, kw_only=True, rename={"from_op": "from"}):
+    """Read the log entries that stand after messages ``first`` to ``last``; without ``last``, follow them.
+
+    ``from_op`` resumes a stream at the position that its last event named.
+    """
+
+    first: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)]
+    last: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] | None = None
+    topic: Pattern | None = None
+    credit: Credit = DEFAULT_CREDIT
+    from_op: Op | None = None
+
+
+class ReplicateRequest(_Request, frozen=True, kw_only=True, rename={"from_op": "from", "last_op": "last"}):
+    """Copy the log, messages and entries, from an operation on; without ``last_op``, without end. For hubs."""
+
+    from_op: Op
+    last_op: Op | None = None
+    credit: Credit = DEFAULT_CREDIT
+
+
 class MoreRequest(_Request, frozen=True, kw_only=True):
     """Grant a stream more bytes."""
 
@@ -112,10 +137,11 @@ class PublishRequest(_Request, frozen=True, kw_only=True):
 
 
 class PassRequest(_Request, frozen=True, kw_only=True):
-    """Append rows that another hub took in, once."""
+    """Append messages and entries that another hub took in, once."""
 
     frontend: Name
     number: Number
+    rows: Annotated[int, Meta(ge=1, le=MAX_PASSED)]
 
 
 class PublisherRequest(_Request, frozen=True, kw_only=True):
@@ -210,10 +236,10 @@ class LostRequest(_Request, frozen=True, kw_only=True):
 
 
 Request: TypeAlias = (
-    HelloRequest | HeadRequest | StatusRequest | ReadRequest | FollowRequest | MoreRequest
-    | CancelRequest | PublishRequest | PassRequest | PublisherRequest | StageRequest | CommitRequest
-    | AbortRequest | HoldsRequest | SnapshotRequest | ServicesRequest | SubscriptionsRequest
-    | ConsumersRequest | AckRequest | ReportRequest | LostRequest
+    HelloRequest | HeadRequest | StatusRequest | ReadRequest | FollowRequest | EntriesRequest
+    | ReplicateRequest | MoreRequest | CancelRequest | PublishRequest | PassRequest | PublisherRequest
+    | StageRequest | CommitRequest | AbortRequest | HoldsRequest | SnapshotRequest | ServicesRequest
+    | SubscriptionsRequest | ConsumersRequest | AckRequest | ReportRequest | LostRequest
 )  # fmt: skip
 
 OPERATIONS: Final[dict[str, type[Request]]] = {_operation(kind.__name__): kind for kind in get_args(Request)}
