@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,7 +25,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.log.replication_frames import pack
-from headrace.message import Batch, Run
+from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import replica_driver
 from headrace.net.cluster.replica_driver import ReplicaDriver
 from headrace.wire.parcel.body import GetState, NewState, Prepare, PrepareOk, Replication, StartView
@@ -128,7 +129,12 @@ Begin = Callable[..., Node]
 
 
 def batch(first: int, *payloads: bytes) -> Batch:
-    return Batch(Run.of(payloads), first=first, time=first, origin="tube")
+    """Messages of a log that has nothing else."""
+    return Batch(Run.of(payloads), op=first, first=first, time=first, origin="tube")
+
+
+def entries(op: int, after: int, *payloads: bytes) -> Batch:
+    return Batch(Run.of(payloads), op=op, first=after, time=after, origin=NOT_A_MESSAGE, topic="hold/mine")
 
 
 async def test_what_nobody_else_got_is_cut_off_also_if_it_was_the_first_of_all(
@@ -192,11 +198,53 @@ async def test_the_log_is_not_read_for_one_that_does_not_take_what_it_is_sent(
     node.hears(20, GetState(1, 0), b"")
     assert [(body.first, body.last) for body in node.around.posted if isinstance(body, NewState)] == [(1, 2)]
     node.around.full = True
-    monkeypatch.setattr(Log, "read", lambda *_, **__: pytest.fail("it was read"))
+    monkeypatch.setattr(Log, "read_ops", lambda *_, **__: pytest.fail("it was read"))
     for _ in range(10):
         node.hears(20, GetState(1, 0), b"")
     assert sum(isinstance(body, NewState) for body in node.around.posted) == 1
 
 
+async def test_what_is_cut_off_is_told_in_messages(
+    log: Log, start: Begin, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.append([batch(1, b"one"), entries(2, 1, b"a", b"b"), replace(batch(2, b"two", b"three"), op=4)])
+    log.append([entries(6, 3, b"c")])
+    node = start(20)
+    node.hears(
+        30,
+        StartView(2, 3, 0),
+        serialize_testimony(DurableState(voter=True, nodes=NODES), History([(1, 1), (2, 4)])),
+    )
+    assert (log.tail, log.tail_op) == (1, 3)
+    assert node.hub.counters.get("cut_back") == 2
+    assert "cut_back: messages 2 to 3: the cluster went on without them" in caplog.text
+
+
+async def test_that_entries_alone_are_cut_off_is_no_loss_of_messages(log: Log, start: Begin) -> None:
+    log.append([batch(1, b"one"), entries(2, 1, b"a", b"b")])
+    node = start(20)
+    node.hears(
+        30,
+        StartView(2, 1, 0),
+        serialize_testimony(DurableState(voter=True, nodes=NODES), History([(1, 1), (2, 2)])),
+    )
+    assert (log.tail, log.tail_op) == (1, 1)
+    assert node.hub.counters.get("cut_back") == 0
+
+
+async def test_a_log_of_another_history_is_told_by_the_message_after_which_it_parts(
+    log: Log, start: Begin
+) -> None:
+    log.append(
+        [entries(1, 0, b"a"), replace(batch(1, b"one"), op=2), entries(3, 1, b"b"), entries(4, 1, b"c")]
+    )
+    log.commit(4)
+    node = start(20, commit=4)
+    other = History([(1, 1), (2, 4), (5, 9)])
+    node.hears(30, StartView(5, 8, 8), serialize_testimony(DurableState(voter=True, nodes=NODES), other))
+    assert "this node has committed what the cluster has not" in node.around.given_up[0]
+    assert "the two part after message 1" in node.around.given_up[0]
+
+
 def payloads(log: Log) -> list[bytes]:
-    return [message.payload for each in log.read(1, uncommitted=True) for message in each]
+    return [message.payload for each in log.read_ops(1, uncommitted=True) for message in each]

@@ -1,4 +1,4 @@
-"""What nodes send one another of their logs: messages as asked for; snapshots whole, and not too often."""
+"""What nodes send one another of their logs: operations as asked for; snapshots whole, and not too often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.replication_frames import unpack
 from headrace.log.snapshot import Snapshot, parse
-from headrace.message import Batch, Run
+from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import transfers as module
 from headrace.net.cluster.transfers import MAKE_SECONDS, Snapshots, between, served
 from headrace.wire.parcel.body import GetSnapshot, Mode, NewState, NodeInfo, SnapshotPart
@@ -85,7 +85,7 @@ def test_it_comes_whole_in_pieces(scene: Scene, monkeypatch: pytest.MonkeyPatch)
         scene.snapshots.came(there, part, piece)
     (snapshot,) = scene.fetched
     assert snapshot is not None
-    assert (snapshot.uuid, snapshot.seq) == (scene.log.uuid, 2)
+    assert (snapshot.uuid, snapshot.op, snapshot.seq) == (scene.log.uuid, 2, 1)
     assert snapshot.sections == HubState.sections(scene.state)
     assert scene.state.made == 1
 
@@ -95,20 +95,20 @@ def test_a_node_that_asks_again_and_again_has_one_made(scene: Scene) -> None:
     answers = {scene.ask(line) for line in lines for _ in range(100)}
     assert scene.state.made == 1
     ((part, piece),) = answers
-    assert parse(piece).seq == part.seq == 2
+    assert parse(piece).op == part.op == 2
 
 
 def test_one_that_wants_the_next_at_once_waits(scene: Scene) -> None:
     scene.ask(Line(2))
     for _ in range(10):
         scene.publish()
-        part, piece = scene.ask(Line(2), after=scene.log.head - 1)
+        part, piece = scene.ask(Line(2), after=scene.log.head_op - 1)
         assert (part.size, piece) == (0, b"")
     assert scene.state.made == 1
     assert scene.hub.counters.get("snapshots_refused") == 10
-    assert scene.ask(Line(3))[0].seq == 2, "others are served meanwhile"
+    assert scene.ask(Line(3))[0].op == 2, "others are served meanwhile"
     scene.now += MAKE_SECONDS
-    assert scene.ask(Line(2), after=scene.log.head - 1)[0].seq == scene.log.head
+    assert scene.ask(Line(2), after=scene.log.head_op - 1)[0].op == scene.log.head_op
     assert scene.state.made == 2
 
 
@@ -129,7 +129,7 @@ def test_a_node_has_one_under_way_however_many_connections_it_has(
     assert len(scene.snapshots._under_way) == 1
     assert scene.ask(lines[0], offset=16)[0].size == 0, "it has asked over another one since"
     part, piece = scene.ask(lines[-1], offset=16)
-    assert (part.seq, len(piece)) == (scene.log.head, 16)
+    assert (part.op, len(piece)) == (scene.log.head_op, 16)
     scene.snapshots.left(lines[0])
     assert scene.ask(lines[-1], offset=32)[0].size
     scene.snapshots.left(lines[-1])
@@ -138,32 +138,92 @@ def test_a_node_has_one_under_way_however_many_connections_it_has(
     assert not scene.snapshots._last.data, "an old one is not kept for nobody"
 
 
-def batch(first: int, *payloads: bytes) -> Batch:
-    return Batch(Run.of(payloads), first=first, time=first, origin="tube")
+def batch(op: int, first: int, *payloads: bytes) -> Batch:
+    return Batch(Run.of(payloads), op=op, first=first, time=first, origin="tube")
 
 
-TWO = [batch(1, b"1", b"2", b"3"), batch(4, b"4", b"5")]
+def entries(op: int, after: int, *payloads: bytes) -> Batch:
+    return Batch(Run.of(payloads), op=op, first=after, time=after, origin=NOT_A_MESSAGE, topic="hold/mine")
 
 
-@pytest.mark.parametrize("first", range(1, 6))
-@pytest.mark.parametrize("last", range(1, 6))
+MIXED = [
+    entries(1, 0, b"1", b"2"),
+    batch(3, 1, b"3", b"4", b"5"),
+    entries(6, 3, b"6"),
+    entries(7, 3, b"7", b"8"),
+    batch(9, 4, b"9"),
+]
+"""Every payload is its operation's number."""
+SEQS = [0, 0, 1, 2, 3, 3, 3, 3, 4]
+"""Each operation's number, or that of the message it stands after."""
+
+
+@pytest.mark.parametrize("first", range(1, 10))
+@pytest.mark.parametrize("last", range(1, 10))
 def test_only_what_is_wanted_is_taken(first: int, last: int) -> None:
-    taken = [message.payload for each in between(TWO, first, last) for message in each]
-    assert taken == [b"%d" % seq for seq in range(first, last + 1)]
+    taken = list(between(MIXED, first, last))
+    rows = [(each.op + place, row) for each in taken for place, row in enumerate(each)]
+    assert [row.payload for _, row in rows] == [b"%d" % op for op in range(first, last + 1)]
+    assert [op for op, _ in rows] == list(range(first, last + 1))
+    assert [row.seq for _, row in rows] == SEQS[first - 1 : last]
 
 
 def test_a_node_serves_what_it_has_also_if_it_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log.open(tmp_path, committed=0)
-    log.append([TWO[0]])
-    log.append([TWO[1]])
-    for size, first, last in ((1 << 20, 1, 5), (1 << 20, 3, 5), (1, 1, 3), (1, 4, 5)):
-        monkeypatch.setattr(module, "SERVE_BYTES", size)
-        body, bulk = served(log, Serve(20, 7, first, 5, 2))
-        assert body == NewState(7, first, last, 2)
-        uuid, batches = unpack(bulk, first, last)
-        assert uuid == log.uuid
-        assert [message.seq for each in batches for message in each] == list(range(first, last + 1))
-    assert served(log, Serve(20, 7, 6, 5, 2)) == (NewState(7, 6, 5, 2), b"")
+    for each in MIXED:
+        log.append([each])
+    for first in range(1, 10):
+        for size in (1 << 20, 1):
+            monkeypatch.setattr(module, "SERVE_BYTES", size)
+            body, bulk = served(log, Serve(20, 7, first, 9, 2))
+            assert (body.view, body.first, body.commit) == (7, first, 2)
+            assert body.last == 9 if size > 1 else first <= body.last
+            check(log, body, bulk)
+    assert served(log, Serve(20, 7, 10, 9, 2)) == (NewState(7, 10, 9, 2), b"")
+    log.close()
+
+
+def check(log: Log, body: NewState, bulk: bytes) -> None:
+    uuid, batches = unpack(bulk, body.first, body.last)
+    assert uuid == log.uuid
+    rows = [(each.op + place, row) for each in batches for place, row in enumerate(each)]
+    assert [(op, row.seq, row.payload) for op, row in rows] == [
+        (op, SEQS[op - 1], b"%d" % op) for op in range(body.first, body.last + 1)
+    ]
+
+
+def test_a_sealed_log_is_served_with_its_entries_in_place_and_no_larger(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, committed=0)
+    for each in MIXED:
+        log.append([each])
+    _, before = served(log, Serve(20, 7, 1, 9, 9))
+    log.commit(9)
+    log.rotate()
+    assert log.seal_next() is not None
+    for first in range(1, 10):
+        body, bulk = served(log, Serve(20, 7, first, 9, 9))
+        assert (body.first, body.last) == (first, 9)
+        check(log, body, bulk)
+    _, after = served(log, Serve(20, 7, 1, 9, 9))
+    assert len(after) <= len(before)
+    log.close()
+
+
+def test_a_node_that_asks_for_what_was_trimmed_is_told_the_oldest_operation(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, committed=0)
+    for each in MIXED[:3]:
+        log.append([each])
+    log.commit(6)
+    log.rotate()
+    log.seal_next()
+    for each in MIXED[3:]:
+        log.append([each])
+    log.write_snapshot(6, 3, {})
+    log.retain(0, retain_bytes=0, retain_us=None, holds={})
+    assert served(log, Serve(20, 7, 2, 9, 6)) == (NewState(7, 7, 6, 6), b"")
+    body, bulk = served(log, Serve(20, 7, 7, 9, 6))
+    assert body == NewState(7, 7, 9, 6)
+    check(log, body, bulk)
     log.close()

@@ -20,12 +20,11 @@ A fetched snapshot has :data:`MAX_BYTES` at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from headrace.cluster.effects import Serve
 from headrace.errors import DamagedError, LimitError, TrimmedError
-from headrace.hub.compact_batches import compact
+from headrace.hub.compact_batches import compacted
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.replication_frames import pack
@@ -57,7 +56,8 @@ def served(log: Log, asked: Serve) -> tuple[NewState, bytes]:
         return NewState(asked.view, log.first_op, log.first_op - 1, asked.commit), b""
     batches: list[Batch] = []
     for each in read:
-        batches += _compacted(each)
+        # Sealed batches have a column for everything: stored like that, they would grow from node to node.
+        batches += compacted(each)
     last = batches[-1].last_op if batches else asked.first - 1
     bulk = pack(log.uuid, batches) if batches else b""
     return NewState(asked.view, asked.first, last, asked.commit), bulk
@@ -69,17 +69,6 @@ def between(batches: Sequence[Batch], first: int, last: int) -> Iterator[Batch]:
         begin, end = max(first - batch.op, 0), min(last - batch.op + 1, len(batch))
         if begin < end:
             yield batch if end - begin == len(batch) else batch.slice(begin, end)
-
-
-def _compacted(batch: Batch) -> Iterator[Batch]:
-    """Give a batch its compact form: sealed ones have a column for everything, and would grow from node to node."""
-    if batch.columns is None or batch.is_entries:
-        yield batch
-        return
-    op = batch.op
-    for each in compact(batch.to_arrow()):
-        yield replace(each, op=op)
-        op += len(each)
 
 
 class _Made(NamedTuple):
