@@ -6,7 +6,6 @@ own origin, publisher, topic and time into the log. So rows are split where thes
 
 from __future__ import annotations
 
-from dataclasses import replace
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise

@@ -1,8 +1,8 @@
 """The entries of a sealed segment: frames as they were in the tail, in a file beside the Arrow file.
 
-``N.arrow`` holds messages only, for any Arrow reader. ``N.entries`` has a tail's header and those of its frames that
-hold log entries, byte for byte. Who reads messages never opens it; nodes and copies of a log, and a hub that restores
-its state, read both (:meth:`headrace.log.sealed.SealedSegment.read_ops`).
+``N.arrow`` holds messages only, for any Arrow reader. ``N.entries`` has the header of the tail they were in, and the
+frames of its log entries, with labels of their own. Who reads messages never opens it; nodes and copies of a log, and a
+hub that restores its state, read both (:meth:`headrace.log.sealed.SealedSegment.read_ops`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class EntriesFile:
             after = self._afters[index]
             raise DamagedError(str(self.path), offset, after, after, str(bad)) from None
         begin = op - self._ops[index]
-        return frame.decode(window, 0).slice(begin, min(self._rows[index], last - self._ops[index] + 1))
+        return frame.decode(window, 0, _no_label).slice(
+            begin, min(self._rows[index], last - self._ops[index] + 1)
+        )
 
 
 class EntriesWriter:
@@ -94,7 +96,7 @@ class EntriesWriter:
         self._path = path
         self._unfinished = unfinished
         self._header = header
-        self._pieces: list[bytes] = []
+        self._pieces: list[frame.Piece] = []
 
     @classmethod
     @contextlib.contextmanager
@@ -104,13 +106,14 @@ class EntriesWriter:
         with making(path) as unfinished:
             yield cls(path, header, unfinished)
 
-    def add(self, data: bytes) -> None:
-        """Add a whole frame of entries."""
+    def add(self, batch: Batch) -> None:
+        """Add entries."""
         if not self.size:
             self._pieces.append(self._header.serialize())
             self.size = HEADER_BYTES
-        self._pieces.append(data)
-        self.size += len(data)
+        pieces, length = frame.encode(batch, self._header.salt, time=frame.time_span(batch)[0])
+        self._pieces += pieces
+        self.size += length
         if len(self._pieces) >= 1024:
             self._write()
 
@@ -128,3 +131,7 @@ class EntriesWriter:
         with self._unfinished.open("ab") as file:
             file.writelines(self._pieces)
         self._pieces.clear()
+
+
+def _no_label(_at: int) -> frame.Label:
+    raise frame.BadFrame("a label is not where it belongs")

@@ -1,8 +1,13 @@
 """The open tail's framing: a batch as one compact, checksummed frame.
 
-A frame is its :data:`HEADER`, offsets (``i32``, from 0), the texts ``origin``, ``publisher`` and ``topic``, the
-payloads, zeros up to a multiple of 8, and, if fields differ from message to message, their columns as an Arrow IPC
-stream. ``docs/log.md`` explains every field. All is little-endian, so that numpy and Arrow read in place.
+A frame is its :data:`HEADER`, what its flags name (the publisher's number, how many rows, the size of columns), its
+label unless an earlier frame has the same, offsets (``i32``, from 0) if there are several rows, the payloads, and the
+columns of fields that differ from row to row (:mod:`~headrace.log.frame_columns`). ``docs/log.md`` explains every
+field. All is little-endian and begins at a multiple of 4, so that numpy reads in place.
+
+A **label** is what a publisher's messages share: origin, node, publisher and topic. It is longer than everything else
+around a small message. So a frame may refer to the one that has it, at most :data:`REACH` bytes before: damage to a
+frame can cost no more than that.
 
 Only bytes with a good CRC are trusted. The salt, which marks a frame's beginning, is random and never leaves the file,
 so no payload can be made to look like a frame: a search for the next good frame, which tells damage from a torn end,
@@ -12,7 +17,7 @@ finds none inside payloads and costs one pass over the bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,16 +26,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UsageError
+from headrace.log import frame_columns
 from headrace.log.checksum import crc32c, joined
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run
 
 MAX_FRAME: Final = 256 << 20
 """The longest frame: a longer batch is the caller's mistake, a longer length in a file is damage."""
 
-HEADER: Final = struct.Struct("<IIIIQQqqIIHBBHH")
-"""Mark (the salt), CRC, length, rows, first operation, first sequence number (of entries: the number they stand after),
-time, the publisher's first number; the sizes of payloads and columns; node, flags; the sizes of origin, publisher and
-topic."""
+HEADER: Final = struct.Struct("<IIIHHHHIIq")
+"""Mark (the salt), CRC, length, flags, how far back the label is (in units of 4 bytes; 0: it is here), the upper 16 and
+then the lower 32 bits of the first operation and of the first sequence number (of entries: the number they stand
+after), time."""
+
+REACH: Final = 0xFFFF * 4
+"""How far before a frame its label may be."""
 
 NUMBERED: Final = 1
 """Flag: the messages have their publisher's numbers."""
@@ -38,21 +47,43 @@ CONTINUED: Final = 2
 """Flag: the next frame belongs to the same append."""
 ENTRIES: Final = 4
 """Flag: the rows are log entries, which take no sequence numbers."""
+MANY: Final = 8
+"""Flag: there are several rows: their number and their offsets are here."""
+COLUMNS: Final = 16
+"""Flag: there are columns."""
+_PADDED: Final = 8
+"""The flags' upper byte: zeros at the end, up to a multiple of 4."""
 
 _PREFIX: Final = struct.Struct("<III")
 _LEADING: Final = struct.Struct("<II")
-_FOLLOWING: Final = struct.Struct("<IIQQqqIIHBBHH")
-_LONE_EDGES: Final = struct.Struct("<ii")
+_FOLLOWING: Final = struct.Struct("<IHHHHIIq")
+_NUMBER: Final = struct.Struct("<q")
+_SIZE: Final = struct.Struct("<I")
+_LABEL: Final = struct.Struct("<HHHB")
 _JOINED: Final = 16 << 10
 """Frames up to this long are copied into one piece: cheaper than a checksum and a buffer per part."""
-_PADDING: Final = bytes(8)
+_PADDING: Final = bytes(4)
 _DIFFERING: Final = frozenset(SCHEMA.names) - {"seq", "payload"}
+_LOW: Final = 0xFFFF_FFFF
 
 Piece = bytes | memoryview
 
 
+class Label(NamedTuple):
+    """What the rows of a frame share, unless a column has it."""
+
+    origin: str
+    node: int
+    publisher: str
+    topic: str
+
+
+FindLabel = Callable[[int], Label]
+"""Returns the label of the frame so many bytes after the beginning of a window; it may be before that."""
+
+
 class FrameInfo(NamedTuple):
-    """A good frame's position in a window of bytes, and the first fields of its header."""
+    """A good frame's position in a window of bytes, and the facts of its header."""
 
     at: int
     length: int
@@ -60,18 +91,14 @@ class FrameInfo(NamedTuple):
     op: int
     first: int
     time: int
-    columns: int
     flags: int
+    label: int
+    """How many bytes before this frame its label is; 0 if it has one of its own."""
 
     @property
-    def messages(self) -> int:
-        """Number of messages."""
-        return 0 if self.flags & ENTRIES else self.rows
-
-    @property
-    def following(self) -> int:
-        """The number of the next message after this frame."""
-        return self.first + (1 if self.flags & ENTRIES else self.rows)
+    def entries(self) -> bool:
+        """Whether the rows are log entries."""
+        return bool(self.flags & ENTRIES)
 
 
 class BadFrame(Exception):  # noqa: N818 - never leaves the log's own modules
@@ -94,99 +121,109 @@ def times(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return column
 
 
+def label_of(batch: Batch) -> Label:
+    """The label of a batch."""
+    return Label(batch.origin, batch.node, batch.publisher, batch.topic)
+
+
 def encode(
-    batch: Batch, salt: int, *, time: int | None = None, continued: bool = False
+    batch: Batch, salt: int, *, time: int | None = None, continued: bool = False, back: int = 0
 ) -> tuple[list[Piece], int]:
     """Encode a batch as pieces to write side by side; return them and their total length.
 
-    ``time`` is that of the first message, if a column overrides the batch's own.
+    ``time`` is that of the first message, if a column overrides the batch's own. ``back`` is how many bytes before
+    this frame there is one with its label; 0 to write the label.
     """
-    run = batch.run
-    if run.lone is not None and len(run.lone) <= _JOINED:
-        return _encode_lone(batch, run.lone, salt, batch.time if time is None else time, continued)
-    edges = run.offsets
-    begin, end = int(edges[0]), int(edges[-1])
-    if begin:
-        edges = edges - np.int32(begin)
-    payload = run.data[begin:end]
-    origin, publisher, topic = batch.origin.encode(), batch.publisher.encode(), batch.topic.encode()
-    text = origin + publisher + topic
-    columns = b"" if batch.columns is None else _pack_columns(batch)
-    bare = HEADER.size + edges.nbytes + len(text) + len(payload)
-    length = ((bare + 7) & ~7) + len(columns)
-    if length > MAX_FRAME:
-        raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
-    if len(payload) != end - begin:
-        raise UsageError(f"payload offsets {begin} to {end} in a buffer of {len(run.data)} bytes")
-    widths = (len(origin), len(publisher), len(topic))
-    first_time = batch.time if time is None else time
-    head = _packed_head(
-        batch, length, len(edges) - 1, first_time, len(payload), len(columns), widths, continued
-    )
-    rest = _PADDING[: -bare & 7] + columns
-    if length <= _JOINED:
-        body = b"".join((head, edges.tobytes(), text, payload.tobytes(), rest))
-        return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
-    crc = crc32c(head, salt)
-    crc = crc32c(edges.view(np.uint8), crc)
-    crc = crc32c(text, crc)
-    crc = crc32c(payload, crc) if run.summed is None else joined(crc, run.summed, len(payload))
-    crc = crc32c(rest, crc)
-    leading = _LEADING.pack(salt, crc) + head
-    return [leading, edges.data.cast("B"), text, payload.data, rest], length
-
-
-def _encode_lone(
-    batch: Batch, payload: bytes, salt: int, time: int, continued: bool
-) -> tuple[list[Piece], int]:
-    """Encode a batch of one message into the same bytes, without arrays."""
-    origin, publisher, topic = batch.origin.encode(), batch.publisher.encode(), batch.topic.encode()
-    size = len(payload)
-    columns = b"" if batch.columns is None else _pack_columns(batch)
-    bare = HEADER.size + _LONE_EDGES.size + len(origin) + len(publisher) + len(topic) + size
-    length = ((bare + 7) & ~7) + len(columns)
-    if length > MAX_FRAME:
-        raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
-    widths = (len(origin), len(publisher), len(topic))
-    head = _packed_head(batch, length, 1, time, size, len(columns), widths, continued)
-    edges = _LONE_EDGES.pack(0, size)
-    body = b"".join((head, edges, origin, publisher, topic, payload, _PADDING[: -bare & 7], columns))
-    return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
-
-
-def _packed_head(
-    batch: Batch,
-    length: int,
-    count: int,
-    time: int,
-    payload: int,
-    columns: int,
-    widths: tuple[int, int, int],
-    continued: bool,
-) -> bytes:
-    number = batch.number
+    run, number = batch.run, batch.number
+    lone = run[0] if run.lone is None and run.count == 1 else run.lone
     flags = (0 if number is None else NUMBERED) | (CONTINUED if continued else 0)
     if batch.is_entries:
         flags |= ENTRIES
-    try:
-        return _FOLLOWING.pack(
-            length, count, batch.op, batch.first, time, number or 0, payload, columns, batch.node, flags, *widths
-        )
-    except struct.error:
-        raise UsageError(_misfit(batch)) from None
+    parts: list[bytes] = []
+    if number is not None:
+        parts.append(_packed(_NUMBER, batch, number))
+    if lone is None:
+        flags |= MANY
+        parts.append(_SIZE.pack(run.count))
+    columns = b""
+    if batch.columns is not None:
+        columns = _pack_columns(batch)
+        flags |= COLUMNS
+        parts.append(_SIZE.pack(len(columns)))
+    if not back:
+        texts = batch.origin.encode(), batch.publisher.encode(), batch.topic.encode()
+        origin, publisher, topic = map(len, texts)
+        parts += _packed(_LABEL, batch, publisher, topic, batch.node, origin), *texts
+    front = b"".join(parts)
+    if lone is not None:
+        size = len(lone)
+    else:
+        edges = run.offsets
+        begin, end = int(edges[0]), int(edges[-1])
+        payload = run.data[begin:end]
+        if len(payload) != end - begin:
+            raise UsageError(f"payload offsets {begin} to {end} in a buffer of {len(run.data)} bytes")
+        edges = edges - np.int32(begin) if begin else edges
+        front += _PADDING[: -(HEADER.size + len(front)) % 4]
+        size = edges.nbytes + len(payload)
+    bare = HEADER.size + len(front) + size + len(columns)
+    padding = -bare % 4
+    length = bare + padding
+    if length > MAX_FRAME:
+        raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
+    flags |= padding << _PADDED
+    op, first = batch.op, batch.first
+    head = _packed(
+        _FOLLOWING,
+        batch,
+        length,
+        flags,
+        back >> 2,
+        op >> 32,
+        first >> 32,
+        op & _LOW,
+        first & _LOW,
+        batch.time if time is None else time,
+    )
+    rest = columns + _PADDING[:padding]
+    if lone is not None and length <= _JOINED:
+        body = b"".join((head, front, lone, rest))
+        return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
+    if lone is not None:
+        crc = crc32c(rest, crc32c(lone, crc32c(head + front, salt)))
+        return [_LEADING.pack(salt, crc) + head + front, lone, rest], length
+    if length <= _JOINED:
+        body = b"".join((head, front, edges.tobytes(), payload.tobytes(), rest))
+        return [_LEADING.pack(salt, crc32c(body, salt)) + body], length
+    crc = crc32c(head + front, salt)
+    crc = crc32c(edges.view(np.uint8), crc)
+    crc = crc32c(payload, crc) if run.summed is None else joined(crc, run.summed, len(payload))
+    crc = crc32c(rest, crc)
+    leading = _LEADING.pack(salt, crc) + head + front
+    return [leading, edges.data.cast("B"), payload.data, rest], length
 
 
 def scan(window: bytes, at: int, salt: int) -> Iterator[FrameInfo]:
     """Yield consecutive good frames from ``at`` on, up to the first that is incomplete or bad."""
-    unpack, size, end = HEADER.unpack_from, HEADER.size, len(window)
+    size, end = HEADER.size, len(window)
     while at + size <= end:
-        mark, crc, length, count, op, first, time, _, _, columns, _, flags, *_ = unpack(window, at)
-        if mark != salt or not size < length <= end - at or length % 8:
+        mark, crc, length = _PREFIX.unpack_from(window, at)
+        if mark != salt or not size < length <= end - at or length % 4:
             return
         if _checksum(window, at, length, salt) != crc:
             return
-        yield FrameInfo(at, length, count, op, first, time, columns, flags)
+        yield info(window, at)
         at += length
+
+
+def info(window: bytes, at: int) -> FrameInfo:
+    """The facts in the header of a good frame."""
+    _, _, length, flags, back, op_high, first_high, op, first, time = HEADER.unpack_from(window, at)
+    rows = 1
+    if flags & MANY:
+        [rows] = _SIZE.unpack_from(window, at + HEADER.size + (_NUMBER.size if flags & NUMBERED else 0))
+    op, first = op_high << 32 | op, first_high << 32 | first
+    return FrameInfo(at, length, rows, op, first, time, flags, back << 2)
 
 
 def check(window: bytes, at: int, salt: int) -> int:
@@ -196,7 +233,7 @@ def check(window: bytes, at: int, salt: int) -> int:
     mark, crc, length = _PREFIX.unpack_from(window, at)
     if mark != salt:
         raise BadFrame("no frame begins here")
-    if not HEADER.size < length <= MAX_FRAME or length % 8:
+    if not HEADER.size < length <= MAX_FRAME or length % 4:
         raise BadFrame(f"a frame cannot have {length} bytes")
     if length > len(window) - at:
         raise BadFrame("a frame is cut short")
@@ -220,44 +257,110 @@ def missing(window: bytes, at: int, salt: int) -> int:
     return max(0, length - here) if mark == salt and length <= MAX_FRAME else 0
 
 
-def decode(window: bytes, at: int) -> Batch:
-    """Decode a frame whose CRC was checked; payloads, offsets and columns are not copied."""
-    head = HEADER.unpack_from(window, at)
-    _, _, length, count, op, first, time, number, payload, columns, node, flags, *widths = head
-    origin, publisher, topic = widths
-    place = at + HEADER.size
-    place += 4 * count + 4
-    from_publisher, from_topic = place + origin, place + origin + publisher
-    content = from_topic + topic
-    if count == 1 and payload <= _JOINED:
-        run = Run.one(window[content : content + payload])
-    else:
-        edges = np.frombuffer(window, np.int32, count + 1, at + HEADER.size)
-        run = Run(np.frombuffer(window, np.uint8, payload, content), edges)
-    return Batch(
-        run,
-        first=first,
-        time=time,
-        origin=window[place:from_publisher].decode(),
-        node=node,
-        publisher=window[from_publisher:from_topic].decode(),
-        number=number if flags & NUMBERED else None,
-        topic=window[from_topic:content].decode(),
-        columns=_unpack_columns(window, at + length - columns, columns) if columns else None,
-        op=op,
+class Parts(NamedTuple):
+    """Where the parts of a frame are in a window."""
+
+    info: FrameInfo
+    number: int | None
+    label: int
+    """Where its own label begins, if it has one."""
+    offsets: int
+    """Where the offsets begin; without them, the payload."""
+    payload: int
+    columns: int
+    end: int
+    """Where the columns end."""
+
+
+def parts(window: bytes, at: int) -> Parts:
+    """Find the parts of a frame, whose lengths are believed."""
+    head = info(window, at)
+    flags, place = head.flags, at + HEADER.size
+    number = None
+    if flags & NUMBERED:
+        [number] = _NUMBER.unpack_from(window, place)
+        place += _NUMBER.size
+    if flags & MANY:
+        place += _SIZE.size
+    columns = 0
+    if flags & COLUMNS:
+        [columns] = _SIZE.unpack_from(window, place)
+        place += _SIZE.size
+    label = place
+    if not head.label:
+        publisher, topic, _, origin = _LABEL.unpack_from(window, place)
+        place += _LABEL.size + publisher + topic + origin
+    if flags & MANY:
+        place += -(place - at) % 4
+    payload = place + 4 * (head.rows + 1) if flags & MANY else place
+    end = at + head.length - (flags >> _PADDED)
+    return Parts(head, number, label, place, payload, end - columns, end)
+
+
+def own_label(window: bytes, at: int) -> Label:
+    """The label that a frame has itself, at ``at`` in a window."""
+    publisher, topic, node, origin = _LABEL.unpack_from(window, at)
+    at += _LABEL.size
+    from_publisher, from_topic = at + origin, at + origin + publisher
+    return Label(
+        window[at:from_publisher].decode(),
+        node,
+        window[from_publisher:from_topic].decode(),
+        window[from_topic : from_topic + topic].decode(),
     )
 
 
-def extents(window: bytes, at: int) -> tuple[int, int, int, tuple[int, int, int]]:
-    """The sizes in a frame's header: rows, bytes of payloads, of columns, and of the three texts."""
-    head = HEADER.unpack_from(window, at)
-    return head[3], head[8], head[9], head[12:]
+def decode(window: bytes, at: int, find: FindLabel) -> Batch:
+    """Decode a frame whose CRC was checked; payloads and offsets are not copied."""
+    found = parts(window, at)
+    head = found.info
+    origin, node, publisher, topic = find(at - head.label) if head.label else own_label(window, found.label)
+    size = found.columns - found.payload
+    if not head.flags & MANY and size <= _JOINED:
+        run = Run.one(window[found.payload : found.columns])
+    else:
+        several = head.flags & MANY
+        edges = (
+            np.frombuffer(window, np.int32, head.rows + 1, found.offsets)
+            if several
+            else np.array((0, size), np.int32)
+        )
+        run = Run(np.frombuffer(window, np.uint8, size, found.payload), edges)
+    return Batch(
+        run,
+        first=head.first,
+        time=head.time,
+        origin=origin,
+        node=node,
+        publisher=publisher,
+        number=found.number,
+        topic=topic,
+        columns=columns_of(window, found),
+        op=head.op,
+    )
 
 
-def flags_of(window: bytes, at: int) -> int:
-    """The flags in a frame's header."""
-    flags: int = HEADER.unpack_from(window, at)[11]
-    return flags
+def columns_of(window: bytes, found: Parts) -> pa.RecordBatch | None:
+    """The columns of a frame, if it has any."""
+    if not found.info.flags & COLUMNS:
+        return None
+    return frame_columns.unpack(window[found.columns : found.end], found.info.rows)
+
+
+def last_time(window: bytes, at: int) -> int:
+    """The time of a frame's last row."""
+    if info(window, at).flags & COLUMNS:
+        columns = columns_of(window, parts(window, at))
+        if columns is not None and "time" in columns.schema.names:
+            return int(times(columns)[-1])
+    return info(window, at).time
+
+
+def _packed(form: struct.Struct, batch: Batch, *values: int) -> bytes:
+    try:
+        return form.pack(*values)
+    except struct.error:
+        raise UsageError(_misfit(batch)) from None
 
 
 def _misfit(batch: Batch) -> str:
@@ -268,8 +371,8 @@ def _misfit(batch: Batch) -> str:
             return f"{name} has {size} bytes, {(1 << bits) - 1} is the most"
     for name, low, high in (
         ("node", 0, 0xFFFF),
-        ("op", 0, (1 << 64) - 1),
-        ("first", 0, (1 << 64) - 1),
+        ("op", 0, (1 << 48) - 1),
+        ("first", 0, (1 << 48) - 1),
         ("time", -(1 << 63), (1 << 63) - 1),
         ("number", -(1 << 63), (1 << 63) - 1),
     ):
@@ -291,14 +394,4 @@ def _pack_columns(batch: Batch) -> bytes:
             raise UsageError(f"column {field.name} has nulls")
         if field.name == "origin" and pc.any(pc.equal(column, NOT_A_MESSAGE)).as_py():
             raise UsageError("messages and log entries cannot share a batch")
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, columns.schema) as writer:
-        writer.write_batch(columns)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-def _unpack_columns(window: bytes, place: int, size: int) -> pa.RecordBatch:
-    with pa.ipc.open_stream(pa.py_buffer(window).slice(place, size)) as reader:
-        batch = reader.read_next_batch()
-    return batch.select([name for name in SCHEMA.names if name in batch.schema.names])
+    return frame_columns.pack(columns)

@@ -1,8 +1,8 @@
 """Open a log directory: recover from a crash, refuse damage.
 
 Files are named by the first operation they hold: ``N.open`` (a tail), ``N.arrow`` with ``N.index`` and perhaps
-``N.entries`` (a sealed segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not the log's, and is left
-alone.
+``N.entries`` (a sealed segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not
+the log's, and is left alone.
 
 A crash leaves one of a few states, each with one answer (``docs/log.md`` lists them). Everything else (a bad frame,
 index or header, a hole between segments, files of another log) is damage: opening fails with an error that names file,

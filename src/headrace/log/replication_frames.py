@@ -7,6 +7,7 @@ would not fit the log is refused.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
@@ -36,7 +37,7 @@ def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
     """Unpack the log's uuid and operations ``first`` to ``last``; raise if they are anything else."""
     if len(data) < _UUID_BYTES:
         raise _malformed(data, "must begin with a log's uuid")
-    # Frames are aligned to 8 bytes in the window, as numpy and Arrow need.
+    # Frames are aligned in the window, as numpy needs.
     window = data[_UUID_BYTES:]
     batches: list[Batch] = []
     at, following, time = 0, first, -(1 << 63)
@@ -64,25 +65,30 @@ def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
 
 def _checked(window: bytes, at: int, length: int) -> Batch:
     """Decode a frame with a good checksum from an untrusted sender."""
-    count, payload, columns, widths = frame.extents(window, at)
-    text = sum(widths)
-    bare = frame.HEADER.size + 4 * (count + 1) + text + payload
-    if not count or ((bare + 7) & ~7) + columns != length:
-        raise _malformed(length, "must be the size of its parts")
-    edges = np.frombuffer(window, np.int32, count + 1, at + frame.HEADER.size)
-    if edges[0] != 0 or edges[-1] != payload or (count > 1 and bool((edges[1:] < edges[:-1]).any())):
-        raise _malformed(payload, "must agree with the offsets")
     try:
-        batch = frame.decode(window, at)
-        if batch.is_entries != bool(frame.flags_of(window, at) & frame.ENTRIES):
+        found = frame.parts(window, at)
+        head, end = found.info, at + length
+        if head.label or not head.rows or not found.payload <= found.columns <= found.end <= end:
+            raise _malformed(length, "must be the size of its parts, with a label of its own")
+        if head.flags & frame.MANY:
+            size = found.columns - found.payload
+            edges = np.frombuffer(window, np.int32, head.rows + 1, found.offsets)
+            if edges[0] != 0 or edges[-1] != size or bool((edges[1:] < edges[:-1]).any()):
+                raise _malformed(size, "must agree with the offsets")
+        batch = frame.decode(window, at, _no_label)
+        if batch.is_entries != head.entries:
             raise _malformed(batch.origin, "must agree with the flags")
         if batch.columns is not None:
             _check_columns(batch)
     except UnicodeDecodeError:
         raise _malformed(window[at : at + length], "must be UTF-8 text") from None
-    except (pa.ArrowException, StopIteration, OSError, ValueError) as error:
-        raise _malformed(columns, f"must be columns of the envelope ({error})") from None
+    except (struct.error, pa.ArrowException, ValueError) as error:
+        raise _malformed(length, f"must be a frame of the log ({error})") from None
     return batch
+
+
+def _no_label(_at: int) -> frame.Label:
+    raise ValueError("a label is missing")
 
 
 def _check_columns(batch: Batch) -> None:

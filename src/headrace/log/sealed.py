@@ -1,10 +1,11 @@
 """Sealed segments: plain Arrow IPC files that any Arrow reader opens, each with an index of checksums.
 
 ``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in sequence
-order without a hole: messages only. Entries of the log lie beside it (:mod:`~headrace.log.entries_file`). ``N.index`` has for each record batch the position of its IPC message, the sequence numbers and
-times it covers, and the CRC32C of the message. We read by the index alone: the CRC is checked **before** pyarrow sees a
-byte, because a flipped bit in Arrow's metadata can give wrong data, or worse, without an error. The bytes around the
-record batches (magic, schema, footer) matter to other readers only; ``log verify`` checks their CRC.
+order without a hole: messages only. Entries of the log lie beside it (:mod:`~headrace.log.entries_file`). ``N.index``
+has for each record batch the position of its IPC message, the sequence numbers and times it covers, and the CRC32C of
+the message. We read by the index alone: the CRC is checked **before** pyarrow sees a byte, because a flipped bit in
+Arrow's metadata can give wrong data, or worse, without an error. The bytes around the record batches (magic, schema,
+footer) matter to other readers only; ``log verify`` checks their CRC.
 
 The files are mapped while they are read, and never rewritten or truncated. Recently unpacked record batches are cached,
 for readers that proceed in small steps.
@@ -102,10 +103,13 @@ class SegmentIndex:
         check_version(path, data, b"HRINDEX", 2)
         if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
             raise DamagedError(str(path), 0, 1, None, "the index does not match its checksum")
-        magic, uuid, *facts, count = _HEAD.unpack_from(data)
+        magic, uuid, first_op, last_op, first, last, size, time, beside, around, count = _HEAD.unpack_from(
+            data
+        )
         if magic != _MAGIC or count > MAX_BATCHES or len(data) != _HEAD.size + count * _BATCH.itemsize + 4:
             raise DamagedError(str(path), 0, 1, None, "the index is of an unknown form")
-        return cls(UUID(bytes=uuid), *facts, np.frombuffer(data, _BATCH, count, _HEAD.size))
+        batches = np.frombuffer(data, _BATCH, count, _HEAD.size)
+        return cls(UUID(bytes=uuid), first_op, last_op, first, last, size, time, beside, around, batches)
 
     @classmethod
     def rebuild(cls, path: Path, uuid: UUID) -> SegmentIndex:
@@ -141,7 +145,16 @@ class SegmentIndex:
         last_op = first_op + expected - first - 1 + (entries.count if entries else 0)
         size = entries.size if entries else 0
         return cls(
-            uuid, first_op, last_op, first, expected - 1, len(data), time, size, around, np.array(batches, _BATCH)
+            uuid,
+            first_op,
+            last_op,
+            first,
+            expected - 1,
+            len(data),
+            time,
+            size,
+            around,
+            np.array(batches, _BATCH),
         )
 
 
@@ -177,6 +190,11 @@ class SealedSegment:
     def entries_path(self) -> Path:
         """The file of its entries, if it has any."""
         return self.path.with_suffix(".entries")
+
+    @property
+    def entries_size(self) -> int:
+        """Bytes of its entries."""
+        return self.index.entries_size
 
     @property
     def last_time(self) -> int:

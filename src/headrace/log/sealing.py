@@ -7,6 +7,7 @@ batch would cost many times as much.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,9 @@ TEXT_BYTES: Final = 16 << 20
 """Limit for texts that a frame's messages share and a record batch repeats: a topic may have 65,535 bytes."""
 
 
+_EDGES: Final = struct.Struct("<ii")
+
+
 def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
     """Write every message of ``tail`` to ``path``, its entries and the index beside it."""
     ends = SegmentEnd(tail.last_op, tail.last, tail.last_time)
@@ -37,28 +41,30 @@ def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
         return write_segment(path, tail.header, batches, entries, ends, sync=sync)
 
 
-def record_batches(tail: TailFile, entries: Callable[[bytes], None]) -> Iterator[pa.RecordBatch]:
+def record_batches(tail: TailFile, entries: Callable[[Batch], None]) -> Iterator[pa.RecordBatch]:
     """A tail's messages in record batches within :data:`ROWS`, :data:`BYTES` and :data:`TEXT_BYTES`.
 
-    ``entries`` is called with each frame of log entries.
+    ``entries`` is called with each batch of log entries.
     """
     joined = _JoinedFrames()
-    for window, places in tail.windows():
-        for at, end in zip(places, [*places[1:], len(window)], strict=True):
-            if frame.flags_of(window, at) & frame.ENTRIES:
-                entries(window[at:end])
+    for window, places, find in tail.windows():
+        for at in places:
+            found = frame.parts(window, at)
+            if found.info.entries:
+                entries(frame.decode(window, at, find))
                 continue
-            rows, size, _, widths = frame.extents(window, at)
-            text = rows * sum(widths)
+            rows, size = found.info.rows, found.columns - found.payload
+            label = find(at - found.info.label) if found.info.label else frame.own_label(window, found.label)
+            text = rows * (len(label.origin) + len(label.publisher) + len(label.topic))
             if joined.rows and (
                 joined.rows + rows > ROWS or joined.size + size > BYTES or joined.text + text > TEXT_BYTES
             ):
                 yield joined.finish()
                 joined = _JoinedFrames()
             if rows > ROWS or size > BYTES or text > TEXT_BYTES:
-                yield from _pieces(frame.decode(window, at), max(TEXT_BYTES * rows // max(text, 1), 1))
+                yield from _pieces(frame.decode(window, at, find), max(TEXT_BYTES * rows // max(text, 1), 1))
             else:
-                joined.add(window, at, rows, size)
+                joined.add(window, found, label)
                 joined.text += text
     if joined.rows:
         yield joined.finish()
@@ -72,44 +78,44 @@ class _JoinedFrames:
         self.size = 0
         self.text = 0
         self._counts: list[int] = []
-        self._shared: list[tuple[int, int, int, int, int]] = []
-        """Per frame: time, node, number, whether it has one, and the index of its text in ``_texts``."""
-        self._texts: dict[tuple[bytes, int, int], int] = {}
+        self._shared: list[tuple[int, int, int, int]] = []
+        """Per frame: time, number, whether it has one, and the index of its label in ``_labels``."""
+        self._labels: dict[frame.Label, int] = {}
         self._edges: list[bytes] = []
         self._payloads: list[memoryview] = []
         self._differing: list[tuple[int, pa.RecordBatch]] = []
         """Columns of frames that have some, and the row at which each begins."""
         self._first = 0
 
-    def add(self, window: bytes, at: int, rows: int, size: int) -> None:
-        head = frame.HEADER.unpack_from(window, at)
-        _, _, _, _, _, first, time, number, _, columns, node, flags, origin, publisher, topic = head
-        edges = at + frame.HEADER.size
-        text = edges + 4 * rows + 4
-        content = text + origin + publisher + topic
-        self._edges.append(window[edges:text])
-        self._payloads.append(memoryview(window)[content : content + size])
-        place = self._texts.setdefault((window[text:content], origin, publisher), len(self._texts))
-        self._shared.append((time, node, number, flags & frame.NUMBERED, place))
-        self._counts.append(rows)
-        if columns:
-            self._differing.append((self.rows, frame.decode(window, at).columns))
+    def add(self, window: bytes, found: frame.Parts, label: frame.Label) -> None:
+        head, size = found.info, found.columns - found.payload
+        several = head.flags & frame.MANY
+        self._edges.append(window[found.offsets : found.payload] if several else _EDGES.pack(0, size))
+        self._payloads.append(memoryview(window)[found.payload : found.columns])
+        place = self._labels.setdefault(label, len(self._labels))
+        self._shared.append((head.time, found.number or 0, found.number is not None, place))
+        self._counts.append(head.rows)
+        if (columns := frame.columns_of(window, found)) is not None:
+            self._differing.append((self.rows, columns))
         if not self.rows:
-            self._first = first
-        self.rows += rows
+            self._first = head.first
+        self.rows += head.rows
         self.size += size
 
     def finish(self) -> pa.RecordBatch:
         counts = np.array(self._counts)
         shared = np.repeat(np.array(self._shared, np.int64), counts, axis=0)
-        time, node, number, numbered, text = np.ascontiguousarray(shared.T)
+        time, number, numbered, label = np.ascontiguousarray(shared.T)
         within = np.arange(self.rows) - np.repeat(np.cumsum(counts) - counts, counts)
-        texts = list(zip(*map(_split, self._texts), strict=True))
-        origin, publisher, topic = (pa.array(each, pa.string()).take(pa.array(text)) for each in texts)
+        places = pa.array(label)
+        fields = dict(zip(frame.Label._fields, zip(*self._labels, strict=True), strict=True))
+        origin, node, publisher, topic = (
+            pa.array(values, column_type(name)).take(places) for name, values in fields.items()
+        )
         columns = {
             "time": pa.array(time).cast(column_type("time")),
             "origin": origin,
-            "node": pa.array(node.astype(np.int32)),
+            "node": node,
             "publisher": publisher,
             "number": pa.array(number + within, mask=numbered == 0),
             "topic": topic,
@@ -140,12 +146,6 @@ class _JoinedFrames:
                 parts += [shared.slice(place, begin - place), columns.column(name)]
                 place = begin + columns.num_rows
         return pa.concat_arrays([*parts, shared.slice(place)])
-
-
-def _split(text: tuple[bytes, int, int]) -> tuple[str, str, str]:
-    whole, origin, publisher = text
-    topic = origin + publisher
-    return whole[:origin].decode(), whole[origin:topic].decode(), whole[topic:].decode()
 
 
 def _pieces(batch: Batch, rows: int) -> Iterator[pa.RecordBatch]:

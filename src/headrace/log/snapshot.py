@@ -1,8 +1,8 @@
 """Snapshots: the hub's state at a place in the log, so that a restart need not read the whole log.
 
 A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid, the
-operation and the newest message, all under one CRC32C. The two newest are kept: if one is damaged or of another log it is skipped and
-counted, and the older one is used, as long as the log still has what follows it.
+operation and the newest message, all under one CRC32C. The two newest are kept: if one is damaged or of another log it
+is skipped and counted, and the older one is used, as long as the log still has what follows it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from headrace.log.files import WriterLock, sync_directory, translated, translati
 from headrace.log.frame import Piece, time_span
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
-from headrace.log.tail import READ_BYTES, FrameRows, TailFile, TornEnd
+from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
 from headrace.message import MAX_SEQUENCE, Batch
 
@@ -162,30 +162,29 @@ class Log:
             self.rotate()
             file = self._tail_file
         pieces: list[Piece] = []
-        frames: list[tuple[FrameRows, int, int, int]] = []
-        op, following, time = file.next_op, file.next, self.last_time
+        frames: list[EncodedFrame] = []
+        op, following, time, offset = file.next_op, file.next, self.last_time, file.size
         for place, batch in enumerate(batches, 1):
-            first_time, last_time = time_span(batch)
-            rows = FrameRows(op, batch.first, batch.run.count, batch.is_entries)
+            times = time_span(batch)
+            count = batch.run.count
             if batch.op != op:
                 if batch.op:
                     raise UsageError(f"operation {batch.op} cannot follow operation {op - 1}")
-                batch = replace(batch, op=op)  # noqa: PLW2901
-            expected = following - 1 if rows.entries else following
-            if rows.first != expected or first_time < time or not rows.rows:
-                what = f"{rows.rows} {'entries' if rows.entries else 'messages'} from {rows.first} at {first_time}"
+                batch = replace(batch, op=op)
+            expected = following - 1 if batch.is_entries else following
+            if batch.first != expected or times[0] < time or not count:
+                what = f"{count} {'entries' if batch.is_entries else 'messages'} from {batch.first} at {times[0]}"
                 raise UsageError(f"{what} cannot follow message {following - 1} at {time}")
-            encoded, length = file.encode(batch, first_time, continued=place < len(batches))
-            pieces += encoded
-            frames.append((rows, first_time, last_time, length))
-            op, time = op + rows.rows, last_time
-            if not rows.entries:
-                following += rows.rows
+            encoded = file.encode(batch, times, offset, continued=place < len(batches))
+            pieces += encoded.pieces
+            frames.append(encoded)
+            op, offset, time = op + count, offset + encoded.length, times[1]
+            following = batch.last + 1
         if following - 1 > MAX_SEQUENCE:
             raise UsageError(f"sequence numbers end at {MAX_SEQUENCE}")
         self._writer.write(file, pieces)
-        for appended in frames:
-            file.appended(*appended)
+        for encoded in frames:
+            file.appended(encoded)
         self.last_time = time
 
     def commit(self, op: int) -> None:

@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -30,6 +31,9 @@ from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
 """Bytes of a tail read at a time."""
+
+_MOST_LABELS: Final = 4096
+"""Labels kept in memory: more publishers and topics at a time have theirs written, or read, more often."""
 
 HEADER_BYTES: Final = 56
 
@@ -106,6 +110,10 @@ class TailFile:
         """The frames that hold messages, by their place among all frames."""
         self._firsts = array("Q")
         """The first message of each of these."""
+        self._written: dict[frame.Label, int] = {}
+        """Labels that frames may refer to, and where they are."""
+        self._labels: dict[int, frame.Label] = {}
+        """Labels that were read lately, by their place."""
 
     @classmethod
     def create(cls, path: Path, uuid: UUID, op: int, first: int, time: int = 0, *, sync: bool) -> TailFile:
@@ -139,28 +147,49 @@ class TailFile:
         return self.next_op - 1
 
     @property
+    def entries_size(self) -> int:
+        """Bytes of the frames that hold entries."""
+        # Counted on request, which is rare; appends pay nothing for it.
+        edges = [*self._offsets, self.size]
+        holding = [edges[place + 1] - edges[place] for place in self._frames]
+        return self.size - HEADER_BYTES - sum(holding)
+
+    @property
     def empty(self) -> bool:
         """Whether nothing has been appended yet."""
         return not self._offsets
 
-    def encode(self, batch: Batch, time: int, *, continued: bool) -> tuple[list[frame.Piece], int]:
-        """Encode a batch for this file: the pieces to write side by side, and their total length."""
-        return frame.encode(batch, self._salt, time=time, continued=continued)
+    def encode(self, batch: Batch, times: tuple[int, int], offset: int, *, continued: bool) -> EncodedFrame:
+        """Encode a batch for this file, at ``offset``; ``times`` are those of its first and last row."""
+        label = frame.label_of(batch)
+        back = offset - self._written.get(label, -frame.REACH - 1)
+        if back > frame.REACH:
+            back = 0
+        pieces, length = frame.encode(batch, self._salt, time=times[0], continued=continued, back=back)
+        rows = FrameRows(batch.op, batch.first, batch.run.count, batch.is_entries)
+        return EncodedFrame(pieces, length, rows, *times, None if back else label)
 
-    def appended(self, batch: FrameRows, time: int, last_time: int, length: int) -> None:
+    def appended(self, written: EncodedFrame) -> None:
         """Record a frame that is now in the file."""
+        if written.label is not None:
+            if len(self._written) >= _MOST_LABELS:
+                self._written.clear()
+            self._written[written.label] = self.size
+        self._note(written.rows, written.time, written.last_time, written.length)
+
+    def _note(self, rows: FrameRows, time: int, last_time: int, length: int) -> None:
         self._last_times.append(last_time)
         self._times.append(time)
-        self._ops.append(batch.op)
-        self._seqs.append(batch.first)
+        self._ops.append(rows.op)
+        self._seqs.append(rows.first)
         self._offsets.append(self.size)
         self.size += length
         self.last_time = last_time
-        self.next_op = batch.op + batch.rows
-        if not batch.entries:
-            self.next = batch.first + batch.rows
+        self.next_op = rows.op + rows.rows
+        if not rows.entries:
+            self.next = rows.first + rows.rows
             self._frames.append(len(self._offsets) - 1)
-            self._firsts.append(batch.first)
+            self._firsts.append(rows.first)
 
     def read(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
         """Messages from ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
@@ -194,8 +223,8 @@ class TailFile:
         place = bisect_right(self._firsts, seq) - 1
         return self._ops[self._frames[place]] + seq - self._firsts[place]
 
-    def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int]]]:
-        """Check every frame; yield windows of the file's bytes, each with where its frames begin."""
+    def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int], frame.FindLabel]]:
+        """Check every frame; yield windows of the file's bytes, each with where its frames begin, and their labels."""
         index, known = 0, len(self._offsets)
         while index < known:
             start = self._offsets[index]
@@ -206,7 +235,7 @@ class TailFile:
             if len(places) < end - index:
                 index += len(places)
                 self._check(window, self._offsets[index] - start, index)
-            yield window, places
+            yield window, places, partial(self._label_at, start)
             index = end
 
     def seq_at(self, time: int) -> int | None:
@@ -241,7 +270,9 @@ class TailFile:
         the new file replaces the old one in one step: nothing that stays is ever missing.
         """
         whole = bisect_right(self._ops, last)
-        if whole and (self._ops[whole - 1] + self._rows(whole - 1) - 1 > last or self._is_continued(whole - 1)):
+        if whole and (
+            self._ops[whole - 1] + self._rows(whole - 1) - 1 > last or self._is_continued(whole - 1)
+        ):
             return self._rewritten(whole - 1, last)
         if whole < len(self._offsets):
             os.ftruncate(self.fd, self._offsets[whole])
@@ -258,9 +289,10 @@ class TailFile:
             with unfinished.open("wb") as file:
                 for begin in range(0, self._offsets[index], READ_BYTES):
                     file.write(os.pread(self.fd, min(READ_BYTES, self._offsets[index] - begin), begin))
+                self._forget_labels(self._offsets[index])
                 for place, batch in enumerate(kept, 1):
-                    time, _ = frame.time_span(batch)
-                    file.writelines(self.encode(batch, time, continued=place < len(kept))[0])
+                    times, offset = frame.time_span(batch), file.tell()
+                    file.writelines(self.encode(batch, times, offset, continued=place < len(kept)).pieces)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.rename(self.path)
@@ -276,8 +308,24 @@ class TailFile:
         for index in indexes:
             at = self._offsets[index] - start
             self._check(window, at, index)
-            batches.append(frame.decode(window, at))
+            batches.append(frame.decode(window, at, partial(self._label_at, start)))
         return batches
+
+    def _label_at(self, start: int, at: int) -> frame.Label:
+        """The label of a frame that others refer to: the one at ``at`` of a window that begins at ``start``."""
+        offset = start + at
+        label = self._labels.get(offset)
+        if label is None:
+            label = read_label(self.path, self.fd, self._salt, offset, self.first)
+            if len(self._labels) >= _MOST_LABELS:
+                self._labels.clear()
+            self._labels[offset] = label
+        return label
+
+    def _forget_labels(self, end: int) -> None:
+        """Forget the labels from ``end`` on, where the file is cut."""
+        self._written = {label: offset for label, offset in self._written.items() if offset < end}
+        self._labels.clear()
 
     def _stop(self, index: int) -> int:
         """Where a frame ends."""
@@ -297,8 +345,8 @@ class TailFile:
 
     def _is_continued(self, index: int) -> bool:
         """Whether a frame's append continues in the next frame."""
-        header = os.pread(self.fd, frame.HEADER.size, self._offsets[index])
-        return bool(frame.flags_of(header, 0) & frame.CONTINUED)
+        header = os.pread(self.fd, READ_BYTES, self._offsets[index])
+        return bool(frame.info(header, 0).flags & frame.CONTINUED)
 
     def _check(self, window: bytes, at: int, index: int) -> None:
         try:
@@ -317,15 +365,14 @@ class TailFile:
             if rows.op != self.next_op or rows.first != expected:
                 reason = misplaced(rows, self.next)
                 raise DamagedError(str(self.path), self.size, min(self.next, rows.first), None, reason)
-            last_time = frame.decode(window, place.at).last_time if place.columns else place.time
-            self.appended(rows, place.time, last_time, place.length)
+            self._note(rows, place.time, frame.last_time(window, place.at), place.length)
             if not place.flags & frame.CONTINUED:
                 whole = len(self._offsets)
         end = os.fstat(self.fd).st_size
         reason = "an append is cut short"
         if self.size < end:
             reason = fault(self.fd, self._salt, self.size)
-            later = find_frame(self.fd, self._salt, self.size + 8)
+            later = find_frame(self.fd, self._salt, self.size + 4)
             if later is not None:
                 last = max(later.first - 1, self.next)
                 raise DamagedError(str(self.path), self.size, self.next, last, reason)
@@ -337,6 +384,7 @@ class TailFile:
         if index == len(self._offsets):
             return
         self.size, self.next_op = self._offsets[index], self._ops[index]
+        self._forget_labels(self.size)
         self.last_time = self._last_times[index - 1] if index else self._before
         place = bisect_left(self._frames, index)
         if place < len(self._frames):
@@ -358,7 +406,7 @@ class FrameRows(NamedTuple):
     @classmethod
     def of(cls, place: frame.FrameInfo) -> FrameRows:
         """Those of a frame in a file."""
-        return cls(place.op, place.first, place.rows, bool(place.flags & frame.ENTRIES))
+        return cls(place.op, place.first, place.rows, place.entries)
 
 
 def misplaced(rows: FrameRows, following: int) -> str:
@@ -366,6 +414,32 @@ def misplaced(rows: FrameRows, following: int) -> str:
     if rows.entries or rows.first == following:
         return f"entries of the log are missing or doubled after message {following - 1}"
     return f"message {rows.first} stands where {following} belongs"
+
+
+class EncodedFrame(NamedTuple):
+    """A frame to be written: its pieces, and what the file remembers of it."""
+
+    pieces: list[frame.Piece]
+    length: int
+    rows: FrameRows
+    time: int
+    last_time: int
+    label: frame.Label | None
+    """Its label, if it is written here and not referred to."""
+
+
+def read_label(path: Path, fd: int, salt: int, offset: int, first: int) -> frame.Label:
+    """Read the label of the frame at ``offset``; raise if that is damaged. ``first`` is the file's first message."""
+    try:
+        window, _ = _frame_at(fd, salt, offset)
+        found = frame.parts(window, 0)
+        if found.info.label:
+            raise frame.BadFrame("a label is not where it belongs")
+    except frame.BadFrame as bad:
+        raise DamagedError(
+            str(path), offset, first, None, f"the label of later frames is lost: {bad}"
+        ) from None
+    return frame.own_label(window, found.label)
 
 
 def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.FrameInfo]]:
@@ -405,9 +479,9 @@ def find_frame(fd: int, salt: int, offset: int) -> frame.FrameInfo | None:
     while window := os.pread(fd, READ_BYTES + len(mark), offset):
         at = window.find(mark)
         while at >= 0:
-            if (offset + at) % 8 == 0:
+            if (offset + at) % 4 == 0:
                 try:
-                    return _frame_at(fd, salt, offset + at)
+                    return _frame_at(fd, salt, offset + at)[1]
                 except frame.BadFrame:
                     pass
             at = window.find(mark, at + 1)
@@ -415,11 +489,11 @@ def find_frame(fd: int, salt: int, offset: int) -> frame.FrameInfo | None:
     return None
 
 
-def _frame_at(fd: int, salt: int, offset: int) -> frame.FrameInfo:
+def _frame_at(fd: int, salt: int, offset: int) -> tuple[bytes, frame.FrameInfo]:
     window = os.pread(fd, frame.HEADER.size, offset)
     window = os.pread(fd, len(window) + frame.missing(window, 0, salt), offset)
     frame.check(window, 0, salt)
-    return next(frame.scan(window, 0, salt))._replace(at=offset)
+    return window, frame.info(window, 0)._replace(at=offset)
 
 
 def _trim(batches: list[Batch], before: int, after: int) -> list[Batch]:
