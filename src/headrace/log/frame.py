@@ -208,7 +208,7 @@ def scan(window: bytes, at: int, salt: int) -> Iterator[FrameInfo]:
     size, end = HEADER.size, len(window)
     while at + size <= end:
         mark, crc, length = _PREFIX.unpack_from(window, at)
-        if mark != salt or not size < length <= end - at or length % 4:
+        if mark != salt or not size <= length <= end - at or length % 4:
             return
         if _checksum(window, at, length, salt) != crc:
             return
@@ -233,7 +233,7 @@ def check(window: bytes, at: int, salt: int) -> int:
     mark, crc, length = _PREFIX.unpack_from(window, at)
     if mark != salt:
         raise BadFrame("no frame begins here")
-    if not HEADER.size < length <= MAX_FRAME or length % 4:
+    if not HEADER.size <= length <= MAX_FRAME or length % 4:
         raise BadFrame(f"a frame cannot have {length} bytes")
     if length > len(window) - at:
         raise BadFrame("a frame is cut short")
