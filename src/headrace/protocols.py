@@ -31,8 +31,8 @@ SCHEMES: Final = {
 """The door of each URL scheme that clients speak."""
 
 NOT_A_MESSAGE: Final = "log"
-"""The origin of log entries that keep the hub's own state (a service created, a cursor moved): they take a sequence
-number, and doors that carry messages show them empty."""
+"""What log entries have for an origin. They keep the hub's own state (a service created, a cursor moved), stand after a
+message and have no sequence number; no door that carries messages shows them."""
 
 DEAD_LETTER: Final = "consumer"
 """The origin of dead letters."""

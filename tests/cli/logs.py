@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from headrace.log import Log
-from headrace.message import Batch, Run
+from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 
-def write_log(data: Path, *segments: list[bytes], sealed: bool = False) -> Path:
+def write_log(
+    data: Path, *segments: list[bytes], sealed: bool = False, entries_after: Collection[int] = ()
+) -> Path:
     """A log of these payloads in a data directory, a segment for each list; return the log's directory.
 
-    All but the last segment are sealed, and the last too if told so. Message ``n`` has the time 1,000,000 × n µs.
+    All but the last segment are sealed, and the last too if told so. Message ``n`` has the time 1,000,000 × n µs. Two
+    entries stand after each of the messages ``entries_after``.
     """
     log = Log.open(data / "log")
     for place, payloads in enumerate(segments):
@@ -19,10 +23,12 @@ def write_log(data: Path, *segments: list[bytes], sealed: bool = False) -> Path:
             _seal(log)
         for payload in payloads:
             seq = log.tail + 1
-            log.append(
-                [Batch(Run.of([payload]), first=seq, time=seq * 1_000_000, origin="fyrehose", topic="t")]
-            )
-        log.commit(log.tail)
+            message = Batch(Run.of([payload]), origin="fyrehose", topic="t")
+            log.append([message.numbered(log.tail_op + 1, seq, seq * 1_000_000, 0)])
+            if seq in entries_after:
+                kept = Batch(Run.of([b"a", b"b"]), origin=NOT_A_MESSAGE, topic="holds/h")
+                log.append([kept.numbered(log.tail_op + 1, seq, seq * 1_000_000, 0)])
+        log.commit(log.tail_op)
     if sealed:
         _seal(log)
     log.close()
@@ -32,7 +38,7 @@ def write_log(data: Path, *segments: list[bytes], sealed: bool = False) -> Path:
 def write_trimmed_log(data: Path, first: int, *segments: list[bytes]) -> None:
     """The same log after retention: it begins with ``first``."""
     log = Log.open(write_log(data, *segments))
-    log.write_snapshot(log.tail, {})
+    log.write_snapshot(log.tail_op, log.tail, {})
     log.retain(1, retain_bytes=1, retain_us=None, holds={})
     assert log.first == first
     log.close()

@@ -114,6 +114,7 @@ class TestSeal:
         def fail() -> None:
             raise error
 
+        await published(server, b"a")
         with monkeypatch.context() as patch:
             patch.setattr(server.hub.log, "rotate", fail)
             async with http.post("/api/log/seal", headers={"X-Headrace": "1"}) as answer:

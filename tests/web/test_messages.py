@@ -26,11 +26,12 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 def append(log: Log, *batches: Batch) -> None:
     for batch in batches:
-        log.append([batch.numbered(log.tail + 1, 1, 7)])
-    log.commit(log.tail)
+        first = log.tail + (0 if batch.is_entries else 1)
+        log.append([batch.numbered(log.tail_op + 1, first, 1, 7)])
+    log.commit(log.tail_op)
 
 
-def numbers(found: messages.Found) -> list[int]:
+def numbers(found: messages.SearchResult) -> list[int]:
     return [message["seq"] for message in found.messages]
 
 
@@ -85,10 +86,22 @@ def test_a_search_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers(further) == [(found.first - 2) // 1000 * 1000 + 1]
 
 
-def test_entries_that_are_no_messages_are_shown_only_when_asked_for(log: Log) -> None:
-    append(log, Batch(Run.of([b"a"]), origin="spp"), entry("holds", "h", b"{}"))
-    assert numbers(messages.newest(log, EVERYTHING, 3, 10)) == [1]
-    assert numbers(messages.newest(log, Filter(origins=["log"]), 3, 10)) == [2]
+def test_entries_are_no_messages(log: Log) -> None:
+    kept = entry("holds", "h", b"{}")
+    append(
+        log, kept, Batch(Run.of([b"a"]), origin="spp"), kept, kept, Batch(Run.of([b"b"]), origin="spp"), kept
+    )
+    for found in (
+        messages.newest(log, EVERYTHING, log.head + 1, 10),
+        messages.following(log, EVERYTHING, 1, 10),
+    ):
+        assert numbers(found) == [1, 2]
+        assert (found.first, found.last) == (1, 2)
+    assert messages.newest(log, Filter(origins=["log"]), log.head + 1, 10).messages == []
+    second = messages.one(log, 2)
+    assert second is not None
+    assert second["payload"] == "b"
+    assert messages.one(log, 3) is None
 
 
 def test_text_and_bytes() -> None:

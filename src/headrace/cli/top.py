@@ -87,7 +87,7 @@ def top(
     out = console()
     with Live(console=out, screen=False, auto_refresh=False) as live:
         for second in chain(first, seconds):
-            past["in"].append(_total(second.sample["received"], but="log"))
+            past["in"].append(_total(second.sample["received"]))
             past["out"].append(_total(second.sample["delivered"]))
             live.update(draw(second, past, out.width - _BESIDE), refresh=True)
 
@@ -127,7 +127,7 @@ def _rates(sample: dict[str, Any], past: Mapping[str, deque[float]]) -> Table:
     table = plain_table("", ">messages/s", "the last minute", fold=False)
     table.add_column("by", overflow="fold")
     for name, rates in (("in", sample["received"]), ("out", sample["delivered"])):
-        shares = "  ".join(f"{each} {rate:,.0f}" for each, rate in rates.items() if rate and each != "log")
+        shares = "  ".join(f"{each} {rate:,.0f}" for each, rate in rates.items() if rate)
         table.add_row(name, f"{past[name][-1]:,.0f}", f"[cyan]{sparkline(past[name])}[/cyan]", escape(shares))
     for name in ("refused", "repaired", "skipped", "conflated"):
         if sample[name]:
@@ -215,8 +215,8 @@ def _events(hub: HubAccess) -> Iterator[tuple[str, Any]]:
         raise UnreachableError(url, "the hub has stopped" if stopped else "it is no http door") from None
 
 
-def _total(rates: dict[str, float], but: str = "") -> float:
-    return sum(rate for name, rate in rates.items() if name != but)
+def _total(rates: dict[str, float]) -> float:
+    return sum(rates.values())
 
 
 def _span(seconds: float) -> str:

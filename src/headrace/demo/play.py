@@ -196,9 +196,7 @@ class Play:
         self.elapsed = now - self._begun
         self.head = status["head"]
         self.pipeline = status.get("pipeline")
-        self.received = {
-            name: count for name, count in status["counters"].get("received", {}).items() if name != "log"
-        }
+        self.received = status["counters"].get("received", {})
         then, before = self._counted
         if now - then >= 1.0:
             for name in (*VehicleProtocol, "spark"):

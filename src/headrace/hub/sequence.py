@@ -26,7 +26,7 @@ from headrace.hub.counters import Counter, Counters
 from headrace.hub.sequencer import Done, Sequencer, Submission, tied_groups
 from headrace.hub.state import HubState
 from headrace.log import Log
-from headrace.message import MAX_SEQUENCE, Batch
+from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
 
 CommitRule = Callable[[int], None]
 """Called after each append with the last operation; must call :meth:`Hub.committed` in time."""
@@ -46,14 +46,20 @@ class CommitReceiver(Protocol):
 
 
 class _Received(dict[str, Counter]):
-    """Counters of received messages by origin, each made when it is first needed."""
+    """Counters of received messages by origin, and of entries, each made when it is first needed."""
 
     def __init__(self, counters: Counters) -> None:
         super().__init__()
         self._counters = counters
 
     def __missing__(self, origin: str) -> Counter:
-        counter = self[origin] = self._counters.counter("received", origin=origin)
+        entries = origin == NOT_A_MESSAGE
+        counter = (
+            self._counters.counter("entries")
+            if entries
+            else self._counters.counter("received", origin=origin)
+        )
+        self[origin] = counter
         return counter
 
 

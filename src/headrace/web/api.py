@@ -249,7 +249,7 @@ class Api:
     async def _try(self, request: web.Request) -> web.Response:
         wanted, payload = await _publication(request)
         log, matching = self._server.hub.log, self._server.routing.matching
-        batch = _batch(wanted, payload, str(request.remote)).numbered(log.tail + 1, log.last_time, 0)
+        batch = _batch(wanted, payload, str(request.remote)).numbered(0, log.tail + 1, log.last_time, 0)
 
         def match() -> list[str]:
             return [

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 LEVELS: Final = {
-    "head": "Last committed sequence number.",
-    "tail": "Last appended sequence number.",
-    "first": "Oldest sequence number kept.",
+    "head": "Number of the last committed message.",
+    "tail": "Number of the last appended message.",
+    "first": "Number of the oldest message kept.",
     "log_bytes": "Bytes of the log on disk.",
     "log_segments": "Segments of the log, the open tail included.",
     "connections": "Open connections.",
@@ -30,6 +30,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "delivered": (("door", "transport"), "Messages out."),
     "refused": (("door", "reason"), "Requests and frames of peers that were refused."),
     "refused_messages": (("origin", "reason"), "Messages that were refused."),
+    "entries": ((), "Entries of the hub's own bookkeeping that were logged; they take no sequence number."),
     "followed": ((), "Messages taken from the hub that numbers them."),
     # Repairs and losses
     "requests": (("door", "transport"), "Times a subscriber asked for messages it lacks."),

@@ -13,25 +13,38 @@ from tests.cli.logs import write_log
 from tests.hubprocess import HubProcess
 
 from headrace.cli.log import info
+from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.log.files import WriterLock
 
 
 def test_json(run: Run, tmp_path: Path) -> None:
-    directory = write_log(tmp_path, [b"one", b"two"], [b"three"])
+    directory = write_log(tmp_path, [b"one", b"two"], [b"three"], entries_after=[1])
     log = Log.open(directory)
-    log.write_snapshot(2, {})
+    log.write_snapshot(4, 2, {})
     uuid = str(log.uuid)
     log.close()
     facts = json.loads(run("log", "info", "--data", tmp_path).stdout)
     sealed, tail = facts.pop("segments")
-    assert sealed.pop("bytes") + tail.pop("bytes") == facts.pop("bytes")
+    for what in ("bytes", "message_bytes", "entry_bytes"):
+        assert sealed[what] + tail[what] == facts[what]
+    assert (
+        sealed["message_bytes"] + sealed["entry_bytes"]
+        == sealed["bytes"]
+        == sum((directory / f"0000000000000001.{suffix}").stat().st_size for suffix in ("arrow", "entries"))
+    )
+    assert tail["message_bytes"] == tail["bytes"] == (directory / "0000000000000005.open").stat().st_size
+    for each in (facts, sealed):
+        for what in ("bytes", "message_bytes", "entry_bytes"):
+            assert each.pop(what) > 0
     assert facts == {
         "directory": str(directory),
         "log": uuid,
         "first": 1,
         "head": 3,
         "tail": 3,
+        "messages": 3,
+        "entries": 2,
         "snapshot": 2,
         "damaged_snapshots": [],
         "torn_bytes": 0,
@@ -42,6 +55,8 @@ def test_json(run: Run, tmp_path: Path) -> None:
         "kind": "sealed",
         "first": 1,
         "last": 2,
+        "messages": 2,
+        "entries": 2,
         "first_time": "1970-01-01T00:00:01.000000Z",
         "last_time": "1970-01-01T00:00:02.000000Z",
     }
@@ -49,27 +64,52 @@ def test_json(run: Run, tmp_path: Path) -> None:
 
 
 def test_text(shown: Run, tmp_path: Path) -> None:
-    write_log(tmp_path, [b"one", b"two"], [b"three"])
+    write_log(tmp_path, [b"one", b"two"], [b"three"], entries_after=[1, 3])
     text = shown("log", "info", "--data", tmp_path).stdout
     assert "messages   3, 1 to 3" in text
+    assert "entries    4 of the hub's own, " in text
+    assert "when       1970-01-01 00:00:01 to 00:00:03 UTC" in text
     assert "hub        none is running" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("0000")]
     assert rows[0][:2] == ["0000000000000001.arrow", "2"]
-    assert rows[1][:2] == ["0000000000000003.open", "1"]
+    assert rows[1][:2] == ["0000000000000005.open", "1"]
+    assert [row[4] for row in rows] == ["2", "2"]
+
+
+def test_entries_of_an_open_tail_are_weighed(run: Run, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one", b"two"], entries_after=[1, 2])
+    with_entries = json.loads(run("log", "info", "--data", tmp_path).stdout)
+    without = write_log(tmp_path / "other", [b"one", b"two"])
+    assert (with_entries["messages"], with_entries["entries"]) == (2, 4)
+    file = "0000000000000001.open"
+    assert with_entries["message_bytes"] == (without / file).stat().st_size
+    assert with_entries["bytes"] == (directory / file).stat().st_size
+
+
+def test_a_log_of_entries_alone(shown: Run, tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "log")
+    log.append([entry("holds", "h", b"{}").numbered(1, 0, 1, 0)])
+    log.commit(1)
+    log.write_snapshot(1, 0, {})
+    log.close()
+    text = shown("log", "info", "--data", tmp_path).stdout
+    assert "messages   0\n" in text
+    assert "entries    1 of" in text
+    assert "snapshot   before the first message" in text
 
 
 def test_a_segment_fits_a_line_of_80_columns() -> None:
     segment = {
         "file": "0000000012345678.arrow",
-        "first": 12_345_678,
-        "last": 22_345_678,
-        "bytes": 268_000_000,
+        "messages": 10_000_000,
+        "entries": 100_000,
+        "message_bytes": 268_000_000,
+        "entry_bytes": 1_000_000,
         "first_time": "2026-01-31T10:00:00.500000Z",
-        "last_time": "2026-01-31T10:01:00.500000Z",
     }
     out = StringIO()
     Console(file=out, width=80).print(info._table([segment]))
-    assert out.getvalue().splitlines()[1].split()[-4:] == ["2026-01-31", "10:00:00", "-", "10:01:00"]
+    assert out.getvalue().splitlines()[1].split()[-4:] == ["976.6", "KiB", "2026-01-31", "10:00"]
     assert doctest.testmod(info).failed == 0
 
 

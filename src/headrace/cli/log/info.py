@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from headrace.log.store import Segment
 
+_SUMS: Final = ("messages", "entries", "bytes", "message_bytes", "entry_bytes")
+
 EXAMPLES: Final = (
     ("For people:", "headrace log info"),
     ("For a script:", "headrace log info --json | jq .head"),
@@ -29,7 +31,11 @@ EXAMPLES: Final = (
 
 
 def info(config: Config = None, data: Data = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show what a log holds: uuid, first and last message, segments, snapshot, and the hub that has it open."""
+    """Show what a log holds: its messages, its own entries, segments, snapshot, and the hub that has it open.
+
+    Entries are the hub's bookkeeping (services, holds, acknowledgements). They lie between the messages and have no
+    numbers.
+    """
     settings = load_settings(config, data)
     facts = _facts(existing_log(settings), find_credentials(client_id, settings))
     if wants_json(asked=as_json):
@@ -54,7 +60,7 @@ def _facts(directory: Path, credentials: Credentials | None) -> dict[str, Any]:
             "first": log.first,
             "head": log.tail if committed is None else min(committed, log.tail),
             "tail": log.tail,
-            "bytes": log.size,
+            **{name: sum(segment[name] for segment in segments) for name in _SUMS},
             "segments": segments,
             "snapshot": None if log.snapshot is None else log.snapshot.seq,
             "damaged_snapshots": [error.path for error in log.damaged_snapshots],
@@ -73,9 +79,10 @@ def _show(info: dict[str, Any]) -> None:
     rows = [
         ("log", info["log"]),
         ("directory", info["directory"]),
-        ("messages", f"{messages:,}" + (f", {info['first']} to {info['head']}" if messages else "")),
+        ("messages", f"{messages:,}" + (_extent(info) if messages else "")),
+        ("entries", f"{info['entries']:,} of the hub's own, {size(info['entry_bytes'])}"),
         ("on disk", f"{size(info['bytes'])} in {counted(len(info['segments']), 'segment')}"),
-        ("snapshot", "none yet" if info["snapshot"] is None else f"at {info['snapshot']}"),
+        ("snapshot", _snapshot(info["snapshot"])),
         ("hub", "none is running" if hub is None else _hub(hub)),
     ]
     if info["tail"] > info["head"]:
@@ -85,10 +92,22 @@ def _show(info: dict[str, Any]) -> None:
             ("torn end", f"{size(info['torn_bytes'])} of an unfinished write; the next start cuts it off")
         )
     rows += [("damaged", path) for path in info["damaged_snapshots"]]
+    if times := when(info["segments"]):
+        rows.insert(3, ("when", times))
     for name, value in rows:
         out.print(f"[dim]{name:<10}[/dim] {value}", soft_wrap=True)
     out.print()
     out.print(_table(info["segments"]))
+
+
+def _extent(info: dict[str, Any]) -> str:
+    return f", {info['first']} to {info['head']}, {size(info['message_bytes'])}"
+
+
+def _snapshot(seq: int | None) -> str:
+    if seq is None:
+        return "none yet"
+    return f"after message {seq}" if seq else "before the first message"
 
 
 def _hub(hub: dict[str, Any]) -> str:
@@ -99,42 +118,50 @@ def _hub(hub: dict[str, Any]) -> str:
 def _segment(segment: Segment) -> dict[str, Any]:
     from headrace.log.sealed import SealedSegment
 
-    empty = segment.last < segment.first
+    messages = segment.last - segment.first + 1
     return {
         "file": segment.path.name,
         "kind": "sealed" if isinstance(segment, SealedSegment) else "open",
         "first": segment.first,
         "last": segment.last,
+        "messages": messages,
+        "entries": segment.last_op - segment.first_op + 1 - messages,
         "bytes": segment.size,
-        "first_time": None if empty else moment(segment.first_time()),
-        "last_time": None if empty else moment(segment.last_time),
+        "message_bytes": segment.size - segment.entries_size,
+        "entry_bytes": segment.entries_size,
+        "first_time": moment(segment.first_time()) if messages else None,
+        "last_time": moment(segment.last_time) if messages else None,
     }
 
 
 def _table(segments: list[dict[str, Any]]) -> Table:
-    """Make a table for 80 columns: a file's name has its first message, and its suffix says whether it is sealed."""
-    table = plain_table("file", ">messages", ">size", fold=False)
-    table.add_column("when (UTC)", overflow="fold")
+    """Make a table for 80 columns: a file's suffix says whether it is sealed."""
+    table = plain_table("file", ">messages", ">size", ">entries", ">size", "from (UTC)", fold=False)
+    table.collapse_padding = True
     for segment in segments:
-        count = segment["last"] - segment["first"] + 1
+        begun = segment["first_time"]
         table.add_row(
             segment["file"],
-            f"{count:,}",
-            size(segment["bytes"]),
-            when(segment["first_time"], segment["last_time"]),
+            f"{segment['messages']:,}",
+            size(segment["message_bytes"]),
+            f"{segment['entries']:,}",
+            size(segment["entry_bytes"]),
+            "" if begun is None else begun[:16].replace("T", " "),
         )
     return table
 
 
-def when(first: str | None, last: str | None) -> str:
-    """Write a span of time, its day once if it is the same.
+def when(segments: list[dict[str, Any]]) -> str:
+    """Write the span of time of the messages, its day once if it is the same.
 
-    >>> when("2026-01-31T10:00:00.5Z", "2026-01-31T10:01:00.5Z")
-    '2026-01-31 10:00:00 - 10:01:00'
-    >>> when("2026-01-31T10:00:00.5Z", "2026-02-01T10:01:00.5Z")
-    '2026-01-31 10:00:00 - 2026-02-01 10:01:00'
+    >>> when([{"first_time": "2026-01-31T10:00:00.5Z", "last_time": "2026-01-31T10:01:00.5Z"}])
+    '2026-01-31 10:00:00 to 10:01:00 UTC'
+    >>> when([{"first_time": "2026-01-31T10:00:00.5Z", "last_time": "2026-02-01T10:01:00.5Z"}])
+    '2026-01-31 10:00:00 to 2026-02-01 10:01:00 UTC'
     """
-    if first is None or last is None:
+    timed = [segment for segment in segments if segment["first_time"] is not None]
+    if not timed:
         return ""
-    (day, begun), (other, ended) = (time[:19].split("T") for time in (first, last))
-    return f"{day} {begun} - {ended if other == day else f'{other} {ended}'}"
+    span = timed[0]["first_time"], timed[-1]["last_time"]
+    (day, begun), (other, ended) = (time[:19].split("T") for time in span)
+    return f"{day} {begun} to {ended if other == day else f'{other} {ended}'} UTC"

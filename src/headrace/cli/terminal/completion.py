@@ -5,7 +5,7 @@ A shell asks at each key press, so each function imports only what it needs, and
 
 from __future__ import annotations
 
-from headrace.protocols import ORIGINS
+from headrace.protocols import NOT_A_MESSAGE, ORIGINS
 
 
 def origins(incomplete: str) -> list[str]:
@@ -14,7 +14,7 @@ def origins(incomplete: str) -> list[str]:
     >>> origins("s")
     ['spp', 'spark']
     """
-    return [each for each in ORIGINS if each.startswith(incomplete)]
+    return [each for each in ORIGINS if each.startswith(incomplete) and each != NOT_A_MESSAGE]
 
 
 def jobs(incomplete: str) -> list[str]:

@@ -8,9 +8,6 @@ const MINUTES = 5;
 
 const sum = (rates) => Object.values(rates).reduce((total, value) => total + value, 0);
 
-// Entries that are no messages (origin log) keep the hub's own state; nobody sent them.
-const sent = ({ received: { log, ...others } }) => others;
-
 // The durable consumer or hold that is furthest behind, by name.
 const furthest = (holds) => Object.entries(holds).sort(([, one], [, other]) => one - other)[0]?.[0] ?? "no consumer or hold";
 
@@ -39,7 +36,7 @@ export default {
       const recent = samples.slice(-MINUTES * 60);
       const last = recent.at(-1);
       const times = recent.map((sample) => sample.time);
-      incoming.update(times, series(recent, sent));
+      incoming.update(times, series(recent, (sample) => sample.received));
       outgoing.update(times, series(recent, (sample) => sample.delivered));
       trouble.update(times, series(recent, ({ refused, repaired, skipped, conflated }) => ({ refused, repaired, skipped, conflated })));
       disk.update(times, { bytes: recent.map((sample) => sample.bytes) });
@@ -47,7 +44,7 @@ export default {
       const kept = status.head - status.first + 1;
       show(facts,
         fact("Head of the sequence", count(status.head), status.tail > status.head ? `${count(status.tail - status.head)} not yet committed` : ""),
-        fact("In", rate(last ? sum(sent(last)) : 0), "messages/s"),
+        fact("In", rate(last ? sum(last.received) : 0), "messages/s"),
         fact("Out", rate(last ? sum(last.delivered) : 0), "messages/s"),
         fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${plural(status.disk.segments, "segment")}`),
         fact("Furthest behind", count(last ? last.behind : 0), furthest(status.holds), last && last.behind > 1e6 ? "wary" : ""),

@@ -3,7 +3,7 @@ import { attributesOf, brief, count, hex, moment, payloadBytes, payloadLine, plu
 
 const MOST = 300;
 const AGAIN = 2000;
-const ORIGINS = ["fyrehose", "spp", "attribute", "tube", "spark", "replay", "http", "log"];
+const ORIGINS = ["fyrehose", "spp", "attribute", "tube", "spark", "replay", "http", "consumer"];
 
 // The form of a payload that was chosen last; the next is shown in it too, if it has it.
 let preferred = null;
