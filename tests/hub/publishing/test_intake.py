@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -40,7 +42,7 @@ def there(batch: Batch) -> Batch:
         number=batch.number or 0,
         follows=True,
     )
-    asked, body = parse_bulk(serialize_request(request_for(request), body_for(request)))
+    asked, body = parse_bulk(serialize_request(request_for(request), body_for(request, UUID(int=1))))
     assert (asked.kind, asked.follows) == ("publish", True)
     return published_batch(asked, body)
 
@@ -87,9 +89,9 @@ def test_refusals_are_told(error: HeadraceError, code: str) -> None:
 
 
 def test_answers_are_told() -> None:
-    told = parse_answer(serialize_answer(PrimaryAnswer(3, 9, 2)))
+    told = parse_answer(serialize_answer(PrimaryAnswer(3, 9, 2, op=11)))
     assert told.refused is None
-    assert told.published == Published(3, 9, 2)
+    assert told.published == Published(3, 9, 2, op=11)
 
 
 @pytest.mark.parametrize("bulk", [b"", b"\0\0\0\xff", b"\0\0\0\1\xc1", b"\0\0\0\1\x80"])

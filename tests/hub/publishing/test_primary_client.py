@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.net.raw import until
 
 from headrace.errors import HeadraceError, MalformedError, UnavailableError
+from headrace.hub.holds import hold
 from headrace.hub.publishing.intake import (
     NOT_THE_PRIMARY,
     PrimaryAnswer,
@@ -19,13 +21,15 @@ from headrace.hub.publishing.intake import (
     parse_bulk,
     serialize_answer,
 )
+from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
-from headrace.hub.state import HubState
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
+from headrace.log.replication_frames import pack
 from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED, body_of
 from headrace.wire.parcel.body import Ack, Publish
@@ -99,7 +103,7 @@ class There:
 
     def payloads(self) -> list[str]:
         """Those of all rows, and of each mark the query's name."""
-        messages = (message for batch in self.log.scan(1) for message in batch)
+        messages = (message for batch in self.log.scan_ops(1) for message in batch)
         return [
             message.topic if message.origin == "log" else message.payload.decode() for message in messages
         ]
@@ -189,7 +193,7 @@ async def test_two_commits_at_a_time_keep_their_rows_apart(hub: Hub, there: Ther
     one, two = await asyncio.gather(
         commit(requests, "one", staged("one", 3)), commit(requests, "two", staged("two", 4))
     )
-    assert (one, two) == (Published(1, 3), Published(5, 8))
+    assert (one, two) == (Published(1, 3, op=4), Published(4, 7, op=9))
     assert there.payloads() == [
         *("one 0", "one 1", "one 2", "query/one"),
         *("two 0", "two 1", "two 2", "two 3", "query/two"),
@@ -201,14 +205,14 @@ async def test_two_commits_at_a_time_keep_their_rows_apart(hub: Hub, there: Ther
 async def test_a_commit_that_is_brought_again_is_there_once(hub: Hub, there: There, at: int) -> None:
     there.refused = {at}
     requests = asking(hub, there, patience=10.0)
-    assert await commit(requests, "one", staged("one", 3)) == Published(1, 3)
+    assert await commit(requests, "one", staged("one", 3)) == Published(1, 3, op=4)
     assert there.payloads() == ["one 0", "one 1", "one 2", "query/one"]
     requests.close()
 
 
 async def test_a_commit_without_rows_needs_none_staged(hub: Hub, there: There) -> None:
     requests = asking(hub, there, patience=10.0)
-    assert isinstance(await commit(requests, "one", []), Published)
+    assert await commit(requests, "one", []) == Published(None, None, op=1)
     assert there.payloads() == ["query/one"]
     requests.close()
 
@@ -246,7 +250,7 @@ async def test_an_answer_that_says_nothing_loses_no_question(hub: Hub, there: Th
         requests.acknowledged(broken, Ack(1, 1, 0, 0), b"\xc1", now())
     there.requests = requests
     requests.aim(there, 2, now())
-    assert await told == Published(1, 2)
+    assert await told == Published(1, 2, op=3)
     requests.close()
 
 
@@ -267,7 +271,7 @@ async def test_a_primary_that_changes_between_two_stages_is_brought_them_all(
             requests.aim(there, 2, now())
 
     first.answer = answer_and_go  # type: ignore[method-assign]
-    assert await commit(requests, "one", staged("one", 3)) == Published(1, 3)
+    assert await commit(requests, "one", staged("one", 3)) == Published(1, 3, op=4)
     assert there.payloads() == ["one 0", "one 1", "one 2", "query/one"]
     assert first.payloads() == []
     first.log.close()
@@ -295,9 +299,49 @@ async def test_a_node_that_becomes_primary_asks_itself_once(
     hub.sequencer = None
     requests.aim_here(now())
     hub.turn(0)
-    assert [batch.first for batch in told if isinstance(batch, Batch)] == list(range(1, 41, 2))
+    assert [batch.first for batch in told if isinstance(batch, Batch)] == list(range(1, 21))
     assert asked == list(range(20))
     requests.close()
+
+
+async def test_what_doors_submit_is_told_its_place_once_it_is_committed_here(hub: Hub, there: There) -> None:
+    """Messages and entries in one request; the answer waits for the mark after them."""
+    requests = asking(hub, there, patience=10.0)
+    told: list[Batch | HeadraceError] = []
+    hub.submit(entry("hold", "e1", hold(1)), told.append, tied=True)
+    hub.submit(Batch(Run.one(b"a"), origin="tube"), told.append, tied=True)
+    hub.submit(entry("hold", "e2", hold(1)), told.append)
+    hub.turn(0)
+    await until(lambda: there.log.head_op == 4)
+    assert there.payloads() == ["hold/e1", "a", "hold/e2", "frontend/name"]
+    await asyncio.sleep(0)
+    assert told == []
+    hub.follow(list(there.log.scan_ops(1)))
+    places = [(batch.op, batch.first) for batch in told if isinstance(batch, Batch)]
+    assert places == [(1, 0), (2, 1), (3, 1)]
+    assert hub.state.holds == {"e1": 1, "e2": 1}
+    requests.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "rows"),
+    [
+        (b"", 1),
+        (bytes(16), 1),
+        (pack_passed(UUID(int=1), [Batch(Run.one(b"a"))]), 2),
+        (pack_passed(UUID(int=1), [Batch(Run.one(b"a")), Batch(Run.one(b"b"))]), 1),
+        (pack_passed(UUID(int=1), [Batch(Run.one(b"a"))])[:-8], 1),
+        (pack(UUID(int=1), [Batch(Run.one(b"a"), op=2, first=1)]), 1),
+    ],
+    ids=["nothing", "no batch", "too few", "too many", "cut short", "not from the beginning"],
+)
+async def test_what_cannot_have_been_passed_on_is_refused(there: There, body: bytes, rows: int) -> None:
+    answers: list[PrimaryAnswer] = []
+    asked = PrimaryRequest("pass", publisher="node", rows=rows)
+    there.primary.answer(object(), asked, memoryview(body), answers.append)
+    there.hub.turn(0)
+    assert [answer.error for answer in answers] == ["malformed"]
+    assert there.log.head_op == 0
 
 
 class Recorder:

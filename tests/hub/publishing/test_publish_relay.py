@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UnavailableError
-from headrace.hub.compact_batches import compact
 from headrace.hub.holds import hold
 from headrace.hub.publishing.idempotent import IdempotentPublishing
+from headrace.hub.publishing.passed import pack_passed, unpack_passed
 from headrace.hub.publishing.publish_relay import MAX_REQUESTS, PublishRelay, RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.hub.state import HubState, entry
 from headrace.log import Log
+from headrace.log.replication_frames import pack, unpack
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import begin
-from headrace.message import Batch, Run, merge
-from headrace.wire.link.message import PASSED
+from headrace.message import Batch, Message, Run
 
 
 class Root:
@@ -52,9 +52,9 @@ class Root:
         if not request.passed:
             self.publishing.publish(request.rows[0], answers.append, follows=request.follows)
             return answers
-        rows = Batch.from_arrow(merge(request.rows).select(PASSED.names))
-
-        self.publishing.pass_on(request.publisher, request.number, rows, answers.append)
+        body = pack_passed(self.log.uuid, request.rows)
+        _, batches = unpack_passed(memoryview(body), sum(map(len, request.rows)))
+        self.publishing.pass_on(request.publisher, request.number, batches, answers.append)
         return answers
 
     def turn(self, now: int) -> None:
@@ -75,7 +75,7 @@ class Front:
     """The hub that follows, with a wire in the test's hands."""
 
     def __init__(self, directory: Path, root: Root, most: int = 1 << 20) -> None:
-        begin(directory, Snapshot(root.log.uuid, 0, {}), sync=False)
+        begin(directory, Snapshot(root.log.uuid, 0, 0, {}), sync=False)
         self.root = root
         self.log = Log.open(directory, fsync="never")
         publishers = PublisherNumbers()
@@ -96,11 +96,26 @@ class Front:
         )
         self.hub.submit(batch, lambda result: self.told.update({name: result}))
 
+    def submit_group(self, *names: str) -> None:
+        """Messages and, where a name begins with ``e``, entries of a door, to be appended together in this order."""
+        for name in names:
+            batch = (
+                entry("hold", name, hold(1))
+                if name.startswith("e")
+                else Batch(Run.of([name.encode()]), origin="spp", publisher="door", topic=f"t/{name}")
+            )
+
+            def done(result: Batch | StorageError, name: str = name) -> None:
+                self.told[name] = result
+
+            self.hub.submit(batch, done, tied=name is not names[-1])
+
     def follow(self) -> None:
         """Take over what the root has committed."""
-        if self.root.log.head > self.log.tail:
-            rows = merge(list(self.root.log.scan(self.log.tail + 1)))
-            self.hub.follow(compact(rows))
+        first, last = self.log.tail_op + 1, self.root.log.head_op
+        if first <= last:
+            body = pack(self.root.log.uuid, list(self.root.log.scan_ops(first, last)))
+            self.hub.follow(unpack(body, first, last)[1])
 
     def round(self, now: int = 0) -> None:
         """Everything that is due goes there, is done and answered, and comes back."""
@@ -128,21 +143,28 @@ def front(tmp_path: Path, root: Root) -> Front:
 
 
 def payloads(log: Log) -> list[bytes]:
-    return [m.payload for batch in log.scan(1) for m in batch if m.origin != "log"]
+    return [message.payload for batch in log.scan(1) for message in batch]
+
+
+def operations(log: Log) -> list[tuple[int, Message]]:
+    """Everything in a log, by position."""
+    return [
+        (batch.op + index, row) for batch in log.scan_ops(log.first_op) for index, row in enumerate(batch)
+    ]
 
 
 def test_what_doors_submit_comes_back_numbered_with_its_envelope(root: Root, front: Front) -> None:
     front.submit("a", "b")
     front.submit("c")
     front.round(77)
-    kept = [m for batch in root.log.scan(1) for m in batch]
+    kept = [m for _, m in operations(root.log)]
     assert [(m.seq, m.payload, m.origin, m.publisher, m.topic) for m in kept] == [
         (1, b"a", "spp", "door", "t/a"),
         (2, b"b", "spp", "door", "t/a"),
         (3, b"c", "spp", "door", "t/c"),
-        (4, b"", "log", "front0", "frontend/front0"),
+        (3, b"", "log", "front0", "frontend/front0"),
     ]
-    assert kept == [m for batch in front.log.scan(1) for m in batch]
+    assert operations(front.log) == operations(root.log)
     assert {m.node for m in kept} == {1}
     first, second = front.told["a"], front.told["c"]
     assert isinstance(first, Batch)
@@ -179,6 +201,56 @@ def test_entries_of_the_state_go_up_and_come_back(root: Root, front: Front) -> N
     assert (root.hub.state.holds, front.hub.state.holds) == ({"h": 1}, {"h": 1})
 
 
+def test_messages_and_entries_of_a_group_are_told_their_places(root: Root, front: Front) -> None:
+    """An entry is told the message that it stands after, and each its position."""
+    root.hub.submit(Batch(Run.of([b"before"]), origin="spp"))
+    root.turn(0)
+    front.submit_group("e1", "m1", "e2", "e3", "m2")
+    front.submit_group("e4")
+    front.round()
+    places = {
+        name: (told.first, told.last, told.op) for name, told in front.told.items() if isinstance(told, Batch)
+    }
+    assert places == {
+        "e1": (1, 1, 2), "m1": (2, 2, 3), "e2": (2, 2, 4), "e3": (2, 2, 5), "m2": (3, 3, 6), "e4": (3, 3, 7)
+    }  # fmt: skip
+    topics = {op: row.topic for op, row in operations(front.log)}
+    assert [topics[op].rpartition("/")[2] for op in range(2, 8)] == ["e1", "m1", "e2", "e3", "m2", "e4"]
+    assert operations(front.log) == operations(root.log)
+
+
+def test_entries_alone_are_told_the_message_they_stand_after(root: Root, front: Front) -> None:
+    front.submit_group("e1")
+    front.round()
+    told = front.told["e1"]
+    assert isinstance(told, Batch)
+    assert (told.first, told.last, told.op) == (0, 0, 1)
+
+
+def test_a_repeat_waits_for_all_that_is_committed_where_it_is_numbered(root: Root, front: Front) -> None:
+    """The hub that numbers knows only that it has the request: what else it has may be what the request was."""
+    front.submit_group("e1", "m1")
+    front.hub.turn(0)
+    for request in front.passing.due():
+        root.take(request)
+    root.turn(0)
+    root.hub.submit(Batch(Run.of([b"later"]), origin="spp"))
+    root.turn(0)
+    front.passing.lost(0.0)
+    front.passing.connected()
+    (request,) = front.passing.due()
+    (answer,) = root.take(request)
+    assert answer == Published(1, 1, 1, op=4)
+    front.passing.answered(request, answer)
+    assert front.told == {}
+    front.follow()
+    entered, message = front.told["e1"], front.told["m1"]
+    assert isinstance(entered, Batch)
+    assert isinstance(message, Batch)
+    # The number is known, the position is not.
+    assert (entered.first, entered.op, message.first, message.op) == (0, 0, 1, 0)
+
+
 def test_a_lost_answer_does_not_double(root: Root, front: Front) -> None:
     front.submit("a")
     front.hub.turn(0)
@@ -207,20 +279,20 @@ def test_a_repeat_at_another_frontend_does_not_double(tmp_path: Path, root: Root
     assert other.log.tail == 0
     other.round()
     assert payloads(root.log) == [b"x", b"y"]
-    assert told == [Published(1, 2, 0), Published(1, 2, 2)]
+    assert told == [Published(1, 2, 0, op=2), Published(1, 2, 2, op=2)]
 
 
 def test_a_frontend_of_a_frontend_keeps_its_mark(tmp_path: Path, root: Root, front: Front) -> None:
     """Sent again through another hub in the middle, it is the same request still."""
     middle = Front(tmp_path / "middle", root)
     middle.passing.connected()
-    rows = Batch(Run.of([b"x"]), origin="spp")
+    rows = [entry("hold", "h", hold(1)), Batch(Run.of([b"x"]), origin="spp")]
     told: list[Published | HeadraceError] = []
     for hub in (front, middle):
         hub.publishing.pass_on("below", 0, rows, told.append)
         hub.round()
     assert payloads(root.log) == [b"x"]
-    assert told == [Published(1, 1, 0), Published(1, 1, 1)]
+    assert told == [Published(1, 1, 0, op=3), Published(1, 1, 1, op=3)]
 
 
 def test_a_refused_request_takes_what_is_under_way_with_it_and_nothing_later(
@@ -425,7 +497,10 @@ def test_what_is_behind_a_piece_that_cannot_be_sent_is_not_sent_either(root: Roo
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_breaks_nothing_acknowledged_is_lost_and_nothing_doubled(seed: int) -> None:
-    """Two frontends, a client that roams between them, tubes that break and a hub that restarts, by chance."""
+    """Two frontends, a client that roams between them, tubes that break and a hub that restarts, by chance.
+
+    Doors submit messages and entries in any order. Each is in the log once, in the place that its door is told.
+    """
     random = Random(seed)
     with tempfile.TemporaryDirectory() as directory:
         root = Root(Path(directory) / "root")
@@ -435,14 +510,19 @@ def test_whatever_breaks_nothing_acknowledged_is_lost_and_nothing_doubled(seed: 
             front.passing._make_name = lambda number=number: f"f{number}/{next(names[number])}"  # type: ignore[misc]
             front.passing._name = front.passing._make_name()
         under_way: list[list[tuple[RelayRequest, list[Published | HeadraceError]]]] = [[], []]
-        acknowledged: dict[bytes, int] = {}
+        acknowledged: dict[str, int] = {}
+        positions: dict[str, int] = {}
         own, roaming = count(), 0
         waiting: list[bytes] = []
         told: list[Published | HeadraceError] = []
         for now in range(120):
             which = random.randrange(2)
             front = fronts[which]
-            match random.randrange(8):
+            match random.randrange(9):
+                case 8:
+                    kinds = random.choices("em", k=random.randint(1, 4))
+                    front.submit_group(*(f"{kind}{next(own)}" for kind in kinds))
+                    front.hub.turn(now)
                 case 0 | 1:
                     front.submit(*(f"d{next(own)}" for _ in range(random.randint(1, 3))))
                     front.hub.turn(now)
@@ -483,14 +563,24 @@ def test_whatever_breaks_nothing_acknowledged_is_lost_and_nothing_doubled(seed: 
                 front.round(200)
         for front in fronts:
             front.follow()
-            assert [m for b in front.log.scan(1) for m in b] == [m for b in root.log.scan(1) for m in b]
+            assert operations(front.log) == operations(root.log)
             for name, result in front.told.items():
                 assert isinstance(result, Batch)
-                acknowledged[name.encode()] = result.first
-        kept = {m.payload: m.seq for b in root.log.scan(1) for m in b if m.origin != "log"}
-        assert [payload for payload, times in Counter(payloads(root.log)).items() if times > 1] == []
+                acknowledged[name] = result.first
+                if result.op:
+                    positions[name] = result.op
+        taken = [
+            (op, row.seq, row.topic.removeprefix("hold/") if row.origin == "log" else row.payload.decode())
+            for op, row in operations(root.log)
+            if not row.topic.startswith("frontend/")
+        ]
+        assert [op for op, _ in operations(root.log)] == list(range(1, root.log.head_op + 1))
+        assert [name for name, times in Counter(name for _, _, name in taken).items() if times > 1] == []
+        kept = {name: seq for _, seq, name in taken}
         assert {name: kept.get(name) for name in acknowledged} == acknowledged
-        assert set(kept) >= {b"d%d" % n for n in range(next(own))}
+        known = {name: op for op, _, name in taken}
+        assert {name: known[name] for name in positions} == positions
+        assert {int(name[1:]) for name in kept if name[0] != "r"} == set(range(next(own)))
         root.log.close()
         for front in fronts:
             front.log.close()

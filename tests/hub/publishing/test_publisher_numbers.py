@@ -55,6 +55,25 @@ def test_rows_and_snapshots_give_the_same_state(given_steps: list[tuple[int, int
         assert rows.known(batch.publisher, batch.number, len(batch)) == wanted
 
 
+def test_a_mark_is_known_by_the_message_that_it_stands_after() -> None:
+    """Several may stand after one message, and the numbers of the next go on."""
+    publishers = PublisherNumbers()
+    places = [0, 0, 1, 2, 2, 7, 7, 8]
+    for number, seq in enumerate(places):
+        publishers.follow(
+            Batch(Run.one(b""), first=seq, op=10 + number, origin="log", publisher="f", number=number)
+        )
+    publishers.follow(
+        Batch(Run.of([b""] * 2), first=8, op=30, origin="log", publisher="f", number=len(places))
+    )
+    again = PublisherNumbers()
+    again.load(publishers.dump())
+    for each in (publishers, again):
+        for number, seq in enumerate([*places, 8, 8]):
+            assert each.known("f", number, 1) == (1, seq, seq)
+        assert each.newest("f") == len(places) + 1
+
+
 def test_messages_without_numbers_or_names_are_not_noted() -> None:
     publishers = PublisherNumbers()
     publishers.follow(Batch(Run.of([b"x"]), first=1, publisher="a"))

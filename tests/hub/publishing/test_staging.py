@@ -27,6 +27,7 @@ from headrace.hub.sequencer import Published
 from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.log.checksum import crc32c
+from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED
 
 
@@ -86,7 +87,7 @@ def test_only_so_many_queries_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(staging_module, "MAX_QUERIES", 3)
     queries = Queries()
     for seq, name in enumerate(["a", "b", "c", "a", "d"], 2):
-        queries.apply(name, b'{"batch":1,"rows":1}', seq)
+        queries.apply(name, b'{"batch":1,"rows":1}', seq, seq)
     assert list(queries) == ["c", "a", "d"]  # the one not heard of for longest is forgotten
     loaded_queries = Queries()
     loaded_queries.load(queries.dump())
@@ -100,13 +101,13 @@ def test_writes_that_are_no_streams_push_out_each_other_alone(monkeypatch: pytes
     queries = Queries()
     names = ["a", *(f"write-{number}" for number in range(9)), "b", "write-6", "write-9"]
     for seq, name in enumerate(names, 2):
-        queries.apply(name, b'{"batch":1,"rows":1}', seq)
+        queries.apply(name, b'{"batch":1,"rows":1}', seq, seq)
     assert list(queries) == ["a", "write-8", "b", "write-6", "write-9"]
-    queries.apply("c", b'{"batch":1,"rows":1}', 99)
+    queries.apply("c", b'{"batch":1,"rows":1}', 99, 99)
     assert list(queries) == ["write-8", "b", "write-6", "write-9", "c"]
     again = Queries()
     again.load(queries.dump())
-    again.apply("write-10", b'{"batch":1,"rows":1}', 100)
+    again.apply("write-10", b'{"batch":1,"rows":1}', 100, 100)
     assert list(again) == ["b", "write-6", "write-9", "c", "write-10"]
     monkeypatch.setattr(staging_module, "MAX_WRITES", 1)
     again.load(queries.dump())
@@ -151,11 +152,14 @@ def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> Non
     batches = loaded(begun.stages)
     commits.append("q", 1, batches, ["a", "b"], told.append)
     hub.turn(1)
-    assert told == [Published(1, 4)]
+    assert told == [Published(1, 4, op=5)]
     assert again == ["now"]
-    assert log.head == 5
-    assert commits.begin("q", 1, [], lambda: None) == Published(1, 4)
-    assert commits.begin("q", 0, [], lambda: None) == Published(None, None)
+    assert (log.head, log.head_op) == (4, 5)
+    # A repeat names all that is committed: the batch is somewhere in it.
+    hub.submit(Batch(Run.one(b"later")))
+    hub.turn(2)
+    assert commits.begin("q", 1, [], lambda: None) == Published(1, 4, op=6)
+    assert commits.begin("q", 0, [], lambda: None) == Published(None, None, op=6)
     assert len(staging) == 0
     restored = Queries()
     HubState(restored).restore(log)
@@ -187,7 +191,7 @@ def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pyt
             commits.append("q", 1, batches, ["a"], told.append)
             hub.turn(1)
     assert isinstance(told[0], StorageError)
-    assert told[1] == Published(1, 1)
+    assert told[1] == Published(1, 1, op=2)
     log.close()
 
 
@@ -204,7 +208,7 @@ def test_long_payloads_that_stay_in_memory_are_summed_up(tmp_path: Path) -> None
     found = loaded([long, short])
     assert [batch.run.summed for batch in found] == [crc32c(bytes(SUMMED_UP - 1) + b"x"), None]
     log = Log.open(tmp_path)
-    log.append([batch.numbered(1 + 2 * place, 0, 0) for place, batch in enumerate(found)])
+    log.append([batch.numbered(1 + 2 * place, 1 + 2 * place, 0, 0) for place, batch in enumerate(found)])
     log.commit(3)
     assert [payload for batch in log.read(1, max_bytes=1 << 22) for payload in batch.run] == [
         bytes(SUMMED_UP - 1), b"x", b"short"

@@ -19,7 +19,14 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
+from headrace.errors import (
+    HeadraceError,
+    LimitError,
+    MalformedError,
+    RefusedError,
+    UnavailableError,
+    WireError,
+)
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.passed import column_texts, unpack_passed
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
@@ -130,6 +137,8 @@ def refusal(error: HeadraceError) -> PrimaryAnswer:
             return PrimaryAnswer(error=error.code, reason=error.reason[:_MAX_REASON])
         case LimitError():
             return PrimaryAnswer(error="limit", reason=reason)
+        case WireError():
+            return PrimaryAnswer(error="malformed", reason=reason)
         case UnavailableError():
             return PrimaryAnswer(error="unavailable", reason=reason)
         case _:
