@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 from random import Random
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import RefusedError
 from headrace.hub.consumers import cursors as consumers
 from headrace.hub.consumers import delivery
-from headrace.hub.consumers.cursors import Consumer, Consumers, Settled, Terms
+from headrace.hub.consumers.cursors import Consumer, Consumers, Lag, Terms
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, DeliveryLimits, Expired
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
+from headrace.hub.consumers.settlements import Settled
 from headrace.hub.state import HubState
+from headrace.log.snapshot import Snapshot
 from headrace.message import Batch, Run, merge
 from headrace.protocols import DEAD_LETTER
 
@@ -205,9 +208,49 @@ def test_what_does_not_match_is_not_worth_an_entry_of_its_own() -> None:
     assert collected(made) == [(1, delivery.PASSED)]
 
 
-def test_consumers_do_not_keep_each_other_busy() -> None:
-    """An entry of each consumer is a number to pass over for each consumer."""
-    assert consumers.MAX_CONSUMERS < delivery.PASSED
+def test_what_was_passed_over_is_worth_an_entry_when_the_last_member_leaves() -> None:
+    made = fresh(1, 2)
+    for assigned in made.assign(10):
+        made.delivered(assigned, assigned.last, [], 0.0)
+    made.leave(1, tried=False)
+    assert made.collect() is None
+    made.leave(2, tried=True)
+    assert not made.idle
+    assert collected(made) == [(1, 8)]
+    assert made.idle
+
+
+def test_behind_is_what_is_in_flight_and_what_is_still_to_be_read() -> None:
+    made = fresh(1, limits=DeliveryLimits(span=10))
+    assert made.lag(30) == Lag(30)
+    send(made, 30)
+    assert made.lag(30) == Lag(30)
+    made.ack([(1, 4)])
+    assert made.lag(30) == Lag(26)
+    send(made, 30)
+    send(made, 30)
+    made.ack([(1, 30)])
+    assert made.lag(30) == Lag(0)
+
+
+def test_behind_of_a_consumer_that_selects_is_exact_once_all_was_read() -> None:
+    made = Delivery(Consumer("c", Terms(topic="a", ack_seconds=ACK), 0, 1), DeliveryLimits(span=10))
+    made.join(1)
+    made.ready(1)
+    (assigned,) = made.assign(20)
+    assert made.lag(20) == Lag(20, exact=False)
+    made.delivered(assigned, 10, [(3, 3), (6, 7)], 0.0)
+    assert made.lag(20) == Lag(13, exact=False)
+    assert made.lag(10) == Lag(3)
+    made.ready(1)
+    (assigned,) = made.assign(20)
+    made.delivered(assigned, 20, [], 0.0)
+    assert made.lag(20) == Lag(3)
+    made.expire(2 * ACK)
+    assert made.lag(20) == Lag(3), "what waits for another try was read before"
+    made.ack([(3, 3), (6, 7)])
+    assert made.lag(20) == Lag(0)
+    assert made.lag(21) == Lag(1, exact=False)
 
 
 def test_what_had_no_room_goes_on_to_the_next() -> None:
@@ -382,7 +425,8 @@ class Sharing(RuleBasedStateMachine):
     @initialize(rng=randoms)
     def begin(self, rng: Random) -> None:
         self.batches: list[Batch] = []
-        self.snapshot: tuple[int, dict[str, bytes]] | None = None
+        self.snapshot: Snapshot | None = None
+        self.burials = 0
         self.consumers = Consumers()
         self.state = HubState(self.consumers)
         self.matching: set[int] = set()
@@ -415,7 +459,8 @@ class Sharing(RuleBasedStateMachine):
         self.finished: set[int] = set()  # may not be sent again
 
     def submit(self, batch: Batch) -> Batch:
-        numbered = batch.numbered(self.state.seq + 1, 0, 1)
+        seq = self.state.seq
+        numbered = batch.numbered(self.state.op + 1, seq if batch.is_entries else seq + 1, 0, 1)
         self.batches.append(numbered)
         self.state.apply(numbered)
         return numbered
@@ -550,7 +595,7 @@ class Sharing(RuleBasedStateMachine):
         if rng.random() < 0.2:
             self.fail(settled)
         else:
-            self.submit(consumers.settle("c", settled))
+            self.submit(consumers.settle(settled))
 
     @precondition(lambda self: self.doomed)
     @rule(rng=randoms)
@@ -563,14 +608,19 @@ class Sharing(RuleBasedStateMachine):
             self.fail(settled)
             return
         numbers = {seq for first, last in settled.ranges for seq in range(first, last + 1)}
-        rows = merge(
-            [batch for batch in self.batches if dead.first <= batch.last and batch.first <= dead.last]
-        )
+        messages = [batch for batch in self.batches if not batch.is_entries]
+        rows = merge([batch for batch in messages if dead.first <= batch.last and batch.first <= dead.last])
         mask = [
             seq in self.matching and dead.first <= seq <= dead.last for seq in rows.column("seq").to_pylist()
         ]
-        batch = self.submit(consumers.bury(self.consumer, settled, rows.filter(mask), dead.tries))
-        letters = {int(m.attributes["dead.seq"]) for m in batch if m.origin == DEAD_LETTER}
+        burial = consumers.bury(self.consumer, settled, rows.filter(mask), dead.tries)
+        letters: set[int] = set()
+        if burial.letters is not None:
+            batch = self.submit(burial.letters)
+            assert {message.origin for message in batch} == {DEAD_LETTER}
+            letters = {int(message.attributes["dead.seq"]) for message in batch}
+            self.burials += 1
+        self.submit(burial.entry)
         assert letters == numbers & self.matching
         assert numbers <= self.durable(), "dead letters and what is done came apart"
         self.buried |= letters
@@ -598,7 +648,7 @@ class Sharing(RuleBasedStateMachine):
 
     @rule()
     def take_snapshot(self) -> None:
-        self.snapshot = self.state.seq, self.state.sections()
+        self.snapshot = Snapshot(UUID(int=1), self.state.op, self.state.seq, self.state.sections())
 
     @rule(rng=randoms)
     def crash(self, rng: Random) -> None:
@@ -614,7 +664,7 @@ class Sharing(RuleBasedStateMachine):
         self.submit(consumers.reset("c", to))
         if stale is not None:
             floor = self.consumer.floor
-            self.submit(consumers.settle("c", stale))
+            self.submit(consumers.settle(stale))
             assert (self.consumer.floor, self.consumer.done) == (floor, [])
         self.delivery.restart()
         for assigned in self.reading:
@@ -638,9 +688,9 @@ class Sharing(RuleBasedStateMachine):
         restored = Consumers()
         state = HubState(restored)
         if self.snapshot is not None:
-            state.load(*self.snapshot)
+            state.load(self.snapshot)
         for batch in self.batches:
-            if batch.first > state.seq:
+            if batch.op > state.op:
                 state.apply(batch)
         return restored, state
 
@@ -660,7 +710,18 @@ class Sharing(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         assert self.delivery.pieces <= 2 * self.limits.pieces + self.limits.members
-        assert len(self.consumer.done) <= 2 * self.limits.pieces + self.limits.members
+        # Each dead letter is done where it stands.
+        assert len(self.consumer.done) <= 2 * self.limits.pieces + self.limits.members + self.burials
+
+    @invariant()
+    def behind_is_what_is_not_done(self) -> None:
+        head = self.state.seq
+        pieces = [*self.delivery._waiting, *self.delivery._taken, Piece(self.delivery.frontier, head)]
+        left = sum(len(self.messages(piece.first, piece.last)) for piece in pieces)
+        lag = self.delivery.lag(head)
+        assert lag.behind >= left
+        assert lag.behind == left or not lag.exact
+        assert self.consumer.lag(head).behind >= len(self.matching - self.durable())
 
     @invariant()
     def members_have_what_the_model_says(self) -> None:
@@ -681,7 +742,7 @@ class Sharing(RuleBasedStateMachine):
         for _ in range(2 * head + 10):
             for dead in self.doomed:
                 settled = self.delivery.bury(dead.first, dead.last)
-                self.submit(consumers.settle("c", settled))
+                self.submit(consumers.settle(settled))
                 self.buried |= {seq for first, last in settled.ranges for seq in range(first, last + 1)}
             self.doomed = []
             self.delivery.ready(self.joined)
@@ -692,9 +753,10 @@ class Sharing(RuleBasedStateMachine):
                 self.acknowledged |= {seq for first, last in sent for seq in range(first, last + 1)}
             settled_now = self.delivery.collect()
             if settled_now is not None:
-                self.submit(consumers.settle("c", settled_now))
+                self.submit(consumers.settle(settled_now))
         self.the_state_is_what_the_log_says()
         assert self.delivery.pieces == 0
+        assert self.delivery.lag(head) == Lag(0)
         assert {seq for seq in self.matching if seq <= head} <= self.durable(), "a message was lost"
 
 

@@ -69,8 +69,8 @@ class Passed:
             if submission.done is not None:
                 submission.done(UnavailableError("the upstream hub is away"))
 
-    def committed(self, head: int) -> None:
-        while self._numbered and self._numbered[0][1].last <= head:
+    def committed(self, op: int) -> None:
+        while self._numbered and self._numbered[0][1].last_op <= op:
             submission, batch = self._numbered.pop(0)
             if submission.done is not None:
                 submission.done(batch)
@@ -92,10 +92,13 @@ class Copy(Scene):
         self.passed = self.hub.sequencer = Passed()  # type: ignore[assignment]
 
     def copy(self, upto: int | None = None) -> None:
-        """Let the copy come nearer."""
-        upto = self.upstream.log.head if upto is None else upto
-        if upto > self.log.head:
-            self.hub.follow(list(self.upstream.log.scan(self.log.head + 1, upto)))
+        """Let the copy come nearer: up to a message, or to the end."""
+        theirs = self.upstream.log
+        self.copy_ops(theirs.head_op if upto is None else theirs.op_of(upto))
+
+    def copy_ops(self, upto: int) -> None:
+        if upto > self.log.head_op:
+            self.hub.follow(list(self.upstream.log.scan_ops(self.log.head_op + 1, upto)))
             self.connector.advance()
 
     def exchange(self) -> None:
@@ -227,7 +230,7 @@ def test_a_subscription_that_was_given_up_meanwhile_is_made_again(upstream: Upst
     subscribed(copy)
     kept = upstream.subscriptions.get(ALICE)
     assert kept is not None
-    upstream.write(expire(ALICE, kept.seq))
+    upstream.write(expire(ALICE, kept.op))
     wire = Wire()
     # It says what the copy still believes it wants.
     copy.connector.subscribe(copy.connector.join(ALICE, wire), WANTED)
@@ -259,13 +262,13 @@ def test_many_who_come_back_cost_one_entry(upstream: Upstream, copy: Copy) -> No
     for client in clients:
         copy.connector.subscribe(copy.connector.join(client, Wire()), WANTED)
     copy.exchange()
-    head = upstream.log.head
+    head, before = upstream.log.head, upstream.log.head_op
     wires = [Wire() for _ in clients]
     for client, wire in zip(clients, wires, strict=True):
         copy.connector.subscribe(copy.connector.join(client, wire, after=head), WANTED)
     copy.exchange()
     # The first asks alone, all others together.
-    assert upstream.log.head == head + 2
+    assert (upstream.log.head, upstream.log.head_op) == (head, before + 2)
     seqs = upstream.publish(2)
     copy.exchange()
     assert all(wire.got == seqs for wire in wires)
@@ -367,8 +370,8 @@ def test_whatever_is_lost_whenever_each_message_comes_once_in_order(
                     flight.append((source, matched, True))
             case 5 | 6 | 7 if flight:
                 arrive(*flight.pop(0))
-            case 8 | 9 if copy.log.head < upstream.log.head:
-                copy.copy(random.randrange(copy.log.head + 1, upstream.log.head + 1))
+            case 8 | 9 if copy.log.head_op < upstream.log.head_op:
+                copy.copy_ops(random.randrange(copy.log.head_op + 1, upstream.log.head_op + 1))
             case 10:
                 copy.hub.turn(1)
                 copy.passed.pass_up(upstream)

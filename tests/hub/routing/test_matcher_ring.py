@@ -17,7 +17,7 @@ def take(matchers: MatcherRing, batch: Batch, seq: int) -> None:
     (message,) = batch
     kind, _, name = message.topic.partition("/")
     assert kind == matchers.name
-    matchers.apply(name, message.payload, seq)
+    matchers.apply(name, message.payload, seq, seq)
 
 
 def test_matchers_join_and_leave_by_entries() -> None:
@@ -45,7 +45,7 @@ def test_a_snapshot_brings_the_ring_back() -> None:
 @pytest.mark.parametrize("payload", [b"x", b'{"start": "zz"}', b'{"start": "00"}'])
 def test_an_entry_that_says_nothing_is_passed_over(payload: bytes) -> None:
     matchers = MatcherRing()
-    matchers.apply("one", payload, 1)
+    matchers.apply("one", payload, 1, 1)
     assert not len(matchers.ring)
 
 

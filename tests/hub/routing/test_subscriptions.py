@@ -36,17 +36,18 @@ class Following:
 
     def __init__(self) -> None:
         self.part = Subscriptions()
-        self.seq = 0
+        self.op = 0
         self.changes: list[SubscriptionChange] = []
         self.part.observers.append(self.changes.append)
 
-    def take(self, batch: Batch) -> int:
+    def take(self, batch: Batch, seq: int = 0) -> int:
+        """Take an entry that stands after message ``seq``; return its own position."""
         (message,) = batch
         kind, _, name = message.topic.partition("/")
         assert (kind, message.origin) == ("subscription", "log")
-        self.seq += 1
-        self.part.apply(name, message.payload, self.seq)
-        return self.seq
+        self.op += 1
+        self.part.apply(name, message.payload, seq, self.op)
+        return self.op
 
 
 @pytest.fixture
@@ -55,10 +56,10 @@ def following() -> Following:
 
 
 def test_a_subscription_is_kept_with_its_place_and_entry(following: Following) -> None:
-    seq = following.take(subscribe(ALICE, EAST, FIELDS))
+    op = following.take(subscribe(ALICE, EAST, FIELDS), seq=7)
     kept = following.part.get(ALICE)
     assert kept is not None
-    assert (kept.connector, kept.seq, kept.fields) == (EAST, seq, FIELDS)
+    assert (kept.connector, kept.seq, kept.op, kept.fields) == (EAST, 7, op, FIELDS)
     assert kept.predicates == {"x": Between(0, 1), "city": Equals("Oslo")}
     assert following.changes == [SubscriptionChange(ALICE, None, kept)]
     assert ALICE in following.part
@@ -79,17 +80,18 @@ def test_moving_keeps_what_is_wanted(following: Following) -> None:
     following.take(move(ALICE, WEST))
     assert ALICE not in following.part
     following.take(subscribe(ALICE, EAST, FIELDS))
-    seq = following.take(move(ALICE, WEST))
+    op = following.take(move(ALICE, WEST), seq=3)
     kept = following.part.get(ALICE)
     assert kept is not None
-    assert (kept.connector, kept.seq, kept.fields) == (WEST, seq, FIELDS)
+    assert (kept.connector, kept.seq, kept.op, kept.fields) == (WEST, 3, op, FIELDS)
     assert following.changes[-1].same_fields
 
 
 def test_an_expiry_counts_only_if_nothing_has_changed_since(following: Following) -> None:
-    seq = following.take(subscribe(ALICE, EAST, FIELDS))
+    # No message comes between them: only their positions tell them apart.
+    op = following.take(subscribe(ALICE, EAST, FIELDS))
     later = following.take(move(ALICE, WEST))
-    following.take(expire(ALICE, seq))
+    following.take(expire(ALICE, op))
     assert ALICE in following.part
     following.take(expire(ALICE, later))
     assert ALICE not in following.part
@@ -110,7 +112,7 @@ def test_an_expiry_counts_only_if_nothing_has_changed_since(following: Following
 )
 def test_an_entry_that_says_nothing_is_passed_over(following: Following, name: str, payload: bytes) -> None:
     following.take(subscribe(ALICE, EAST, FIELDS))
-    following.part.apply(name, payload, 2)
+    following.part.apply(name, payload, 0, 2)
     assert following.part.get(ALICE).fields == FIELDS  # type: ignore[union-attr]
 
 
@@ -145,10 +147,10 @@ def test_fields_say_what_predicates_say() -> None:
 
 
 def test_the_table_comes_in_pieces_bounded_in_rows_and_bytes() -> None:
-    kept = [(n.to_bytes(12), Subscription(EAST, n, b'{"x":"{}"}')) for n in range(MAX_ROWS + 1)]
+    kept = [(n.to_bytes(12), Subscription(EAST, n, n, b'{"x":"{}"}')) for n in range(MAX_ROWS + 1)]
     pieces = list(tables(kept))
     assert [piece.num_rows for piece in pieces] == [MAX_ROWS, 1]
     assert all(piece.schema == SUBSCRIPTIONS for piece in pieces)
     long = b'{"x":"%b"}' % (b"y" * (MAX_TABLE_BYTES // 2))
-    assert [p.num_rows for p in tables([(ALICE, Subscription(EAST, 1, long))] * 5)] == [2, 2, 1]
+    assert [p.num_rows for p in tables([(ALICE, Subscription(EAST, 1, 1, long))] * 5)] == [2, 2, 1]
     assert list(tables([])) == []

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -31,6 +34,7 @@ from headrace.hub.services.objects import (
     remove,
 )
 from headrace.hub.state import HubState, entry
+from headrace.log.snapshot import Snapshot
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run, merge
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
 
@@ -54,13 +58,19 @@ class Log:
         self.batches: list[Batch] = []
 
     def append(self, batch: Batch) -> Batch:
-        first = self.batches[-1].last + 1 if self.batches else 1
-        self.batches.append(batch.numbered(first, 1_000 + first, 7))
+        op, seq = (self.batches[-1].last_op, self.batches[-1].last) if self.batches else (0, 0)
+        first = seq if batch.is_entries else seq + 1
+        self.batches.append(batch.numbered(op + 1, first, 1_000 + op, 7))
         return self.batches[-1]
 
     def sealed(self) -> Iterable[Batch]:
-        """The whole log as one batch in columns, entries and messages together, as a sealed segment gives it."""
-        return [Batch.over(merge(self.batches))] if self.batches else []
+        """The log with the messages between two entries as one batch in columns, as a sealed segment gives it."""
+        for are_entries, some in groupby(self.batches, lambda batch: batch.is_entries):
+            batches = list(some)
+            if are_entries:
+                yield from batches
+            else:
+                yield replace(Batch.over(merge(batches)), op=batches[0].op)
 
 
 def shown(services: Services) -> tuple[Any, ...]:
@@ -124,10 +134,10 @@ class ServicesFollowTheLog(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """From a snapshot at this very point."""
-        seq, sections = self.state.seq, self.state.sections()
+        snapshot = Snapshot(UUID(int=1), self.state.op, self.state.seq, self.state.sections())
         self.services = Services()
         self.state = HubState(self.services)
-        self.state.load(seq, sections)
+        self.state.load(snapshot)
 
     @invariant()
     def it_is_what_the_model_says(self) -> None:
@@ -190,7 +200,7 @@ def test_each_step_is_told(watched: Watched) -> None:
     assert watched.message("a", b'{"x": 1}') == [ServiceChanged(service, b'{"x": 1}', {"x": 1})], (
         "nothing changes, it is told"
     )
-    assert (service.created, service.seq, service.snapshot) == (1, 3, b'{"x":1}')
+    assert (service.created, service.seq, service.snapshot) == (1, 2, b'{"x":1}')
     assert watched.apply(remove("a")) == [ServiceRemoved(service)]
     assert watched.apply(remove("a")) == []
     assert watched.services.get("a") is None
@@ -211,10 +221,10 @@ def test_what_a_json_service_cannot_take_is_refused(watched: Watched, bad: bytes
     watched.message("a", b'{"x":1}')
     (refused,) = watched.message("a", bad)
     assert isinstance(refused, ChangeRefused)
-    assert (refused.service_id, refused.seq) == ("a", 3)
+    assert (refused.service_id, refused.seq) == ("a", 2)
     service = watched.services.get("a")
     assert service is not None
-    assert (service.value, service.seq) == ({"x": 1}, 2)
+    assert (service.value, service.seq) == ({"x": 1}, 1)
 
 
 def test_a_removed_object_goes_on_for_those_who_hold_it(watched: Watched) -> None:
@@ -301,12 +311,24 @@ def test_an_entry_is_no_message(watched: Watched) -> None:
     """Not even where its topic is a service's id."""
     watched.apply(create("hold/a", ServiceKind.LAST))
     assert watched.apply(entry("hold", "a", b'{"seq": 1}')) == []
-    rows = Batch(
-        Run.of([b'{"seq":1}', b"yes"]), topic="hold/a", columns=column("origin", [NOT_A_MESSAGE, "spp"])
+    several = Batch(
+        Run.of([b"{}", b"{}"]), origin=NOT_A_MESSAGE, columns=column("topic", ["hold/a", "hold/b"])
     )
-    (changed,) = watched.apply(rows)
+    assert watched.apply(several) == []
+    (changed,) = watched.message("hold/a", b"yes")
     assert isinstance(changed, ServiceChanged)
     assert changed.change == b"yes"
+
+
+def test_several_may_be_created_between_two_messages(watched: Watched) -> None:
+    watched.message("a", b"before")
+    kinds = column("topic", [f"service/{name}" for name in "abc"])
+    created = watched.apply(
+        Batch(Run.of([b'{"create": "last"}'] * 3), origin=NOT_A_MESSAGE, columns=kinds), remove("b")
+    )
+    assert len(created) == 4
+    assert [(service.id, service.seq) for service in watched.services] == [("a", 1), ("c", 1)]
+    assert [service.id for service in watched.services.after(2, 9)] == ["c"]
 
 
 def test_an_object_always_fits_the_packet_that_carries_it_whole(watched: Watched) -> None:

@@ -34,7 +34,7 @@ class House:
         return [each.reason for each in rejected]
 
     def entries(self) -> list[Message]:
-        return [one for batch in self.log.scan(1) for one in batch]
+        return [one for batch in self.log.scan_ops(1) for one in batch]
 
     def shown(self) -> dict[str, tuple[ServiceKind, bytes]]:
         return {service.id: (service.kind, service.snapshot) for service in self.services}
@@ -77,7 +77,7 @@ def test_changes_of_several_services_are_one_batch(house: House) -> None:
     assert house.shown() == {"a": (ServiceKind.LAST, b"3"), "b": (ServiceKind.JSON, b'{"x":1}')}
     (end,) = ends
     assert isinstance(end, Batch)
-    assert end.first == 6
+    assert (end.first, end.op) == (4, 6)
 
 
 def test_a_removed_id_is_not_created_again(house: House) -> None:

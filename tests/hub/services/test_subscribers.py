@@ -41,7 +41,8 @@ class Hub:
 
     def commit(self, *batches: Batch) -> None:
         for batch in batches:
-            self.state.apply(batch.numbered(self.state.seq + 1, 1, 1))
+            seq = self.state.seq if batch.is_entries else self.state.seq + 1
+            self.state.apply(batch.numbered(self.state.op + 1, seq, 1, 1))
         self.audience.deliver()
 
     def publish(self, *changes: tuple[str, bytes]) -> None:

@@ -270,8 +270,9 @@ class Consumers:
         forgotten = consumer.settle(settled.ranges)
         if forgotten:
             self._notify(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
-        if letters:
-            # They are the last messages before the entry. Without room for them they are only read once more.
+        if letters and len(consumer.done) < MAX_RANGES // 4:
+            # They are the last messages before the entry. Delivery would pass over them just as well, so they must not
+            # take the room that it relies on.
             consumer.settle([(max(1, seq - letters + 1), seq)])
         consumer.dead = min(consumer.dead + dead, MAX_SEQUENCE)
         consumer.lost = min(consumer.lost + settled.lost, MAX_SEQUENCE)
