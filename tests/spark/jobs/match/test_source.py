@@ -71,12 +71,17 @@ def play(hub: HubProcess, tables: SubscriptionTables) -> Pushed:
         }
         until(lambda: status(hub)["subscribers"]["subscriptions"] == 9)
         tables.add(link.subscriptions())
-        count = last = 0
+        wanting, count, last = set(clients), 0, 0
         for turn in range(60):
             for _ in range(random.randrange(4)):
-                wanted: dict[str, Any] = {"x": (low := random.randrange(90), low + random.randrange(60))}
-                before = entries(link)
-                random.choice(list(clients.values())).subscribe(**(wanted if random.random() < 0.8 else {}))
+                number, before = random.choice(list(clients)), entries(link)
+                if number in wanting and random.random() < 0.2:
+                    wanting.remove(number)
+                    clients[number].subscribe()
+                else:
+                    wanting.add(number)
+                    low = random.uniform(0, 90)
+                    clients[number].subscribe(x=(low, low + random.uniform(0, 60)))
                 until(lambda before=before: entries(link) > before)  # type: ignore[misc]
             if turn == 30:
                 tables.add(link.subscriptions())
