@@ -79,10 +79,9 @@ class Nodes:
         def working() -> bool:
             facts = [server.status() for server in self.servers.values()]
             primaries = {fact["cluster"]["primary"] for fact in facts}  # type: ignore[index]
-            same = len({fact["head"] for fact in facts}) == 1 and len(primaries) == 1
-            return (
-                same and primaries != {None} and all(fact["mode"] == "WRK" and fact["head"] for fact in facts)
-            )
+            heads = {server.hub.log.head_op for server in self.servers.values()}
+            same = len(heads) == 1 and heads != {0} and len(primaries) == 1
+            return same and primaries != {None} and all(fact["mode"] == "WRK" for fact in facts)
 
         await until("all nodes work", working)
         name = next(iter(self.servers.values())).status()["cluster"]["primary"]  # type: ignore[index]
@@ -121,10 +120,15 @@ def link_of(server: Server) -> LinkClient:
 
 
 async def kept(server: Server) -> list[Message]:
+    """The messages that a node has, as a client reads them."""
     async with link_of(server) as link:
-        return [
-            each async for batch in link.read(server.hub.log.first, entries=True) for each in messages(batch)
-        ]
+        return [each async for batch in link.read(server.hub.log.first) for each in messages(batch)]
+
+
+def operations(server: Server) -> list[tuple[int, Message]]:
+    """Everything that a node has, entries included, and where it stands."""
+    log = server.hub.log
+    return [(each.op + place, row) for each in log.scan_ops(log.first_op) for place, row in enumerate(each)]
 
 
 @pytest.mark.parametrize("fsync", ["interval", "always"])
@@ -141,10 +145,14 @@ async def test_any_node_takes_publishes_and_a_repeat_is_there_once(make: Make, f
             await link.publish(server.settings.node.name.encode())
     await nodes.work()
     assert len(places) == 1
-    logs = [await kept(server) for server in nodes.servers.values()]
+    logs = [operations(server) for server in nodes.servers.values()]
     assert logs[0] == logs[1] == logs[2]
-    payloads = [message.payload for message in logs[0] if message.origin != "log"]
-    assert sorted(payloads) == [b"a", b"b", b"node0", b"node1", b"node2"]
+    assert [op for op, _ in logs[0]] == list(range(1, len(logs[0]) + 1))
+    for server in nodes.servers.values():
+        got = await kept(server)
+        assert sorted(message.payload for message in got) == [b"a", b"b", b"node0", b"node1", b"node2"]
+        assert [message.seq for message in got] == [1, 2, 3, 4, 5]
+        assert server.status()["head"] == 5
     assert len({str(server.hub.log.uuid) for server in nodes.servers.values()}) == 1
 
 
@@ -159,8 +167,11 @@ async def test_a_commit_of_stages_is_there_once_whichever_node_is_asked(make: Ma
     await nodes.work()
     assert len(spans) == 1
     for server in nodes.servers.values():
-        payloads = [message.payload for message in await kept(server) if message.origin != "log"]
-        assert payloads == [b"x", b"y", b"z"]
+        assert [(message.seq, message.payload) for message in await kept(server)] == [
+            (1, b"x"),
+            (2, b"y"),
+            (3, b"z"),
+        ]
 
 
 async def test_a_primary_whose_tubes_are_off_knows_repeats_all_the_same(tmp_path: Path) -> None:
@@ -260,6 +271,7 @@ async def test_a_node_begins_anew_behind_a_snapshot(make: Make) -> None:
         await server.start()
         await nodes.work()
         assert server.hub.log.first > 1
+        assert server.hub.log.first_op > server.hub.log.first
         assert server.parts.publishers.newest("one") == 159
         await publisher.publish(b"after")
     await nodes.work()
