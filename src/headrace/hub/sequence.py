@@ -170,7 +170,7 @@ class Hub:
         If the disk fails, the error is raised, and the caller retries with the same batches.
         """
         self.log.append(batches)
-        self.counters.add("followed", sum(len(batch) for batch in batches))
+        self.counters.add("followed", sum(len(batch) for batch in batches if not batch.is_entries))
         self._appended_now(batches, [None] * len(batches))
 
     def fail(self, error: StorageError) -> None:
