@@ -12,14 +12,25 @@ from hypothesis import strategies as st
 
 from headrace import message
 from headrace.errors import UsageError
-from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Message, Run, map_column, merge, messages, node_id
+from headrace.message import (
+    MAX_SEQUENCE,
+    NOT_A_MESSAGE,
+    SCHEMA,
+    Batch,
+    Message,
+    Run,
+    map_column,
+    merge,
+    messages,
+    node_id,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 WORDS = st.text(max_size=8)
 PAYLOADS = st.lists(st.binary(max_size=40), max_size=12)
 COLUMNS = {
     "time": st.integers(0, 2**53),
-    "origin": st.sampled_from(["fyrehose", "spp", "link", "spark", "log"]),
+    "origin": st.sampled_from(["fyrehose", "spp", "link", "spark"]),
     "node": st.integers(0, 2**16 - 1),
     "publisher": WORDS,
     "number": st.none() | INT64,
@@ -288,10 +299,19 @@ class TestBatch:
 
     def test_numbering_changes_place_and_time_only(self) -> None:
         batch = Batch(Run.of([b"a", b"b"]), origin="fyrehose", publisher="p", number=4, topic="t")
-        placed = batch.numbered(first=10, time=99, node=7)
-        assert placed == replace(batch, first=10, time=99, node=7)
+        placed = batch.numbered(op=15, first=10, time=99, node=7)
+        assert placed == replace(batch, op=15, first=10, time=99, node=7)
+        assert placed.last_op == 16
         assert (len(placed), placed.first, placed.last) == (2, 10, 11)
         assert placed.run is batch.run
+
+    def test_entries_stand_after_a_message(self) -> None:
+        entries = Batch(Run.of([b"a", b"b", b"c"]), origin=NOT_A_MESSAGE, topic="hold/x").numbered(5, 3, 9, 7)
+        assert entries.is_entries
+        assert (entries.first, entries.last, entries.op, entries.last_op) == (3, 3, 5, 7)
+        assert [one.seq for one in entries] == entries.to_arrow().column("seq").to_pylist() == [3, 3, 3]
+        rest = entries.slice(1, 3)
+        assert (rest.first, rest.last, rest.op, list(rest.run)) == (3, 3, 6, [b"b", b"c"])
 
     def test_numbering_overrules_what_publishers_say_of_it(self) -> None:
         said = Batch(Run.of([b"a", b"b"]), first=1, time=5, node=1, topic="t").to_arrow()
@@ -299,14 +319,14 @@ class TestBatch:
         topics = pa.array(["t", "u"])
         said = said.set_column(1, SCHEMA.field("time"), times).set_column(6, SCHEMA.field("topic"), topics)
         for batch in (Batch.from_arrow(said), Batch.over(said)):
-            placed = batch.numbered(first=10, time=99, node=7)
+            placed = batch.numbered(op=15, first=10, time=99, node=7)
             assert [(one.seq, one.time, one.node, one.topic) for one in placed] == [
                 (10, 99, 7, "t"),
                 (11, 99, 7, "u"),
             ]
             assert placed.last_time == 99
         only_times = Batch.from_arrow(said.set_column(6, SCHEMA.field("topic"), pa.array(["t", "t"])))
-        assert only_times.numbered(first=10, time=99, node=7).columns is None
+        assert only_times.numbered(op=15, first=10, time=99, node=7).columns is None
 
     @given(batches(least=1))
     def test_the_last_time_is_that_of_the_last_message(self, batch: Batch) -> None:

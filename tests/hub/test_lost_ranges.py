@@ -22,8 +22,8 @@ def followed(*batches: Batch) -> StateParts:
     """What a hub knows that has followed these entries."""
     parts = StateParts()
     state = parts.state()
-    for seq, batch in enumerate(batches, 1):
-        state.apply(batch.numbered(seq, 0, 0))
+    for op, batch in enumerate(batches, 1):
+        state.apply(batch.numbered(op, 0, 0, 0))
     return parts
 
 
@@ -78,16 +78,16 @@ def test_ranges_are_a_set_of_numbers(told: list[tuple[int, int]]) -> None:
 def test_they_are_a_function_of_the_log_and_its_snapshot(tmp_path: Path) -> None:
     known = {"a": {"messages": 14, "ranges": [[1, 9], [20, 24]]}}
     with closing(Log.open(tmp_path)) as log:
-        log.append([lose("a", 1, 9).numbered(1, 0, 0), lose("a", 20, 24).numbered(2, 0, 0)])
+        log.append([lose("a", 1, 9).numbered(1, 0, 0, 0), lose("a", 20, 24).numbered(2, 0, 0, 0)])
         log.commit(2)
     with closing(Log.open(tmp_path)) as log:
         parts = StateParts()
         state = parts.state()
         state.restore(log)
         assert parts.losses.facts() == known
-        snapshot = parse(serialize(Snapshot(log.uuid, state.seq, state.sections())))
+        snapshot = parse(serialize(Snapshot(log.uuid, state.op, state.seq, state.sections())))
     other = StateParts()
-    other.state().load(snapshot.seq, snapshot.sections)
+    other.state().load(snapshot)
     assert other.losses.facts() == known
     other.losses.add("a", 9, 10)
     assert other.losses.facts() == {"a": {"messages": 15, "ranges": [[20, 24], [1, 10]]}}, "it goes on"
@@ -97,7 +97,7 @@ def test_a_snapshot_from_before_they_were_kept_opens() -> None:
     state = followed(lose("a", 1, 9)).state()
     sections = {name: section for name, section in state.sections().items() if name != LostRanges.name}
     parts = StateParts()
-    parts.state().load(7, parse(serialize(Snapshot(uuid4(), 7, sections))).sections)
+    parts.state().load(parse(serialize(Snapshot(uuid4(), 7, 3, sections))))
     assert parts.losses.facts() == {}
 
 
@@ -119,8 +119,8 @@ def test_an_entry_that_no_reader_would_write_changes_nothing() -> None:
 
 def test_who_looks_on_is_told_what_is_new() -> None:
     parts, told = StateParts(), []
-    parts.losses.observer = lambda seq, fresh: told.append((seq, fresh))
+    parts.losses.observer = lambda op, fresh: told.append((op, fresh))
     state = parts.state()
-    for seq, batch in enumerate([lose("a", 1, 9), lose("a", 1, 9), lose("a", 5, 12)], 1):
-        state.apply(batch.numbered(seq, 0, 0))
+    for op, batch in enumerate([lose("a", 1, 9), lose("a", 1, 9), lose("a", 5, 12)], 1):
+        state.apply(batch.numbered(op, 0, 0, 0))
     assert told == [(1, [(1, 9)]), (2, []), (3, [(10, 12)])]

@@ -193,11 +193,11 @@ def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
     commits.take("q", 1, [batch(b"a", b"b")], told.append)
     commits.take("q", 1, [batch(b"a", b"b")], told.append)
     hub.turn(1)
-    hub.committed(log.tail)
-    assert told == [Published(1, 2), Published(1, 2)]
+    hub.committed(log.tail_op)
+    assert told == [Published(1, 2, op=3), Published(1, 2, op=3)]
     commits.take("q", 1, [batch(b"a", b"b")], told.append)
     commits.take("q", 0, [batch(b"a", b"b")], told.append)
-    assert (told[2:], log.tail) == ([Published(1, 2), Published(None, None)], 3)
+    assert (told[2:], log.tail) == ([Published(1, 2, op=3), Published(None, None, op=3)], 2)
 
 
 def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothing(
@@ -215,5 +215,5 @@ def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothin
     assert error.limit == 100
     commits.take("q", 1, [batch(bytes(60))], told.append)
     hub.turn(1)
-    hub.committed(log.tail)
-    assert told[1:] == [Published(1, 1)]
+    hub.committed(log.tail_op)
+    assert told[1:] == [Published(1, 1, op=2)]

@@ -29,8 +29,10 @@ class Door:
         self.calls: list[tuple[int, int, int]] = []
 
     def deliver(self, batches: Sequence[Batch]) -> None:
-        self.calls.append((batches[0].first, batches[-1].last, self._log.head))
+        if batches:
+            self.calls.append((batches[0].first, batches[-1].last, self._log.head))
         for batch in batches:
+            assert not batch.is_entries
             self.seen += enumerate(batch.run, batch.first)
 
 
@@ -38,7 +40,7 @@ class MemoryLog:
     """A log without a disk, which can be told to be full."""
 
     def __init__(self, tail: int = 0) -> None:
-        self.tail = self.head = tail
+        self.tail = self.head = self.tail_op = self.head_op = tail
         self.last_time = 0
         self.snapshot = None
         self.appended: list[list[Batch]] = []
@@ -48,16 +50,19 @@ class MemoryLog:
         if self.error is not None:
             raise self.error
         for batch in batches:
-            assert batch.first == self.tail + 1
+            assert batch.first == (self.tail if batch.is_entries else self.tail + 1)
+            assert batch.op == self.tail_op + 1
             assert batch.time >= self.last_time
-            self.tail, self.last_time = batch.last, batch.time
+            self.tail, self.tail_op, self.last_time = batch.last, batch.last_op, batch.time
         self.appended.append(list(batches))
 
-    def commit(self, seq: int) -> None:
-        assert self.head <= seq <= self.tail
-        self.head = seq
+    def commit(self, op: int) -> None:
+        assert self.head_op <= op <= self.tail_op
+        self.head_op = op
+        for batch in (each for appended in self.appended for each in appended if each.op <= op):
+            self.head = batch.last if batch.is_entries else min(batch.last, batch.first + op - batch.op)
 
-    def scan(self, _first: int) -> Iterator[Batch]:
+    def scan_ops(self, _first: int) -> Iterator[Batch]:
         return iter(())
 
 
@@ -262,7 +267,33 @@ class TestCommit:
         hub.turn(0)
         assert hub.state.holds == {}
         hub.committed(1)
-        assert (hub.state.holds, hub.state.seq) == ({"job": 1}, 1)
+        assert (hub.state.holds, hub.state.op, hub.state.seq) == ({"job": 1}, 1, 0)
+
+    def test_entries_take_no_numbers_and_come_to_no_door(self, hub: Hub, log: MemoryLog) -> None:
+        door = Door(log)
+        hub.doors.append(door)
+        outcomes: list[Batch | StorageError] = []
+        hub.submit(entry("hold", "a", hold(1)), outcomes.append)
+        hub.submit(batch(b"a"), outcomes.append)
+        hub.submit(entry("hold", "b", hold(1)), outcomes.append)
+        hub.submit(batch(b"b", b"c"), outcomes.append)
+        hub.turn(0)
+        assert door.seen == [(1, b"a"), (2, b"b"), (3, b"c")]
+        places = [(each.first, each.last, each.op) for each in outcomes if isinstance(each, Batch)]
+        assert places == [(0, 0, 1), (1, 1, 2), (1, 1, 3), (2, 3, 4)]
+        assert (log.head, log.head_op) == (3, 5)
+
+    def test_doors_are_called_after_a_commit_of_entries_alone(self, hub: Hub) -> None:
+        calls: list[Sequence[Batch]] = []
+
+        class Listening:
+            def deliver(self, batches: Sequence[Batch]) -> None:
+                calls.append(batches)
+
+        hub.doors.append(Listening())
+        hub.submit(entry("hold", "a", hold(1)))
+        hub.turn(0)
+        assert [list(each) for each in calls] == [[]]
 
     def test_messages_are_counted_by_origin(self, hub: Hub) -> None:
         hub.submit(batch(b"a", b"b"))
@@ -432,6 +463,7 @@ class TestRealLog:
     st.lists(
         st.one_of(
             st.tuples(st.just("submit"), st.integers(1, 4)),
+            st.tuples(st.just("entry"), st.integers(1, 9)),
             st.tuples(st.just("turn"), st.integers(0, 50)),
             st.tuples(st.just("commit"), st.integers(0, 10)),
             st.tuples(st.just("full"), st.booleans()),
@@ -451,10 +483,15 @@ def test_whatever_happens_every_door_sees_the_same_whole_sequence(script: list[t
             case "submit":
                 hub.submit(batch(*[b"%d" % submitted] * amount), lambda _, at=submitted: ended.append(at))
                 submitted += 1
+            case "entry":
+                hub.submit(
+                    entry("hold", f"h{amount}", hold(amount)), lambda _, at=submitted: ended.append(at)
+                )
+                submitted += 1
             case "turn":
                 hub.turn(amount)
             case "commit":
-                hub.committed(min(log.tail, log.head + amount))
+                hub.committed(min(log.tail_op, log.head_op + amount))
             case "full":
                 log.error = FullError("log", "full") if amount else None
         seen = doors[0].seen
@@ -464,7 +501,7 @@ def test_whatever_happens_every_door_sees_the_same_whole_sequence(script: list[t
         assert hub.congested == (hub._uncommitted > 1500)
     log.error = None
     hub.turn(99)
-    hub.committed(log.tail)
+    hub.committed(log.tail_op)
     assert sorted(ended) == list(range(submitted))
     assert len(doors[0].seen) == log.head == log.tail
     assert hub._uncommitted == 0
@@ -502,7 +539,7 @@ class TestSequencer:
         elsewhere, door = Elsewhere(), Door(log)
         hub.sequencer = elsewhere  # type: ignore[assignment]
         hub.doors.append(door)
-        numbered = [batch(b"a", b"b").numbered(1, 70, 3), batch(b"c").numbered(3, 71, 4)]
+        numbered = [batch(b"a", b"b").numbered(1, 1, 70, 3), batch(b"c").numbered(3, 3, 71, 4)]
         hub.follow(numbered)
         assert log.appended == [numbered]
         assert door.calls == [(1, 3, 3)]
@@ -514,7 +551,7 @@ class TestSequencer:
         hub, elsewhere = make(log), Elsewhere()
         hub.sequencer = elsewhere  # type: ignore[assignment]
         hub.commit_by(lambda _tail: None)
-        hub.follow([batch(b"a").numbered(1, 70, 3)])
+        hub.follow([batch(b"a").numbered(1, 1, 70, 3)])
         assert (log.tail, log.head, elsewhere.heads) == (1, 0, [])
         hub.committed(1)
         assert (log.head, elsewhere.heads) == (1, [1])
@@ -522,7 +559,7 @@ class TestSequencer:
     def test_an_error_of_the_disk_is_the_callers(self, hub: Hub, log: MemoryLog) -> None:
         log.error = FullError("log", "no space")
         with pytest.raises(FullError):
-            hub.follow([batch(b"a").numbered(1, 70, 3)])
+            hub.follow([batch(b"a").numbered(1, 1, 70, 3)])
         assert hub.state.seq == 0
 
     def test_its_congestion_is_the_hubs(self, hub: Hub) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -11,6 +12,7 @@ from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState, entry
 from headrace.log import Log
+from headrace.log.snapshot import Snapshot
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 
@@ -19,11 +21,11 @@ class Notes:
 
     def __init__(self, name: str = "note") -> None:
         self.name = name
-        self.entries: list[tuple[str, bytes, int]] = []
+        self.entries: list[tuple[str, bytes, int, int]] = []
         self.loaded: bytes | None = None
 
-    def apply(self, name: str, payload: bytes, seq: int) -> None:
-        self.entries.append((name, payload, seq))
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
+        self.entries.append((name, payload, seq, op))
 
     def dump(self) -> bytes:
         return b"dumped"
@@ -40,15 +42,16 @@ class MessageNotes(Notes):
         self.batches: list[tuple[int, int]] = []
 
     def follow(self, batch: Batch) -> None:
-        self.batches.append((batch.first, batch.last))
+        self.batches.append((batch.op, batch.last_op))
 
 
-def numbered(batch: Batch, first: int) -> Batch:
-    return batch.numbered(first, 0, 0)
+def placed(batch: Batch, op: int, seq: int = 0) -> Batch:
+    """An entry as operation ``op``, after message ``seq``."""
+    return batch.numbered(op, seq, 0, 0)
 
 
 def messages(first: int, *payloads: bytes) -> Batch:
-    return Batch(Run.of(payloads), first=first, origin="spp")
+    return Batch(Run.of(payloads), first=first, origin="spp", op=first)
 
 
 class TestEntries:
@@ -59,16 +62,24 @@ class TestEntries:
     def test_they_reach_the_part_they_name(self) -> None:
         one, other = Notes("one"), Notes("other")
         state = HubState(one, other)
-        state.apply(numbered(entry("one", "x", b"1"), 1))
-        state.apply(numbered(entry("other", "y/z", b"2"), 2))
-        state.apply(numbered(entry("one", "", b""), 3))
-        assert one.entries == [("x", b"1", 1), ("", b"", 3)]
-        assert other.entries == [("y/z", b"2", 2)]
+        state.apply(placed(entry("one", "x", b"1"), 1))
+        state.apply(placed(entry("other", "y/z", b"2"), 2))
+        state.apply(placed(entry("one", "", b""), 5, 2))
+        assert one.entries == [("x", b"1", 0, 1), ("", b"", 2, 5)]
+        assert other.entries == [("y/z", b"2", 0, 2)]
+
+    def test_several_in_one_batch(self) -> None:
+        notes = Notes("note")
+        batch = Batch(Run.of([b"1", b"2"]), origin=NOT_A_MESSAGE, topic="note/x")
+        state = HubState(notes)
+        state.apply(placed(batch, 7, 4))
+        assert notes.entries == [("x", b"1", 4, 7), ("x", b"2", 4, 8)]
+        assert (state.op, state.seq) == (8, 4)
 
     def test_of_a_part_that_is_not_here_they_are_passed_over(self) -> None:
         state = HubState()
-        state.apply(numbered(entry("future", "x", b"1"), 1))
-        assert state.seq == 1
+        state.apply(placed(entry("future", "x", b"1"), 1))
+        assert (state.op, state.seq) == (1, 0)
 
     def test_a_message_is_no_entry_whatever_its_topic(self) -> None:
         notes = Notes()
@@ -89,26 +100,26 @@ class TestHolds:
     def test_keep_and_let_go(self) -> None:
         state = HubState()
         for seq, (name, at) in enumerate([("a", 5), ("b/c", 7), ("a", 9)], 1):
-            state.apply(numbered(entry("hold", name, hold(at)), seq))
+            state.apply(placed(entry("hold", name, hold(at)), seq))
         assert state.holds == {"a": 9, "b/c": 7}
-        state.apply(numbered(entry("hold", "a", hold(None)), 4))
-        state.apply(numbered(entry("hold", "never there", hold(None)), 5))
+        state.apply(placed(entry("hold", "a", hold(None)), 4))
+        state.apply(placed(entry("hold", "never there", hold(None)), 5))
         assert state.holds == {"b/c": 7}
 
     def test_there_are_so_many_whoever_wrote_the_entries(self) -> None:
         state = HubState()
         for number in range(MAX_HOLDS + 2):
-            state.apply(numbered(entry("hold", f"h{number}", hold(1)), number + 1))
+            state.apply(placed(entry("hold", f"h{number}", hold(1)), number + 1))
         assert (len(state.holds), state.unread) == (MAX_HOLDS, 2)
-        state.apply(numbered(entry("hold", "h0", hold(7)), 300))
+        state.apply(placed(entry("hold", "h0", hold(7)), 300))
         assert state.holds["h0"] == 7, "those that are there move as ever"
 
     def test_through_a_snapshot(self) -> None:
         state = HubState()
-        state.apply(numbered(entry("hold", "a", hold(5)), 1))
+        state.apply(placed(entry("hold", "a", hold(5)), 3, 2))
         again = HubState()
-        again.load(1, state.sections())
-        assert (again.holds, again.seq) == ({"a": 5}, 1)
+        again.load(Snapshot(UUID(int=1), state.op, state.seq, state.sections()))
+        assert (again.holds, again.op, again.seq) == ({"a": 5}, 3, 2)
 
 
 class TestSnapshot:
@@ -117,13 +128,13 @@ class TestSnapshot:
 
     def test_each_part_takes_its_own(self) -> None:
         notes = Notes()
-        HubState(notes).load(3, {"note": b"kept"})
+        HubState(notes).load(Snapshot(UUID(int=1), 3, 2, {"note": b"kept"}))
         assert notes.loaded == b"kept"
 
     def test_sections_of_parts_that_are_not_here_are_passed_over(self) -> None:
         state = HubState()
-        state.load(3, {"future": b"whatever"})
-        assert state.seq == 3
+        state.load(Snapshot(UUID(int=1), 3, 2, {"future": b"whatever"}))
+        assert (state.op, state.seq) == (3, 2)
 
 
 class TestRestore:
@@ -146,13 +157,13 @@ class TestRestore:
         again = log()
         state = HubState()
         state.restore(again)
-        assert (state.holds, state.seq) == ({"a": 1, "b": 2}, 4)
+        assert (state.holds, state.op, state.seq) == ({"a": 1, "b": 2}, 4, 2)
         again.close()
 
     def test_from_a_snapshot_and_what_follows_it(self, log: Callable[[], Log]) -> None:
         first = log()
         hub = self.fill(first)
-        first.write_snapshot(hub.state.seq, hub.state.sections())
+        first.write_snapshot(hub.state.op, hub.state.seq, hub.state.sections())
         hub.submit(entry("hold", "a", hold(None)))
         hub.turn(6)
         first.close()
@@ -160,12 +171,12 @@ class TestRestore:
         notes = MessageNotes()
         state = HubState(notes)
         state.restore(again)
-        assert (state.holds, state.seq) == ({"b": 2}, 5)
+        assert (state.holds, state.op, state.seq) == ({"b": 2}, 5, 2)
         assert notes.batches == [(5, 5)]  # what the snapshot has is not read again
         again.close()
 
     def test_over_sealed_segments(self, log: Callable[[], Log]) -> None:
-        # Sealing merges entries and messages into one record batch.
+        # Sealing puts entries and messages into different files.
         first = log()
         self.fill(first)
         first.rotate()
@@ -174,7 +185,7 @@ class TestRestore:
         again = log()
         state = HubState()
         state.restore(again)
-        assert (state.holds, state.seq) == ({"a": 1, "b": 2}, 4)
+        assert (state.holds, state.op, state.seq) == ({"a": 1, "b": 2}, 4, 2)
         again.close()
 
     def test_of_an_empty_log(self, log: Callable[[], Log]) -> None:
