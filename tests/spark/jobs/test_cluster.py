@@ -20,7 +20,7 @@ from tests.spark.jobs.conftest import Play
 from tests.system.observing import PATIENCE_SECONDS
 
 import headrace
-from headrace.log.sealed import SealedSegment, write_segment
+from headrace.log.sealed import SealedSegment, SegmentIndex
 from headrace.message import Message, messages
 from headrace.spark import register
 from headrace.spark.hub_connections import close_links
@@ -243,10 +243,10 @@ def test_verify_goes_on_without_a_node_and_looks_at_it_when_it_is_back(
 
 def rewrite(log: Path, seq: int, payload: bytes) -> None:
     """Give a message of a sealed segment another payload."""
-    path = max(each for each in log.glob("*.arrow") if int(each.stem) <= seq)
-    segment = SealedSegment.open(path)
+    segments = map(SealedSegment.open, log.glob("*.arrow"))
+    segment = next(each for each in segments if each.first <= seq <= each.last)
     batches = []
-    for number in range(len(segment.index.entries)):
+    for number in range(len(segment.index.batches)):
         rows = segment.rows(number)
         payloads = rows.column("payload").to_pylist()
         first = rows.column("seq")[0].as_py()
@@ -258,7 +258,9 @@ def rewrite(log: Path, seq: int, payload: bytes) -> None:
                 place, rows.schema.field(place), pa.array(payloads, rows.schema.field(place).type)
             )
         )
-    uuid = segment.uuid
-    path.unlink()
-    path.with_suffix(".index").unlink()
-    write_segment(path, uuid, batches, sync=True)
+    segment.path.unlink()
+    with pa.OSFile(str(segment.path), "wb") as file, pa.ipc.new_file(file, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    index = SegmentIndex.rebuild(segment.path, segment.uuid)
+    index.write(segment.path.with_suffix(".index"), sync=True)
