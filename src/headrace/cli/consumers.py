@@ -9,7 +9,15 @@ import typer
 
 from headrace.cli.terminal.help_text import add_command, make_group
 from headrace.cli.terminal.options import ClientId, DoorScheme, Json, LinkUrl, Yes, hub_access
-from headrace.cli.terminal.output import confirm, console, plain_table, print_json, print_result, wants_json
+from headrace.cli.terminal.output import (
+    at_most,
+    confirm,
+    console,
+    plain_table,
+    print_json,
+    print_result,
+    wants_json,
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name.")]
 
@@ -36,7 +44,8 @@ consumers = make_group(
 def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
     """List the durable consumers, and how far each has come.
 
-    Everything up to the floor is acknowledged; behind is the number of messages in the log after it.
+    Everything up to the floor is acknowledged. Behind is the number of messages that are not, whether they wait or are
+    at a member; with ≤ it is at most that, since it is not known yet which of them match the consumer's filter.
     """
     found = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.consumers())
     if wants_json(asked=as_json):
@@ -46,7 +55,9 @@ def list_consumers(url: LinkUrl = None, client_id: ClientId = None, as_json: Jso
     else:
         table = plain_table("consumer", *(f">{name}" for name in _COUNTS))
         for consumer in found:
-            table.add_row(_escaped(consumer["consumer"]), *(f"{consumer[each]}" for each in _COUNTS))
+            behind = at_most(consumer["behind"], exact=consumer["behind_exact"])
+            counts = (behind if each == "behind" else f"{consumer[each]}" for each in _COUNTS)
+            table.add_row(_escaped(consumer["consumer"]), *counts)
         console().print(table)
 
 
@@ -64,6 +75,7 @@ def show(name: Name, url: LinkUrl = None, client_id: ClientId = None, as_json: J
         return
     out = console()
     terms = facts.pop("terms", {})
+    facts["behind"] = at_most(facts["behind"], exact=facts.pop("behind_exact"))
     for key, value in (*facts.items(), *terms.items()):
         if value is not None:
             out.print(f"[dim]{key:<12}[/dim] {_escaped(value)}", soft_wrap=True)

@@ -22,6 +22,7 @@ from headrace.cli.terminal.options import (
     url_option,
 )
 from headrace.cli.terminal.output import (
+    at_most,
     console,
     counted,
     plain_table,
@@ -142,10 +143,10 @@ def _consumers(status: dict[str, Any]) -> Table | None:
     from rich.markup import escape
 
     table = plain_table("consumer", ">behind", ">dead", ">lost")
-    furthest = sorted(consumers.items(), key=lambda item: item[1]["floor"])[:_ROWS]
+    furthest = sorted(consumers.items(), key=lambda item: -item[1]["behind"])[:_ROWS]
     for name, consumer in furthest:
-        behind = status["head"] - consumer["floor"]
-        table.add_row(escape(name), f"{behind:,}", f"{consumer['dead']:,}", f"{consumer['lost']:,}")
+        behind = at_most(consumer["behind"], exact=consumer["behind_exact"])
+        table.add_row(escape(name), behind, f"{consumer['dead']:,}", f"{consumer['lost']:,}")
     return table
 
 

@@ -7,6 +7,7 @@ import logging
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from itertools import chain
 from time import monotonic, time
 from typing import Any, Final, TypeVar
 
@@ -105,8 +106,9 @@ class Api:
     def _sample(self) -> Sample:
         server = self._server
         log = server.hub.log
-        floors = [*server.hub.state.holds.values(), *(consumer.floor + 1 for consumer in server.consumers)]
-        behind = log.head + 1 - min(floors) if floors else 0
+        held = (log.head + 1 - seq for seq in server.hub.state.holds.values())
+        lags = (server.consumers.lag(consumer, log.head).behind for consumer in server.consumers)
+        behind = max(chain(held, lags), default=0)
         rates = measured_from(measured(server.services))
         jobs = jobs_from(server.reports.facts(monotonic()).get("pipeline"))
         here = log.head, log.tail, log.first, log.size, server.connections

@@ -41,7 +41,7 @@ class HubLevels(msgspec.Struct, frozen=True):
     bytes: int
     connections: int
     behind: int
-    """How many messages the last durable consumer or hold is behind the head."""
+    """How many messages the durable consumer or hold that is furthest behind has to catch up, or at most so many."""
 
 
 class Sample(HubLevels, frozen=True):

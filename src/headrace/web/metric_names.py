@@ -25,6 +25,12 @@ LEVELS: Final = {
 }
 """Gauges by name."""
 
+CONSUMER_LEVELS: Final = {
+    "consumer_behind": "Messages that a durable consumer has not acknowledged, or at most so many.",
+    "consumer_behind_exact": "1 if it is that number, 0 if it is at most so many: not all were looked at.",
+}
+"""Gauges of each durable consumer, by name."""
+
 COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "received": (("origin",), "Messages in, by protocol."),
     "delivered": (("door", "transport"), "Messages out."),
@@ -95,6 +101,9 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
 def reference() -> str:
     """Write the table of all metrics in Markdown."""
     levels = [f"| `headrace_{name}` | {_plain(text)} |" for name, text in LEVELS.items()]
+    levels += [
+        f"| `headrace_{name}{{consumer}}` | {_plain(text)} |" for name, text in CONSUMER_LEVELS.items()
+    ]
     counts = [
         f"| `headrace_{name}_total{'{' + ', '.join(labels) + '}' if labels else ''}` | {_plain(text)} |"
         for name, (labels, text) in COUNTS.items()

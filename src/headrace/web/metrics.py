@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.net.server.process import Server
-from headrace.web.metric_names import COUNTS, LEVELS
+from headrace.web.metric_names import CONSUMER_LEVELS, COUNTS, LEVELS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -44,6 +44,16 @@ class HubCollector(Collector):
             }
         for name, value in levels.items():
             yield GaugeMetricFamily(f"headrace_{name}", LEVELS[name], value)
+        behind, exact = (
+            GaugeMetricFamily(f"headrace_{name}", text, labels=["consumer"])
+            for name, text in CONSUMER_LEVELS.items()
+        )
+        for consumer in self._server.consumers:
+            lag = self._server.consumers.lag(consumer, log.head)
+            behind.add_metric([consumer.name], lag.behind)
+            exact.add_metric([consumer.name], lag.exact)
+        yield behind
+        yield exact
         for name, group in groupby(hub.counters, key=lambda counter: counter[0]):
             counters = list(group)
             # A label that a series lacks is empty there; without it the series would duplicate another.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from tests.net.conftest import Dial, Start
 from tests.net.raw import (
     TcpPeer,
     ack,
+    deliver,
     delivers,
     keepalive,
     push,
@@ -23,8 +25,14 @@ from tests.net.raw import (
 )
 
 from headrace.errors import DamagedError
+from headrace.hub.consumers.cursors import Terms, settle
+from headrace.hub.consumers.cursors import create as create_consumer
+from headrace.hub.consumers.settlements import Settled
 from headrace.hub.cursor import EncodedChunk
 from headrace.hub.holds import hold
+from headrace.hub.routing.subscriptions import subscribe
+from headrace.hub.services.objects import ServiceKind
+from headrace.hub.services.objects import create as create_service
 from headrace.hub.state import entry
 from headrace.log import snapshot
 from headrace.log.snapshot import Snapshot
@@ -40,8 +48,8 @@ def log_near_its_end(directory: Path, head: int) -> None:
     """A log of which retention has left nothing but a snapshot at ``head``."""
     directory.mkdir(parents=True)
     uuid = uuid4()
-    TailFile.create(directory / f"{head + 1:016d}.open", uuid, head + 1, sync=False)
-    snapshot.write(directory, Snapshot(uuid, head, {}), sync=False)
+    TailFile.create(directory / f"{head + 1:016d}.open", uuid, head + 1, head + 1, sync=False)
+    snapshot.write(directory, Snapshot(uuid, head, head, {}), sync=False)
 
 
 class TestHollow:
@@ -53,18 +61,30 @@ class TestHollow:
         assert await peer.delivers(1, 5) == payloads
         assert counted(server, "hollow") == 0
 
-    async def test_entries_that_are_no_messages_are_empty(self, server: Server, dial: Dial) -> None:
+    async def test_entries_are_not_delivered(self, server: Server, dial: Dial) -> None:
+        """The bytes are those of the messages alone, whatever happens to the hub's state between them."""
         peer = await dial(server)
         await peer.subscribe()
-        await peer.send(push(b"one"))
-        assert await peer.deliver() == (1, b"one")
-        server.hub.submit(entry("hold", "job", hold(1)))
-        assert await peer.deliver() == (2, b"")
-        await peer.send(push(b"three"))
-        assert await peer.deliver() == (3, b"three")
-        await peer.send(request(1, 3))
-        assert await peer.delivers(1, 3) == [b"one", b"", b"three"]
-        assert server.hub.state.holds == {"job": 1}
+        changes: list[Callable[[int], Batch]] = [
+            lambda n: entry("hold", "job", hold(n)),
+            lambda n: create_service(f"s/{n}", ServiceKind.LAST),
+            lambda n: create_consumer(f"c/{n}", Terms(), 1),
+            lambda n: settle(Settled(((n, n),), since=1)),
+            lambda n: subscribe(bytes(12), b"here0001", {"x": '{"use":1,"strval":"y"}'}),
+        ]
+        payloads = [b"%d" % n for n in range(1, 101)]
+        for number, payload in enumerate(payloads, 1):
+            for change in changes[: number % (len(changes) + 1)]:
+                server.hub.submit(change(number))
+            await peer.send(push(payload))
+            if number % 3:
+                await until(lambda number=number: server.hub.log.head == number)
+        expected = b"".join(deliver(seq, payload) for seq, payload in enumerate(payloads, 1))
+        assert await peer.read(len(expected)) == expected
+        assert server.hub.log.head_op > 2 * len(payloads)
+        await peer.send(request(0, MAX_SEQUENCE))
+        assert await peer.read(len(expected)) == expected
+        assert counted(server, "hollow") == 0
 
     async def test_a_message_of_another_door_that_does_not_fit(self, server: Server, dial: Dial) -> None:
         peer = await dial(server)

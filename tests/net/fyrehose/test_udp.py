@@ -773,14 +773,16 @@ class TestHollow:
         peer.send(request(1, 2))
         assert await peer.delivers(1, 2) == [b"", b"small"]
 
-    async def test_entries_that_are_no_messages_are_empty(self, server: Server, bind: Bind) -> None:
+    async def test_entries_are_not_delivered(self, server: Server, bind: Bind) -> None:
         peer = bind(server)
         await peer.subscribe()
-        server.hub.submit(entry("hold", "job", hold(7)))
-        peer.send(push(b"two"))
-        assert await peer.delivers(1, 2) == [b"", b"two"]
-        peer.send(request(1, 2))
-        assert await peer.delivers(1, 2) == [b"", b"two"]
+        for number in range(1, 4):
+            server.hub.submit(entry("hold", "job", hold(number)))
+            await until(lambda number=number: server.hub.state.holds == {"job": number})
+            peer.send(push(b"%d" % number))
+        assert await peer.delivers(1, 3) == [b"1", b"2", b"3"]
+        peer.send(request(1, 3))
+        assert await peer.delivers(1, 3) == [b"1", b"2", b"3"]
 
 
 class TestRefusal:

@@ -121,6 +121,15 @@ def moment(time: int | None) -> str | None:
     return whole.isoformat(timespec="microseconds") + "Z"
 
 
+def at_most(number: int, *, exact: bool) -> str:
+    """Write a number that may be only a bound.
+
+    >>> at_most(7, exact=True), at_most(12345, exact=False)
+    ('7', '≤12,345')
+    """
+    return f"{'' if exact else '≤'}{number:,}"
+
+
 def counted(number: int, what: str) -> str:
     """Write a number of things in words.
 

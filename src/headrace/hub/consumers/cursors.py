@@ -83,6 +83,11 @@ class Lag(NamedTuple):
     """Whether it is that number; otherwise at most so many, since not all of them have been looked at."""
 
 
+def lag_facts(lag: Lag) -> dict[str, int | bool]:
+    """Return a consumer's lag as the link and the status show it."""
+    return {"behind": lag.behind, "behind_exact": lag.exact}
+
+
 class Consumer:
     """One consumer: its terms and its cursor. Only log entries change it."""
 

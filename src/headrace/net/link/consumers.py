@@ -235,14 +235,12 @@ class LinkConsumers:
 
     def described(self, consumer: Consumer) -> dict[str, Any]:
         """Describe a consumer."""
-        lag = self._known.lag(consumer, self._log.head)
         return {
             "consumer": consumer.name,
             "created": consumer.created,
             "floor": consumer.floor,
             "gaps": len(consumer.done),
-            "behind": lag.behind,
-            "behind_exact": lag.exact,
+            **consumers.lag_facts(self._known.lag(consumer, self._log.head)),
             "members": self.members(consumer.name),
             "dead": consumer.dead,
             "lost": consumer.lost,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace import __version__
 from headrace.errors import WireError
+from headrace.hub.consumers.cursors import lag_facts
 from headrace.hub.services.objects import Service, Services
 from headrace.wire.link.message import parse, serialize
 
@@ -50,7 +51,12 @@ def facts_of(server: Server) -> dict[str, object]:
             **{f"consumer/{consumer.name}": consumer.floor + 1 for consumer in furthest_behind},
         },
         "consumers": {
-            consumer.name: {"floor": consumer.floor, "dead": consumer.dead, "lost": consumer.lost}
+            consumer.name: {
+                "floor": consumer.floor,
+                **lag_facts(parts.consumers.lag(consumer, log.head)),
+                "dead": consumer.dead,
+                "lost": consumer.lost,
+            }
             for consumer in furthest_behind
         },
         "lost": parts.losses.facts(),

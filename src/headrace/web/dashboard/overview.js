@@ -8,8 +8,11 @@ const MINUTES = 5;
 
 const sum = (rates) => Object.values(rates).reduce((total, value) => total + value, 0);
 
-// The durable consumer or hold that is furthest behind, by name.
-const furthest = (holds) => Object.entries(holds).sort(([, one], [, other]) => one - other)[0]?.[0] ?? "no consumer or hold";
+// The durable consumer or hold that is furthest behind: its name, and by how many messages, at most.
+function furthest({ head, holds, consumers }) {
+  const lags = Object.entries(holds).map(([name, seq]) => [name, consumers[name.replace(/^consumer\//, "")] ?? { behind: head + 1 - seq, behind_exact: true }]);
+  return lags.sort(([, one], [, other]) => other.behind - one.behind)[0] ?? ["no consumer or hold", { behind: 0, behind_exact: true }];
+}
 
 function flat(counters, name) {
   const value = counters[name];
@@ -42,12 +45,13 @@ export default {
       disk.update(times, { bytes: recent.map((sample) => sample.bytes) });
       if (!status) return;
       const kept = status.head - status.first + 1;
+      const [slowest, lag] = furthest(status);
       show(facts,
         fact("Head of the sequence", count(status.head), status.tail > status.head ? `${count(status.tail - status.head)} not yet committed` : ""),
         fact("In", rate(last ? sum(last.received) : 0), "messages/s"),
         fact("Out", rate(last ? sum(last.delivered) : 0), "messages/s"),
         fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${plural(status.disk.segments, "segment")}`),
-        fact("Furthest behind", count(last ? last.behind : 0), furthest(status.holds), last && last.behind > 1e6 ? "wary" : ""),
+        fact("Furthest behind", `${lag.behind_exact ? "" : "≤ "}${count(lag.behind)}`, slowest, lag.behind > 1e6 ? "wary" : ""),
         fact("Connections", count(status.connections)),
         fact("Mode", status.mode, `${MODES[status.mode] ?? status.mode}: ${status.node.name}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
         fact("Up", span(status.uptime), `version ${status.version}`));
