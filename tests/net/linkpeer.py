@@ -88,7 +88,7 @@ async def link_peer(server: Server, door: str = "tube_tcp", *, greet: bool = Tru
     async with connect(f"{scheme}://{server.doors[door]}/", options=options) as tube:
         peer = LinkPeer(tube)
         if greet:
-            assert (await peer.ask(op="hello", id=0, version=1))["ok"] is True
+            assert (await peer.ask(op="hello", id=0, version=2))["ok"] is True
         yield peer
 
 

@@ -29,7 +29,7 @@ async def test_hello_and_head(server: Server, door: str) -> None:
     async with link_peer(server, door, greet=False) as peer:
         hello = await peer.ask(op="hello", id=7, version=9, name="a tool")
         assert hello["id"] == 7
-        assert hello["version"] == 1
+        assert hello["version"] == 2
         assert hello["log"] == str(server.hub.log.uuid)
         assert hello["max_message"] == 8 << 20
         assert await peer.ask(op="head", id=8) == {
@@ -38,10 +38,10 @@ async def test_hello_and_head(server: Server, door: str) -> None:
             "log": hello["log"],
             "first": 1,
             "head": 0,
-            "message": 0,
             "path": str(server.hub.log.directory),
             "first_time": None,
             "head_time": None,
+            "ops": [1, 0],
         }
 
 
@@ -59,9 +59,9 @@ async def test_nothing_comes_before_hello(server: Server) -> None:
 
 async def test_a_version_that_is_not_spoken(server: Server) -> None:
     async with link_peer(server, greet=False) as peer:
-        answer = await peer.ask(op="hello", id=1, version=0)
-        assert (answer["id"], answer["error"], answer["versions"]) == (1, "version", [1])
-        assert answer["reason"] == "this hub speaks version 1 of the link, not 0"
+        answer = await peer.ask(op="hello", id=1, version=1)
+        assert (answer["id"], answer["error"], answer["versions"]) == (1, "version", [2])
+        assert answer["reason"] == "this hub speaks version 2 of the link, not 1"
         assert await peer.gone()
     assert refused(server, "version") == 1
     async with link_peer(server, greet=False) as peer:
@@ -69,7 +69,7 @@ async def test_a_version_that_is_not_spoken(server: Server) -> None:
 
 
 async def test_hello_is_said_once(peer: LinkPeer) -> None:
-    assert (await peer.ask(op="hello", id=1, version=1))["error"] == "hello"
+    assert (await peer.ask(op="hello", id=1, version=2))["error"] == "hello"
     assert (await peer.ask(op="head", id=1))["ok"]
 
 
@@ -165,17 +165,17 @@ async def test_auth(start: Start) -> None:
     }
     for auth in (None, {}, {**good, "token": "00"}, {**good, "client_id": "ff" * 12}):
         async with link_peer(server, greet=False) as peer:
-            assert (await peer.ask(op="hello", id=1, version=1, auth=auth))["error"] == "auth"
+            assert (await peer.ask(op="hello", id=1, version=2, auth=auth))["error"] == "auth"
             assert await peer.gone()
     said = {"token": "check the key", "client_id": "check the client id"}
     for member, advice in said.items():
         async with link_peer(server, greet=False) as peer:
             wrong = {**good, member: "ff" * (32 if member == "token" else 12)}
-            told = await peer.ask(op="hello", id=1, version=1, auth=wrong)
+            told = await peer.ask(op="hello", id=1, version=2, auth=wrong)
             assert advice in told["reason"]
     for code in (None, "auth"):  # a token is good once
         async with link_peer(server, greet=False) as peer:
-            assert (await peer.ask(op="hello", id=1, version=1, auth=good)).get("error") == code
+            assert (await peer.ask(op="hello", id=1, version=2, auth=good)).get("error") == code
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ async def test_holds(server: Server, peer: LinkPeer) -> None:
     assert (await peer.ask(op="holds", id=1))["holds"] == {"job": 3}
     assert (await peer.ask(op="holds", id=1, name="job", release=True))["holds"] == {}
     assert (await peer.ask(op="holds", id=1))["holds"] == {}
-    assert server.hub.log.head == 7
+    assert (server.hub.log.head, server.hub.log.head_op) == (5, 7)
 
 
 async def test_status(server: Server, peer: LinkPeer) -> None:

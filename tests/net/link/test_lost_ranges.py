@@ -26,7 +26,7 @@ async def test_what_readers_lost(server: Server) -> None:
             assert (await peer.ask(op="lost", id=5, **wrong))["error"] == "malformed"
     assert server.status()["lost"] == each
     assert server.hub.counters.get("reader_lost") == 9
-    assert server.hub.log.head == 1, "what is known needs no entry"
+    assert server.hub.log.head_op == 1, "what is known needs no entry"
 
 
 async def test_what_is_told_twice_at_once_is_counted_once(server: Server) -> None:

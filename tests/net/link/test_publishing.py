@@ -16,7 +16,7 @@ from headrace.net.server.process import Server
 
 async def test_publish_is_answered_with_its_place(server: Server, peer: LinkPeer) -> None:
     answer = await peer.ask(rows(b"a", b"b", topic="t", colour="red"), op="publish", id=1)
-    assert answer == {"id": 1, "ok": True, "first": 1, "last": 2, "repeated": 0}
+    assert answer == {"id": 1, "ok": True, "first": 1, "last": 2, "repeated": 0, "op": 2}
     answer = await peer.ask(rows(b"c"), op="publish", id=1, publisher="me", number=7, origin="spark")
     assert (answer["first"], answer["last"]) == (3, 3)
     a, _, c = [message for batch in server.hub.log.scan(1) for message in batch]
@@ -54,11 +54,11 @@ async def test_a_repeat_waits_for_a_first_try_that_is_under_way(
     await two.ask(op="head", id=3)
     assert hub.log.tail == 2
     hub.committed(2)
-    assert (await one.hear())[0] == {"id": 1, "ok": True, "first": 1, "last": 2, "repeated": 0}
-    assert (await two.hear())[0] == {"id": 1, "ok": True, "first": 1, "last": 2, "repeated": 2}
+    assert (await one.hear())[0] == {"id": 1, "ok": True, "first": 1, "last": 2, "repeated": 0, "op": 2}
+    assert (await two.hear())[0] == {"id": 1, "ok": True, "first": 1, "last": 2, "repeated": 2, "op": 2}
     await until(lambda: hub.log.tail == 3)
     hub.committed(3)
-    assert (await two.hear())[0] == {"id": 2, "ok": True, "first": 2, "last": 3, "repeated": 1}
+    assert (await two.hear())[0] == {"id": 2, "ok": True, "first": 2, "last": 3, "repeated": 1, "op": 3}
 
 
 async def test_behind_a_publish_that_failed_nothing_is_taken_that_follows_it(
@@ -105,7 +105,7 @@ async def test_a_client_with_much_uncommitted_is_not_read(
     answered = 0
     while answered < 20:
         await until(lambda: server.hub.log.tail > server.hub.log.head)
-        server.hub.committed(server.hub.log.tail)
+        server.hub.committed(server.hub.log.tail_op)
         while answered < server.hub.log.head:
             assert (await peer.hear())[0]["ok"]
             answered += 1

@@ -58,12 +58,12 @@ async def test_removed_for_new_ones_and_kept_for_subscribers(
 
 async def test_created_once(peer: LinkPeer) -> None:
     made = await peer.ask(op="services", id=1, service="s", action="create")
-    assert made["services"] == [{"id": "s", "kind": "json", "created": 1, "seq": 1, "bytes": 2}]
+    assert made["services"] == [{"id": "s", "kind": "json", "created": 1, "seq": 0, "bytes": 2}]
     again = await peer.ask(op="services", id=2, service="s", action="create", kind="json")
     assert again["services"] == made["services"]
     other = await peer.ask(op="services", id=3, service="s", action="create", kind="last")
     assert (other["error"], other["reason"]) == ("conflict", "service 's' is there, of kind json")
-    assert (await peer.ask(op="head", id=4))["head"] == 1, "what changes nothing is no entry"
+    assert (await peer.ask(op="head", id=4))["ops"] == [1, 1], "what changes nothing is no entry"
 
 
 async def test_two_at_once_agree(server: Server, peer: LinkPeer, stack: AsyncExitStack) -> None:
@@ -71,9 +71,9 @@ async def test_two_at_once_agree(server: Server, peer: LinkPeer, stack: AsyncExi
     server.hub.commit_by(lambda tail: None)
     other = await stack.enter_async_context(link_peer(server))
     await peer.say(op="services", id=1, service="s", action="create", kind="json")
-    await until(lambda: server.hub.log.tail == 1)
+    await until(lambda: server.hub.log.tail_op == 1)
     await other.say(op="services", id=1, service="s", action="create", kind="last")
-    await until(lambda: server.hub.log.tail == 2)
+    await until(lambda: server.hub.log.tail_op == 2)
     server.hub.committed(2)
     assert (await peer.hear())[0]["ok"]
     assert (await other.hear())[0]["error"] == "conflict"
@@ -83,11 +83,11 @@ async def test_no_more_than_services_max(start: Start) -> None:
     server = await start("services.max=1")
     async with link_peer(server) as peer, link_peer(server) as other:
         server.hub.commit_by(lambda tail: None)
-        tail = server.hub.log.tail
+        tail = server.hub.log.tail_op
         await peer.say(op="services", id=1, service="a", action="create")
-        await until(lambda: server.hub.log.tail == tail + 1)
+        await until(lambda: server.hub.log.tail_op == tail + 1)
         await other.say(op="services", id=1, service="b", action="create")
-        await until(lambda: server.hub.log.tail == tail + 2)
+        await until(lambda: server.hub.log.tail_op == tail + 2)
         server.hub.committed(tail + 2)
         assert (await peer.hear())[0]["ok"]
         refusal = (await other.hear())[0]
@@ -124,7 +124,7 @@ async def test_a_disk_that_is_full(
 )
 async def test_refusals(peer: LinkPeer, asked: dict[str, str], error: str) -> None:
     assert (await peer.ask(op="services", id=1, **asked))["error"] == error
-    assert (await peer.ask(op="head", id=2))["head"] == 0
+    assert (await peer.ask(op="head", id=2))["ops"] == [1, 0]
 
 
 async def test_listed_by_and_by(server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch) -> None:

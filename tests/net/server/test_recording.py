@@ -89,7 +89,7 @@ async def test_a_websocket_tube_is_recorded_and_decoded(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path / "hub", options=("--record", str(captures))) as hub:
         async with connect(f"ws://{hub.doors['tube_ws']}") as tube:
             peer = LinkPeer(tube)
-            await peer.ask(op="hello", id=0, version=1)
+            await peer.ask(op="hello", id=0, version=2)
             await peer.ask(rows(*[b"hello" * 1000] * 100), op="publish", id=1)
             await peer.ask(op="head", id=2)
         hub.terminate()

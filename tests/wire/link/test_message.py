@@ -31,6 +31,7 @@ from headrace.wire.link.message import (
 from headrace.wire.link.requests import (
     MAX_ID,
     OPERATIONS,
+    EntriesRequest,
     FollowRequest,
     HeadRequest,
     HelloRequest,
@@ -38,6 +39,7 @@ from headrace.wire.link.requests import (
     PassRequest,
     PublishRequest,
     ReadRequest,
+    ReplicateRequest,
     ServicesRequest,
     parse_request,
     parse_where,
@@ -48,8 +50,8 @@ from headrace.wire.sdk.predicate import Between, Equals
 GOLDEN = [
     Golden(
         "hello",
-        HelloRequest(id=0, version=1, name="tool"),
-        "a4 62 6f 70 65 68 65 6c 6c 6f 62 69 64 00 67 76 65 72 73 69 6f 6e 01 64 6e 61 6d 65 64 74 6f 6f 6c",
+        HelloRequest(id=0, version=2, name="tool"),
+        "a4 62 6f 70 65 68 65 6c 6c 6f 62 69 64 00 67 76 65 72 73 69 6f 6e 02 64 6e 61 6d 65 64 74 6f 6f 6c",
     ),
     Golden("head", HeadRequest(id=1), "a2 62 6f 70 64 68 65 61 64 62 69 64 01"),
     Golden(
@@ -65,19 +67,41 @@ GOLDEN = [
     ),
     Golden(
         "publish's answer",
-        {"id": 2, "ok": True, "first": 301, "last": 302, "repeated": 0},
-        "a5 62 69 64 02 62 6f 6b f5 65 66 69 72 73 74 19 01 2d 64 6c 61 73 74 19 01 2e"
-        " 68 72 65 70 65 61 74 65 64 00",
+        {"id": 2, "ok": True, "first": 301, "last": 302, "repeated": 0, "op": 310},
+        "a6 62 69 64 02 62 6f 6b f5 65 66 69 72 73 74 19 01 2d 64 6c 61 73 74 19 01 2e 68 72 65 70 65 61 74"
+        " 65 64 00 62 6f 70 19 01 36",
     ),
     Golden(
         "pass, without its body",
-        PassRequest(id=4, frontend="f00d", number=1),
-        "a4 62 6f 70 64 70 61 73 73 62 69 64 04 68 66 72 6f 6e 74 65 6e 64 64 66 30 30 64 66 6e 75 6d 62 65 72 01",
+        PassRequest(id=4, frontend="f00d", number=1, rows=3),
+        "a5 62 6f 70 64 70 61 73 73 62 69 64 04 68 66 72 6f 6e 74 65 6e 64 64 66 30 30 64 66 6e 75 6d 62 65"
+        " 72 01 64 72 6f 77 73 03",
     ),
     Golden(
         "pass's answer",
-        {"id": 4, "ok": True, "first": 7, "last": 9, "repeated": False},
-        "a5 62 69 64 04 62 6f 6b f5 65 66 69 72 73 74 07 64 6c 61 73 74 09 68 72 65 70 65 61 74 65 64 f4",
+        {"id": 4, "ok": True, "first": 7, "last": 9, "repeated": False, "op": 12},
+        "a6 62 69 64 04 62 6f 6b f5 65 66 69 72 73 74 07 64 6c 61 73 74 09 68 72 65 70 65 61 74 65 64 f4 62"
+        " 6f 70 0c",
+    ),
+    Golden(
+        "replicate",
+        ReplicateRequest(id=6, from_op=13),
+        "a3 62 6f 70 69 72 65 70 6c 69 63 61 74 65 62 69 64 06 64 66 72 6f 6d 0d",
+    ),
+    Golden(
+        "an event of replicate, without its body",
+        {"id": 6, "event": "ops", "first": 13, "last": 17},
+        "a4 62 69 64 06 65 65 76 65 6e 74 63 6f 70 73 65 66 69 72 73 74 0d 64 6c 61 73 74 11",
+    ),
+    Golden(
+        "entries",
+        EntriesRequest(id=7, first=1, last=9),
+        "a4 62 6f 70 67 65 6e 74 72 69 65 73 62 69 64 07 65 66 69 72 73 74 01 64 6c 61 73 74 09",
+    ),
+    Golden(
+        "an event of entries, without its body",
+        {"id": 7, "event": "rows", "next": 13},
+        "a3 62 69 64 07 65 65 76 65 6e 74 64 72 6f 77 73 64 6e 65 78 74 0d",
     ),
     Golden(
         "a refusal",
@@ -86,9 +110,9 @@ GOLDEN = [
     ),
     Golden(
         "hello, of a version that is not spoken",
-        {"id": 0, "error": "version", "reason": "too old", "versions": [1]},
-        "a4 62 69 64 00 65 65 72 72 6f 72 67 76 65 72 73 69 6f 6e 66 72 65 61 73 6f 6e 67 74 6f 6f 20 6f 6c 64"
-        " 68 76 65 72 73 69 6f 6e 73 81 01",
+        {"id": 0, "error": "version", "reason": "too old", "versions": [2]},
+        "a4 62 69 64 00 65 65 72 72 6f 72 67 76 65 72 73 69 6f 6e 66 72 65 61 73 6f 6e 67 74 6f 6f 20 6f 6c"
+        " 64 68 76 65 72 73 69 6f 6e 73 81 02",
     ),
     Golden(
         "services, creating one",

@@ -108,7 +108,7 @@ batch_of = st.builds(
         Run.of(payload), time=time, origin=origin, node=60396, publisher=publisher, number=number, topic=topic
     ),
     payloads,
-    st.sampled_from(["tube", "fyrehose", "log"]),
+    st.sampled_from(["tube", "fyrehose", "spark"]),
     names,
     names,
     st.none() | st.integers(0, 1 << 62),
@@ -120,7 +120,7 @@ batch_of = st.builds(
 def test_batches_are_arrows(batches: list[Batch]) -> None:
     first, numbered = 7, []
     for batch in batches:
-        numbered.append(batch.numbered(first, batch.time, batch.node))
+        numbered.append(batch.numbered(first, first, batch.time, batch.node))
         first += len(batch)
     body = batches_body(numbered, 1 << 20)
     assert body is not None
