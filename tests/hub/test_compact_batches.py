@@ -12,7 +12,7 @@ from headrace.message import SCHEMA, Batch, Run, merge
 made = st.lists(
     st.tuples(
         st.integers(1, 20),
-        st.sampled_from(["fyrehose"]),
+        st.sampled_from(["fyrehose", "tube"]),
         st.sampled_from(["", "alice", "bob"]),
         st.sampled_from(["", "t"]),
         st.integers(0, 2),
@@ -44,7 +44,7 @@ def test_the_messages_are_the_same(steps: list[tuple[int, str, str, str, int, in
 def test_long_runs_share_what_they_share() -> None:
     steps = [
         (100, "fyrehose", "alice", "", 0, None),
-        (1, "f", "x", 0, 1),
+        (1, "tube", "f", "x", 0, 1),
         (100, "fyrehose", "bob", "", 0, None),
     ]
     assert [batch.columns for batch in compact(merge(batches(steps)))] == [None, None, None]

@@ -127,11 +127,11 @@ def test_what_an_earlier_life_appended_is_read_when_it_is_committed(log: Log, do
                 )
             ]
         )
-    log.head = 3
+    log.commit(3)
     publishers = PublisherNumbers()
     hub = make(log, door, publishers)
     assert publishers.newest("p") == 3
-    hub.follow([batch(b"new", first=50, time=60)])
+    hub.follow([batch(b"new", first=50, time=60, op=50)])
     hub.committed(20)
     assert (door.seen, publishers.newest("p")) == (list(range(4, 21)), 20)
     hub.committed(50)
