@@ -11,6 +11,9 @@ A fenced block with ``<!-- run -->`` on the line before it is run:
 ``pycon``
     the same, as a doctest.
 
+They are followed as a reader follows them: beside a hub that is running in the same directory, a new one for each page.
+That is ``headrace up`` for the pages that say so (:data:`BESIDE_UP`), and ``headrace serve`` for the others.
+
 Examples name the doors' default ports, as a reader would. Here each stands for a free one, in the example itself and in
 the settings that its hub takes from the environment.
 """
@@ -25,8 +28,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -40,6 +45,10 @@ SECONDS = 120
 DEFAULT_PORTS = {
     door: address.port for door in DOORS if (address := getattr(load(environ={}).listen, door)) is not None
 }
+
+
+BESIDE_UP = {ROOT / "README.md", ROOT / "docs/quickstart.md"}
+"""The pages that have their reader keep ``headrace up`` running."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ def examples(text: str) -> list[Example]:
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     found = examples(page.read_text())
     runs_commands = any(example.language in ("sh", "bash") for example in found)
-    uses_spark = any("headrace.spark import" in example.code for example in found)
+    uses_spark = page in BESIDE_UP or any("headrace.spark import" in example.code for example in found)
     return [pytest.mark.slow] * runs_commands + [pytest.mark.spark] * uses_spark
 
 
@@ -76,9 +85,15 @@ PAGES = [
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    ports = free_ports()
+    ports = free_ports(page.read_text())
     for door, port in DEFAULT_PORTS.items():
         monkeypatch.setenv(f"HEADRACE_LISTEN__{door.upper()}", f"127.0.0.1:{ports[port]}")
+    with running_hub("up" if page in BESIDE_UP else "serve", tmp_path):
+        follow(page, ports)
+
+
+def follow(page: Path, ports: dict[int, int]) -> None:
+    """Run a page's examples, in their order."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for example in examples(elsewhere(page.read_text(), ports)):
         where = f"{page.relative_to(ROOT)}:{example.line}"
@@ -95,11 +110,39 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 pytest.fail(f"{where}: no way to run {other}")
 
 
-def free_ports() -> dict[int, int]:
-    """A free port for each default one; held all at once, so that they differ."""
+@contextlib.contextmanager
+def running_hub(command: str, directory: Path) -> Iterator[None]:
+    """A hub as the reader started it, in another terminal; Ctrl-C stops it."""
+    ready, said = directory / "beside.json", directory / "beside.log"
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace", command, "--ready-file", str(ready)],
+            cwd=directory,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        deadline = monotonic() + SECONDS
+        while not ready.exists():
+            assert process.poll() is None, said.read_text()
+            assert monotonic() < deadline, f"the hub is not ready: {said.read_text()}"
+            sleep(0.05)
+        yield
+        assert process.poll() is None, f"the hub ended by itself: {said.read_text()}"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 0, said.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def free_ports(text: str) -> dict[int, int]:
+    """A free port for each default one and each that a text names; held all at once, so that they differ."""
+    named = {int(port) for port in re.findall(r"(?<=127\.0\.0\.1:)\d+\b", text)} - {0}
     with contextlib.ExitStack() as stack:
         found = {}
-        for port in DEFAULT_PORTS.values():
+        for port in {*DEFAULT_PORTS.values(), *named}:
             sock = stack.enter_context(socket.socket())
             sock.bind(("127.0.0.1", 0))
             found[port] = sock.getsockname()[1]
@@ -107,7 +150,7 @@ def free_ports() -> dict[int, int]:
 
 
 def elsewhere(text: str, ports: dict[int, int]) -> str:
-    """The same text with the default ports of this machine replaced."""
+    """The same text with the ports of this machine replaced."""
     return re.sub(r"(?<=127\.0\.0\.1:)\d+\b", lambda match: str(ports.get(int(match[0]), match[0])), text)
 
 
