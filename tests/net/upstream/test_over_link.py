@@ -7,11 +7,14 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
+from uuid import UUID
 
 import aiohttp
+import pyarrow as pa
 import pytest
-from tests.net.linkpeer import link_peer
+from tests.net.linkpeer import LinkPeer, link_peer
 from tests.net.raw import SECONDS, running_hub, until
 
 import headrace
@@ -19,9 +22,14 @@ from headrace import web
 from headrace.client.link.client import LinkClient
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, RefusedError, StorageError, UnreachableError, UsageError
+from headrace.hub.holds import hold
+from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.sequence import Hub
-from headrace.log import Log
-from headrace.message import Batch, Message, Run
+from headrace.hub.state import entry
+from headrace.log import Log, frame
+from headrace.log.checksum import crc32c
+from headrace.log.replication_frames import SALT, pack
+from headrace.message import Batch, Message, Run, column_type, envelope_rows
 from headrace.net.server.process import Server
 
 QUIET = ("listen.http=off", "listen.fyrehose=off")
@@ -52,13 +60,57 @@ def client(server: Server, **options: Any) -> LinkClient:
     return made
 
 
-def kept(log: Log) -> list[Message]:
+def kept(log: Log) -> list[tuple[int, Message]]:
+    """Everything in a log, messages and entries, by position."""
+    return [
+        (batch.op + index, row) for batch in log.scan_ops(log.first_op) for index, row in enumerate(batch)
+    ]
+
+
+def published(log: Log) -> list[Message]:
     return [message for batch in log.scan(log.first) for message in batch]
 
 
 def upstream_facts(server: Server) -> dict[str, Any]:
     facts: Any = server.status()["upstream"]
     return dict(facts)
+
+
+def with_columns(origin: str, /, **values: Any) -> Batch:
+    """Two rows that have columns of their own, with some value in the second."""
+    columns = {
+        name: pa.array([0 if type(value) is int else "fine", value], column_type(name))
+        for name, value in values.items()
+    }
+    if "origin" in columns:
+        columns["origin"] = pa.array(["tube", values["origin"]])
+    return Batch(
+        Run.of([b"a", b"b"]), origin=origin, publisher="p", topic="t", columns=envelope_rows(columns)
+    )
+
+
+async def passed(server: Server, peer: LinkPeer, *batches: Batch, number: int = 0) -> dict[str, Any]:
+    body = pack_passed(server.hub.log.uuid, batches)
+    rows = sum(map(len, batches)) or 1
+    return await peer.ask(body, op="pass", id=1, frontend="f", number=number, rows=rows)
+
+
+def sealed(body: bytes | bytearray) -> bytes:
+    """Packed batches whose first frame has a checksum that fits it, whatever it says."""
+    data = bytearray(body)
+    length = int.from_bytes(data[24:28], "little")
+    end = min(16 + max(length, 28), len(data))
+    data[20:24] = crc32c(bytes(data[24:end]), SALT).to_bytes(4, "little")
+    return bytes(data)
+
+
+def flipped(body: bytes, flag: int) -> bytes:
+    """Packed batches with a flag of the first frame changed."""
+    data = bytearray(body)
+    head = list(frame.HEADER.unpack_from(data, 16))
+    head[3] ^= flag
+    frame.HEADER.pack_into(data, 16, *head)
+    return sealed(data)
 
 
 async def stopped(data: Path, *sets: str) -> Server:
@@ -74,16 +126,17 @@ class TestBeginning:
             await link.publish([b"one", b"two"])
             await link.hold("mine", 1)
             async with frontend(tmp_path / "front", backbone) as front, client(front) as near:
-                assert (front.hub.log.uuid, front.hub.log.first) == (backbone.hub.log.uuid, 4)
+                assert (front.hub.log.uuid, front.hub.log.first) == (backbone.hub.log.uuid, 3)
+                assert front.hub.log.first_op == 4
                 assert await near.holds() == {"mine": 1}
                 await link.publish([b"three"], attributes={"a": "b"}, numbers={"n": 1.5})
-                await until(lambda: front.hub.log.head == 4)
+                await until(lambda: front.hub.log.head == 3)
                 assert kept(front.hub.log) == kept(backbone.hub.log)[3:]
                 assert near.log == link.log
 
     async def test_of_an_empty_hub_it_is_empty(self, tmp_path: Path) -> None:
         async with running_hub(tmp_path / "backbone", *QUIET, "services.max=100000") as backbone:
-            assert backbone.hub.log.head == 0
+            assert backbone.hub.log.head_op == 0
             async with frontend(tmp_path / "front", backbone) as front, client(front) as near:
                 assert await near.publish(b"first") == (1, 1)
                 assert kept(front.hub.log) == kept(backbone.hub.log)
@@ -180,12 +233,35 @@ class TestSeam:
             with pytest.raises(UsageError, match=r"message 4 in .* is another one"):
                 await _fails(tmp_path / "two", upstream(backbone))
 
+    async def test_a_log_whose_entries_went_another_way_is_refused(self, tmp_path: Path) -> None:
+        """The messages are the same; what stands after the last of them is not."""
+        await stopped(tmp_path / "one")
+        await asyncio.to_thread(shutil.copytree, tmp_path / "one", tmp_path / "two")
+        for name in ("one", "two"):
+            async with running_hub(tmp_path / name, *QUIET) as hub, client(hub) as link:
+                await link.hold(name, 1)
+        async with running_hub(tmp_path / "one", *QUIET) as backbone:
+            with pytest.raises(UsageError, match=r"the entry after message 3 in .* is another one"):
+                await _fails(tmp_path / "two", upstream(backbone))
+
+    async def test_a_log_that_is_ahead_by_an_entry_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("headrace.net.upstream.log_alignment._PATIENCE_SECONDS", 0.0)
+        await stopped(tmp_path / "ahead")
+        await asyncio.to_thread(shutil.copytree, tmp_path / "ahead", tmp_path / "backbone")
+        async with running_hub(tmp_path / "ahead", *QUIET) as ahead, client(ahead) as link:
+            await link.hold("h", 1)
+        async with running_hub(tmp_path / "backbone", *QUIET) as backbone:
+            with pytest.raises(UsageError, match="has lost its end"):
+                await _fails(tmp_path / "ahead", upstream(backbone))
+
     async def test_one_that_is_too_old_begins_anew(self, tmp_path: Path) -> None:
         sets = (*QUIET, "log.segment_bytes=1KiB", "log.retain_bytes=1KiB", "log.segment_seconds=0.001")
         async with running_hub(tmp_path / "backbone", *sets) as backbone, client(backbone) as link:
             async with frontend(tmp_path / "front", backbone) as front:
                 await link.publish([b"early"])
-                await until(lambda: front.hub.log.head == backbone.hub.log.head)
+                await until(lambda: front.hub.log.head_op == backbone.hub.log.head_op)
                 old = front.hub.log.tail
             for number in range(20):
                 await link.publish([b"%d" % number * 500])
@@ -244,12 +320,44 @@ class TestPassing:
             await until(lambda: backbone.consumers.get("work") is not None)
             await until(
                 lambda: (
-                    backbone.hub.log.head == one.hub.log.head == two.hub.log.head
+                    backbone.hub.log.head_op == one.hub.log.head_op == two.hub.log.head_op
                     and upstream_facts(one)["waiting_bytes"] == 0
                 )
             )
             assert kept(one.hub.log) == kept(two.hub.log) == kept(backbone.hub.log)
-            assert {m.node for m in kept(one.hub.log)} == {backbone.hub.node}
+            assert {row.node for _, row in kept(one.hub.log)} == {backbone.hub.node}
+            assert [message.seq for message in published(one.hub.log)] == list(range(1, one.hub.log.head + 1))
+
+    async def test_its_log_is_the_same_sequence_of_operations(self, tmp_path: Path, backbone: Server) -> None:
+        """Wherever it stopped, among sealed segments and in the open tail, with entries in every position."""
+        random = Random(7)
+        async with client(backbone) as link:
+
+            async def write() -> None:
+                for number in range(random.randint(1, 6)):
+                    match random.randrange(4):
+                        case 0:
+                            await link.publish([b"%d" % number] * random.randint(1, 3), topic="t")
+                        case 1:
+                            await link.publish(b"x", attributes={"number": str(number), "n": number})
+                        case 2:
+                            await link.hold(f"h{number}", 1)
+                        case 3:
+                            await link.create_service(f"s{random.random()}")
+
+            async with frontend(tmp_path / "front", backbone):
+                pass
+            for turn in range(6):
+                await write()
+                if turn % 2:
+                    await backbone.maintenance.seal()
+                await write()
+                async with frontend(tmp_path / "front", backbone) as front:
+                    await write()
+                    await until(lambda: front.hub.log.head_op == backbone.hub.log.head_op)
+                    assert kept(front.hub.log) == kept(backbone.hub.log)
+                    assert front.hub.log.head == backbone.hub.log.head
+                    assert front.hub.state.sections() == backbone.hub.state.sections()
 
     async def test_a_frontend_of_a_frontend(self, tmp_path: Path, backbone: Server) -> None:
         async with (
@@ -261,7 +369,7 @@ class TestPassing:
             assert await link.publish(b"a") == (1, 1)
             await spp.publish(b"value", topic="s")
             await until(lambda: all(hub.services.get("s") for hub in (backbone, middle, end)))
-            await until(lambda: backbone.hub.log.head == end.hub.log.head)
+            await until(lambda: backbone.hub.log.head_op == end.hub.log.head_op)
             assert kept(end.hub.log) == kept(backbone.hub.log)
 
     async def test_a_publisher_goes_on_behind_numbers_that_its_frontend_does_not_have_yet(
@@ -298,7 +406,7 @@ class TestPassing:
                 )
             )
             await until(lambda: len(backbone.services) == len(one.services) == len(two.services) == 20)
-            await until(lambda: one.hub.log.head == two.hub.log.head == backbone.hub.log.head)
+            await until(lambda: one.hub.log.head_op == two.hub.log.head_op == backbone.hub.log.head_op)
             kinds = [[(s.id, s.kind) for s in hub.services] for hub in (backbone, one, two)]
             assert kinds[0] == kinds[1] == kinds[2]
 
@@ -306,7 +414,7 @@ class TestPassing:
         async with frontend(tmp_path / "front", backbone, "services.auto=true", "services.max=5") as front:
             await until(lambda: front.problem is None)
             assert front.services.policy == backbone.services.policy
-            assert backbone.hub.log.head == 0
+            assert backbone.hub.log.head_op == 0
 
 
 class TestLost:
@@ -366,58 +474,139 @@ class TestPass:
     """The operation itself, as a stranger would ask for it."""
 
     async def test_it_is_taken_once(self, backbone: Server) -> None:
-        body = _passed(Batch(Run.of([b"a", b"b"]), origin="spp", publisher="p", topic="t"))
+        log = backbone.hub.log
+        body = pack_passed(log.uuid, [Batch(Run.of([b"a", b"b"]), origin="spp", publisher="p", topic="t")])
         async with link_peer(backbone) as peer:
             for number, answer in (
-                (0, (1, 2, False)),
-                (0, (1, 2, True)),
-                (1, (4, 5, False)),
-                (0, (1, 2, True)),
+                (0, (1, 2, False, 3)),
+                (0, (1, 2, True, 3)),
+                (1, (3, 4, False, 6)),
+                (0, (1, 2, True, 6)),
             ):
-                told = await peer.ask(body, op="pass", id=1, frontend="f", number=number)
-                assert (told["first"], told["last"], told["repeated"]) == answer
-            told = await peer.ask(body, op="pass", id=1, frontend="f", number=3)
+                told = await peer.ask(body, op="pass", id=1, frontend="f", number=number, rows=2)
+                assert (told["first"], told["last"], told["repeated"], told["op"]) == answer
+            told = await peer.ask(body, op="pass", id=1, frontend="f", number=3, rows=2)
             assert told["error"] == "conflict"
-        assert [(m.origin, m.publisher, m.topic, m.number) for m in kept(backbone.hub.log)][:3] == [
-            ("spp", "p", "t", None),
-            ("spp", "p", "t", None),
-            ("log", "f", "frontend/f", 0),
+        assert [(m.seq, m.origin, m.publisher, m.topic, m.number) for _, m in kept(log)][:3] == [
+            (1, "spp", "p", "t", None),
+            (2, "spp", "p", "t", None),
+            (2, "log", "f", "frontend/f", 0),
         ]
+
+    @pytest.mark.parametrize("kinds", ["em", "me", "eme", "mem", "e", "ee", "mm", "eemmeem"])
+    async def test_messages_and_entries_come_in_any_order(self, backbone: Server, kinds: str) -> None:
+        batches = [
+            entry("hold", f"h{place}", hold(1))
+            if kind == "e"
+            else Batch(Run.of([b"%d" % place] * (place + 1)), origin="spp", topic="t")
+            for place, kind in enumerate(kinds)
+        ]
+        log, rows = backbone.hub.log, sum(map(len, batches))
+        count = sum(len(batch) for batch in batches if not batch.is_entries)
+        async with client(backbone) as link, link_peer(backbone) as peer:
+            await link.publish([b"before"])
+            body = pack_passed(log.uuid, batches)
+            for repeated in (False, True):
+                told = await peer.ask(body, op="pass", id=1, frontend="f", number=0, rows=rows)
+                assert (told["repeated"], told["op"]) == (repeated, 1 + rows + 1)
+                # Without messages, an empty range after the message that the entries stand after.
+                assert (told["first"], told["last"]) == (2, 1 + count)
+        expected, seq = [], 1
+        for batch in batches:
+            for row in batch:
+                seq += not batch.is_entries
+                expected.append((seq, row.topic, row.payload))
+        got = [(row.seq, row.topic, row.payload) for _, row in kept(log)]
+        assert got == [(1, "", b"before"), *expected, (seq, "frontend/f", b"")]
 
     @pytest.mark.parametrize(
         ("batch", "error"),
         [
             (Batch(Run.of([b"a"])), "malformed"),
-            (Batch(Run.of([b"a"]), origin="o" * 300), "malformed"),
             (Batch(Run.of([b"a"]), origin="of its own"), "malformed"),
-            (Batch(Run.of([b"a"]), origin="spp", topic="t" * 70_000), "limit"),
+            (with_columns("spp", origin="o" * 300), "malformed"),
+            (with_columns("log", origin="spp"), "malformed"),
+            (with_columns("spp", topic="t" * 70_000), "limit"),
+            (with_columns("spp", publisher="p" * 256), "limit"),
+            (with_columns("log", topic="t" * 70_000), "limit"),
+            (with_columns("log", topic="service/"), "malformed"),
+            (with_columns("spp", number=-1), "limit"),
+            (with_columns("spp", number=1 << 62), "limit"),
             (Batch(Run.of([b"a"]), origin="spp", publisher="p" * 256), "limit"),
             (Batch(Run.of([b"a"]), origin="spp", publisher="p", number=-1), "limit"),
             (Batch(Run.of([b"a"]), origin="spp", publisher="p", number=1 << 62), "limit"),
+            (Batch(Run.of([b"a"] * 2), origin="spp", publisher="p", number=(1 << 62) - 1), "limit"),
             (Batch(Run.of([]), origin="spp"), "malformed"),
             (Batch(Run.of([b'{"auto": true, "max": 0}']), origin="log", topic="service/"), "malformed"),
         ],
     )
     async def test_what_cannot_be_kept_is_refused(self, backbone: Server, batch: Batch, error: str) -> None:
+        good = Batch(Run.of([b"good"]), origin="spp")
         async with link_peer(backbone) as peer:
-            told = await peer.ask(_passed(batch), op="pass", id=1, frontend="f", number=0)
-            assert told["error"] == error
-        assert backbone.hub.log.head == 0
+            for batches in ([batch], [good, batch], [batch, good]):
+                told = await passed(backbone, peer, *batches)
+                assert told["error"] == error
+                assert told["reason"]
+        assert backbone.hub.log.head_op == 0
+
+    async def test_bytes_that_are_no_batches_are_refused(self, backbone: Server) -> None:
+        uuid = backbone.hub.log.uuid
+        batches = [entry("hold", "h", hold(1)), Batch(Run.of([b"a", b"b"]), origin="spp")]
+        good = pack_passed(uuid, batches)
+        later = [batch.numbered(2, 1, 0, 0) for batch in batches[1:]]
+        mixed = pack_passed(uuid, [with_columns("spp", origin="lug")])
+        bad = {
+            "nothing": (b"", 3),
+            "no batch": (uuid.bytes, 3),
+            "rows as they were": (batches[1].to_arrow().serialize().to_pybytes(), 2),
+            "too few": (good, 4),
+            "too many": (good, 2),
+            "cut short": (good[:-8], 3),
+            "more after them": (good + bytes(8), 3),
+            "not from the beginning": (pack(uuid, later), 2),
+            "twice": (good + good[16:], 6),
+            "entries that say they are messages": (flipped(good, frame.ENTRIES), 3),
+            "messages and entries in one batch": (sealed(mixed.replace(b"lug", b"log")), 2),
+            "another message's number": (
+                pack(uuid, [batches[0].numbered(1, 0, 0, 0), batches[1].numbered(2, 9, 0, 0)]),
+                3,
+            ),
+        }
+        async with link_peer(backbone) as peer:
+            for what, (body, rows) in bad.items():
+                told = await peer.ask(body, op="pass", id=1, frontend="f", number=0, rows=rows)
+                assert told["error"] == "malformed", what
+                assert told["reason"], what
+            other = await peer.ask(
+                pack_passed(UUID(int=7), batches), op="pass", id=1, frontend="f", number=0, rows=3
+            )
+            assert other["error"] == "conflict"
+            assert str(uuid) in other["reason"]
+            for asked in ({}, {"rows": 0}, {"rows": -1}, {"rows": "3"}):
+                told = await peer.ask(good, op="pass", id=1, frontend="f", number=0, **asked)
+                assert (told["error"], told["field"]) == ("malformed", "rows")
+            assert backbone.hub.log.head_op == 0
+            random = Random(3)
+            for _ in range(300):
+                changed = bytearray(good)
+                changed[random.randrange(16, len(good))] ^= 1 << random.randrange(8)
+                told = await peer.ask(sealed(changed), op="pass", id=1, frontend="x", number=0, rows=3)
+                # A change may be to a payload, a text or a time: then there is nothing wrong with it.
+                assert told.get("ok") or told["error"] in ("malformed", "limit")
+            assert (await peer.ask(good, op="pass", id=1, frontend="f", number=0, rows=3))["ok"] is True
 
     @pytest.mark.parametrize("origin", ["tube", "fyrehose", "replay", "consumer"])
     async def test_a_message_past_the_hubs_limit_is_refused(self, tmp_path: Path, origin: str) -> None:
         sets = (*QUIET, "limits.message_bytes=100")
         async with running_hub(tmp_path / "backbone", *sets) as backbone, link_peer(backbone) as peer:
-            body = _passed(Batch(Run.of([b"a", bytes(101)]), origin=origin))
-            told = await peer.ask(body, op="pass", id=1, frontend="f", number=0)
+            told = await passed(backbone, peer, Batch(Run.of([b"a", bytes(101)]), origin=origin))
             assert (told["error"], backbone.hub.log.head) == ("limit", 0)
             assert "101" in told["reason"]
             assert "100" in told["reason"]
             # What the state needs is no message.
             for number, each in enumerate([(origin, bytes(100)), ("log", bytes(101))]):
-                body = _passed(Batch(Run.of([each[1]]), origin=each[0], topic="no/part"))
-                told = await peer.ask(body, op="pass", id=1, frontend="f", number=number)
-                assert told["ok"] is True
+                batch = Batch(Run.of([each[1]]), origin=each[0], topic="no/part")
+                assert (await passed(backbone, peer, batch, number=number))["ok"] is True
 
     async def test_a_message_too_long_for_the_upstream_hub_costs_only_its_publisher(
         self, tmp_path: Path
@@ -434,7 +623,7 @@ class TestPass:
                 front.hub.submit(Batch(Run.of([payload]), origin="spp"), told.append)
             await until(lambda: len(told) == 3)
             assert ["100 bytes" in str(each) for each in told if isinstance(each, StorageError)] == [True]
-            assert [m.payload for m in kept(backbone.hub.log) if m.origin == "spp"] == [b"before", b"after"]
+            assert [m.payload for m in published(backbone.hub.log)] == [b"before", b"after"]
             assert front.hub.counters.get("refused_messages", origin="spp", reason="limit") == 1
 
     @pytest.mark.parametrize(
@@ -456,9 +645,9 @@ class TestPass:
         self, backbone: Server, topic: str, payload: bytes
     ) -> None:
         empty = backbone.hub.state.sections()
-        body = _passed(Batch(Run.of([payload]), origin="log", topic=topic))
+        batch = Batch(Run.of([payload]), origin="log", topic=topic)
         async with link_peer(backbone) as peer:
-            assert (await peer.ask(body, op="pass", id=1, frontend="f", number=0))["ok"] is True
+            assert (await passed(backbone, peer, batch))["ok"] is True
         sections = backbone.hub.state.sections()
         assert {name: section for name, section in sections.items() if name != "publisher"} == {
             name: section for name, section in empty.items() if name != "publisher"
@@ -471,19 +660,12 @@ class TestPass:
     ) -> None:
         batch = Batch(Run.of([b"{", b"[1]", b'{"create": 7}']), origin="log", topic=f"{part}/x")
         async with link_peer(backbone) as peer, client(backbone) as link:
-            told = await peer.ask(_passed(batch), op="pass", id=1, frontend="f", number=0)
-            assert told["ok"] is True
-            assert await link.publish(b"next") == (5, 5)
+            assert (await passed(backbone, peer, batch))["ok"] is True
+            assert await link.publish(b"next") == (1, 1)
             assert backbone.hub.state.holds == {}
         await backbone.drain()
         async with running_hub(tmp_path / "backbone", *QUIET) as again:
-            assert again.hub.log.head == 5
-
-
-def _passed(batch: Batch) -> bytes:
-    rows = batch.to_arrow().drop_columns(["seq", "time", "node"])
-    body: bytes = rows.serialize().to_pybytes()
-    return body
+            assert (again.hub.log.head, again.hub.log.head_op) == (1, 5)
 
 
 def _messages(rows: Any) -> list[Message]:

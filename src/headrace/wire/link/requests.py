@@ -34,7 +34,7 @@ WRITE: Final = "write-"
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ID)]
 Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
-Op: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_ID)]
+Op: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
 """A position in the log, which counts messages and entries."""
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
