@@ -156,6 +156,25 @@ async def test_any_node_takes_publishes_and_a_repeat_is_there_once(make: Make, f
     assert len({str(server.hub.log.uuid) for server in nodes.servers.values()}) == 1
 
 
+async def test_a_backup_takes_entries_and_messages_in_turn(make: Make) -> None:
+    nodes = await make()
+    primary = await nodes.work()
+    backup = next(server for server in nodes.servers.values() if server is not primary)
+    async with link_of(backup) as link:
+        publisher = link.publisher("one")
+        for count in range(1, 6):
+            assert await publisher.publish(b"numbered by its publisher") == (2 * count - 1, 2 * count - 1)
+            # What doors submit has numbers of the node's own, which do not count the requests of publishers.
+            await link.hold("held", 2 * count - 1)
+            assert await link.publish(b"after it") == (2 * count, 2 * count)
+    await nodes.work()
+    for server in nodes.servers.values():
+        assert [message.seq for message in await kept(server)] == list(range(1, 11))
+        assert server.hub.state.holds == {"held": 9}
+        assert operations(server) == operations(primary)
+    assert "refused" not in backup.hub.counters.as_dict()
+
+
 async def test_a_commit_of_stages_is_there_once_whichever_node_is_asked(make: Make) -> None:
     nodes = await make()
     await nodes.work()

@@ -101,7 +101,8 @@ class PrimaryClient(PublishRelay):
         self._stream: PrimaryStream | None = None
         self._here = False
         self._view = 0
-        self._number = 0
+        self._requests = 0
+        """Number of requests sent: each has its own on the wire, beside the numbers that the relay gives."""
         self._unanswered: dict[int, Callable[[PrimaryAnswer | None], None]] = {}
         """By request on this stream; called with ``None`` if no answer will come."""
         self._retry: tuple[PrimaryStream, int, float] | None = None
@@ -222,10 +223,10 @@ class PrimaryClient(PublishRelay):
         elif self._stream is None:
             reply(None)
         else:
-            self._number += 1
-            self._unanswered[self._number] = reply
+            self._requests += 1
+            self._unanswered[self._requests] = reply
             bulk = serialize_request(request, body)
-            if not self._stream.post(Publish(self._view, self._number), bulk, certain=True):
+            if not self._stream.post(Publish(self._view, self._requests), bulk, certain=True):
                 self._not_primary()
 
     # Rows
