@@ -215,7 +215,8 @@ class StorageError(HeadraceError):
 class DamagedError(StorageError):
     """A file does not hold what was written; nothing is read past the damage.
 
-    ``first`` and ``last`` bound the sequence numbers that the damage puts in doubt.
+    ``first`` and ``last`` bound the sequence numbers that the damage puts in doubt. If it is none, only entries of the
+    log that stand after ``last``, then ``first`` is the number after it.
 
     >>> raise DamagedError("data/log/7.tail", 128, 7, 9, "a checksum does not match")
     Traceback (most recent call last):
@@ -228,8 +229,13 @@ class DamagedError(StorageError):
         self.first = first
         self.last = last
         self.reason = reason
-        until = "on" if last is None else f"to {last}"
-        super().__init__(f"{path}: {reason} at byte {offset}; messages {first} {until} are in doubt")
+        if last is None:
+            doubtful = f"messages {first} on"
+        elif last >= first:
+            doubtful = f"messages {first} to {last}"
+        else:
+            doubtful = f"entries of the log {f'after message {last}' if last else 'before message 1'}"
+        super().__init__(f"{path}: {reason} at byte {offset}; {doubtful} are in doubt")
 
 
 class LockedError(StorageError):

@@ -28,14 +28,20 @@ class EntriesFile:
     def __init__(self, path: Path) -> None:
         """Read every frame's place, and check each; raise if the file is damaged."""
         self.path = path
-        self._descriptor = Descriptor(path, os.O_RDONLY)
-        fd = self._descriptor.fd
+        # Not kept open: a descriptor for each segment could exhaust them.
+        descriptor = Descriptor(path, os.O_RDONLY)
+        fd = descriptor.fd
         self.header = FileHeader.parse(os.pread(fd, HEADER_BYTES, 0), path)
-        places = [place for _, place in walk(fd, self.header.salt, HEADER_BYTES)]
+        places = []
+        self.last_time = self.header.time
+        """The time of the last entry."""
+        for window, place in walk(fd, self.header.salt, HEADER_BYTES):
+            places.append(place)
+            self.last_time = frame.last_time(window, place.at)
         self.size = HEADER_BYTES + sum(place.length for place in places)
         if self.size != os.fstat(fd).st_size:
             after = places[-1].first if places else self.header.first - 1
-            raise DamagedError(str(path), self.size, after, None, fault(fd, self.header.salt, self.size))
+            raise DamagedError(str(path), self.size, after + 1, after, fault(fd, self.header.salt, self.size))
         self._lengths = [place.length for place in places]
         self._offsets = [HEADER_BYTES, *(HEADER_BYTES + np.cumsum(self._lengths)).tolist()]
         self._ops = [place.op for place in places]
@@ -46,14 +52,19 @@ class EntriesFile:
         for index, place in enumerate(places):
             messages = place.first - self.header.first + 1
             expected = self.header.op + messages + self._before[index]
-            if place.op != expected or messages < 0 or not place.flags & frame.ENTRIES:
+            if place.op != expected or messages < 0 or not place.entries or place.label:
                 reason = f"entries of the log are missing or doubled after message {place.first}"
-                raise DamagedError(str(path), self._offsets[index], place.first, place.first, reason)
+                raise DamagedError(str(path), self._offsets[index], place.first + 1, place.first, reason)
 
     @property
     def count(self) -> int:
         """Number of entries."""
         return self._before[-1]
+
+    @property
+    def last_after(self) -> int:
+        """The message that the last entry stands after; the one before the segment if there is none."""
+        return self._afters[-1] if self._afters else self.header.first - 1
 
     def upto(self, op: int) -> int:
         """Count the entries up to an operation."""
@@ -75,12 +86,13 @@ class EntriesFile:
         """Entries from ``op``, which must be one, up to ``last`` or the end of their frame."""
         index = bisect_right(self._ops, op) - 1
         offset = self._offsets[index]
-        window = os.pread(self._descriptor.fd, self._lengths[index], offset)
+        descriptor = Descriptor(self.path, os.O_RDONLY)
+        window = os.pread(descriptor.fd, self._lengths[index], offset)
         try:
             frame.check(window, 0, self.header.salt)
         except frame.BadFrame as bad:
             after = self._afters[index]
-            raise DamagedError(str(self.path), offset, after, after, str(bad)) from None
+            raise DamagedError(str(self.path), offset, after + 1, after, str(bad)) from None
         begin = op - self._ops[index]
         return frame.decode(window, 0, _no_label).slice(
             begin, min(self._rows[index], last - self._ops[index] + 1)
@@ -97,6 +109,7 @@ class EntriesWriter:
         self._unfinished = unfinished
         self._header = header
         self._pieces: list[frame.Piece] = []
+        self._begun = False
 
     @classmethod
     @contextlib.contextmanager
@@ -128,8 +141,10 @@ class EntriesWriter:
         self._unfinished.rename(self._path)
 
     def _write(self) -> None:
-        with self._unfinished.open("ab") as file:
+        # Not appended to what a crash may have left there.
+        with self._unfinished.open("ab" if self._begun else "wb") as file:
             file.writelines(self._pieces)
+        self._begun = True
         self._pieces.clear()
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,8 @@ Segment = SealedSegment | TailFile
 
 REPAIRING: Final = "repairing"
 """A file that exists during a repair, and remains if that is interrupted."""
+
+STATE_MISSING: Final = "the snapshot that covers trimmed messages and lost entries is missing"
 
 _LOOKS: Final = 5
 """Attempts to read the directory of a hub that may seal or trim a file meanwhile."""
@@ -123,28 +126,36 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
                 torn = torn or unwritten
                 litter.append(path)
                 break
-        segment, cut = _read_segment(path, found[op], litter, writable=writable)
+        try:
+            segment, cut = _read_segment(path, found[op], litter, writable=writable)
+        except DamagedError as damage:
+            raise _placed(damage, before) from None
         if segment is None:
             continue
         unused = isinstance(segment, TailFile) and segment.empty and cut is None and op == max(found)
         short = isinstance(before, TailFile) and before.uuid == segment.uuid and before.last_op + 1 < op
         if unused and (torn is not None or short):
             # Power failed after a rotation, before a sync: the new tail is unused, the old one has lost its end.
-            torn = torn or TornEnd(0, 0, f"messages up to {segment.first - 1} had not reached the disk")
+            what = f"messages up to {segment.first - 1}"
+            if before is not None and before.last + 1 == segment.first:
+                what = f"entries of the log after message {before.last}"
+            torn = torn or TornEnd(0, 0, f"{what} had not reached the disk")
             litter.append(path)
             break
         if torn is not None and before is not None:
-            raise DamagedError(
-                str(before.path),
-                torn.offset,
-                before.last + 1,
-                max(segment.first - 1, before.last + 1),
-                torn.reason,
-            )
+            doubt = before.last + 1, segment.first - 1
+            raise DamagedError(str(before.path), torn.offset, *doubt, torn.reason)
         _check_follows(before, segment)
         segments.append(segment)
         torn = cut
     return segments, torn, litter
+
+
+def _placed(damage: DamagedError, before: Segment | None) -> DamagedError:
+    """Say where damage begins: a file's name tells an operation, the segment before it tells a message."""
+    if before is None or (damage.first, damage.last) != (1, None):
+        return damage
+    return DamagedError(damage.path, damage.offset, before.last + 1, None, damage.reason)
 
 
 def never_begun(path: Path) -> TornEnd | None:
@@ -211,7 +222,7 @@ def gap_between(end: tuple[int, int], begin: tuple[int, int]) -> tuple[int, int,
         return first, last, f"messages {first} to {last} are also in the segment before it"
     if end[0] + 1 != begin[0]:
         how = "missing before it" if end[0] < begin[0] else "also in the segment before it"
-        return last, last, f"entries of the log after message {last} are {how}"
+        return first, last, f"entries of the log after message {last} are {how}"
     return None
 
 
@@ -229,15 +240,25 @@ def _cut(segment: Segment, torn: TornEnd) -> None:
 
 def _with_snapshot(directory: Path, recovered: Recovered) -> Recovered:
     recovered.snapshot, recovered.damaged_snapshots = snapshots.newest(directory, recovered.uuid)
-    oldest, last = recovered.segments[0], recovered.segments[-1]
+    last = recovered.segments[-1]
     op, seq = (0, 0) if recovered.snapshot is None else (recovered.snapshot.op, recovered.snapshot.seq)
-    if op + 1 < oldest.first_op:
+    needed, message = needs_state(recovered.segments)
+    if op < needed:
         # A snapshot precedes any trimming; without one the state before the oldest segment cannot be rebuilt.
         if recovered.damaged_snapshots:
             raise recovered.damaged_snapshots[0]
-        reason = "the snapshot that covers trimmed messages is missing"
-        raise DamagedError(str(directory), 0, seq + 1, oldest.first - 1, reason)
+        raise DamagedError(str(directory), 0, seq + 1, message, STATE_MISSING)
     if op > last.last_op:
         reason = f"the snapshot at message {seq} is ahead of the log, which ends at {last.last}"
         raise DamagedError(str(directory), 0, last.last + 1, seq, reason)
     return recovered
+
+
+def needs_state(segments: Sequence[Segment]) -> tuple[int, int]:
+    """The operation, and its newest message, up to which a snapshot must replace entries that are not here."""
+    lost = [
+        segment for segment in segments if isinstance(segment, SealedSegment) and segment.index.entries_lost
+    ]
+    if lost:
+        return lost[-1].last_op, lost[-1].last
+    return segments[0].first_op - 1, segments[0].first - 1

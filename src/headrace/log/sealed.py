@@ -50,6 +50,9 @@ _BATCH: Final = np.dtype(
     ]
 )
 
+ENTRIES_LOST: Final = (1 << 64) - 1
+"""In place of the size of the file of entries: a repair found it damaged, and kept the messages without it."""
+
 CACHE_BYTES: Final = 32 << 20
 """Unpacked record batches kept in memory, all segments together."""
 
@@ -73,10 +76,15 @@ class SegmentIndex:
     file_size: int
     last_time: int
     entries_size: int
-    """Bytes of the file of entries; 0 if there is none."""
+    """Bytes of the file of entries; 0 if there is none, or :data:`ENTRIES_LOST`."""
     around_crc: int
     """CRC32C of the file's bytes that belong to no record batch."""
     batches: npt.NDArray[Any]
+
+    @property
+    def entries_lost(self) -> bool:
+        """Whether there were entries that a repair could not save."""
+        return self.entries_size == ENTRIES_LOST
 
     def write(self, path: Path, *, sync: bool) -> None:
         """Write the index, whole or not at all."""
@@ -115,10 +123,11 @@ class SegmentIndex:
     def rebuild(cls, path: Path, uuid: UUID) -> SegmentIndex:
         """Make an index for an Arrow file that has lost its own, if the file is readable and its numbers consecutive.
 
-        Without checksums, everything that Arrow can check is checked.
+        Without checksums, everything that Arrow can check is checked. Entries that are damaged count as lost; how many
+        there were is not known here.
         """
-        first_op, beside = int(path.stem), path.with_suffix(".entries")
-        entries = EntriesFile(beside) if beside.exists() else None
+        first_op = int(path.stem)
+        entries, lost = _entries_beside(path)
         data = _mapped(Descriptor(path, os.O_RDONLY))
         batches: list[tuple[int, ...]] = []
         first = expected = entries.header.first if entries else 0
@@ -139,21 +148,21 @@ class SegmentIndex:
                 place, expected, time = end, expected + len(seqs), int(each[-1])
         except (pa.ArrowException, OSError, EOFError) as error:
             raise DamagedError(str(path), place, expected, None, f"Arrow cannot read it ({error})") from error
-        if not batches:
-            raise DamagedError(str(path), 0, 1, None, "there is no record batch in it")
-        around = crc32c(data[place:], around)
-        last_op = first_op + expected - first - 1 + (entries.count if entries else 0)
-        size = entries.size if entries else 0
+        if not expected:
+            raise DamagedError(
+                str(path), 0, 1, None, "there is no record batch in it, and no entry beside it"
+            )
+        count, size = (entries.count, entries.size) if entries else (0, ENTRIES_LOST if lost else 0)
         return cls(
             uuid,
             first_op,
-            last_op,
+            first_op + expected - first - 1 + count,
             first,
             expected - 1,
             len(data),
-            time,
+            max(time, entries.last_time) if entries else time,
             size,
-            around,
+            crc32c(data[place:], around),
             np.array(batches, _BATCH),
         )
 
@@ -166,7 +175,9 @@ class SealedSegment:
         self.index = index
         self.first_op, self.last_op = index.first_op, index.last_op
         self.first, self.last = index.first, index.last
-        self.size = index.file_size + index.entries_size
+        self.entries_size = 0 if index.entries_lost else index.entries_size
+        """Bytes of its entries."""
+        self.size = index.file_size + self.entries_size
         self.uuid = index.uuid
         self._firsts = np.ascontiguousarray(index.batches["first"])
         self._entries: EntriesFile | None = None
@@ -180,21 +191,16 @@ class SealedSegment:
         if size != index.file_size:
             raise segment._resized(size)
         beside = segment.entries_path
-        found = beside.stat().st_size if index.entries_size and beside.exists() else 0
-        if found != index.entries_size:
-            reason = f"the file has {found} bytes where {index.entries_size} were written"
-            raise DamagedError(str(beside), found, segment.first, segment.last, reason)
+        found = beside.stat().st_size if segment.entries_size and beside.exists() else 0
+        if found != segment.entries_size:
+            reason = f"the file has {found} bytes where {segment.entries_size} were written"
+            raise segment._entries_damage(reason, min(found, segment.entries_size))
         return segment
 
     @property
     def entries_path(self) -> Path:
         """The file of its entries, if it has any."""
         return self.path.with_suffix(".entries")
-
-    @property
-    def entries_size(self) -> int:
-        """Bytes of its entries."""
-        return self.index.entries_size
 
     @property
     def last_time(self) -> int:
@@ -266,11 +272,13 @@ class SealedSegment:
     def entries(self) -> EntriesFile | None:
         """The entries, read when they are first needed."""
         if self._entries is None and self.index.entries_size:
-            self._entries = EntriesFile(self.entries_path)
+            self._entries = self._read_entries()
         return self._entries
 
     def seq_of(self, op: int) -> int:
         """The newest message at or before an operation, which may be the one before the first here."""
+        if op == self.last_op:
+            return self.last
         entries = 0 if self.entries is None else self.entries.upto(op)
         return self.first + op - self.first_op - entries
 
@@ -330,20 +338,30 @@ class SealedSegment:
 
     def entries_fault(self) -> DamagedError | None:
         """Check the file of entries, every byte of it."""
-        path = self.entries_path
-        if not self.index.entries_size:
+        if not self.entries_size:
             return None
         try:
-            found = EntriesFile(path)
+            self._read_entries()
         except DamagedError as damage:
             return damage
         except FileNotFoundError:
-            return DamagedError(str(path), 0, self.first, self.last, "the file is gone")
-        count = self.last_op - self.first_op - (self.last - self.first)
-        if found.header.op != self.first_op or found.header.first != self.first or found.count != count:
-            reason = f"it has {found.count} entries where {count} were written"
-            return DamagedError(str(path), 0, self.first, self.last, reason)
+            return self._entries_damage("the file is gone")
         return None
+
+    def _read_entries(self) -> EntriesFile:
+        if self.index.entries_lost:
+            raise self._entries_damage("they were lost, and a repair kept the messages without them")
+        found = EntriesFile(self.entries_path)
+        header, count = found.header, self.last_op - self.first_op - (self.last - self.first)
+        if header.uuid != self.uuid:
+            raise self._entries_damage(f"it is of log {header.uuid}, the segment of log {self.uuid}")
+        begins = header.op == self.first_op and header.first == self.first
+        if not begins or found.count != count or found.last_after > self.last:
+            raise self._entries_damage("its entries are not those of the segment")
+        return found
+
+    def _entries_damage(self, reason: str, offset: int = 0) -> DamagedError:
+        return DamagedError(str(self.entries_path), offset, self.first, self.first - 1, reason)
 
     def salvage(self, number: int) -> pa.RecordBatch:
         """Record batch ``number``, checked, of a damaged file."""
@@ -475,6 +493,16 @@ class SegmentEnd(NamedTuple):
     op: int
     seq: int
     time: int
+
+
+def _entries_beside(path: Path) -> tuple[EntriesFile | None, bool]:
+    """The entries beside a segment, and whether there are any that cannot be read."""
+    try:
+        return EntriesFile(path.with_suffix(".entries")), False
+    except DamagedError:
+        return None, True
+    except FileNotFoundError:
+        return None, False
 
 
 def _unpack(message: Bytes | bytes) -> pa.RecordBatch:

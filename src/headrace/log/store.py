@@ -76,6 +76,7 @@ class Log:
         self._writer = TailWriter()
         self.failure: str | None = None
         """The sync failure after which nothing can be promised any more, if there was one."""
+        self._needs_state, _ = recovery.needs_state(recovered.segments)
         last = self._segments[-1]
         self.head_op = last.last_op if committed is None else min(max(committed, self._safe), last.last_op)
         """The last operation committed."""
@@ -128,8 +129,8 @@ class Log:
 
     @property
     def first_op(self) -> int:
-        """The oldest operation kept."""
-        return self._kept[0].first_op
+        """The oldest operation from which on all are kept; messages may be from before lost entries."""
+        return max(self._kept[0].first_op, self._needs_state + 1)
 
     @property
     def tail_op(self) -> int:
@@ -284,10 +285,9 @@ class Log:
         segments = self._kept
         if first > last:
             return []
-        place = bisect_right(segments, first, key=_first_op) - 1
-        if place < 0:
-            raise self._trimmed(segments[0], last)
-        segment = segments[place]
+        if first < max(segments[0].first_op, self._needs_state + 1):
+            raise TrimmedError(1, max(self.seq_of(last), 1), segments[0].first)
+        segment = segments[bisect_right(segments, first, key=_first_op) - 1]
         try:
             return segment.read_ops(first, min(last, segment.last_op), max_bytes)
         except OSError as error:
@@ -316,17 +316,29 @@ class Log:
         if op >= newest.last_op:
             return newest.last
         place = bisect_right(segments, op, key=_first_op) - 1
-        return segments[place].seq_of(op) if place >= 0 else segments[0].first - 1
+        segment = segments[max(place, 0)]
+        if place < 0 or (op <= self._needs_state and op != segment.last_op):
+            return segment.first - 1
+        try:
+            return segment.seq_of(op)
+        except OSError as error:
+            raise self._unreadable(error, segment, segment.first, segment.last) from error
 
     def op_of(self, seq: int) -> int:
-        """The operation of a message, which must be kept."""
+        """The operation of a message, which must be kept, as must the operations after it."""
         segments = self._kept
         place = bisect_right(segments, seq, key=_first) - 1
         if place < 0:
             raise TrimmedError(seq, seq, segments[0].first)
-        if seq > segments[place].last:
+        segment = segments[place]
+        if seq > segment.last:
             raise UsageError(f"message {seq} is not in the log, which ends at {self.tail}")
-        return segments[place].op_of(seq)
+        if segment.last_op <= self._needs_state:
+            raise TrimmedError(seq, seq, self.seq_of(self._needs_state) + 1)
+        try:
+            return segment.op_of(seq)
+        except OSError as error:
+            raise self._unreadable(error, segment, seq, seq) from error
 
     def seq_at(self, time: int) -> int:
         """The first committed sequence number stamped at or after ``time`` (µs); ``head + 1`` if all are older."""
@@ -360,7 +372,7 @@ class Log:
 
     def first_time(self) -> int | None:
         """The time of the oldest message kept."""
-        return self._kept[0].first_time()
+        return next((segment.first_time() for segment in self._kept if segment.last >= segment.first), None)
 
     def rotate(self) -> None:
         """Begin a new open tail, so that the old one can be sealed. An empty tail stays."""
@@ -415,7 +427,12 @@ class Log:
         """Drop the segments that retention allows to remove; :func:`remove_files`, in a thread, removes their files."""
         self._check_writable()
         segments = self._segments
-        sealed = [s for s in segments if isinstance(s, SealedSegment)]
+        sealed: list[SealedSegment] = []
+        for segment in segments:
+            # Only the oldest: a repaired log may have tails before a sealed segment.
+            if not isinstance(segment, SealedSegment):
+                break
+            sealed.append(segment)
         covered = 0 if self.snapshot is None else self.snapshot.op
         decision = retention.decide(
             [
@@ -481,10 +498,6 @@ class Log:
             return DamagedError(str(segment.path), 0, segment.first, segment.last, "the file is gone")
         # Retention removed it, here or in the writing process, after the segment was chosen.
         return TrimmedError(first, last, segment.last + 1)
-
-    def _trimmed(self, oldest: Segment, last: int) -> TrimmedError:
-        """Say which messages are gone, to someone who reads operations."""
-        return TrimmedError(1, max(self.seq_of(last), 1), oldest.first)
 
     def _seal(self, tail: TailFile) -> SealedSegment:
         path = tail.path.with_suffix(".arrow")

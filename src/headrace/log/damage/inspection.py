@@ -1,8 +1,11 @@
-"""Inspect every file of a log: which messages are good and which are not, for ``verify`` and ``repair``.
+"""Inspect every file of a log: which messages and entries are good and which are not, for ``verify`` and ``repair``.
 
-Opening a log stops at the first damage. An inspection continues: it names each problem, and the ranges of messages
-around it that are still good. It changes nothing, so a hub may be running meanwhile. An append with a bad frame is
-bad as a whole, so a good range of a tail begins and ends between appends.
+Opening a log stops at the first damage. An inspection continues: it names each problem, and the ranges of operations
+around it that are still good. It changes nothing, so a hub may be running meanwhile. An append that has lost messages
+is bad as a whole, so a good range of a tail begins and ends between appends, or where nothing but entries is lost.
+
+Files are named by operations, people are told of messages. Where a file no longer tells its first message, the file
+before it does.
 """
 
 from __future__ import annotations
@@ -13,15 +16,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from headrace.errors import DamagedError
 from headrace.log import frame, snapshot
 from headrace.log.files import Descriptor
 from headrace.log.recovery import SEGMENT_FILE, gap_between, never_begun
-from headrace.log.sealed import SealedSegment, SegmentIndex
-from headrace.log.tail import HEADER_BYTES, FileHeader, fault, find_frame, walk
+from headrace.log.sealed import ENTRIES_LOST, SealedSegment, SegmentIndex
+from headrace.log.tail import HEADER_BYTES, FileHeader, FrameRows, fault, find_frame, misplaced, walk
 
 NOBODY: Final = UUID(int=0)
 """The unknown log of a rebuilt index."""
@@ -29,7 +32,10 @@ NOBODY: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of a file; messages ``first`` to ``last`` (``None``: to the end) are in doubt."""
+    """One fault of a file; messages ``first`` to ``last`` (``None``: to the end) are in doubt.
+
+    If ``last`` is before ``first``, only entries of the log are in doubt, which stand after message ``last``.
+    """
 
     path: Path
     offset: int
@@ -51,16 +57,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class GoodRange:
-    """Good messages of one file that follow one another.
+    """Good operations of one file that follow one another, and their messages, of which there may be none.
 
     ``begin`` and ``end`` are positions in the file: bytes of a tail, record batches of a sealed segment.
     """
 
     path: Path
+    first_op: int
+    last_op: int
     first: int
     last: int
     begin: int
     end: int
+    entries_lost: bool = False
+    """Whether only its messages are good. Where entries stood is then known for a whole segment only."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,36 +79,56 @@ class InspectedSegment:
 
     path: Path
     size: int
+    first_op: int
+    """The first operation, according to the file's name."""
+    last_op: int | None
+    """The last operation that was here, good or not; ``first_op - 1`` if there was none, ``None`` if unknown."""
     first: int
-    """The first sequence number, according to the file's name."""
+    """The first message, or the next one if there is none; a guess from the segment before if nothing here tells."""
     last: int | None
-    """The last message that was here, good or not; ``first - 1`` if there was none, ``None`` if unknown."""
+    """The last message, likewise."""
     uuid: UUID | None = None
     good: list[GoodRange] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    gap: Problem | None = None
+    """What is missing or doubled between the segment before and this one."""
     time: int = 0
     salt: int = 0
     """From the header of a tail."""
     index: SegmentIndex | None = None
     """A sealed segment's index, perhaps :attr:`rebuilt` from the Arrow file."""
     rebuilt: bool = False
+    stray_entries: bool = False
+    """Whether there is a file of entries that the index does not know."""
 
     def note(self, offset: int, first: int, last: int | None, reason: str, *, mends: bool = False) -> None:
         """Add a problem."""
         self.problems.append(Problem(self.path, offset, first, last, reason, mends=mends))
+
+    def all_problems(self) -> list[Problem]:
+        """Its problems, and the gap before it."""
+        return self.problems if self.gap is None else [*self.problems, self.gap]
+
+    def needs_state(self) -> tuple[int, int]:
+        """The operation, and its newest message, up to which a snapshot must replace entries that are lost here."""
+        lost = self.index is not None and self.index.entries_lost
+        return (self.index.last_op, self.index.last) if lost and self.index is not None else (0, 0)
 
 
 def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegment]:
     """Read every byte of every segment, in order; a segment of a log not in ``uuids`` is a problem."""
     before: InspectedSegment | None = None
     for number in numbers(directory):
-        inspected = inspect_segment(directory, number)
+        inspected = inspect_segment(directory, number, _following(before), uuids)
         if inspected is None:
             continue
         if inspected.uuid is not None and inspected.uuid not in uuids:
             named = ", ".join(map(str, uuids))
             reason = f"it is of log {inspected.uuid}, its neighbours of log {named}"
             inspected.note(0, inspected.first, inspected.last, reason)
+            # Its place among the others means nothing.
+            yield inspected
+            continue
         if before is not None:
             _settle(before, inspected)
             yield before
@@ -121,30 +151,35 @@ def log_uuids(directory: Path) -> list[UUID]:
 
 
 def numbers(directory: Path) -> list[int]:
-    """The first numbers of all segments, even if only the index is left."""
+    """The first operations of all segments, even if only the index or the entries are left."""
     found = (SEGMENT_FILE.fullmatch(path.name) for path in directory.iterdir())
     return sorted({int(match[1]) for match in found if match})
 
 
-def inspect_segment(directory: Path, number: int) -> InspectedSegment | None:
-    """Read every byte of one segment; ``None`` if it has vanished."""
+def inspect_segment(
+    directory: Path, number: int, first: int = 1, uuids: Collection[UUID] = ()
+) -> InspectedSegment | None:
+    """Read every byte of one segment; ``None`` if it has vanished.
+
+    ``first`` is its first message if it does not tell that itself. Its files may have any of ``uuids``.
+    """
     tail, sealed = directory / f"{number:016d}.open", directory / f"{number:016d}.arrow"
     while tail.exists() or sealed.exists():
         # A file that has vanished was sealed or trimmed meanwhile: try again.
         with contextlib.suppress(FileNotFoundError):
             if not sealed.exists():
-                return inspect_tail(tail)
-            inspected = inspect_sealed(sealed)
+                return inspect_tail(tail, first)
+            inspected = inspect_sealed(sealed, first, uuids)
             # Interrupted sealing leaves both, and the tail has everything.
-            return inspect_tail(tail) if inspected.problems and tail.exists() else inspected
+            return inspect_tail(tail, first) if inspected.problems and tail.exists() else inspected
     return None
 
 
-def inspect_tail(path: Path) -> InspectedSegment:
+def inspect_tail(path: Path, first: int = 1) -> InspectedSegment:
     """Read every byte of a tail; a torn end is a recoverable problem, as if it were the last segment."""
     descriptor = Descriptor(path, os.O_RDONLY)
-    fd, first = descriptor.fd, int(path.stem)
-    inspected = InspectedSegment(path, os.fstat(fd).st_size, first, first - 1)
+    fd, op = descriptor.fd, int(path.stem)
+    inspected = InspectedSegment(path, os.fstat(fd).st_size, op, op - 1, first, first - 1)
     try:
         header = FileHeader.parse(os.pread(fd, HEADER_BYTES, 0), path)
     except DamagedError as damage:
@@ -152,46 +187,69 @@ def inspect_tail(path: Path) -> InspectedSegment:
         if torn is not None:
             inspected.note(0, first, None, torn.reason, mends=True)
             return inspected
-        inspected.note(0, first, None, damage.reason)
-        # Every frame has the salt, and the file's name has its first number; the neighbours have the uuid.
-        inspected.salt = _salt_of_first_frame(fd)
-        if not inspected.salt:
-            inspected.last = first - 1 if inspected.size == HEADER_BYTES else None
+        # Every frame has the salt, and the first one its message; the neighbours have the uuid.
+        inspected.salt, found = _first_frame(fd)
+        if found is not None:
+            inspected.first = found.first + 1 if found.entries else found.first
+        inspected.note(0, inspected.first, None, damage.reason)
+        if found is None:
+            if inspected.size != HEADER_BYTES:
+                inspected.last_op = inspected.last = None
             return inspected
     else:
         inspected.uuid, inspected.time, inspected.salt = header.uuid, header.time, header.salt
-        if header.first != first:
-            _misnamed(inspected, header.first)
+        if header.op != op:
+            _misnamed(inspected)
             return inspected
+        inspected.first = header.first
     _inspect_frames(inspected, fd)
     return inspected
 
 
-def inspect_sealed(path: Path) -> InspectedSegment:
-    """Read every byte of a sealed segment and its index; rebuild a lost index if the file is whole."""
-    first, indexed = int(path.stem), path.with_suffix(".index")
-    inspected = InspectedSegment(path, path.stat().st_size, first, None)
+def inspect_sealed(path: Path, first: int = 1, uuids: Collection[UUID] = ()) -> InspectedSegment:
+    """Read every byte of a sealed segment, its entries and its index; rebuild a lost index if the file is whole."""
+    op, indexed, beside = int(path.stem), path.with_suffix(".index"), path.with_suffix(".entries")
+    inspected = InspectedSegment(path, path.stat().st_size, op, None, first, None)
     try:
         index = SegmentIndex.read(indexed)
         inspected.uuid = index.uuid
     except (DamagedError, FileNotFoundError) as lost:
         reason = lost.reason if isinstance(lost, DamagedError) else "it is missing"
-        inspected.problems.append(Problem(indexed, 0, first, None, reason))
+        inspected.uuid = _uuid_of(beside)
         try:
-            index = SegmentIndex.rebuild(path, NOBODY)
+            index = SegmentIndex.rebuild(path, inspected.uuid or NOBODY)
         except DamagedError as damage:
-            inspected.problems.append(Problem.of(damage))
+            inspected.problems.append(Problem(indexed, 0, first, None, reason))
+            inspected.problems.append(replace(Problem.of(damage), first=max(damage.first, first)))
             return inspected
+        inspected.problems.append(Problem(indexed, 0, index.first, None, reason))
         inspected.rebuilt = True
-    inspected.index, inspected.last = index, index.last
-    if index.first != first:
-        _misnamed(inspected, index.first)
+    if index.first_op != op:
+        _misnamed(inspected)
         return inspected
+    inspected.last_op, inspected.first, inspected.last = index.last_op, index.first, index.last
+    named = _uuid_of(beside)
+    if named is not None and named != index.uuid and {named, index.uuid} <= set(uuids):
+        # An interrupted repair has put the new uuid into one file, and not yet into the other.
+        index, inspected.uuid = replace(index, uuid=named), None
+    segment = SealedSegment(path, index)
     bad: set[int | None] = set()
-    for number, found in SealedSegment(path, index).faults():
-        bad.add(number)
+    entries_lost = index.entries_lost
+    if inspected.rebuilt and entries_lost:
+        reason = "it cannot be read"
+        inspected.problems.append(Problem(beside, 0, index.first, index.first - 1, reason))
+    elif not segment.entries_size and beside.exists():
+        inspected.stray_entries = True
+        reason = "the segment's index does not know of it"
+        inspected.problems.append(Problem(beside, 0, index.first, index.first - 1, reason))
+    for number, found in segment.faults():
+        if Path(found.path) == beside:
+            entries_lost = True
+        else:
+            bad.add(number)
         inspected.problems.append(Problem.of(found))
-    _good_between(inspected, index, bad)
+    inspected.index = replace(index, entries_size=ENTRIES_LOST) if entries_lost else index
+    _good_between(inspected, segment, bad, entries_lost=entries_lost)
     return inspected
 
 
@@ -205,15 +263,30 @@ def inspect_snapshot(path: Path) -> snapshot.Snapshot | Problem | None:
         return None
 
 
-def _salt_of_first_frame(fd: int) -> int:
-    """Find the salt of a tail whose header is lost; 0 if its first frame is bad too."""
+def _following(before: InspectedSegment | None) -> int:
+    """The message that comes first after a segment, as far as is known."""
+    if before is None:
+        return 1
+    return before.first if before.last is None else before.last + 1
+
+
+def _first_frame(fd: int) -> tuple[int, frame.FrameInfo | None]:
+    """Find the first frame of a tail whose header is lost, and with it the salt; none if it is bad too."""
     salt = int.from_bytes(os.pread(fd, 4, HEADER_BYTES), "little")
-    return salt if salt and next(walk(fd, salt, HEADER_BYTES), None) else 0
+    found = next(walk(fd, salt, HEADER_BYTES), None) if salt else None
+    return (0, None) if found is None else (salt, found[1])
 
 
-def _misnamed(inspected: InspectedSegment, begins: int) -> None:
-    inspected.last = None
-    reason = f"it begins with message {begins}, not with {inspected.first} as its name says"
+def _uuid_of(entries: Path) -> UUID | None:
+    """The log that a file of entries belongs to, if it can be read."""
+    with contextlib.suppress(DamagedError, FileNotFoundError), entries.open("rb") as file:
+        return FileHeader.parse(file.read(HEADER_BYTES), entries).uuid
+    return None
+
+
+def _misnamed(inspected: InspectedSegment) -> None:
+    inspected.last_op = inspected.last = None
+    reason = "it begins at another place than its name says"
     inspected.note(0, inspected.first, None, reason)
 
 
@@ -221,62 +294,149 @@ def _settle(before: InspectedSegment, after: InspectedSegment) -> None:
     """Complete a segment's problems, now that the segment after it is known."""
     # Only the last tail may have a torn end, and only the last may lack a header.
     before.problems = [
-        replace(problem, last=max(after.first - 1, problem.first), mends=False) if problem.mends else problem
+        replace(problem, last=max(after.first, problem.first) - 1, mends=False) if problem.mends else problem
         for problem in before.problems
     ]
-    if before.last is None:
-        before.last = after.first - 1
-    gap = gap_between(before.last, after.first)
+    if before.last_op is None or before.last is None:
+        before.last_op, before.last = after.first_op - 1, max(after.first, before.first) - 1
+    elif before.rebuilt and before.last + 1 == after.first and before.last_op + 1 < after.first_op:
+        _settle_entries(before, after)
+    gap = gap_between((before.last_op, before.last), (after.first_op, after.first))
     if gap is not None:
-        after.note(0, *gap)
+        after.gap = Problem(after.path, 0, *gap)
+
+
+def _settle_entries(before: InspectedSegment, after: InspectedSegment) -> None:
+    """Note that entries are lost with the index that counted them: nothing else can be between two such segments."""
+    if before.index is None or (before.index.entries_size and not before.index.entries_lost):
+        return
+    last_op = after.first_op - 1
+    if not before.index.entries_lost:
+        beside = before.path.with_suffix(".entries")
+        before.problems.append(Problem(beside, 0, before.first, before.first - 1, "it is missing"))
+    before.index = replace(before.index, last_op=last_op, entries_size=ENTRIES_LOST)
+    before.last_op = last_op
+    before.good = [
+        replace(good, entries_lost=True, last_op=last_op if good.last == before.last else good.last_op)
+        for good in before.good
+    ]
+
+
+class _Place(NamedTuple):
+    """A place in a tail: the offset, and the operation and message that come next."""
+
+    offset: int
+    op: int
+    seq: int
 
 
 def _inspect_frames(inspected: InspectedSegment, fd: int) -> None:
-    offset, following = HEADER_BYTES, inspected.first
-    begin: tuple[int, int] | None = (offset, following)
+    labels: set[int] = set()
+    here = _Place(HEADER_BYTES, inspected.first_op, inspected.first)
+    begin: _Place | None = here
     while True:
-        whole = (offset, following)
-        displaced: int | None = None
-        for _, place in walk(fd, inspected.salt, offset):
-            if place.first != following:
-                displaced = place.first
+        whole = here
+        found: frame.FrameInfo | None = None
+        for _, found in walk(fd, inspected.salt, here.offset):
+            if not _is_next(found, here) or not _has_label(found, here, labels):
                 break
-            offset += place.length
-            following += place.messages
-            if not place.flags & frame.CONTINUED:
-                whole = (offset, following)
+            if not found.label:
+                labels.add(here.offset)
+            here = _after(found, here)
+            if not found.flags & frame.CONTINUED:
+                whole = here
                 # After damage, the first frames may belong to an append that is not whole.
                 begin = begin or whole
+            found = None
+        if found is None:
+            torn = here.offset >= inspected.size
+            reason = "an append is cut short" if torn else fault(fd, inspected.salt, here.offset)
+            later = None if torn else find_frame(fd, inspected.salt, here.offset + 4)
+            following = None if later is None else _begins(later, later.at)
+        elif _is_next(found, here):
+            reason = "the label of its rows is lost"
+            following = _without_labels(fd, inspected.salt, here, labels)
+        else:
+            reason = misplaced(FrameRows.of(found), here.seq)
+            following = _begins(found, here.offset)
+        only_entries = following is not None and following.seq == here.seq and following.op > here.op
+        end = here if only_entries else whole
         # An empty tail is good too: the log continues there.
-        if begin and (begin < whole or begin[0] == HEADER_BYTES):
-            inspected.good.append(GoodRange(inspected.path, begin[1], whole[1] - 1, begin[0], whole[0]))
-        begin = None
-        inspected.last = following - 1
-        if displaced is not None:
-            reason = f"message {displaced} stands where {following} belongs"
-            inspected.note(offset, following, max(displaced - 1, following), reason)
-            following = displaced
-            continue
-        torn = offset >= inspected.size
-        reason = "an append is cut short" if torn else fault(fd, inspected.salt, offset)
-        later = None if torn else find_frame(fd, inspected.salt, offset + 8)
-        if later is None:
-            if whole[0] < inspected.size:
-                inspected.last = whole[1] - 1
-                inspected.note(*whole, None, reason, mends=True)
+        if begin and (begin < end or begin.offset == HEADER_BYTES):
+            inspected.good.append(
+                GoodRange(
+                    inspected.path, begin.op, end.op - 1, begin.seq, end.seq - 1, begin.offset, end.offset
+                )
+            )
+        inspected.last_op, inspected.last = here.op - 1, here.seq - 1
+        if following is None:
+            if whole.offset < inspected.size:
+                inspected.last_op, inspected.last = whole.op - 1, whole.seq - 1
+                inspected.note(whole.offset, whole.seq, None, reason, mends=True)
             return
-        inspected.note(offset, following, max(later.first - 1, following), reason)
-        offset, following = later.at, later.first
+        last = here.seq - 1 if only_entries else max(following.seq - 1, here.seq)
+        inspected.note(here.offset, here.seq, last, reason)
+        here = following
+        begin = here if only_entries else None
 
 
-def _good_between(inspected: InspectedSegment, index: SegmentIndex, bad: set[int | None]) -> None:
-    """Add the runs of good record batches."""
+def _begins(found: frame.FrameInfo, offset: int) -> _Place:
+    """The place before a frame."""
+    return _Place(offset, found.op, found.first + 1 if found.entries else found.first)
+
+
+def _is_next(found: frame.FrameInfo, here: _Place) -> bool:
+    return _begins(found, here.offset) == here
+
+
+def _has_label(found: frame.FrameInfo, here: _Place, labels: set[int]) -> bool:
+    return not found.label or here.offset - found.label in labels
+
+
+def _after(found: frame.FrameInfo, here: _Place) -> _Place:
+    messages = 0 if found.entries else found.rows
+    return _Place(here.offset + found.length, here.op + found.rows, here.seq + messages)
+
+
+def _without_labels(fd: int, salt: int, here: _Place, labels: set[int]) -> _Place:
+    """The place after frames whose labels were in damaged frames."""
+    for _, found in walk(fd, salt, here.offset):
+        if not _is_next(found, here) or _has_label(found, here, labels):
+            break
+        here = _after(found, here)
+    return here
+
+
+def _good_between(
+    inspected: InspectedSegment, segment: SealedSegment, bad: set[int | None], *, entries_lost: bool
+) -> None:
+    """Add the runs of good record batches, with the entries between them."""
+    batches = segment.index.batches
+    if not len(batches):
+        ends = segment.first_op, segment.last_op, segment.first, segment.last
+        inspected.good.append(GoodRange(inspected.path, *ends, 0, 0, entries_lost=entries_lost))
+        return
     begin: int | None = None
-    for number, entry in enumerate([*index.entries, None]):
+    for number, entry in enumerate([*batches, None]):
         if entry is not None and number not in bad:
             begin = number if begin is None else begin
         elif begin is not None:
-            first, final = int(index.entries[begin]["first"]), index.entries[number - 1]
+            first, final = int(batches[begin]["first"]), batches[number - 1]
             last = int(final["first"]) + int(final["count"]) - 1
-            inspected.good.append(GoodRange(inspected.path, first, last, begin, number))
+            ops = _operations(segment, first, last, entries_lost=entries_lost)
+            inspected.good.append(
+                GoodRange(inspected.path, *ops, first, last, begin, number, entries_lost=entries_lost)
+            )
             begin = None
+
+
+def _operations(segment: SealedSegment, first: int, last: int, *, entries_lost: bool) -> tuple[int, int]:
+    """The first and last operation of some messages, with the entries before and after them.
+
+    If the entries are lost, nobody knows where they stood: as many as possible are counted here.
+    """
+    if entries_lost:
+        return segment.first_op + first - segment.first, segment.last_op - (segment.last - last)
+    begin = segment.first_op if first == segment.first else segment.op_of(first - 1) + 1
+    end = segment.last_op if last == segment.last else segment.op_of(last + 1) - 1
+    return begin, end

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -20,12 +22,15 @@ from typing import Final
 from uuid import UUID
 
 import msgspec
+import pyarrow as pa
 
-from headrace.log import recovery, snapshot
+from headrace.log import frame, recovery, snapshot
+from headrace.log.damage.inspection import GoodRange, InspectedSegment
 from headrace.log.damage.repair_plan import (
     BeginTail,
     ForgetState,
     Keep,
+    MarkLost,
     Reindex,
     Report,
     Restamp,
@@ -35,9 +40,11 @@ from headrace.log.damage.repair_plan import (
     decide,
     files_of,
 )
-from headrace.log.files import WriterLock, making, sync_directory, translating, write_whole
-from headrace.log.sealed import SealedSegment, write_segment
-from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile
+from headrace.log.entries_file import EntriesWriter
+from headrace.log.files import Descriptor, WriterLock, making, sync_directory, translating, write_whole
+from headrace.log.sealed import ENTRIES_LOST, SealedSegment, SegmentEnd, write_segment
+from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, read_label, walk
+from headrace.message import Batch
 
 __all__ = ["Keep", "Report", "plan", "repair"]
 
@@ -102,9 +109,15 @@ def _perform(report: Report) -> Report:
 def _makes(step: Step) -> list[Path]:
     """The files that a step writes; some may exist already."""
     match step:
-        case Rewrite():
-            index = [] if step.source.index is None else [step.target.with_suffix(".index")]
-            return [step.target, *index]
+        case Rewrite(source, kept):
+            targets = [step.target(good) for good in kept]
+            if source.index is None:
+                return targets
+            return [
+                path.with_suffix(suffix) for path in targets for suffix in (".arrow", ".index", ".entries")
+            ]
+        case MarkLost(path):
+            return [path, path.with_suffix(".index")]
         case BeginTail(path) | ForgetState(path):
             return [path]
         case Reindex(source):
@@ -117,66 +130,130 @@ def _perform_step(step: Step, aside: Path, uuid: UUID) -> None:
     match step:
         case SetAside(path):
             path.rename(aside / path.name)
-        case Rewrite(source):
-            old = files_of(source)
-            for path in old:
+        case Rewrite(source, kept):
+            for path in files_of(source):
                 _keep_copy(path, aside)
-            _rewrite(step, uuid)
-            if step.target.stem != source.path.stem:
-                for path in old:
-                    path.unlink()
+                path.unlink()
+            for good in kept:
+                _rewrite(replace(source, path=aside / source.path.name), good, step.target(good), uuid)
         case Reindex(source):
             index = source.path.with_suffix(".index")
             if index.exists():
                 _keep_copy(index, aside)
             if source.index is not None:
                 replace(source.index, uuid=uuid).write(index, sync=True)
+                if source.index.entries_size and not source.index.entries_lost:
+                    _restamp_frames(source.path.with_suffix(".entries"), uuid)
+        case MarkLost(path, last_op, after):
+            header = FileHeader(uuid, int(path.stem), after + 1, 0, 0)
+            _write_without_entries(path, header, [], SegmentEnd(last_op, after, 0))
         case Restamp(path):
             _restamp(path, uuid)
-        case BeginTail(path):
-            TailFile.create(path, uuid, int(path.stem), sync=True)
-        case ForgetState(path):
-            snapshot.write(path.parent, snapshot.Snapshot(uuid, int(path.stem), {}), sync=True)
+        case BeginTail(path, first):
+            TailFile.create(path, uuid, int(path.stem), first, sync=True)
+        case ForgetState(path, seq):
+            snapshot.write(path.parent, snapshot.Snapshot(uuid, int(path.stem), seq, {}), sync=True)
 
 
-def _rewrite(step: Rewrite, uuid: UUID) -> None:
-    source, good = step.source, step.good
-    if source.index is not None:
-        segment = SealedSegment(source.path, source.index)
-        rows = (segment.salvage(number) for number in range(good.begin, good.end))
-        write_segment(step.target, uuid, rows, sync=True)
-    else:
-        header = FileHeader(uuid, good.first, source.time, source.salt)
-        _copy_tail(source.path, step.target, header, good.begin, good.end)
+def _rewrite(source: InspectedSegment, good: GoodRange, target: Path, uuid: UUID) -> None:
+    if source.index is None:
+        _rewrite_tail(source, good, target, uuid)
+        return
+    segment = SealedSegment(source.path, source.index)
+    rows = (segment.salvage(number) for number in range(good.begin, good.end))
+    batches = source.index.batches[good.begin : good.end]
+    time = int(batches[-1]["last_time"]) if len(batches) else 0
+    header = FileHeader(uuid, good.first_op, good.first, 0, 1 + secrets.randbelow((1 << 32) - 1))
+    if good.entries_lost:
+        _write_without_entries(target, header, rows, SegmentEnd(good.last_op, good.last, time))
+        return
+    with EntriesWriter.beside(target, header) as entries:
+        for batch in _entries_of(segment, good):
+            entries.add(batch)
+            time = max(time, batch.last_time)
+        ends = SegmentEnd(good.last_op, good.last, time)
+        write_segment(target, header, rows, entries, ends, sync=True)
+
+
+def _entries_of(segment: SealedSegment, good: GoodRange) -> Iterator[Batch]:
+    """The entries of a part of a sealed segment."""
+    if segment.entries is None:
+        return
+    op = segment.entries.next_op(good.first_op)
+    while op is not None and op <= good.last_op:
+        batch = segment.entries.read(op, good.last_op)
+        yield batch
+        op = segment.entries.next_op(batch.last_op + 1)
+
+
+def _write_without_entries(
+    target: Path, header: FileHeader, rows: Iterable[pa.RecordBatch], ends: SegmentEnd
+) -> None:
+    """Write a segment that says that its entries are lost."""
+    with EntriesWriter.beside(target, header) as none:
+        segment = write_segment(target, header, rows, none, ends, sync=True)
+    replace(segment.index, entries_size=ENTRIES_LOST).write(target.with_suffix(".index"), sync=True)
+
+
+def _rewrite_tail(source: InspectedSegment, good: GoodRange, target: Path, uuid: UUID) -> None:
+    """Write a part of a tail as a tail. Its frames are encoded anew: they may refer to labels of the old file."""
+    descriptor = Descriptor(source.path, os.O_RDONLY)
+    made = TailFile.create(target, uuid, good.first_op, good.first, source.time, sync=True)
+    offset = good.begin
+    with target.open("r+b") as file:
+        file.seek(made.size)
+        for window, place in walk(descriptor.fd, source.salt, offset):
+            if offset >= good.end:
+                break
+            batch = frame.decode(window, place.at, _labels(source, descriptor.fd, offset - place.at))
+            offset += place.length
+            # An append that has lost its last entries ends here.
+            continued = bool(place.flags & frame.CONTINUED) and offset < good.end
+            encoded = made.encode(batch, frame.time_span(batch), made.size, continued=continued)
+            file.writelines(encoded.pieces)
+            made.appended(encoded)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _labels(source: InspectedSegment, fd: int, start: int) -> frame.FindLabel:
+    """Find the labels of a window that begins at ``start``."""
+    return lambda at: read_label(source.path, fd, source.salt, start + at, source.first)
 
 
 def _restamp(path: Path, uuid: UUID) -> None:
     match path.suffix:
         case ".open":
-            with path.open("rb") as file:
-                header = FileHeader.parse(file.read(HEADER_BYTES), path)
-            _copy_tail(path, path, replace(header, uuid=uuid), HEADER_BYTES, path.stat().st_size)
+            _restamp_frames(path, uuid)
         case ".arrow":
             # The Arrow file is never rewritten: its own metadata still names the log that sealed it.
             segment = SealedSegment.open(path)
             replace(segment.index, uuid=uuid).write(path.with_suffix(".index"), sync=True)
+            if segment.entries_size:
+                _restamp_frames(segment.entries_path, uuid)
         case _:
             found = replace(snapshot.read(path), uuid=uuid)
             write_whole(path, snapshot.serialize(found), sync=True)
 
 
-def _copy_tail(source: Path, target: Path, header: FileHeader, begin: int, end: int) -> None:
-    """Write a tail with a new header and the frames of another, byte for byte."""
-    with making(target) as unfinished:
-        with source.open("rb") as old, unfinished.open("wb") as new:
+def _restamp_frames(path: Path, uuid: UUID) -> None:
+    """Put a uuid into the header of a tail or of a file of entries."""
+    with path.open("rb") as file:
+        header = FileHeader.parse(file.read(HEADER_BYTES), path)
+    if header.uuid != uuid:
+        _copy_frames(path, replace(header, uuid=uuid))
+
+
+def _copy_frames(path: Path, header: FileHeader) -> None:
+    """Write a file of frames with a new header, all else byte for byte."""
+    with making(path) as unfinished:
+        with path.open("rb") as old, unfinished.open("wb") as new:
             new.write(header.serialize())
-            old.seek(begin)
-            while begin < end and (block := old.read(min(READ_BYTES, end - begin))):
-                new.write(block)
-                begin += len(block)
+            old.seek(HEADER_BYTES)
+            shutil.copyfileobj(old, new, READ_BYTES)
             new.flush()
             os.fsync(new.fileno())
-        unfinished.rename(target)
+        unfinished.rename(path)
 
 
 def _keep_copy(path: Path, aside: Path) -> None:

@@ -4,15 +4,20 @@ A log has no holes, so one unbroken run of good messages can stay: those **befor
 those **after** the last one (everything older then counts as trimmed). The rest is set aside, and the report names
 every sequence number that is lost.
 
-The numbers of messages lost at the *end* will be given to other messages. A reader that has seen the old ones (a
-subscriber, a Spark offset, another node) must not take the new ones for their continuation, so such a log gets a **new
-uuid**. A log that loses nothing at its end keeps its own.
+**Lost entries cost no message.** Where only entries are lost, the messages around them stay in one run, and the place
+is marked: nobody can read operations from before it any more, and no state is restored from there. A snapshot from
+after the last such place has all that matters; without one the state begins empty, and the report says so.
+
+What is lost at the *end* will be numbered anew: other messages get the numbers, other messages and entries the
+operations. A reader that has seen the old ones (a subscriber, a Spark offset, another node) must not take the new ones
+for their continuation, so such a log gets a **new uuid**. A log that loses nothing at its end keeps its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 from uuid import UUID, uuid4
@@ -44,19 +49,23 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Write a segment anew with the good messages that stay; the old file is kept aside."""
+    """Write a segment anew with what stays of it; the old files are kept aside.
+
+    Of a tail several parts may stay, where entries between them are lost: each becomes a file of its own.
+    """
 
     source: InspectedSegment
-    good: GoodRange
+    kept: tuple[GoodRange, ...]
 
-    @property
-    def target(self) -> Path:
-        """The new file, named by its first message."""
-        return self.source.path.with_stem(f"{self.good.first:016d}")
+    def target(self, good: GoodRange) -> Path:
+        """The new file of a part, named by its first operation."""
+        return self.source.path.with_stem(f"{good.first_op:016d}")
 
     def __str__(self) -> str:
-        kept = in_words(self.good.first, self.good.last)
-        return f"keep {kept} of {self.source.path.name} in a new {self.target.name}, and the old file aside"
+        kept = in_words(self.kept[0].first, self.kept[-1].last)
+        made = " and ".join(self.target(good).name for good in self.kept)
+        without = " without its entries, which are lost" if self.kept[0].entries_lost else ""
+        return f"keep {kept} of {self.source.path.name}{without} in a new {made}, and the old file aside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,26 @@ class Reindex:
     source: InspectedSegment
 
     def __str__(self) -> str:
-        name = self.source.path.name
-        return f"write a new index for {name}, which is readable; there are no checksums to check its bytes against"
+        name, index = self.source.path.name, self.source.index
+        text = f"write a new index for {name}"
+        if self.source.rebuilt:
+            text += ", which is readable; there are no checksums to check its bytes against"
+        if index is not None and index.entries_lost:
+            text += f"{';' if self.source.rebuilt else ','} which says that its entries are lost"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class MarkLost:
+    """Write a segment without messages in the place of entries that are lost."""
+
+    path: Path
+    last_op: int
+    after: int
+    """The message that the entries stood after."""
+
+    def __str__(self) -> str:
+        return f"note in a new {self.path.name} that {entries_in_words(self.after, self.after)} are lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +109,10 @@ class Restamp:
 
 @dataclass(frozen=True, slots=True)
 class BeginTail:
-    """Begin an empty tail, where no message is left."""
+    """Begin an empty tail, where nothing is left."""
 
     path: Path
+    first: int
 
     def __str__(self) -> str:
         return f"begin again with an empty {self.path.name}"
@@ -95,15 +123,16 @@ class ForgetState:
     """Replace a lost snapshot by an empty one."""
 
     path: Path
+    seq: int
 
     def __str__(self) -> str:
         return (
-            f"begin with an empty state at {int(self.path.stem)}: the services, publishers' numbers, consumers and "
+            f"begin with an empty state after message {self.seq}: the services, publishers' numbers, consumers and "
             "holds from before are lost"
         )
 
 
-Step = SetAside | Rewrite | Reindex | Restamp | BeginTail | ForgetState
+Step = SetAside | Rewrite | Reindex | MarkLost | Restamp | BeginTail | ForgetState
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +147,9 @@ class Report:
     """The last message that the log has afterwards; ``first - 1`` if it has none."""
     lost: tuple[tuple[int, int | None], ...]
     """Lost ranges, first and last; ``None`` if the last is unknown."""
+    lost_entries: tuple[tuple[int, int], ...]
+    """Where entries are lost though messages are not: those that stand after one of the messages ``first`` to
+    ``last``. How many is not known."""
     uuid_before: UUID | None
     uuid_after: UUID
     aside: Path | None = None
@@ -137,9 +169,14 @@ class Report:
         yield f"the log has {in_words(self.first, self.last)}"
         for first, last in self.lost:
             yield f"lost: {in_words(first, last)}"
+        for begin, end in self.lost_entries:
+            yield f"lost: {entries_in_words(begin, end)}"
         if self.uuid_before != self.uuid_after:
             yield f"the log's uuid was {self.uuid_before or 'unreadable'}, it is {self.uuid_after} now"
-            yield f"numbers from {self.last + 1} on go to other messages: readers of the old ones must start over"
+            if any(last is None or last > self.last for _, last in self.lost):
+                yield f"numbers from {self.last + 1} on go to other messages: readers of the old ones must start over"
+            else:
+                yield "other nodes and copies of the log must start over"
 
 
 def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None = None) -> Report:
@@ -150,48 +187,47 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
     own = [uuid for uuid in names if uuid] if names else log_uuids(directory)[:1]
     segments = list(inspect(directory, own))
     states, unusable = _snapshots(directory, own)
-    problems = [problem for segment in segments for problem in segment.problems]
+    problems = [problem for segment in segments for problem in segment.all_problems()]
     problems += [problem for _, problem in unusable]
     mine = [segment for segment in segments if segment.uuid is None or segment.uuid in own]
     run = _choose(mine, keep)
-    if run:
-        first, last = run[0].first, run[-1].last
-    else:
-        last = states[0].seq if states else 0
-        first = last + 1
-    # The last message known to have existed.
-    known = max((each.first if each.last is None else each.last for each in mine), default=0)
-    ahead = [found for found in states if found.seq > last]
-    problems += [_ahead(directory, found, known) for found in ahead if found.seq > known]
-    lost = _lost(mine, max([known, *(found.seq for found in ahead)]), first, last)
+    ends = _Ends.of(run, states)
+    ahead = [found for found in states if found.op > ends.last_op]
+    known_op, known = _highest(mine)
+    problems += [_ahead(directory, found, known) for found in ahead if found.op > known_op]
+    lost, lost_entries, end_lost = _losses(mine, run, ends, ahead)
     before = names[0] if names else next(iter(own), states[0].uuid if states else None)
     after = before
-    if after is None or any(end is None or end > last for _, end in lost):
+    if after is None or end_lost:
         after = names[1] if names else uuid4()
     steps: list[Step] = []
     for segment in segments:
         steps += _steps_for(segment, [good for good in run if good.path == segment.path], after)
     steps += [SetAside(path, problem.reason) for path, problem in unusable]
     steps += [
-        SetAside(_path_of(directory, found), "it is ahead of the messages that are kept") for found in ahead
+        SetAside(snapshot.path_of(directory, found.op), "it is ahead of what is kept") for found in ahead
     ]
-    usable = [found for found in states if found.seq <= last]
-    steps += [Restamp(_path_of(directory, found)) for found in usable if found.uuid != after]
+    usable = [found for found in states if found.op <= ends.last_op]
+    steps += [Restamp(snapshot.path_of(directory, found.op)) for found in usable if found.uuid != after]
     if not run and (segments or states):
         problems += (
-            [] if problems else [Problem(directory, 0, 1, last, "there is a snapshot, but no messages")]
+            [] if problems else [Problem(directory, 0, 1, ends.last, "there is a snapshot, but no messages")]
         )
-        steps.append(BeginTail(directory / f"{first:016d}.open"))
+        steps.append(BeginTail(directory / f"{ends.first_op:016d}.open", ends.first))
     if problems:
-        # An index without its messages is litter, unless something is wrong: then it is evidence.
-        alone = set(numbers(directory)) - {segment.first for segment in segments}
-        steps += [SetAside(directory / f"{n:016d}.index", "its messages are gone") for n in sorted(alone)]
-    if max((found.seq for found in usable), default=0) + 1 < first:
-        problems.append(
-            Problem(directory, 0, 1, first - 1, "no snapshot covers the messages that are not here")
-        )
-        steps.append(ForgetState(directory / f"{first - 1:016d}.snapshot"))
-    return Report(directory, tuple(problems), tuple(steps), first, last, lost, before, after)
+        # An index or entries without their messages are litter, unless something is wrong: then they are evidence.
+        alone = set(numbers(directory)) - {segment.first_op for segment in segments}
+        left = [directory / f"{n:016d}{suffix}" for n in sorted(alone) for suffix in (".index", ".entries")]
+        steps += [SetAside(path, "its messages are gone") for path in left if path.exists()]
+    steps += _marks(directory, run)
+    needed, message = _needs_state(run, ends)
+    if max((found.op for found in usable), default=0) < needed:
+        reason = "no snapshot covers the messages and entries that are not here"
+        problems.append(Problem(directory, 0, 1, message, reason))
+        steps.append(ForgetState(snapshot.path_of(directory, needed), message))
+    return Report(
+        directory, tuple(problems), tuple(steps), ends.first, ends.last, lost, lost_entries, before, after
+    )
 
 
 def in_words(first: int, last: int | None) -> str:
@@ -201,56 +237,135 @@ def in_words(first: int, last: int | None) -> str:
     return f"messages {first} to {last}" if last >= first else "no messages"
 
 
+def entries_in_words(first: int, last: int) -> str:
+    """Describe the entries that stand after some messages."""
+    if not last:
+        return "entries of the log before message 1"
+    if first == last:
+        return f"entries of the log after message {last}"
+    before = "" if first else "before message 1 and "
+    return f"entries of the log {before}after messages {max(first, 1)} to {last}"
+
+
 def files_of(segment: InspectedSegment) -> list[Path]:
     """List every file of a segment."""
-    files = (segment.path.with_suffix(suffix) for suffix in (".open", ".arrow", ".index"))
+    files = (segment.path.with_suffix(suffix) for suffix in (".open", ".arrow", ".index", ".entries"))
     return [path for path in files if path.exists()]
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Where a log begins and ends afterwards."""
+
+    first_op: int
+    last_op: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, run: list[GoodRange], states: list[snapshot.Snapshot]) -> _Ends:
+        if run:
+            return cls(run[0].first_op, run[-1].last_op, run[0].first, run[-1].last)
+        op, seq = (states[0].op, states[0].seq) if states else (0, 0)
+        return cls(op + 1, op, seq + 1, seq)
+
+
 def _choose(segments: list[InspectedSegment], keep: Keep) -> list[GoodRange]:
-    """Choose the first or the last unbroken run of messages, an empty one only if there is no other."""
+    """Choose the first or the last unbroken run of messages; one without any only if there is no other."""
     runs: list[list[GoodRange]] = []
     for good in (good for segment in segments for good in segment.good):
-        if runs and good.first == runs[-1][-1].last + 1:
+        if runs and _follows(runs[-1][-1], good):
             runs[-1].append(good)
         else:
             runs.append([good])
-    filled = [run for run in runs if run[-1].last >= run[0].first] or runs
+    filled = [run for run in runs if run[-1].last >= run[0].first]
+    filled = filled or [run for run in runs if run[-1].last_op >= run[0].first_op] or runs
     return filled[0 if keep == "before" else -1] if filled else []
 
 
+def _follows(before: GoodRange, after: GoodRange) -> bool:
+    """Whether no message is missing between two ranges; entries may be."""
+    return before.last + 1 == after.first and before.last_op < after.first_op
+
+
+def _marks(directory: Path, run: list[GoodRange]) -> Iterator[MarkLost]:
+    """The places between the ranges of a run where entries are lost."""
+    for before, after in pairwise(run):
+        if before.last_op + 1 < after.first_op:
+            path = directory / f"{before.last_op + 1:016d}.arrow"
+            yield MarkLost(path, after.first_op - 1, before.last)
+
+
+def _needs_state(run: list[GoodRange], ends: _Ends) -> tuple[int, int]:
+    """The operation, and its newest message, up to which a snapshot must replace entries that are not here."""
+    needed = ends.first_op - 1, ends.first - 1
+    for before, after in pairwise(run):
+        if before.last_op + 1 < after.first_op:
+            needed = max(needed, (after.first_op - 1, before.last))
+    for good in run:
+        if good.entries_lost:
+            needed = max(needed, (good.last_op, good.last))
+    return needed
+
+
 def _steps_for(segment: InspectedSegment, kept: list[GoodRange], uuid: UUID) -> Iterator[Step]:
-    """The steps for one segment, of which ``kept`` (one range, or none) stays."""
-    # A hole before a segment is a problem of its neighbours; opening the log repairs a torn end.
-    inside = [
-        problem
-        for problem in segment.problems
-        if not problem.mends and (problem.last is None or problem.last >= segment.first)
-    ]
+    """The steps for one segment, of which ``kept`` stays."""
+    # Opening the log repairs a torn end.
+    inside = [problem for problem in segment.problems if not problem.mends]
+    beside = segment.path.with_suffix(".entries")
     if not kept:
         reason = inside[0].reason if inside else "it does not adjoin the messages that are kept"
         yield from (SetAside(path, reason) for path in files_of(segment))
-    elif segment.rebuilt and len(inside) == 1:
+        return
+    about_entries = [problem for problem in inside if problem.path == beside]
+    rewritten = len(inside) > len(about_entries) + segment.rebuilt
+    if rewritten:
+        yield Rewrite(segment, tuple(kept))
+        return
+    if about_entries and beside.exists():
+        yield SetAside(beside, about_entries[0].reason)
+    if segment.rebuilt or (about_entries and not segment.stray_entries):
         yield Reindex(segment)
-    elif inside:
-        yield Rewrite(segment, kept[0])
     elif segment.uuid != uuid:
         yield Restamp(segment.path)
 
 
-def _lost(
-    segments: list[InspectedSegment], highest: int, first: int, last: int
-) -> tuple[tuple[int, int | None], ...]:
-    """The lost ranges around ``first`` to ``last``."""
+def _highest(segments: list[InspectedSegment]) -> tuple[int, int]:
+    """The last operation and the last message known to have existed."""
+    ops = (each.first_op - 1 if each.last_op is None else each.last_op for each in segments)
+    seqs = (each.first - 1 if each.last is None else each.last for each in segments)
+    return max(ops, default=0), max(seqs, default=0)
+
+
+def _losses(
+    segments: list[InspectedSegment], run: list[GoodRange], ends: _Ends, ahead: list[snapshot.Snapshot]
+) -> tuple[tuple[tuple[int, int | None], ...], tuple[tuple[int, int], ...], bool]:
+    """The lost messages, the entries lost where messages are not, and whether anything is lost at the end."""
     lost: list[tuple[int, int | None]] = []
-    lowest = min((segment.first for segment in segments), default=first)
-    if lowest < first:
-        lost.append((lowest, first - 1))
-    if any(segment.last is None and segment.first > last for segment in segments):
-        lost.append((last + 1, None))
-    elif highest > last:
-        lost.append((last + 1, highest))
-    return tuple(lost)
+    entries: list[tuple[int, int]] = []
+    lowest = min((segment.first for segment in segments), default=ends.first)
+    if lowest < ends.first:
+        lost.append((lowest, ends.first - 1))
+    elif min((segment.first_op for segment in segments), default=ends.first_op) < ends.first_op:
+        entries.append((ends.first - 1, ends.first - 1))
+    # Where an earlier repair has lost entries, this one need not say so again.
+    damaged = {each.path for each in segments if each.problems}
+    entries += [(good.first - 1, good.last) for good in run if good.entries_lost and good.path in damaged]
+    entries += [
+        (before.last, before.last) for before, after in pairwise(run) if before.last_op + 1 < after.first_op
+    ]
+    known_op, known = _highest(segments)
+    known_op = max([known_op, *(found.op for found in ahead)])
+    known = max([known, *(found.seq for found in ahead)])
+    unknown = any(each.last_op is None and each.first_op > ends.last_op for each in segments)
+    end_lost = unknown or known_op > ends.last_op
+    if unknown:
+        lost.append((ends.last + 1, None))
+    elif known > ends.last:
+        lost.append((ends.last + 1, known))
+    elif end_lost:
+        entries.append((ends.last, ends.last))
+    return tuple(lost), tuple(entries), end_lost
 
 
 def _snapshots(
@@ -272,9 +387,5 @@ def _snapshots(
 
 
 def _ahead(directory: Path, found: snapshot.Snapshot, last: int) -> Problem:
-    reason = f"the snapshot at {found.seq} is ahead of the log, which ends at {last}"
-    return Problem(_path_of(directory, found), 0, last + 1, found.seq, reason)
-
-
-def _path_of(directory: Path, found: snapshot.Snapshot) -> Path:
-    return directory / f"{found.seq:016d}.snapshot"
+    reason = f"the snapshot at message {found.seq} is ahead of the log, which ends at {last}"
+    return Problem(snapshot.path_of(directory, found.op), 0, last + 1, found.seq, reason)

@@ -22,7 +22,7 @@ from headrace.log.damage.inspection import (
     numbers,
 )
 from headrace.log.files import has_writer
-from headrace.log.recovery import REPAIRING
+from headrace.log.recovery import REPAIRING, STATE_MISSING
 
 _LOOKS: Final = 5
 """Attempts to read files that a running hub may be changing."""
@@ -65,7 +65,7 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
     done = 0
     uuids = log_uuids(directory)[:1]
     # Snapshots come first: a running hub writes a snapshot only after the messages it covers.
-    newest = 0
+    newest: snapshot.Snapshot | None = None
     for path in snapshot.paths(directory):
         done += _size(path)
         found = inspect_snapshot(path)
@@ -73,26 +73,29 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
             yield found
         elif found is not None and found.uuid not in uuids:
             yield Problem(path, 0, found.seq, found.seq, f"it is of log {found.uuid}, not of this one")
-        elif found is not None:
-            newest = max(newest, found.seq)
+        elif found is not None and (newest is None or found.op > newest.op):
+            newest = found
         yield Progress(path, done, max(total, done))
-    first = last = None
+    inspected: InspectedSegment | None = None
+    needed: tuple[int, int] | None = None
     for inspected in inspect(directory, uuids):
-        first = inspected.first if first is None else first
-        last = inspected.last
+        if needed is None:
+            needed = inspected.first_op - 1, inspected.first - 1
+        needed = max(needed, inspected.needs_state())
         yield from _problems(inspected)
-        done += inspected.size + _size(inspected.path.with_suffix(".index"))
-        yield Progress(inspected.path, done, max(total, done), last)
-    if last is not None and newest > last:
-        reason = f"the snapshot at {newest} is ahead of the log, which ends at {last}"
-        yield Problem(directory, 0, last + 1, newest, reason)
-    if first is not None and first > 1:
+        done += sum(_size(inspected.path.with_suffix(suffix)) for suffix in (".index", ".entries"))
+        done += inspected.size
+        yield Progress(inspected.path, done, max(total, done), inspected.last)
+    last_op, last = (None, None) if inspected is None else (inspected.last_op, inspected.last)
+    if newest is not None and last_op is not None and last is not None and newest.op > last_op:
+        reason = f"the snapshot at message {newest.seq} is ahead of the log, which ends at {last}"
+        yield Problem(directory, 0, last + 1, newest.seq, reason)
+    if needed is not None and needed[0]:
         # A snapshot preceded the trimming; it may be newer than those we have read.
         by_now, _ = snapshot.newest(directory, uuids[0]) if uuids else (None, [])
-        covered = 0 if by_now is None else by_now.seq
-        if covered + 1 < first:
-            reason = "the snapshot that covers trimmed messages is missing"
-            yield Problem(directory, 0, covered + 1, first - 1, reason)
+        covered, seq = (0, 0) if by_now is None else (by_now.op, by_now.seq)
+        if covered < needed[0]:
+            yield Problem(directory, 0, seq + 1, needed[1], STATE_MISSING)
 
 
 def _problems(inspected: InspectedSegment) -> list[Problem]:
@@ -101,21 +104,22 @@ def _problems(inspected: InspectedSegment) -> list[Problem]:
         if not any(problem.mends for problem in inspected.problems):
             break
         try:
-            again = inspect_tail(inspected.path)
+            again = inspect_tail(inspected.path, inspected.first)
         except FileNotFoundError:
             return []
         if again.size == inspected.size and again.problems == inspected.problems:
             break
+        again.gap = inspected.gap
         inspected = again
     if has_writer(inspected.path.with_name("lock")):
         # The writer cut off any torn end when it opened the log: this one is an append under way.
-        return [problem for problem in inspected.problems if not problem.mends]
-    return inspected.problems
+        return [problem for problem in inspected.all_problems() if not problem.mends]
+    return inspected.all_problems()
 
 
 def _files(directory: Path) -> Iterator[Path]:
     for number in numbers(directory):
-        for suffix in (".open", ".arrow", ".index"):
+        for suffix in (".open", ".arrow", ".index", ".entries"):
             yield directory / f"{number:016d}{suffix}"
     yield from snapshot.paths(directory)
 
