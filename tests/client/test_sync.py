@@ -148,6 +148,7 @@ PAIRS = [
     (headrace.Consumer, headrace.SyncConsumer),
     (headrace.MessageStream, headrace.SyncMessageStream),
     (headrace.BatchStream, headrace.SyncBatchStream),
+    (headrace.EntryStream, headrace.SyncEntryStream),
     (headrace.LiveService, headrace.SyncLiveService),
 ]
 ELSEWHERE = {"DOORS", "aclose", "end", "messages", "wake", "offered"}

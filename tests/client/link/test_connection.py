@@ -43,13 +43,13 @@ async def test_a_request_that_breaks_every_tube_is_given_up(
 
 
 async def test_a_hub_of_another_version(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "VERSION", 0)
+    monkeypatch.setattr(connection, "VERSION", 1)
     with pytest.raises(RefusedError) as refused:
         await client(server).open()
     assert refused.value.code == "version"
-    monkeypatch.setattr(connection, "VERSION", 3)
-    monkeypatch.setattr(connection, "VERSIONS", (2, 3))
-    with pytest.raises(UnexpectedError, match="this client speaks 2, 3"):
+    monkeypatch.setattr(connection, "VERSION", 4)
+    monkeypatch.setattr(connection, "VERSIONS", (3, 4))
+    with pytest.raises(UnexpectedError, match="this client speaks 3, 4"):
         await client(server).open()
 
 

@@ -35,9 +35,10 @@ async def test_subscriptions_are_a_table(server: Server, link: LinkClient) -> No
     server.hub.submit(subscriptions.subscribe(subscriber, b"conn0001", {"city": '{"use":1,"strval":"Oslo"}'}))
     server._turn()
     table = await link.subscriptions()
-    assert table.schema.metadata == {b"head": b"1"}
+    assert table.schema.metadata == {b"head": b"0", b"op": b"1"}
     (row,) = table.to_pylist()
     assert (row["client"], row["connector"]) == (subscriber.hex(), "conn0001")
+    assert (row["seq"], row["op"]) == (0, 1)
     assert dict(row["fields"]) == {"city": '{"use":1,"strval":"Oslo"}'}
 
 

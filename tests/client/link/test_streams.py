@@ -132,6 +132,63 @@ async def test_a_read_with_a_filter_may_pass_over_much(
     assert await read_all(link, topic="wanted") == [11, 22, 33]
 
 
+async def test_entries_come_once_though_tubes_break(
+    server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many stand after one message; the stream resumes amid them."""
+    monkeypatch.setattr("headrace.net.link.operation_bodies.ROWS_BYTES", 1000)
+    holds = [f"{number}" for number in range(200)]
+
+    async def write() -> None:
+        async with client(server) as writer:
+            for number in holds:
+                await writer.hold(number, 1)
+                if int(number) % 40 == 20:
+                    await writer.publish(b"x")
+                if int(number) % 50 == 30:
+                    break_tubes(server)
+
+    writing = asyncio.ensure_future(write())
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(SECONDS), link.entries(0, None, topic="hold/*") as stream:
+        async for rows in stream:
+            found += rows.to_pylist()
+            if len(found) == len(holds):
+                break
+    await writing
+    # A request that was lost with its tube is repeated: a hold that is set again is an entry of its own.
+    topics = list(dict.fromkeys(row["topic"] for row in found))
+    assert topics == [f"hold/{number}" for number in holds][: len(topics)]
+    ops = [row["op"] for row in found]
+    assert ops == sorted(set(ops))
+    bounded = [row async for rows in link.entries(0, 1 << 40, topic="hold/*") for row in rows.to_pylist()]
+    assert bounded[: len(found)] == found
+    seqs = [row["seq"] for row in bounded]
+    assert seqs == sorted(seqs)
+    assert set(seqs) == set(range(server.hub.log.head + 1))
+
+
+async def test_a_loop_over_entries_that_is_left_leaves_no_stream(server: Server, link: LinkClient) -> None:
+    door: Any = server._doors[-1]
+    await link.hold("h", 1)
+    async for rows in link.entries(0, None):
+        assert rows.num_rows == 1
+        break
+    await until(lambda: not door.facts()["tube_streams"])
+
+
+async def test_messages_alone_are_read_and_followed(link: LinkClient) -> None:
+    await link.hold("h", 1)
+    await link.publish([b"a", b"b"])
+    await link.create_service("s")
+    await link.publish(b"c")
+    await link.hold("h", 2)
+    assert await read_all(link) == [1, 2, 3]
+    follow = link.follow(from_seq=1)
+    assert [(m.seq, m.payload) async for m in some(follow, 3)] == [(1, b"a"), (2, b"b"), (3, b"c")]
+    assert follow.cursor == (await link.head()).head + 1
+
+
 async def test_what_a_hub_could_not_read_is_not_asked(link: LinkClient) -> None:
     """It would drop the tube, and be asked again over the next one, without end."""
     for ask in (
@@ -140,6 +197,8 @@ async def test_what_a_hub_could_not_read_is_not_asked(link: LinkClient) -> None:
         lambda: link.follow(1 << 70),
         lambda: link.follow(from_time=1.7e18),
         lambda: link.follow(from_time=-1.0),
+        lambda: link.entries(-1, 1),
+        lambda: link.entries(0, 1 << 70),
     ):
         with pytest.raises(UsageError):
             ask()

@@ -76,7 +76,22 @@ async def test_what_needs_more_than_a_push_is_refused(tmp_path: Path, backbone: 
         stage = await link.stage("q", 0, [b"row"])
         with pytest.raises(RefusedError, match="no commits"):
             await link.commit("q", 0, [stage])
-        assert backbone.hub.log.head == 0
+        assert backbone.hub.log.head_op == 0
+
+
+async def test_entries_do_not_come_and_leave_no_gap(tmp_path: Path, backbone: Server) -> None:
+    async with client(backbone) as link:
+        await link.hold("before", 1)
+        await link.publish(b"one")
+        where = f"node.upstream=fyrehose://{backbone.doors['fyrehose']}"
+        async with running_hub(tmp_path / "front", "listen.http=off", where) as front:
+            for name in ("two", "three"):
+                await link.create_service(name)
+                await link.hold(name, 1)
+                await link.publish(name.encode())
+            await until(lambda: front.hub.log.head == 3)
+            assert kept(front) == kept(backbone) == [(1, b"one"), (2, b"two"), (3, b"three")]
+            assert front.hub.log.head_op == 3
 
 
 async def test_a_new_copy_begins_with_what_is_still_there(
@@ -107,7 +122,7 @@ async def test_it_follows_a_backbone_of_another_make(tmp_path: Path) -> None:
     with UdpHub() as hub, UdpHub() as other:
         host, port = hub.endpoint
         where = f"node.upstream=fyrehose+udp://{host}:{port}"
-        begin(tmp_path / "front" / "log", Snapshot(uuid4(), 0, {}), sync=False)
+        begin(tmp_path / "front" / "log", Snapshot(uuid4(), 0, 0, {}), sync=False)
         async with running_hub(tmp_path / "front", "listen.http=off", where) as front:
             frontend_at = await hub.subscribed()
             for seq in (1, 2, 5):
@@ -123,7 +138,7 @@ async def test_it_follows_a_backbone_of_another_make(tmp_path: Path) -> None:
 async def test_behind_an_address_translator_it_states_no_address(tmp_path: Path) -> None:
     with UdpHub() as hub:
         host, port = hub.endpoint
-        begin(tmp_path / "front" / "log", Snapshot(uuid4(), 0, {}), sync=False)
+        begin(tmp_path / "front" / "log", Snapshot(uuid4(), 0, 0, {}), sync=False)
         where = f"node.upstream=fyrehose+udp://{host}:{port}"
         async with running_hub(
             tmp_path / "front", "listen.http=off", where, "node.upstream_translated=true"
@@ -144,7 +159,7 @@ async def test_numbers_that_nobody_has_are_kept_empty(
     )
     with UdpHub() as hub:
         host, port = hub.endpoint
-        begin(tmp_path / "front" / "log", Snapshot(uuid4(), 0, {}), sync=False)
+        begin(tmp_path / "front" / "log", Snapshot(uuid4(), 0, 0, {}), sync=False)
         where = f"node.upstream=fyrehose+udp://{host}:{port}"
         async with running_hub(tmp_path / "front", "listen.http=off", where) as front:
             frontend_at = await hub.subscribed()
@@ -154,8 +169,9 @@ async def test_numbers_that_nobody_has_are_kept_empty(
             found = [(m.seq, m.payload, m.origin, m.topic) for b in front.hub.log.scan(1) for m in b]
             assert found == [
                 (1, b"1", "fyrehose", ""),
-                (2, b"", "log", "lost/"),
-                (3, b"", "log", "lost/"),
+                (2, b"", "fyrehose", "lost/"),
+                (3, b"", "fyrehose", "lost/"),
                 (4, b"4", "fyrehose", ""),
             ]
             assert front.hub.counters.as_dict()["upstream_lost"] == 2
+            assert front.hub.log.head_op == 4, "they are messages, which this copy lacks"
