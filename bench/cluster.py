@@ -30,6 +30,7 @@ import bench
 from bench._peers import DEADLINE, Nats, available, free_port
 from headrace.client.link.client import LinkClient
 from headrace.config import DOORS, Address
+from headrace.errors import UnreachableError
 
 SIZE = 128
 WINDOW = 4_000
@@ -159,6 +160,8 @@ def _headrace() -> Iterator[list[int]]:
             doors = [_eventually(lambda number=number: _ready(directory, number)) for number in range(NODES)]
             primary = _eventually(lambda: _primary(doors))
             ports = [int(each["tube_tcp"].rpartition(":")[2]) for each in doors]
+            for port in ports:
+                _eventually(lambda port=port: uvloop.run(_served(port)))
             yield [ports[primary], *(port for number, port in enumerate(ports) if number != primary)]
 
 
@@ -169,15 +172,23 @@ def _ready(directory: Path, number: int) -> dict[str, str] | None:
 
 
 def _primary(doors: Sequence[dict[str, str]]) -> int | None:
-    """Which node is primary, once all work and have the first entry."""
+    """Which node is primary, once all work."""
     found = set()
     for each in doors:
         with urllib.request.urlopen(f"http://{each['http']}/api/status") as answer:
             status: dict[str, Any] = json.load(answer)
-        working = status["mode"] == "WRK" and status["head"]
-        found.add(status["cluster"]["primary"] if working else None)
+        found.add(status["cluster"]["primary"] if status["mode"] == "WRK" else None)
     name = found.pop()
     return None if found or name is None else int(name.removeprefix("node"))
+
+
+async def _served(port: int) -> bool | None:
+    """Whether a node serves clients: a new one does so once it has the cluster's first entry."""
+    try:
+        async with LinkClient([Address("127.0.0.1", port)]):
+            return True
+    except UnreachableError:
+        return None
 
 
 @contextlib.contextmanager

@@ -43,19 +43,19 @@ def publish(node: HubProcess, *payloads: bytes) -> None:
 
 
 def whole(trio: Trio) -> list[Message]:
-    """Everything that the nodes have, once it is the same on all of them."""
+    """All messages that the nodes have, once they are the same on all of them."""
     trio.working()
     logs = []
     for node in trio.nodes:
         with headrace.connect_sync(f"tube://{node.doors['tube_tcp']}") as link:
-            logs.append([each for rows in link.read(1, entries=True) for each in messages(rows)])
+            logs.append([each for rows in link.read(1) for each in messages(rows)])
     assert logs[0] == logs[1] == logs[2]
     assert [message.seq for message in logs[0]] == list(range(1, len(logs[0]) + 1))
     return logs[0]
 
 
 def payloads(trio: Trio) -> list[bytes]:
-    return [message.payload for message in whole(trio) if message.origin != "log"]
+    return [message.payload for message in whole(trio)]
 
 
 def doing(node: HubProcess) -> str:
