@@ -192,6 +192,7 @@ class SyncEntryStream(SyncContext, SyncIterator[pa.RecordBatch]):
     [[0]]
     """
 
+    position = Property["int | None"]()
     close = Blocking(EntryStream.aclose)
 
 

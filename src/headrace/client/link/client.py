@@ -227,16 +227,19 @@ class LinkClient(StateRequests):
         at = None if from_time is None else int(check_time("from_time", from_time * 1_000_000))
         return MessageStream(BatchStream(self._connection, selection, cursor=from_seq, time=at, follow=True))
 
-    def entries(self, first: int, last: int | None, *, topic: str | None = None) -> EntryStream:
+    def entries(
+        self, first: int, last: int | None, *, topic: str | None = None, from_op: int | None = None
+    ) -> EntryStream:
         """Read the log's entries, the hub's own bookkeeping, that stand after messages ``first`` to ``last``.
 
         Without ``last``, they are followed, without end. ``first`` may be 0, the beginning; entries that were removed
-        together with a message before the oldest kept do not come. ``topic`` selects among them.
+        together with a message before the oldest kept do not come. ``topic`` selects among them. ``from_op`` is the
+        :attr:`~headrace.EntryStream.position` from which on to resume: if any since are no longer kept, that raises.
         """
         for name, seq in (("first", first), ("last", last)):
             if seq is not None and not 0 <= seq <= MAX_SEQUENCE:
                 raise UsageError(f"{name} {seq}: sequence numbers end at {MAX_SEQUENCE}")
-        return EntryStream(self._connection, first, last, topic, self._credit)
+        return EntryStream(self._connection, first, last, topic, self._credit, position=from_op)
 
     def consumer(
         self,

@@ -224,14 +224,21 @@ class EntryStream(ResumedStream):
     """
 
     def __init__(
-        self, connection: LinkConnection, first: int, last: int | None, topic: str | None, credit: int
+        self,
+        connection: LinkConnection,
+        first: int,
+        last: int | None,
+        topic: str | None,
+        credit: int,
+        *,
+        position: int | None = None,
     ) -> None:
+        self.position = position
+        """The position in the log to resume at; ``None`` until the hub has sent one. At the end, the one after."""
         super().__init__(connection, credit)
         self._first = first
         self._last = last
         self._topic = topic
-        self._position: int | None = None
-        """The position in the log to resume at, once the hub has sent one."""
 
     def __aiter__(self) -> Self:
         return self
@@ -244,15 +251,21 @@ class EntryStream(ResumedStream):
             head = message.head
             if type(head.get("next")) is not int:
                 raise UnexpectedError("link", "next", head.get("next"), "must be a position in the log")
-            self._position = head["next"]
+            self.position = head["next"]
             if head.get("event") == "rows":
                 return rows_of(message.body, ENTRIES)
 
     def __del__(self) -> None:
         self._cancel_unattended()
 
+    async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
+        message = await inbox.get()
+        if message is None:
+            self.position = inbox.last.get("next", self.position)
+        return message
+
     def _request(self) -> Make[ask.EntriesRequest]:
-        position = self._position
+        position = self.position
         return lambda n: ask.EntriesRequest(
             id=n,
             first=self._first,

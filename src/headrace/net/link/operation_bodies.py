@@ -110,18 +110,21 @@ def read_entries(log: Log, first: int, last: int, wanted: EntryFilter) -> Piece:
 
 
 def _next_entry(log: Log, op: int, last: int) -> tuple[int, int]:
-    """Return the next operation that may be an entry, and how much to read there; sealed messages are left unread."""
+    """Return the next operation up to ``last + 1`` that may be an entry, and how much to read there.
+
+    Sealed messages are left unread.
+    """
     try:
         for segment in log.segments:
             if segment.last_op < op:
                 continue
             begin = max(op, segment.first_op)
             if not isinstance(segment, SealedSegment):
-                return begin, ROWS_BYTES
+                return min(begin, last + 1), ROWS_BYTES
             entries = segment.entries
             found = None if entries is None else entries.next_op(begin)
             if found is not None:
-                return found, 1
+                return min(found, last + 1), 1
     except OSError:
         # Reading through the log gives the right error.
         return op, ROWS_BYTES

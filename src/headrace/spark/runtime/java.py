@@ -99,7 +99,7 @@ def bundled_home(environ: Mapping[str, str] = os.environ) -> Path:
         what = "there is no Java" if there is None else f"the Java in {there.home} is not suitable"
         raise UsageError(
             f"Spark needs Java {' or '.join(map(str, VERSIONS))} with {MODULE}, and {what}: "
-            "pip install 'headrace[spark]' brings one along"
+            "pip install '.[spark]' in Headrace's repository brings one along"
         ) from None
     runtime = Path(RUNTIME).resolve()
     wrapper = _wrapper(runtime)

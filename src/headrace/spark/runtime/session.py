@@ -27,7 +27,7 @@ from headrace.spark.source.planner_strategies import read_in_columns
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NO_PYSPARK: Final = "there is no PySpark: pip install 'headrace[spark]' brings it along"
+NO_PYSPARK: Final = "there is no PySpark: pip install '.[spark]' in Headrace's repository brings it along"
 
 LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 

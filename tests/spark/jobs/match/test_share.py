@@ -53,11 +53,11 @@ class Part(NamedTuple):
     messages: pa.RecordBatch
     entries: pa.RecordBatch
 
-    def after(self, seq: int) -> Part:
-        """What begins with the message after ``seq``, and with the entries that stand after ``seq``."""
+    def after(self, share: Share) -> Part:
+        """What comes after what a share has seen."""
         return Part(
-            self.messages.filter(pc.greater(self.messages.column("seq"), seq)),
-            self.entries.filter(pc.greater_equal(self.entries.column("seq"), seq)),
+            self.messages.filter(pc.greater(self.messages.column("seq"), share.place)),
+            self.entries.filter(pc.greater(self.entries.column("op"), share.op)),
         )
 
 
@@ -81,8 +81,8 @@ def _rows(tables: list[pa.Table], schema: pa.Schema) -> pa.RecordBatch:
     )
 
 
-def table(state: Subscriptions, seq: int) -> SubscriptionTable:
-    return SubscriptionTable(seq, pa.Table.from_batches(tables(state), SUBSCRIPTIONS))
+def table(state: Subscriptions, seq: int, op: int = 0) -> SubscriptionTable:
+    return SubscriptionTable(seq, op, pa.Table.from_batches(tables(state), SUBSCRIPTIONS))
 
 
 def empty(number: int = 0, shares: int = 1) -> Share:
@@ -227,8 +227,8 @@ def test_a_table_and_the_entries_since_make_the_same_share(seed: int) -> None:
         else:
             seq += 1
         if random.random() < 0.1:
-            share = Share(table(state, seq), 0, 1, json_attributes=False)
-            assert sorted(pushed(share, whole.after(seq))) == [each for each in expected if each[0] > seq]
+            share = Share(table(state, seq, op), 0, 1, json_attributes=False)
+            assert sorted(pushed(share, whole.after(share))) == [each for each in expected if each[0] > seq]
 
 
 @pytest.mark.parametrize("shares", [1, 2, 7, 64])
@@ -244,7 +244,7 @@ class TestTables:
     def add(kept: SubscriptionTables, seq: int) -> None:
         state: Any = Subscriptions()
         state.apply(client(seq).hex(), wants(seq, 0, 1).run[0], 0, 1)
-        rows = table(state, seq).rows.replace_schema_metadata({"head": str(seq)})
+        rows = table(state, seq).rows.replace_schema_metadata({"head": str(seq), "op": str(3 * seq)})
         assert kept.add(rows) == seq
 
     def test_the_newest_that_is_not_beyond_a_place_is_found(self, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ class TestTables:
             self.add(kept, seq)
         for place, seq in [(0, 0), (9, 0), (10, 10), (19, 10), (500, 20)]:
             found = kept.find(place)
-            assert found.seq == seq
+            assert (found.seq, found.op) == (seq, 3 * seq)
             assert found.rows.column("client").to_pylist() == [client(seq).hex()]
         kept.drop_before(19)
         assert kept.find(19).seq == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -151,3 +152,40 @@ def test_a_range_that_the_hub_does_not_have_is_lost(
     fleet_, span = fleet(hub, dispatcher, tables, patience="0")
     with pytest.raises(LostRangeError, match="the log now ends before them"):
         push_share(fleet_, span._replace(last=span.last + 5), 0)
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_entries_that_retention_removed_are_missed_and_messages_are_not(
+    dispatcher: Dispatcher, tmp_path: Path, change: bool
+) -> None:
+    """The share's last message is gone, and with it perhaps a change after it, though nothing unmatched is."""
+    tables = SubscriptionTables(Folder.at(str(tmp_path / "tables")))
+    with (
+        HubProcess.start(tmp_path / "hub", "log.retain_bytes=28000") as hub,
+        linked(hub) as link,
+        closing(Client(hub, 1, x=(0, 49))) as client,
+    ):
+        until(lambda: status(hub)["subscribers"]["subscriptions"] == 1)
+        tables.add(link.subscriptions())
+        before = entries(link)
+        publish_large(link)
+        fleet_, first = fleet(hub, dispatcher, tmp_path / "tables")
+        assert sum(push_share(fleet_, first, share)["pushed"] for share in range(SHARES)) == 1
+        if change:
+            client.subscribe(x=(50, 99))
+            until(lambda: entries(link) > before)
+        seal(hub)
+        publish_large(link)
+        seal(hub)
+        until(lambda: link.head().first == 2)
+        second = first._replace(first=2, last=2)
+        if change:
+            with pytest.raises(LostRangeError, match="messages 1 to 1 are lost: retention removed them"):
+                [push_share(fleet_, second, share) for share in range(SHARES)]
+        else:
+            assert sum(push_share(fleet_, second, share)["pushed"] for share in range(SHARES)) == 1
+    close_links()
+
+
+def publish_large(link: Any) -> None:
+    link.publish(b"large", attributes={"padding": os.urandom(10_000).hex()}, numbers={"x": 7})

@@ -46,7 +46,9 @@ class DeltaLedger:
         try:
             import deltalake
         except ImportError:
-            raise UsageError("there is no deltalake: pip install 'headrace[delta]' brings it along") from None
+            raise UsageError(
+                "there is no deltalake: pip install '.[delta]' in Headrace's repository brings it along"
+            ) from None
         self.files = Folder.at(place)
         where = _uri(place)
         with _errors(place):

@@ -69,7 +69,7 @@ class IcebergLedger:
             import pyiceberg.exceptions
         except ImportError:
             raise UsageError(
-                "there is no pyiceberg: pip install 'headrace[iceberg]' brings it along"
+                "there is no pyiceberg: pip install '.[iceberg]' in Headrace's repository brings it along"
             ) from None
         folder = Folder.at(place)
         self.files = folder.sub("data")

@@ -66,14 +66,12 @@ class Changes:
 
 
 class Share:
-    """Share ``number`` of ``shares``, as it is for message ``place``: with every entry before it.
-
-    A table may have some of the entries that stand after its message. All of those are applied again in their order,
-    which comes to the same.
-    """
+    """Share ``number`` of ``shares``, as it is for message ``place``: with every entry before it."""
 
     def __init__(self, table: SubscriptionTable, number: int, shares: int, *, json_attributes: bool) -> None:
         self.place = table.seq
+        self.op = table.op
+        """The log's own position up to which the share has every entry; a table may have some of after its message."""
         self.changed = table.seq
         """The message that the last change stands after: the share is the same for all after it, up to ``place``."""
         self.matched = 0
@@ -95,7 +93,7 @@ class Share:
     def pushes(self, rows: pa.RecordBatch, changes: Changes) -> Iterator[MatcherPush]:
         """Match the next messages, which have no gap; yield the pushes to the share's clients.
 
-        ``changes`` go on from ``place``, or from anywhere between the last change and there.
+        ``changes`` go on from ``op``.
         """
         first, last = rows.column("seq")[0].as_py(), rows.column("seq")[-1].as_py()
         begin = 0

@@ -150,8 +150,7 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
     connection = None
     try:
         following = span.first
-        # An entry after the last message counts only for what comes later, and more may follow it.
-        changes = Changes(_entries(fleet, span, share.place, span.last - 1))
+        changes = Changes(_entries(fleet, span, share))
         for rows in read_range(fleet.options, span):
             seqs = rows.column("seq")
             if seqs[0].as_py() != following or seqs[-1].as_py() != following + rows.num_rows - 1:
@@ -197,8 +196,10 @@ def _share_at(fleet: Fleet, span: LogRange, number: int, key: tuple[str, str, in
     return share
 
 
-def _entries(fleet: Fleet, span: LogRange, first: int, last: int) -> Iterator[pa.RecordBatch]:
-    """Read the entries of subscriptions that stand after messages ``first`` to ``last``."""
+def _entries(fleet: Fleet, span: LogRange, share: Share) -> Iterator[pa.RecordBatch]:
+    """Read the entries of subscriptions that count for a range and that a share does not have; it then has them."""
+    # An entry after the last message counts only for what comes later, and more may follow it.
+    first, last = share.place, span.last - 1
     if first > last:
         return
     access = fleet.options.access
@@ -209,10 +210,14 @@ def _entries(fleet: Fleet, span: LogRange, first: int, last: int) -> Iterator[pa
         head = wait_for_head(client, span.last, access).head
         if head < span.last:
             raise LostRangeError(head + 1, span.last, REWOUND)
+        # From a position: of the entries after the share's message some may be gone, and others not.
+        stream = client.entries(first, last, topic=ENTRIES, from_op=share.op + 1)
         try:
-            yield from client.entries(first, last, topic=ENTRIES)
+            yield from stream
         except TrimmedError as trimmed:
-            raise LostRangeError(first, trimmed.oldest - 1, TRIMMED) from None
+            raise LostRangeError(first, max(trimmed.oldest - 1, first), TRIMMED) from None
+        # That is where the range's last message is, which is no entry.
+        share.op = stream.position or share.op
 
 
 def _keep(key: tuple[str, str, int, int], share: Share) -> None:

@@ -27,6 +27,8 @@ class SubscriptionTable(NamedTuple):
     """The subscriptions as they were some time after message ``seq`` and before the next."""
 
     seq: int
+    op: int
+    """The log's own position up to which every entry is in the table."""
     rows: pa.Table
 
 
@@ -55,7 +57,8 @@ class SubscriptionTables:
                     f"{self._folder.path} has no subscriptions of before {place + 1}: executors must see the same path"
                 )
             with pa.ipc.open_stream(self._folder.read(f"{seqs[-1]:015d}{_SUFFIX}")) as reader:
-                return SubscriptionTable(seqs[-1], reader.read_all())
+                rows = reader.read_all()
+            return SubscriptionTable(seqs[-1], int(rows.schema.metadata[b"op"]), rows)
 
     def drop_before(self, place: int) -> None:
         """Remove the tables that nobody at or after ``place`` needs."""
