@@ -163,7 +163,7 @@ class TestFleet:
 
     @pytest.fixture
     async def alice(self, server: Server, stack: AsyncExitStack) -> SdkPeer:
-        """A client whose subscription is entry 1 of the log."""
+        """A client that has subscribed before the first message."""
         alice = stack.enter_context(await SdkPeer.connect(server))
         await alice.enter(ALICE)
         await alice.send(sub(x=(0, 10)))
@@ -192,7 +192,7 @@ class TestFleet:
 
     async def test_without_a_fleet_clients_are_fed_from_the_log(self, server: Server, alice: SdkPeer) -> None:
         await self.publish(server, b"one", b"two")
-        assert await alice.pushes(2) == [(2, b"one"), (3, b"two")]
+        assert await alice.pushes(2) == [(1, b"one"), (2, b"two")]
         assert _connector(server).behind == 1
 
     async def test_with_one_they_get_what_it_pushes_and_no_repeats(
@@ -200,20 +200,20 @@ class TestFleet:
     ) -> None:
         own = connector_id(server.settings.node.name)
         await self.publish(server, b"one")
-        await self.lifeline(server, stack, 2)
+        await self.lifeline(server, stack, 1)
         await self.is_live(server)
-        assert await alice.push() == (2, b"one")
+        assert await alice.push() == (1, b"one")
         await self.publish(server, b"two", b"three")
         await alice.send(HEARTBEAT)
         assert await alice.line() == b"+h\r\n", "the hub matched by itself"
         task = stack.enter_context(await DispatcherPeer.connect(server))
-        await task.send(push(3, b"two", (ALICE, own)))
-        assert await alice.push() == (3, b"two")
+        await task.send(push(2, b"two", (ALICE, own)))
+        assert await alice.push() == (2, b"two")
         # The task is killed, and run again from the beginning of its micro-batch.
         task.close()
         again = stack.enter_context(await DispatcherPeer.connect(server))
-        await again.send(push(3, b"two", (ALICE, own)) + push(4, b"three", (ALICE, own)))
-        assert await alice.push() == (4, b"three")
+        await again.send(push(2, b"two", (ALICE, own)) + push(3, b"three", (ALICE, own)))
+        assert await alice.push() == (3, b"three")
         assert server.hub.counters.get("repeats", door="sdk") == 1
         assert not _connector(server).behind
 
@@ -221,41 +221,41 @@ class TestFleet:
         self, server: Server, stack: AsyncExitStack, alice: SdkPeer
     ) -> None:
         own = connector_id(server.settings.node.name)
-        lifeline = await self.lifeline(server, stack, 1)
+        lifeline = await self.lifeline(server, stack, 0)
         await self.is_live(server)
         await self.publish(server, b"one", b"two", b"three")
         task = stack.enter_context(await DispatcherPeer.connect(server))
-        await task.send(push(2, b"one", (ALICE, own)))
-        assert await alice.push() == (2, b"one")
+        await task.send(push(1, b"one", (ALICE, own)))
+        assert await alice.push() == (1, b"one")
         lifeline.close()
-        assert await alice.pushes(2) == [(3, b"two"), (4, b"three")]
+        assert await alice.pushes(2) == [(2, b"two"), (3, b"three")]
         # What its tasks still push is nothing new.
-        await task.send(push(3, b"two", (ALICE, own)) + heartbeat())
+        await task.send(push(2, b"two", (ALICE, own)) + heartbeat())
         await task.message()
-        await self.lifeline(server, stack, 4)
+        await self.lifeline(server, stack, 3)
         await self.is_live(server)
         await self.publish(server, b"four")
-        await task.send(push(5, b"four", (ALICE, own)))
-        assert await alice.push() == (5, b"four")
+        await task.send(push(4, b"four", (ALICE, own)))
+        assert await alice.push() == (4, b"four")
 
     async def test_a_fleet_that_begins_anew_skips_nothing_for_those_who_relied_on_the_older(
         self, server: Server, stack: AsyncExitStack, alice: SdkPeer
     ) -> None:
         own = connector_id(server.settings.node.name)
-        older = await self.lifeline(server, stack, 1)
+        older = await self.lifeline(server, stack, 0)
         await self.is_live(server)
         await self.publish(server, b"one", b"two")
-        await self.lifeline(server, stack, 3)
+        await self.lifeline(server, stack, 2)
         task = stack.enter_context(await DispatcherPeer.connect(server))
         await self.publish(server, b"three")
-        await task.send(push(4, b"three", (ALICE, own)))
-        assert await alice.pushes(3) == [(2, b"one"), (3, b"two"), (4, b"three")]
+        await task.send(push(3, b"three", (ALICE, own)))
+        assert await alice.pushes(3) == [(1, b"one"), (2, b"two"), (3, b"three")]
         await self.is_live(server)
         # The older one, which nobody relies on any more, may go.
         older.close()
         await self.publish(server, b"four")
-        await task.send(push(5, b"four", (ALICE, own)))
-        assert await alice.push() == (5, b"four")
+        await task.send(push(4, b"four", (ALICE, own)))
+        assert await alice.push() == (4, b"four")
         assert not _connector(server).behind
 
     async def test_pushes_ahead_of_the_log_wait_for_it(self, server: Server, stack: AsyncExitStack) -> None:
@@ -265,12 +265,12 @@ class TestFleet:
         bob = stack.enter_context(await SdkPeer.connect(server))
         await bob.enter(BOB)
         task = stack.enter_context(await DispatcherPeer.connect(server))
-        await task.send(push(3, b"two", (BOB, own)) + heartbeat())
+        await task.send(push(2, b"two", (BOB, own)) + heartbeat())
         await task.message()
         await bob.send(sub(x=(0, 10)))
         await until(lambda: BOB in server.subscriptions)
         await self.publish(server, b"one", b"two")
-        assert await bob.pushes(2) == [(2, b"one"), (3, b"two")]
+        assert await bob.pushes(2) == [(1, b"one"), (2, b"two")]
 
 
 class TestConnectors:

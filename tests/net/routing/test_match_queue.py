@@ -133,6 +133,17 @@ async def test_a_barrier_is_met_between_two_messages(scene: Scene) -> None:
     assert seen == [head + 701, head + 3 * SLICE + 1]
 
 
+async def test_entries_alone_meet_a_barrier_and_match_nothing(scene: Scene) -> None:
+    await warm(scene)
+    head, matched, seen = scene.log.head, list(scene.matched), []
+    scene.stage.when(head, lambda: seen.append(scene.stage.next))
+    scene.subscribe()
+    assert seen == [head + 1]
+    scene.subscribe()
+    assert (scene.log.head, scene.matched) == (head, matched)
+    assert scene.log.head_op > head + 2
+
+
 async def test_what_the_log_cannot_give_is_counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     await warm(scene)
     monkeypatch.setattr(scene.stage._cache, "_max_bytes", 1)

@@ -298,8 +298,8 @@ class TestPublishing:
     ) -> None:
         peer = await dial(server)
         await peer.send(publish("a", b"1") + publish("a", b"2") + publish("b", b"3"))
-        await until(lambda: server.hub.log.head == 5)
-        rows = [one for batch in server.hub.log.scan(1) for one in batch]
+        await until(lambda: server.hub.log.head == 3)
+        rows = [one for batch in server.hub.log.scan_ops(1) for one in batch]
         assert [(row.origin, row.topic, row.payload) for row in rows] == [
             ("log", "service/a", b'{"create":"last"}'),
             ("log", "service/b", b'{"create":"last"}'),
@@ -318,7 +318,7 @@ class TestPublishing:
         await peer.send(subscribe("a"))
         assert await peer.packet() == info("a", b'{"x":2}')
         assert refused(server, "malformed") == 1
-        assert server.hub.log.head == 3
+        assert server.hub.log.head == 2
 
     async def test_what_another_door_sends_it_is_in_the_log_and_changes_nothing(
         self, server: Server, dial: Dial
@@ -331,7 +331,7 @@ class TestPublishing:
         await commit(server, message("a", b"no object"), message("a", b'{"x":2}'))
         assert await peer.packet() == info("a", b'{"x":2}')
         assert refused(server, "malformed", door="services") == 1
-        assert server.hub.log.head == 4
+        assert server.hub.log.head == 3
 
     async def test_no_more_than_services_max(self, start: Start, dial: Dial) -> None:
         server = await start("services.max=2")
@@ -394,7 +394,7 @@ class TestRestart:
         assert newest
         async with running_hub(tmp_path) as server:
             assert server.services.dump() == kept
-            assert server.hub.log.head == 7
+            assert (server.hub.log.head, server.hub.log.head_op) == (5, 7)
 
 
 class TestLagging:
@@ -468,7 +468,7 @@ class TestLagging:
         await until(lambda: refused(server, "stalled") == 1)
         await until(lambda: server.connections == 1)
         await silent.send(publish("a", b"alive"))
-        await until(lambda: server.hub.log.head == 3)
+        await until(lambda: server.hub.log.head == 2)
 
     async def test_half_a_packet_is_not_late_at_once(self, server: Server, dial: Dial) -> None:
         peer = await dial(server)
@@ -671,15 +671,15 @@ class TestPressure:
         await peer.send(publish("a", bytes(2_000)))
         await until(lambda: hub.congested)
         # It is read once more, and then no further.
-        tail = hub.log.tail
+        tail = hub.log.tail_op
         await peer.send(publish("b", b""))
-        await until(lambda: hub.log.tail > tail)
-        tail = hub.log.tail
+        await until(lambda: hub.log.tail_op > tail)
+        tail = hub.log.tail_op
         await peer.send(publish("c", b""))
         await commit_turn()
-        assert hub.log.tail == tail
+        assert hub.log.tail_op == tail
         hub.committed(tail)
-        await until(lambda: hub.log.tail > tail)
+        await until(lambda: hub.log.tail_op > tail)
         assert await peer.packet() == offer("a")
 
     async def test_a_full_disk_closes_the_publishers_connection(
@@ -761,6 +761,6 @@ class TestManyAtOnce:
         await subscriber.subscribe()
         peer = await dial(server)
         await peer.send(publish("a", b"hello"))
-        await until(lambda: server.hub.log.head == 2)
+        await until(lambda: server.hub.log.head == 1)
         await subscriber.send(push(b"there"))
-        assert await subscriber.delivers(1, 3) == [b"", b"hello", b"there"]
+        assert await subscriber.delivers(1, 2) == [b"hello", b"there"]
