@@ -4,7 +4,7 @@
     headrace pipeline run --master spark://127.0.0.1:7077
 
 It runs until Ctrl-C. On several machines the same two commands that it starts are run on each, with the machines'
-addresses in place of 127.0.0.1, and headrace[spark] installed on all of them.
+addresses in place of 127.0.0.1, and Headrace with its extra spark installed on all of them.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Terminal:
     """A running ``headrace`` whose stdin, stdout and stderr are one terminal; ended when the block is left."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, columns: int = 200) -> None:
         self._ours, theirs = pty.openpty()
         try:
             self.process = subprocess.Popen(
@@ -31,7 +31,7 @@ class Terminal:
                 stdin=theirs,
                 stdout=theirs,
                 stderr=theirs,
-                env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+                env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
             )
         finally:
             os.close(theirs)

@@ -51,6 +51,17 @@ def test_a_port_that_is_taken_is_named_with_its_door(run: Run, tmp_path: Path) -
     assert "listen.spp=127.0.0.1:0" in ports["remedy"]
 
 
+def test_a_hub_of_another_directory_is_recognised(run: Run, tmp_path: Path, hub: HubProcess) -> None:
+    its_ports = [
+        part for door, address in hub.doors.items() for part in ("--set", f"listen.{door}={address}")
+    ]
+    found = findings(run, "--data", tmp_path / "elsewhere", *its_ports)
+    assert not [each for each in found if each["subject"] == "ports"]
+    assert about(found, "hub")["verdict"] == "ok"
+    assert about(found, "hub")["found"].endswith(f"; process {hub.pid}, its data in {hub.data}")
+    assert about(found, "disk")["found"].endswith(f"free at {hub.data}")
+
+
 def test_a_udp_port_counts_too(run: Run, tmp_path: Path) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
@@ -97,7 +108,7 @@ def test_a_running_hub_is_asked_instead_of_its_ports(run: Run, tmp_path: Path) -
     with HubProcess.start(tmp_path) as hub:
         same = tuple(part for door, at in hub.doors.items() for part in ("--set", f"listen.{door}={at}"))
         found = findings(run, "--data", hub.data, *same)
-    assert "runs, messages 1 to 0" in about(found, "hub")["found"]
+    assert "runs, no message yet" in about(found, "hub")["found"]
     assert not [each for each in found if each["subject"] == "ports"]
 
 
@@ -116,7 +127,7 @@ def test_a_hub_that_does_not_let_us_in_runs_all_the_same(
         assert about(found, "hub")["found"] == "runs, and refuses us"
         assert remedy in about(found, "hub")["remedy"]
         assert not [each for each in found if each["subject"] == "ports"]
-    assert "runs, messages 1 to 0" in about(known, "hub")["found"]
+    assert "runs, no message yet" in about(known, "hub")["found"]
 
 
 def test_what_a_hub_counts_as_wrong() -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.cli.conftest import Command, Run
+from tests.cli.pseudo_terminal import Terminal
 from typer.main import get_command
 
 from headrace import __version__
@@ -58,7 +59,7 @@ def test_every_help_has_prose_and_examples(run: Run, path: tuple[str, ...]) -> N
     result = run(*path, "--help")
     assert result.exit_code == 0
     assert "Examples" in result.stdout
-    assert "<bool>" not in result.stdout
+    assert not re.search(r"<(bool|str|list\[str\])>", result.stdout)
     assert f"  headrace {' '.join(path)}".rstrip() in result.stdout
     assert run(*path, "-h").stdout == result.stdout
 
@@ -72,7 +73,20 @@ def test_several_are_shown_as_such_once(run: Run, path: tuple[str, ...], usage: 
 
 
 def test_brackets_in_prose_are_shown(run: Run) -> None:
-    assert "pip install 'headrace[spark]'" in run("pipeline", "--help").stdout
+    assert "pip install '.[spark]'" in " ".join(run("pipeline", "--help").stdout.split())
+
+
+def test_the_first_help_fits_a_screen_and_has_groups() -> None:
+    with Terminal("--help", columns=80) as terminal:
+        assert terminal.wait() == 0
+    lines = terminal.shown.splitlines()
+    assert len(lines) <= 40
+    assert all(len(line) <= 80 for line in lines)
+    for panel in ("Run a hub, and look at it", "Use one", "Its log, its cluster, Spark"):
+        assert f"─ {panel} ─" in terminal.shown
+    assert "2 usage error" in terminal.shown
+    for name in get_command(app).commands:
+        assert len([line for line in lines if line.startswith(f"│ {name} ")]) == 1
 
 
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
@@ -92,6 +106,7 @@ def examples_of(path: tuple[str, ...]) -> list[list[str]]:
         command = command.commands[name]
     shown = re.sub(r"(?<!\\)\[/?\w+\]", "", command.epilog or "").replace("\\[", "[")
     lines = [line.strip() for line in shown.splitlines() if line.startswith("  ")]
+    lines = [line.partition("  #")[0] for line in lines]
     parts = [part.split() for line in lines for part in re.split(r" \| | > ", line) if "headrace" in part]
     assert parts, path
     return [shlex.split(" ".join(part)) for part in parts if part[0] == "headrace"]

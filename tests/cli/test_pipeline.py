@@ -491,7 +491,10 @@ def test_a_machine_without_pyspark_is_told_so(command: Command, tmp_path: Path, 
     line = [sys.executable, "-m", "headrace", "pipeline", "run", "--servers", hub.doors["tube_tcp"]]
     done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "headrace: there is no PySpark: pip install 'headrace[spark]' brings it along\n"
+    assert (
+        done.stderr
+        == "headrace: there is no PySpark: pip install '.[spark]' in Headrace's repository brings it along\n"
+    )
 
 
 def test_the_pipeline_is_stopped_while_the_hub_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,18 @@ def test_serve_names_the_port_and_the_setting_when_it_is_taken(
     assert not (tmp_path / "ready").exists()
 
 
+def test_serve_says_that_another_hub_is_there(command: Command, tmp_path: Path, hub: HubProcess) -> None:
+    host, port = hub.address("spp")
+    done = command(
+        *("serve", "--data", tmp_path / "data"),
+        *(part for setting in (*FREE_DOORS, f"listen.spp={host}:{port}") for part in ("--set", setting)),
+    )
+    assert done.returncode == 2
+    last = done.stderr.decode().splitlines()[-1]
+    assert f"a Headrace hub runs there already, process {hub.pid} in {hub.data}" in last
+    assert "`headrace up --data DIR` runs another beside it" in last
+
+
 def test_up_takes_free_ports_and_says_so(tmp_path: Path, taken: int) -> None:
     sets = [*(f"listen.{door}=127.0.0.1:{taken}" for door in DOORS), "pipeline.jobs="]
     with HubProcess.start(tmp_path, *sets, command="up") as hub:

@@ -15,24 +15,15 @@ from headrace.cli.log import log
 from headrace.cli.pipeline import pipeline
 from headrace.cli.services import services
 from headrace.cli.terminal.exits import RootGroup
-from headrace.cli.terminal.help_text import add_command, examples, paragraphs
+from headrace.cli.terminal.help_text import add_command
 
-HELP: Final = paragraphs(
-    """
-    A message hub: five wire protocols in, one verified sequence in the middle, Spark pipelines out.
-
-    Exit codes: 0 done; 1 failed, or found a problem; 2 usage error; 3 a job of the pipeline has failed (pipeline
-    status); 130 interrupted; 141 nobody reads the output any more; 143 ended by SIGTERM. HEADRACE_DEBUG=1 adds
-    tracebacks to errors.
-    """
-)
-EXAMPLES: Final = examples(
-    ("See it all in a minute:", "headrace demo"),
-    ("Start a hub:", "headrace up"),
-    ("Watch its messages, in another terminal:", "headrace tail"),
-    ("Send one, in a third:", "headrace pub 'hello, world'"),
-    ("See what is kept:", "headrace log info"),
-)
+HELP: Final = "A message hub: many protocols in, one verified sequence, Spark pipelines out."
+EXAMPLES: Final = """\
+[bold]Examples[/bold]
+  headrace up                    [dim]# start a hub[/dim]
+  headrace pub 'hello, world'    [dim]# send it a message, from another terminal[/dim]
+  headrace tail --from earliest  [dim]# see its messages[/dim]
+[dim]Exit codes: 0 done, 1 failed, 2 usage error, 3 a job failed, 130 interrupted[/dim]"""
 
 app = typer.Typer(
     cls=RootGroup,
@@ -43,22 +34,50 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-add_command(app, "up", *up.EXAMPLES)(up.up)
-add_command(app, "serve", *serve.EXAMPLES)(serve.serve)
-add_command(app, "pub", *pub.EXAMPLES)(pub.pub)
-add_command(app, "sub", *sub.EXAMPLES)(sub.sub)
-add_command(app, "tail", *tail.EXAMPLES)(tail.tail)
-add_command(app, "replay", *replay.EXAMPLES)(replay.replay)
-add_command(app, "decode", *decode.EXAMPLES)(decode.decode)
-add_command(app, "top", *top.EXAMPLES)(top.top)
-add_command(app, "demo", *demo.EXAMPLES)(demo.demo)
-add_command(app, "bench", *bench.EXAMPLES)(bench.bench)
-add_command(app, "doctor", *doctor.EXAMPLES)(doctor.doctor)
-app.add_typer(cluster, name="cluster")
-app.add_typer(consumers, name="consumers")
-app.add_typer(services, name="services")
-app.add_typer(log, name="log")
-app.add_typer(pipeline, name="pipeline")
+_RUN: Final = "Run a hub, and look at it"
+_USE: Final = "Use one"
+_KEEP: Final = "Its log, its cluster, Spark"
+
+add_command(app, "up", *up.EXAMPLES, panel=_RUN, short="Run the hub, its dashboard and the Spark pipeline.")(
+    up.up
+)
+add_command(app, "serve", *serve.EXAMPLES, panel=_RUN, short="Run the hub alone. No JVM.")(serve.serve)
+add_command(app, "demo", *demo.EXAMPLES, panel=_RUN, short="See the whole system at work for a minute.")(
+    demo.demo
+)
+add_command(app, "top", *top.EXAMPLES, panel=_RUN, short="Show what a hub does, each second.")(top.top)
+add_command(app, "doctor", *doctor.EXAMPLES, panel=_RUN, short="Check this machine, and the hub on it.")(
+    doctor.doctor
+)
+add_command(app, "bench", *bench.EXAMPLES, panel=_RUN, short="Measure how fast it is on this machine.")(
+    bench.bench
+)
+add_command(app, "pub", *pub.EXAMPLES, panel=_USE, short="Publish messages.")(pub.pub)
+add_command(
+    app, "sub", *sub.EXAMPLES, panel=_USE, short="Print messages as they are delivered, or by content."
+)(sub.sub)
+add_command(
+    app, "tail", *tail.EXAMPLES, panel=_USE, short="Print messages from any position on, by topic or time."
+)(tail.tail)
+add_command(app, "replay", *replay.EXAMPLES, panel=_USE, short="Publish a range of messages to another hub.")(
+    replay.replay
+)
+app.add_typer(
+    services, name="services", rich_help_panel=_USE, short_help="Named live objects: list, watch, change."
+)
+app.add_typer(
+    consumers, name="consumers", rich_help_panel=_USE, short_help="Durable consumers: show, move, remove."
+)
+app.add_typer(
+    log, name="log", rich_help_panel=_KEEP, short_help="A log's files: show, check, export, seal, repair."
+)
+app.add_typer(cluster, name="cluster", rich_help_panel=_KEEP, short_help="Show a cluster, replace a node.")
+app.add_typer(
+    pipeline, name="pipeline", rich_help_panel=_KEEP, short_help="Spark jobs over a hub's messages."
+)
+add_command(app, "decode", *decode.EXAMPLES, panel=_KEEP, short="Print the frames in captures.")(
+    decode.decode
+)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace.cli.pipeline.status import has_failed
 from headrace.cli.terminal.access import Credentials, remedy_for_refusal
+from headrace.cli.terminal.local_hubs import LocalHub, local_hubs
 from headrace.cli.terminal.output import counted, size
 from headrace.cli.terminal.running_hub import find_running_hub
 from headrace.config import DOORS, Address, Settings
@@ -71,13 +72,17 @@ def run_checks(settings: Settings, credentials: Credentials | None, *, spark: bo
     """Run every check; with ``spark``, also start Spark."""
     running = True
     hub: Check = partial(_guarded_hub, credentials)
+    elsewhere = None
     try:
         status = hub_status(settings, credentials)
+        if status is None and (elsewhere := _hub_elsewhere(settings, credentials)) is not None:
+            settings = settings.override({"node.data": elsewhere.data}, source="the hub that runs")
+            status = hub_status(settings, credentials)
     except RefusedError:
         pass
     else:
         running = status is not None
-        hub = partial(_ports, settings) if status is None else partial(_hub, status)
+        hub = partial(_ports, settings) if status is None else partial(_hub, status, elsewhere)
     checks: list[Check] = [
         _python,
         partial(_disk, settings, running=running),
@@ -183,9 +188,12 @@ def _guarded_hub(credentials: Credentials | None) -> Iterator[Finding]:
     yield Finding("hub", Verdict.WARNING, "runs, and refuses us", remedy)
 
 
-def _hub(status: dict[str, Any]) -> Iterator[Finding]:
+def _hub(status: dict[str, Any], elsewhere: LocalHub | None = None) -> Iterator[Finding]:
     head, first = status["head"], status["first"]
-    about = f"{status['node']['name']} runs, messages {first:,} to {head:,}, {size(status['disk']['bytes'])}"
+    kept = f"messages {first:,} to {head:,}" if head >= first else "no message yet"
+    about = f"{status['node']['name']} runs, {kept}, {size(status['disk']['bytes'])}"
+    if elsewhere is not None:
+        about += f"; {elsewhere.hub}, its data in {elsewhere.data}"
     yield Finding("hub", Verdict.OK, about)
     for name, remedy in _COUNTED_AS_WRONG.items():
         count = _total(status["counters"].get(name, 0))
@@ -212,11 +220,11 @@ def _pyspark() -> Iterator[Finding]:
     try:
         version = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
-        remedy = "only the pipeline needs it: pip install 'headrace[spark]'"
+        remedy = "only the pipeline needs it: pip install '.[spark]' in Headrace's repository"
         yield Finding("PySpark", Verdict.WARNING, "is not installed", remedy)
         return
     if tuple(int(part) for part in version.split(".")[:2]) != SPARK_VERSIONS:
-        remedy = "pip install 'headrace[spark]' brings the version that Headrace is made for"
+        remedy = "pip install '.[spark]' in Headrace's repository brings the version that it is made for"
         yield Finding("PySpark", Verdict.WARNING, version, remedy)
     else:
         yield Finding("PySpark", Verdict.OK, version)
@@ -268,6 +276,15 @@ def hub_status(settings: Settings, credentials: Credentials | None = None) -> di
         return None
     except HeadraceError:
         return None
+
+
+def _hub_elsewhere(settings: Settings, credentials: Credentials | None) -> LocalHub | None:
+    """Find a hub of another data directory that has the ports of these settings."""
+    addresses = [address for door in DOORS if (address := getattr(settings.listen, door)) is not None]
+    return next(
+        (each for each in local_hubs(credentials) if any(each.listens_at(address) for address in addresses)),
+        None,
+    )
 
 
 def _free(address: Address, *, datagrams: bool) -> bool:

@@ -76,7 +76,9 @@ def pub(
         typer.Option("--file", "-f", metavar="FILE", help="Send a file's bytes as one message. Repeatable."),
     ] = None,
     count: Annotated[int, count_option("Send it all this many times.")] = 1,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="The topic of the messages.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="The topic of the messages.")
+    ] = None,
     attributes: Annotated[
         list[str] | None,
         typer.Option(

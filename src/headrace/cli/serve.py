@@ -192,7 +192,10 @@ def run_hub(
 
 async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Server], None]) -> None:
     stop = _stop_on_signals()
-    await server.start()
+    try:
+        await server.start()
+    except ConfigError as error:
+        raise _naming_the_other_hub(error) from error
     # Objects made at start-up stay: a full collection that visits them all would hold up messages for milliseconds.
     gc.collect()
     gc.freeze()
@@ -208,6 +211,21 @@ async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Se
         # A node that fell too far behind starts over from a snapshot; clients see a short restart.
         server = server.successor()
         await server.start()
+
+
+def _naming_the_other_hub(error: ConfigError) -> ConfigError:
+    """Explain why a door cannot listen, if another hub is what listens there."""
+    from headrace.cli.terminal.local_hubs import hub_at
+    from headrace.config import Address
+
+    if not error.key.startswith("listen."):
+        return error
+    other = hub_at(Address.parse(str(error.value)))
+    if other is None:
+        return error
+    beside = "`headrace up --data DIR` runs another beside it"
+    expected = f"a free address: a Headrace hub runs there already, {other.hub} in {other.data}; {beside}"
+    return ConfigError(error.key, error.value, source=error.source, expected=expected)
 
 
 async def _either(stop: asyncio.Event, again: asyncio.Event | None) -> bool:

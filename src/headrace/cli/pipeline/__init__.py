@@ -9,7 +9,7 @@ pipeline = make_group(
     """
     Run Spark jobs over a hub's messages, and see how far they are.
 
-    It needs PySpark and a Java: pip install 'headrace[spark]' brings both.
+    It needs PySpark and a Java: make setup brings both, and so does pip install '.[spark]' in Headrace's repository.
     """,
     ("All that belongs to a hub:", "headrace pipeline run"),
     ("How far is it?", "headrace pipeline status"),

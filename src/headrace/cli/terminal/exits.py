@@ -1,6 +1,6 @@
 """How a command ends: an exit code that a script can branch on, and at most one line on stderr.
 
-``headrace --help`` lists the codes; those above 128 are, as in shells, 128 plus a signal's number. An error of ours, or
+``docs/cli.md`` lists the codes; those above 128 are, as in shells, 128 plus a signal's number. An error of ours, or
 the system's about a file, is one sentence without a traceback; ``HEADRACE_DEBUG=1`` adds the traceback. Any other error
 is a mistake in Headrace, and is never hidden.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 
 from headrace.errors import DamagedError, HeadraceError, UsageError
 
@@ -63,15 +63,19 @@ class RootGroup(TyperGroup):
         return result
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the root's own parameters, whose flags show no type in the help."""
-        return _without_flag_types(super().get_params(ctx))
+        """Return the root's own parameters, which show no needless types in the help."""
+        params = _without_types(super().get_params(ctx))
+        for param in params:
+            # It works, but is for those who read more than the first screen.
+            param.hidden = param.name == "show_completion"
+        return params
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; it and those below it show no type for flags in their help."""
+        """Return a command; it and those below it show no needless types in their help."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             for each in (command, *getattr(command, "commands", {}).values()):
-                _without_flag_types(each.get_params(ctx))
+                _without_types(each.get_params(ctx))
         return command
 
 
@@ -84,11 +88,13 @@ def exit_with_code() -> Iterator[None]:
         raise SystemExit(_report(error)) from None
 
 
-def _without_flag_types(params: Any) -> Any:
-    """Hide the ``<bool>`` that typer shows beside each flag."""
+def _without_types(params: Any) -> Any:
+    """Hide the ``<bool>`` that typer shows beside each flag, and the ``<list[str]>`` beside an argument's name."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif isinstance(param, TyperArgument):
+            param.display_type_rich = lambda **_: None  # type: ignore[method-assign]
     return params
 
 

@@ -13,12 +13,21 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., None])
 
 
 def add_command(
-    group: typer.Typer, name: str, *shown: tuple[str, str]
+    group: typer.Typer, name: str, *shown: tuple[str, str], panel: str | None = None, short: str | None = None
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Add a command to a group: the function's docstring is its help, and ``shown`` are its examples."""
+    """Add a command to a group: the function's docstring is its help, and ``shown`` are its examples.
+
+    In the group's own help it is listed in a ``panel``, with its first paragraph or something ``short``.
+    """
 
     def add(function: CommandFunction) -> CommandFunction:
-        group.command(name, help=paragraphs(function.__doc__ or ""), epilog=examples(*shown))(function)
+        group.command(
+            name,
+            help=paragraphs(function.__doc__ or ""),
+            epilog=examples(*shown),
+            rich_help_panel=panel,
+            short_help=short,
+        )(function)
         return function
 
     return add
