@@ -8,9 +8,9 @@ from tests.log.content import restore
 from tests.log.written import Written, write
 
 
-@pytest.fixture(scope="session")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return write(tmp_path_factory.mktemp("original"))
+@pytest.fixture(scope="session", params=["messages", "mixed"])
+def original(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Written:
+    return write(tmp_path_factory.mktemp("original"), mixed=request.param == "mixed")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.log import Log
-from headrace.message import SCHEMA, Batch, Message, Run, map_column
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Message, Run, map_column
 
 SOAK = bool(os.environ.get("HEADRACE_SOAK"))
 """Whether there is time for everything instead of a sample."""
@@ -25,6 +25,11 @@ TIMES = SCHEMA.field("time").type
 def batch(first: int, *payloads: bytes, time: int = 0, **shared: Any) -> Batch:
     """A batch of messages that share everything."""
     return Batch(Run.of(payloads or (b"",)), first=first, time=time, **shared)
+
+
+def entries(after: int, *payloads: bytes, time: int = 0, **shared: Any) -> Batch:
+    """Entries of the log, which stand after a message."""
+    return Batch(Run.of(payloads or (b"",)), first=after, time=time, origin=NOT_A_MESSAGE, **shared)
 
 
 def columns(**values: Sequence[Any]) -> pa.RecordBatch:
@@ -45,6 +50,26 @@ def flat(batches: Iterable[Batch]) -> list[Message]:
     return [comparable(message) for each in batches for message in each]
 
 
+def operations(batches: Iterable[Batch]) -> list[tuple[int, Message]]:
+    """Every message and entry of many batches with its operation; an entry has the number it stands after."""
+    return [(each.op + place, found) for each in batches for place, found in enumerate(flat([each]))]
+
+
+def messages_of(found: Iterable[tuple[int, Message]]) -> list[Message]:
+    """The messages among operations."""
+    return [message for _, message in found if message.origin != NOT_A_MESSAGE]
+
+
+def check_operations(log: Log, expected: Sequence[tuple[int, Message]]) -> None:
+    """What a log tells of operations is what a plain list tells; the list begins where the log does, or before."""
+    kept = [(op, message) for op, message in expected if op >= log.first_op]
+    assert operations(log.scan_ops(log.first_op)) == [each for each in kept if each[0] <= log.head_op]
+    for op, message in kept:
+        assert log.seq_of(op) == message.seq
+        if message.origin != NOT_A_MESSAGE:
+            assert log.op_of(message.seq) == op
+
+
 def comparable(message: Message) -> Message:
     fields = {name: getattr(message, name) for name in SCHEMA.names}
     fields["numbers"] = {
@@ -57,7 +82,15 @@ def append(log: Log, *payloads: bytes, time: int | None = None, **shared: Any) -
     """Append one batch behind the tail and commit it."""
     written = batch(log.tail + 1, *payloads, time=log.last_time if time is None else time, **shared)
     log.append([written])
-    log.commit(log.tail)
+    log.commit(log.tail_op)
+    return written
+
+
+def append_entries(log: Log, *payloads: bytes, time: int | None = None, **shared: Any) -> Batch:
+    """Append entries behind the tail and commit them."""
+    written = entries(log.tail, *payloads, time=log.last_time if time is None else time, **shared)
+    log.append([written])
+    log.commit(log.tail_op)
     return written
 
 

@@ -34,7 +34,7 @@ def build(directory: Path, *, rotate: tuple[int, ...] = (), **options: Any) -> L
 
 def everything(log: Log) -> list[Any]:
     found = []
-    while batches := log.read(len(found) + 1, uncommitted=True):
+    while batches := log.read_ops(len(found) + 1, uncommitted=True):
         found += flat(batches)
     return found
 
@@ -56,7 +56,7 @@ class TestEveryPlace:
         assert log.last_time == (EXPECTED[last - 1].time if last else 0)
         following = batch(last + 1, b"other", b"next", time=log.last_time)
         log.append([following])
-        log.commit(log.tail)
+        log.commit(log.tail_op)
         assert flat(log.scan(1)) == EXPECTED[:last] + flat([following])
         log.close()
         again = Log.open(tmp_path)
@@ -140,10 +140,10 @@ class TestRefusals:
 
     def test_what_is_sealed_stays(self, tmp_path: Path) -> None:
         log = build(tmp_path)
-        log.commit(log.tail)
+        log.commit(log.tail_op)
         seal_all(log)
-        log.head = 0
-        with pytest.raises(UsageError, match="message 4 is sealed"):
+        log.head_op = 0
+        with pytest.raises(UsageError, match="operation 4 is sealed"):
             log.cut_back(3)
         log.close()
 
@@ -220,7 +220,7 @@ class TestCommittedAtOpening:
     def test_snapshots_and_sealed_segments_tell_more(self, tmp_path: Path) -> None:
         log = build(tmp_path)
         log.commit(3)
-        log.write_snapshot(3, {})
+        log.write_snapshot(3, 3, {})
         log.close()
         log = Log.open(tmp_path, committed=0)
         assert log.head == 3

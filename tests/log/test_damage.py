@@ -53,10 +53,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
         log = Log.open(directory, fsync="never")
         append(log, b"one", b"two", b"", b"four", b"five", b"six", time=10, origin="tube", topic="a")
         seal_all(log)
-        log.write_snapshot(6, {"services": b"at six"})
+        log.write_snapshot(6, 6, {"services": b"at six"})
         append(log, *[b"%d" % n for n in range(7, 13)], time=20, columns=columns(node=list(range(6))))
         seal_all(log)
-        log.write_snapshot(12, {"services": b"at twelve", "holds": b""})
+        log.write_snapshot(12, 12, {"services": b"at twelve", "holds": b""})
     tail = log.segments[-1]
     assert isinstance(tail, TailFile)
     appends = []
@@ -68,7 +68,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     ):
         appends.append((tail.size, batches[0].first))
         log.append(batches)
-    log.commit(log.tail)
+    log.commit(log.tail_op)
     appends.append((tail.size, 19))
     messages = flat(log.scan(1))
     log.close()
@@ -179,7 +179,7 @@ class TestSealedSegment:
     @pytest.mark.slow
     def test_every_byte_changed(self, small: Small) -> None:
         whole = small.content[self.ARROW]
-        entries = SegmentIndex.read(small.damaged("unused", b"").with_name(self.INDEX)).entries
+        entries = SegmentIndex.read(small.damaged("unused", b"").with_name(self.INDEX)).batches
         before, after = small.messages[:6], small.messages[12:]
         for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 6):
             path = small.damaged(self.ARROW, changed)
@@ -206,7 +206,7 @@ class TestSealedSegment:
         whole = small.content[self.ARROW]
         path = small.directory / self.ARROW
         with opened(small.directory) as log, path.open("r+b", buffering=0) as file:
-            for entry in SegmentIndex.read(small.directory / self.INDEX).entries:
+            for entry in SegmentIndex.read(small.directory / self.INDEX).batches:
                 first = int(entry["first"])
                 for offset in range(int(entry["offset"]), int(entry["offset"] + entry["length"])):
                     for bit in range(8):

@@ -130,15 +130,15 @@ def test_snapshots(tmp_path: Path) -> None:
         """
         log = Log.open(directory)
         append(log, b"x")
-        log.write_snapshot(1, {"state": b"old"})
+        log.write_snapshot(1, 1, {"state": b"old"})
         append(log, b"y")
         before = content_of(directory)
         for room in (0, 10, 999):
             with full(room), pytest.raises(FullError):
-                log.write_snapshot(2, {"state": b"new" * 1000})
+                log.write_snapshot(2, 2, {"state": b"new" * 1000})
             assert content_of(directory) == before
             assert log.snapshot.seq == 1
-        log.write_snapshot(2, {"state": b"new" * 1000})
+        log.write_snapshot(2, 2, {"state": b"new" * 1000})
         log.close()
         assert reopened().snapshot.sections == {"state": b"new" * 1000}
         """,
@@ -204,7 +204,7 @@ def test_a_whole_disk(tmp_path: Path) -> None:
         with pytest.raises(FullError):
             seal_all(log)
         with pytest.raises(FullError):
-            log.write_snapshot(log.head, {"state": bytes(100_000)})
+            log.write_snapshot(log.head_op, log.head, {"state": bytes(100_000)})
         assert flat(log.scan(1)) == messages
         assert not list(directory.glob("*.making"))
         log.close()

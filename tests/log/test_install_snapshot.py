@@ -15,7 +15,7 @@ from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import install
 
 UUID_OF_THE_CLUSTER = UUID(int=7)
-SNAPSHOT = Snapshot(UUID_OF_THE_CLUSTER, 500, {"services": b"state"})
+SNAPSHOT = Snapshot(UUID_OF_THE_CLUSTER, 500, 500, {"services": b"state"})
 
 
 def old_log(directory: Path) -> None:
@@ -23,7 +23,7 @@ def old_log(directory: Path) -> None:
     log = Log.open(directory)
     append(log, b"one", b"two", time=3)
     seal_all(log)
-    log.write_snapshot(2, {"services": b"old"})
+    log.write_snapshot(2, 2, {"services": b"old"})
     append(log, b"three")
     log.close()
 

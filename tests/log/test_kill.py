@@ -29,7 +29,7 @@ os.write(1, b"ready---")
 def upkeep():
     while True:
         log.seal_next()
-        log.write_snapshot(log.head, {"state": b"x" * 100})
+        log.write_snapshot(log.head_op, log.head, {"state": b"x" * 100})
         log.retain(log.last_time, retain_bytes=400_000, retain_us=None, holds={})
 
 threading.Thread(target=upkeep, daemon=True).start()
@@ -43,7 +43,7 @@ while True:
     log.append(batches)
     if fsync == "always":
         log.sync()
-    log.commit(log.tail)
+    log.commit(log.tail_op)
     os.write(1, log.tail.to_bytes(8, "little"))
 """
 

@@ -194,7 +194,7 @@ class LogMachine(RuleBasedStateMachine):
     def write_snapshot(self, sections: dict[str, bytes]) -> None:
         # With fsync=never it is for us not to lose what a snapshot stands on.
         self.settle()
-        self.log.write_snapshot(self.head, sections)
+        self.log.write_snapshot(self.head, self.head, sections)
         self.snapshot = (self.head, sections)
 
     @rule(data=st.data(), age=st.none() | st.integers(0, 9))

@@ -100,7 +100,7 @@ def test_names_of_files(tmp_path: Path) -> None:
     log = Log.open(tmp_path)
     append(log, b"x")
     seal_all(log)
-    log.write_snapshot(1, {})
+    log.write_snapshot(1, 1, {})
     log.close()
     shown = {row[0].strip("`").rpartition(".")[2] for row in table("Files")}
     assert {path.suffix.lstrip(".") or path.name for path in tmp_path.iterdir()} <= shown

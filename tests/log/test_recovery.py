@@ -104,7 +104,7 @@ class TestWhatACrashLeaves:
 
     def test_an_index_alone(self, tmp_path: Path, written: list[Message]) -> None:
         log = Log.open(tmp_path)
-        log.write_snapshot(15, {})
+        log.write_snapshot(15, 15, {})
         log.close()
         (tmp_path / NAME(1, "arrow")).unlink()
         assert reopened(tmp_path) == written[3:]
@@ -218,7 +218,7 @@ class TestRefusals:
 
     def test_messages_that_are_there_twice(self, tmp_path: Path, written: list[Message]) -> None:
         log = Log.open(tmp_path)
-        TailFile.create(tmp_path / NAME(15, "open"), log.uuid, 15, sync=False)
+        TailFile.create(tmp_path / NAME(15, "open"), log.uuid, 15, 15, sync=False)
         log.close()
         error = self.refused(tmp_path, "messages 15 to 15 are also in the segment before it")
         assert (error.first, error.last) == (15, 15)
@@ -279,7 +279,7 @@ class TestRefusals:
 
     def test_a_snapshot_ahead_of_the_log(self, tmp_path: Path, written: list[Message]) -> None:
         log = Log.open(tmp_path)
-        log.write_snapshot(15, {})
+        log.write_snapshot(15, 15, {})
         log.close()
         (tmp_path / NAME(13, "open")).unlink()
         error = self.refused(tmp_path, "the snapshot at 15 is ahead of the log, which ends at 12")
@@ -287,7 +287,7 @@ class TestRefusals:
 
     def test_trimmed_messages_without_their_snapshot(self, tmp_path: Path, written: list[Message]) -> None:
         log = Log.open(tmp_path)
-        log.write_snapshot(7, {})
+        log.write_snapshot(7, 7, {})
         log.retain(0, retain_bytes=0, retain_us=None, holds={})
         assert log.first == 7
         log.close()
@@ -297,7 +297,7 @@ class TestRefusals:
 
     def test_trimmed_messages_with_a_damaged_snapshot(self, tmp_path: Path, written: list[Message]) -> None:
         log = Log.open(tmp_path)
-        log.write_snapshot(7, {})
+        log.write_snapshot(7, 7, {})
         log.retain(0, retain_bytes=0, retain_us=None, holds={})
         log.close()
         os.truncate(tmp_path / NAME(7, "snapshot"), 30)
@@ -309,7 +309,7 @@ class TestRefusals:
         self, tmp_path: Path, written: list[Message], kept: str
     ) -> None:
         log = Log.open(tmp_path)
-        log.write_snapshot(15, {})
+        log.write_snapshot(15, 15, {})
         log.close()
         for path in tmp_path.iterdir():
             if path.suffix != f".{kept}":
@@ -325,8 +325,8 @@ class TestRefusals:
 class TestDamagedSnapshots:
     def test_the_one_before_is_used_and_the_damage_told(self, tmp_path: Path, written: list[Message]) -> None:
         log = Log.open(tmp_path)
-        log.write_snapshot(5, {"a": b"5"})
-        log.write_snapshot(9, {"a": b"9"})
+        log.write_snapshot(5, 5, {"a": b"5"})
+        log.write_snapshot(9, 9, {"a": b"9"})
         log.close()
         os.truncate(tmp_path / NAME(9, "snapshot"), 30)
         log = Log.open(tmp_path)
@@ -363,7 +363,7 @@ class TestForeignFiles:
         assert reopened(tmp_path) == written
         log = Log.open(tmp_path)
         seal_all(log)
-        log.write_snapshot(15, {})
+        log.write_snapshot(15, 15, {})
         log.retain(0, retain_bytes=0, retain_us=None, holds={})
         log.close()
         assert {name: (tmp_path / name).read_bytes() for name in foreign} == foreign
@@ -396,7 +396,7 @@ class TestEverySealingMoment:
             watched(name)
         assert log.seal_next()
         sealed = len(copies)
-        log.write_snapshot(16, {})
+        log.write_snapshot(16, 16, {})
         log.retain(0, retain_bytes=0, retain_us=None, holds={})
         monkeypatch.undo()
         log.close()

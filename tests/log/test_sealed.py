@@ -115,7 +115,7 @@ class TestReading:
 
     def test_messages_are_the_files_own_bytes(self, segment: SealedSegment) -> None:
         data = segment.path.read_bytes()
-        for number, entry in enumerate(segment.index.entries):
+        for number, entry in enumerate(segment.index.batches):
             message = segment.message(number)
             assert message.tobytes() == data[int(entry["offset"]) :][: int(entry["length"])]
             rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), SCHEMA)
@@ -166,7 +166,7 @@ class TestReading:
 class TestDamage:
     def test_a_record_batch(self, segment: SealedSegment) -> None:
         data = segment.path.read_bytes()
-        entry = segment.index.entries[2]
+        entry = segment.index.batches[2]
         begin, length = int(entry["offset"]), int(entry["length"])
         for offset in range(begin, begin + length, 1 if SOAK else 11):
             flipped = bytearray(data)
@@ -182,7 +182,7 @@ class TestDamage:
 
     def test_the_bytes_around(self, segment: SealedSegment) -> None:
         data = segment.path.read_bytes()
-        first, last = segment.index.entries[0], segment.index.entries[-1]
+        first, last = segment.index.batches[0], segment.index.batches[-1]
         inside = range(int(first["offset"]), int(last["offset"] + last["length"]))
         for offset in sorted(set(range(len(data))) - set(inside))[:: 1 if SOAK else 7]:
             flipped = bytearray(data)
@@ -206,7 +206,7 @@ class TestDamage:
                 segment.message(0)
 
     def test_a_cut_file_still_gives_what_is_whole(self, segment: SealedSegment) -> None:
-        entry = segment.index.entries[2]
+        entry = segment.index.batches[2]
         os.truncate(segment.path, int(entry["offset"]) + 20)
         assert [number for number, _ in segment.faults()] == [None, 2, 3]
         assert segment.salvage(1).column("seq").to_pylist() == [16, 17, 18, 19, 20]
@@ -230,10 +230,10 @@ class TestIndex:
     def test_it_says_what_is_where(self, segment: SealedSegment) -> None:
         index = SegmentIndex.read(segment.path.with_suffix(".index"))
         assert (index.uuid, index.first, index.last) == (UUID_, 11, 30)
-        assert index.entries["first"].tolist() == [11, 16, 21, 26]
-        assert index.entries["count"].tolist() == [5, 5, 5, 5]
-        assert index.entries["first_time"].tolist() == [110, 160, 210, 260]
-        assert index.entries["last_time"].tolist() == [150, 200, 250, 300]
+        assert index.batches["first"].tolist() == [11, 16, 21, 26]
+        assert index.batches["count"].tolist() == [5, 5, 5, 5]
+        assert index.batches["first_time"].tolist() == [110, 160, 210, 260]
+        assert index.batches["last_time"].tolist() == [150, 200, 250, 300]
 
     def test_every_bit_and_every_length(self, segment: SealedSegment) -> None:
         path = segment.path.with_suffix(".index")
@@ -260,7 +260,7 @@ class TestIndex:
 
     def test_it_can_be_rebuilt_from_a_whole_file(self, segment: SealedSegment) -> None:
         rebuilt = SegmentIndex.rebuild(segment.path, UUID_)
-        assert rebuilt.entries.tobytes() == segment.index.entries.tobytes()
+        assert rebuilt.batches.tobytes() == segment.index.batches.tobytes()
         assert (rebuilt.first, rebuilt.last) == (segment.first, segment.last)
         assert (rebuilt.file_size, rebuilt.around_crc) == (segment.size, segment.index.around_crc)
 

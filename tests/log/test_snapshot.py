@@ -17,7 +17,7 @@ OTHER = UUID("99999999-4455-6677-8899-aabbccddeeff")
 
 
 def taken(seq: int, uuid: UUID = UUID_) -> Snapshot:
-    return Snapshot(uuid, seq, {"services": b"s%d" % seq, "holds": b""})
+    return Snapshot(uuid, seq, seq, {"services": b"s%d" % seq, "holds": b""})
 
 
 class TestBytes:
@@ -27,7 +27,7 @@ class TestBytes:
         st.dictionaries(st.text(max_size=9), st.binary(max_size=99)),
     )
     def test_round_trip(self, uuid: UUID, seq: int, sections: dict[str, bytes]) -> None:
-        snapshot = Snapshot(uuid, seq, sections)
+        snapshot = Snapshot(uuid, seq, seq, sections)
         assert parse(serialize(snapshot)) == snapshot
 
     def test_every_bit_and_every_length(self) -> None:

@@ -20,7 +20,7 @@ def test_it_goes_on_behind_the_snapshot(tmp_path: Path, seq: int, sync: bool) ->
     directory = tmp_path / "data" / "log"
     assert not is_log(directory)
     uuid = uuid4()
-    begin(directory, Snapshot(uuid, seq, {"part": b"state"}), sync=sync)
+    begin(directory, Snapshot(uuid, seq, seq, {"part": b"state"}), sync=sync)
     assert is_log(directory)
     for _ in range(2):
         log = Log.open(directory)
@@ -31,19 +31,19 @@ def test_it_goes_on_behind_the_snapshot(tmp_path: Path, seq: int, sync: bool) ->
         log.close()
     log = Log.open(directory)
     log.append([Batch(Run.of([b"x"]), first=seq + 1, time=5)])
-    log.commit(log.tail)
+    log.commit(log.tail_op)
     assert [m.seq for batch in log.scan(log.first) for m in batch] == [seq + 1]
     log.close()
 
 
 def test_an_interrupted_beginning_is_made_again(tmp_path: Path) -> None:
-    begin(tmp_path, Snapshot(uuid4(), 7, {}), sync=False)
+    begin(tmp_path, Snapshot(uuid4(), 7, 7, {}), sync=False)
     (tmp_path / f"{8:016d}.open").unlink()
     assert not is_log(tmp_path)
     with pytest.raises(DamagedError):
         Log.open(tmp_path)
     uuid = uuid4()
-    begin(tmp_path, Snapshot(uuid, 3, {}), sync=False)
+    begin(tmp_path, Snapshot(uuid, 3, 3, {}), sync=False)
     log = Log.open(tmp_path)
     assert (log.uuid, log.tail) == (uuid, 3)
     log.close()
@@ -52,12 +52,12 @@ def test_an_interrupted_beginning_is_made_again(tmp_path: Path) -> None:
 def test_a_new_one_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     directory = tmp_path / "log"
     uuid = uuid4()
-    begin(directory, Snapshot(uuid, 0, {}), sync=False)
+    begin(directory, Snapshot(uuid, 0, 0, {}), sync=False)
     log = Log.open(directory)
     log.append([Batch(Run.of([b"old"]), first=1)])
     log.close()
     for seq in (10, 20):
-        begin_anew(directory, Snapshot(uuid, seq, {}), sync=False)
+        begin_anew(directory, Snapshot(uuid, seq, seq, {}), sync=False)
         log = Log.open(directory)
         assert (log.uuid, log.first, log.tail) == (uuid, seq + 1, seq)
         log.close()

@@ -96,12 +96,14 @@ class TestAppending:
     def test_sequence_numbers_end(self, tmp_path: Path) -> None:
         path = tmp_path / f"{MAX_SEQUENCE:016d}.open"
         log = Log.open(tmp_path)
-        TailFile.create(path, log.uuid, MAX_SEQUENCE, sync=False)
-        log.write_snapshot(0, {})
+        TailFile.create(path, log.uuid, MAX_SEQUENCE, MAX_SEQUENCE, sync=False)
+        log.write_snapshot(0, 0, {})
         log.close()
         (tmp_path / f"{1:016d}.open").unlink()
         (tmp_path / f"{0:016d}.snapshot").rename(tmp_path / "aside")
-        snapshot.write(tmp_path, snapshot.Snapshot(log.uuid, MAX_SEQUENCE - 1, {}), sync=False)
+        snapshot.write(
+            tmp_path, snapshot.Snapshot(log.uuid, MAX_SEQUENCE - 1, MAX_SEQUENCE - 1, {}), sync=False
+        )
         log = Log.open(tmp_path)
         with pytest.raises(UsageError, match=f"sequence numbers end at {MAX_SEQUENCE}"):
             log.append([batch(MAX_SEQUENCE, b"last", b"one too many")])
@@ -242,7 +244,7 @@ class TestSealing:
         read = [next(scan), next(scan)]
         seal_all(log)
         read.append(next(scan))
-        log.write_snapshot(10, {})
+        log.write_snapshot(10, 10, {})
         read += scan
         assert [message.payload for message in flat(read)] == [b"%d" % n for n in range(10)]
         log.close()
@@ -281,7 +283,7 @@ class TestSync:
         log = Log.open(tmp_path, fsync="never")
         append(log, b"x")
         seal_all(log)
-        log.write_snapshot(1, {})
+        log.write_snapshot(1, 1, {})
         log.close()
         assert calls == []
 
@@ -300,7 +302,7 @@ class TestSync:
         log = Log.open(tmp_path)
         append(log, b"x")
         calls = self.counted(monkeypatch)
-        log.write_snapshot(1, {})
+        log.write_snapshot(1, 1, {})
         assert calls == ["fdatasync", "fsync", "fsync"]
         log.close()
 
@@ -323,7 +325,7 @@ class TestSync:
         with pytest.raises(StorageError, match="may not be on the disk"):
             log.sync()
         with pytest.raises(StorageError, match="may not be on the disk"):
-            log.write_snapshot(2, {})
+            log.write_snapshot(2, 2, {})
         with pytest.raises(StorageError, match="may not be on the disk"):
             log.close()
         log.close()
@@ -337,9 +339,9 @@ class TestSnapshots:
         log = Log.open(tmp_path)
         assert log.snapshot is None
         append(log, b"a", b"b")
-        log.write_snapshot(1, {"x": b"1"})
-        log.write_snapshot(2, {"x": b"2"})
-        log.write_snapshot(2, {"x": b"3"})
+        log.write_snapshot(1, 1, {"x": b"1"})
+        log.write_snapshot(2, 2, {"x": b"2"})
+        log.write_snapshot(2, 2, {"x": b"3"})
         log.close()
         log = Log.open(tmp_path)
         assert log.snapshot is not None
@@ -351,11 +353,11 @@ class TestSnapshots:
         log.append([batch(1, b"a", b"b")])
         log.commit(1)
         with pytest.raises(UsageError, match="cannot write a snapshot at 2: the head is 1"):
-            log.write_snapshot(2, {})
+            log.write_snapshot(2, 2, {})
         log.commit(2)
-        log.write_snapshot(2, {})
+        log.write_snapshot(2, 2, {})
         with pytest.raises(UsageError, match="cannot write a snapshot at 1: there is a newer one at 2"):
-            log.write_snapshot(1, {})
+            log.write_snapshot(1, 1, {})
         log.close()
 
 
@@ -371,7 +373,7 @@ class TestRetention:
         return log
 
     def test_by_bytes(self, log: Log) -> None:
-        log.write_snapshot(41, {})
+        log.write_snapshot(41, 41, {})
         size = log.segments[0].size
         verdict = log.retain(
             99, retain_bytes=log.size - size - 1, retain_us=None, holds={"a": 3, "b": 15, "c": 21}
@@ -388,7 +390,7 @@ class TestRetention:
         again.close()
 
     def test_by_age(self, log: Log) -> None:
-        log.write_snapshot(25, {})
+        log.write_snapshot(25, 25, {})
         verdict = log.retain(4, retain_bytes=1 << 40, retain_us=1, holds={"a": 12})
         assert (verdict.keep_from, verdict.broken, log.first) == (11, (), 11)
         log.retain(4, retain_bytes=1 << 40, retain_us=1, holds={})
@@ -398,13 +400,13 @@ class TestRetention:
     def test_never_without_a_snapshot(self, log: Log) -> None:
         log.retain(99, retain_bytes=0, retain_us=0, holds={})
         assert log.first == 1
-        log.write_snapshot(10, {})
+        log.write_snapshot(10, 10, {})
         log.retain(99, retain_bytes=0, retain_us=0, holds={})
         assert log.first == 11
         log.close()
 
     def test_everything_sealed_may_go(self, log: Log) -> None:
-        log.write_snapshot(41, {})
+        log.write_snapshot(41, 41, {})
         log.retain(99, retain_bytes=0, retain_us=None, holds={})
         assert (log.first, log.head) == (41, 41)
         seal_all(log)
@@ -424,14 +426,14 @@ class TestRetention:
     def test_what_was_kept_aside_goes_with_its_segment(self, log: Log) -> None:
         torn = log.segments[0].path.with_suffix(".torn")
         torn.write_bytes(b"torn")
-        log.write_snapshot(41, {})
+        log.write_snapshot(41, 41, {})
         log.retain(99, retain_bytes=0, retain_us=None, holds={})
         assert not torn.exists()
         log.close()
 
     def test_a_reader_that_comes_too_late_is_told(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         """Between finding a segment and opening its file, retention may remove it."""
-        log.write_snapshot(41, {})
+        log.write_snapshot(41, 41, {})
         original = SealedSegment.read
 
         def late(segment: SealedSegment, *arguments: int) -> list[Batch]:
@@ -445,7 +447,7 @@ class TestRetention:
 
     def test_a_reader_in_another_process_is_told_too(self, log: Log) -> None:
         reader = Log.open(log.directory, read_only=True)
-        log.write_snapshot(41, {})
+        log.write_snapshot(41, 41, {})
         log.retain(99, retain_bytes=0, retain_us=None, holds={})
         with pytest.raises(TrimmedError, match="messages 5 to 41 are no longer kept; the oldest is 11"):
             reader.read(5)
@@ -482,7 +484,7 @@ class TestReadOnly:
             lambda: reader.append([batch(3)]),
             reader.rotate,
             reader.seal_next,
-            lambda: reader.write_snapshot(1, {}),
+            lambda: reader.write_snapshot(1, 1, {}),
             lambda: reader.retain(0, retain_bytes=0, retain_us=None, holds={}),
         ):
             with pytest.raises(UsageError, match="open for reading only"):
@@ -529,7 +531,7 @@ class TestClosing:
             log.rotate,
             log.seal_next,
             log.sync,
-            lambda: log.write_snapshot(1, {}),
+            lambda: log.write_snapshot(1, 1, {}),
             lambda: log.retain(0, retain_bytes=0, retain_us=None, holds={}),
         ):
             with pytest.raises(ClosedError):
@@ -615,7 +617,7 @@ class TestFailures:
         with pytest.raises(StorageError, match="no such file or directory"):
             log.rotate()
         with pytest.raises(StorageError, match="no such file or directory"):
-            log.write_snapshot(1, {})
+            log.write_snapshot(1, 1, {})
         append(log, b"y")
         assert len(flat(log.scan(1))) == 2
         log.close()

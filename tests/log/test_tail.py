@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -24,16 +25,17 @@ def write(file: TailFile, *appends: Sequence[Batch]) -> list[int]:
     ends = []
     for batches in appends:
         for index, each in enumerate(batches):
-            begin, end = frame.time_span(each)
-            pieces, length = file.encode(each, begin, continued=index + 1 < len(batches))
-            os.pwrite(file.fd, b"".join(pieces), file.size)
-            file.appended(each.first, len(each), begin, end, length)
+            placed = replace(each, op=file.next_op)
+            continued = index + 1 < len(batches)
+            encoded = file.encode(placed, frame.time_span(each), file.size, continued=continued)
+            os.pwrite(file.fd, b"".join(encoded.pieces), file.size)
+            file.appended(encoded)
         ends.append(file.size)
     return ends
 
 
 def create(tmp_path: Path, first: int = 1) -> TailFile:
-    return TailFile.create(tmp_path / f"{first:016d}.open", UUID_, first, sync=False)
+    return TailFile.create(tmp_path / f"{first:016d}.open", UUID_, first, first, sync=False)
 
 
 def reopen(file: TailFile) -> tuple[TailFile, TornEnd | None]:

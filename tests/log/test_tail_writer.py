@@ -46,7 +46,7 @@ def test_a_long_write_is_made_of_short_ones(
         return count
 
     monkeypatch.setattr(os, "pwritev", counted)
-    file = TailFile.create(tmp_path / "1.tail", UUID(int=1), 1, sync=False)
+    file = TailFile.create(tmp_path / "1.tail", UUID(int=1), 1, 1, sync=False)
     pieces = [bytes([number % 251]) * (number * 37) for number in range(500)] + [os.urandom(3 << 20)]
     TailWriter().write(file, list(pieces))
     assert (tmp_path / "1.tail").read_bytes()[HEADER_BYTES:] == b"".join(pieces)

@@ -88,7 +88,7 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         log.sync()
         if chance.random() < 0.5:
             before = log.first
-            log.write_snapshot(log.head, {"n": b"%d" % log.head})
+            log.write_snapshot(log.head_op, log.head, {"n": b"%d" % log.head})
             log.retain(0, retain_bytes=chance.randrange(log.size), retain_us=None, holds={})
             done["trims"] += log.first > before
 
@@ -132,7 +132,7 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if failures:
         raise failures[0]
     assert all(done[goal] >= TIMES * count for goal, count in GOALS.items()), done
-    log.commit(log.tail)
+    log.commit(log.tail_op)
     first = log.first
     assert check(list(log.scan(first)), first) == log.tail + 1
     log.close()
@@ -172,7 +172,7 @@ def test_a_slow_reader_keeps_its_bytes(tmp_path: Path) -> None:
     log.rotate()
     log.seal_next()
     [sealed] = log.read(1)
-    log.write_snapshot(1, {})
+    log.write_snapshot(1, 1, {})
     log.retain(time.time_ns() // 1000, retain_bytes=0, retain_us=None, holds={})
     log.close()
     assert list(tmp_path.glob("*.arrow")) == []

@@ -351,7 +351,11 @@ class SealedSegment:
     def _read_entries(self) -> EntriesFile:
         if self.index.entries_lost:
             raise self._entries_damage("they were lost, and a repair kept the messages without them")
-        found = EntriesFile(self.entries_path)
+        try:
+            found = EntriesFile(self.entries_path)
+        except DamagedError as damage:
+            # A header that cannot be read does not tell after which message.
+            raise damage if damage.last is not None else self._entries_damage(damage.reason) from None
         header, count = found.header, self.last_op - self.first_op - (self.last - self.first)
         if header.uuid != self.uuid:
             raise self._entries_damage(f"it is of log {header.uuid}, the segment of log {self.uuid}")

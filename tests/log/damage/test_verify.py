@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.log.content import append, content_of, flat, seal_all
@@ -29,7 +30,7 @@ class TestFindings:
 
     def test_progress_covers_every_byte(self, written: Written) -> None:
         log = Log.open(written.directory)
-        log.write_snapshot(30, {"state": b"x" * 1000})
+        log.write_snapshot(written.op(30), 30, {"state": b"x" * 1000})
         log.close()
         steps = [each for each in verify.verify(written.directory) if isinstance(each, Progress)]
         total = sum(map(len, content_of(written.directory).values()))
@@ -38,17 +39,17 @@ class TestFindings:
         assert steps[-1].done == total
         assert steps[-1].last == 30
         assert [step.path.name for step in steps] == [
-            NAME(30, "snapshot"),
-            *(NAME(n, "arrow") for n in (1, 7, 13)),
-            NAME(19, "open"),
-            NAME(25, "open"),
+            written.name(30, "snapshot"),
+            *(written.name(n, "arrow") for n in (1, 7, 13)),
+            written.name(19, "open"),
+            written.name(25, "open"),
         ]
 
     def test_everything_that_is_wrong_is_named(self, written: Written) -> None:
         """One finding for each problem, and a problem does not hide the next."""
         log = Log.open(written.directory)
-        log.write_snapshot(8, {})
-        log.write_snapshot(9, {})
+        log.write_snapshot(written.op(8), 8, {})
+        log.write_snapshot(written.op(9), 9, {})
         log.close()
         written.change(1, "arrow", written.batch(1, 0) + 60)
         written.change(1, "arrow", written.batch(1, 2) + 60)
@@ -62,15 +63,15 @@ class TestFindings:
         written.change(9, "snapshot", 12)
         found = [(p.path.name, p.first, p.last, p.mends) for p in problems(written.directory)]
         assert found == [
-            (NAME(9, "snapshot"), 9, 9, False),
-            (NAME(1, "arrow"), 1, 2, False),
-            (NAME(1, "arrow"), 5, 6, False),
-            (NAME(7, "index"), 7, None, False),
-            (NAME(19, "open"), 19, 20, False),
-            (NAME(25, "open"), 27, 28, False),
-            (NAME(25, "open"), 31, None, True),
+            (written.name(9, "snapshot"), 1, None, False),
+            (written.name(1, "arrow"), 1, 2, False),
+            (written.name(1, "arrow"), 5, 6, False),
+            (written.name(7, "index"), 7, None, False),
+            (written.name(19, "open"), 19, 20, False),
+            (written.name(25, "open"), 27, 28, False),
+            (written.name(25, "open"), 31, None, True),
         ]
-        offsets = [p.offset for p in problems(written.directory) if p.path.name == NAME(25, "open")]
+        offsets = [p.offset for p in problems(written.directory) if p.path.name == written.name(25, "open")]
         assert offsets == [second, third + (written.path(25, "open").stat().st_size - 4 - third)]
 
     def test_each_reads_as_a_sentence(self, written: Written) -> None:
@@ -94,26 +95,26 @@ class TestFindings:
 
     def test_snapshots_that_do_not_fit(self, written: Written) -> None:
         log = Log.open(written.directory)
-        log.write_snapshot(30, {})
+        log.write_snapshot(written.op(30), 30, {})
         log.close()
         os.truncate(written.path(25, "open"), HEADER_BYTES)
         [ahead] = problems(written.directory)
         assert (ahead.first, ahead.last) == (25, 30)
-        assert "the snapshot at 30 is ahead of the log, which ends at 24" in ahead.reason
+        assert "the snapshot at message 30 is ahead of the log, which ends at 24" in ahead.reason
         for number, kind in ((1, "arrow"), (1, "index"), (30, "snapshot")):
             written.path(number, kind).unlink()
         [missing] = problems(written.directory)
         assert (missing.first, missing.last) == (1, 6)
-        assert "the snapshot that covers trimmed messages is missing" in missing.reason
+        assert "the snapshot that covers trimmed messages and lost entries is missing" in missing.reason
 
     def test_another_logs_files(self, written: Written) -> None:
         other = Log.open(written.directory / "other")
         append(other, *[b""] * 30)
-        other.write_snapshot(30, {})
+        other.write_snapshot(30, 30, {})
         other.rotate()
         other.close()
         for kind in ((31, "open"), (30, "snapshot")):
-            (written.directory / "other" / NAME(*kind)).rename(written.path(*kind))
+            (written.directory / "other" / NAME(*kind)).rename(written.directory / NAME(*kind))
         snapshot, segment = problems(written.directory)
         assert snapshot.reason == f"it is of log {other.uuid}, not of this one"
         assert segment.reason == f"it is of log {other.uuid}, its neighbours of log {written.uuid}"
@@ -145,9 +146,9 @@ class TestRunningHubs:
         path.write_bytes(whole[:-10])
         original = verify.inspect_tail
 
-        def meanwhile(which: Path) -> inspection.InspectedSegment:
+        def meanwhile(which: Path, first: int) -> inspection.InspectedSegment:
             path.write_bytes(whole)
-            return original(which)
+            return original(which, first)
 
         monkeypatch.setattr(verify, "inspect_tail", meanwhile)
         assert problems(written.directory) == []
@@ -166,14 +167,14 @@ class TestRunningHubs:
         original = inspection.inspect_segment
         done = []
 
-        def meanwhile(directory: Path, number: int) -> inspection.InspectedSegment | None:
+        def meanwhile(directory: Path, number: int, *more: Any) -> inspection.InspectedSegment | None:
             if not done:
                 seal_all(log)
                 append(log, b"next")
-                log.write_snapshot(31, {})
+                log.write_snapshot(written.op(31), 31, {})
                 log.retain(0, retain_bytes=30_000, retain_us=None, holds={})
                 done.append(log.first)
-            return original(directory, number)
+            return original(directory, number, *more)
 
         monkeypatch.setattr(inspection, "inspect_segment", meanwhile)
         assert problems(written.directory) == []
@@ -183,7 +184,7 @@ class TestRunningHubs:
     def test_files_that_vanish(self, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
         """A tail that was torn a moment ago, and a snapshot, are gone when we come to them."""
         log = Log.open(written.directory)
-        log.write_snapshot(20, {})
+        log.write_snapshot(written.op(20), 20, {})
         log.close()
         os.truncate(written.path(25, "open"), written.frame(25, 2) + 3)
         shown = verify.snapshot.paths
@@ -197,9 +198,9 @@ class TestRunningHubs:
         monkeypatch.setattr(verify.snapshot, "paths", vanishing)
         inspected = verify.inspect_tail
 
-        def gone(path: Path) -> inspection.InspectedSegment:
+        def gone(path: Path, first: int) -> inspection.InspectedSegment:
             path.unlink(missing_ok=True)
-            return inspected(path)
+            return inspected(path, first)
 
         monkeypatch.setattr(verify, "inspect_tail", gone)
         assert problems(written.directory) == []
@@ -209,6 +210,7 @@ class TestRunningHubs:
         script = """
 import sys
 from pathlib import Path
+from typing import Any
 from headrace.log import Log
 from tests.log.content import append
 log = Log.open(Path(sys.argv[1]), segment_bytes=20_000, fsync="never")
@@ -217,7 +219,7 @@ while True:
     for n in range(40):
         append(log, b"x" * (n * 100 % 3000), b"y")
     log.seal_next()
-    log.write_snapshot(log.head, {})
+    log.write_snapshot(log.head_op, log.head, {})
     log.retain(0, retain_bytes=200_000, retain_us=None, holds={})
 """
         with subprocess.Popen(

@@ -98,6 +98,8 @@ class InspectedSegment:
     index: SegmentIndex | None = None
     """A sealed segment's index, perhaps :attr:`rebuilt` from the Arrow file."""
     rebuilt: bool = False
+    marked: bool = False
+    """Whether the index says that an earlier repair has lost its entries."""
     stray_entries: bool = False
     """Whether there is a file of entries that the index does not know."""
 
@@ -110,9 +112,8 @@ class InspectedSegment:
         return self.problems if self.gap is None else [*self.problems, self.gap]
 
     def needs_state(self) -> tuple[int, int]:
-        """The operation, and its newest message, up to which a snapshot must replace entries that are lost here."""
-        lost = self.index is not None and self.index.entries_lost
-        return (self.index.last_op, self.index.last) if lost and self.index is not None else (0, 0)
+        """The operation, and its newest message, up to which a snapshot must replace what an earlier repair lost."""
+        return (self.index.last_op, self.index.last) if self.marked and self.index is not None else (0, 0)
 
 
 def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegment]:
@@ -134,6 +135,9 @@ def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegme
             yield before
         before = inspected
     if before is not None:
+        if before.rebuilt and before.last_op is not None:
+            # Nothing after it tells whether entries were lost with the index, so they count as lost.
+            _settle_entries(before, before.last_op, "it is missing, if there was one")
         yield before
 
 
@@ -235,6 +239,7 @@ def inspect_sealed(path: Path, first: int = 1, uuids: Collection[UUID] = ()) -> 
     segment = SealedSegment(path, index)
     bad: set[int | None] = set()
     entries_lost = index.entries_lost
+    inspected.marked = entries_lost and not inspected.rebuilt
     if inspected.rebuilt and entries_lost:
         reason = "it cannot be read"
         inspected.problems.append(Problem(beside, 0, index.first, index.first - 1, reason))
@@ -300,20 +305,19 @@ def _settle(before: InspectedSegment, after: InspectedSegment) -> None:
     if before.last_op is None or before.last is None:
         before.last_op, before.last = after.first_op - 1, max(after.first, before.first) - 1
     elif before.rebuilt and before.last + 1 == after.first and before.last_op + 1 < after.first_op:
-        _settle_entries(before, after)
+        _settle_entries(before, after.first_op - 1, "it is missing")
     gap = gap_between((before.last_op, before.last), (after.first_op, after.first))
     if gap is not None:
         after.gap = Problem(after.path, 0, *gap)
 
 
-def _settle_entries(before: InspectedSegment, after: InspectedSegment) -> None:
-    """Note that entries are lost with the index that counted them: nothing else can be between two such segments."""
+def _settle_entries(before: InspectedSegment, last_op: int, reason: str) -> None:
+    """Note that entries are lost with the index that counted them, unless their file is good."""
     if before.index is None or (before.index.entries_size and not before.index.entries_lost):
         return
-    last_op = after.first_op - 1
     if not before.index.entries_lost:
         beside = before.path.with_suffix(".entries")
-        before.problems.append(Problem(beside, 0, before.first, before.first - 1, "it is missing"))
+        before.problems.append(Problem(beside, 0, before.first, before.first - 1, reason))
     before.index = replace(before.index, last_op=last_op, entries_size=ENTRIES_LOST)
     before.last_op = last_op
     before.good = [
@@ -362,7 +366,7 @@ def _inspect_frames(inspected: InspectedSegment, fd: int) -> None:
         only_entries = following is not None and following.seq == here.seq and following.op > here.op
         end = here if only_entries else whole
         # An empty tail is good too: the log continues there.
-        if begin and (begin < end or begin.offset == HEADER_BYTES):
+        if begin and (begin < end or (begin.offset == HEADER_BYTES and not only_entries)):
             inspected.good.append(
                 GoodRange(
                     inspected.path, begin.op, end.op - 1, begin.seq, end.seq - 1, begin.offset, end.offset

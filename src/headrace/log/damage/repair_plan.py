@@ -207,7 +207,13 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
     steps += [
         SetAside(snapshot.path_of(directory, found.op), "it is ahead of what is kept") for found in ahead
     ]
-    usable = [found for found in states if found.op <= ends.last_op]
+    needed, message = _needs_state(run, ends)
+    # Where entries are lost and nobody knows how many, operations may be counted anew.
+    displaced = [found for found in states if needed <= found.op <= ends.last_op and found.seq < message]
+    steps += [
+        SetAside(snapshot.path_of(directory, found.op), "it does not fit what is kept") for found in displaced
+    ]
+    usable = [found for found in states if found.op <= ends.last_op and found not in displaced]
     steps += [Restamp(snapshot.path_of(directory, found.op)) for found in usable if found.uuid != after]
     if not run and (segments or states):
         problems += (
@@ -220,7 +226,6 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
         left = [directory / f"{n:016d}{suffix}" for n in sorted(alone) for suffix in (".index", ".entries")]
         steps += [SetAside(path, "its messages are gone") for path in left if path.exists()]
     steps += _marks(directory, run)
-    needed, message = _needs_state(run, ends)
     if max((found.op for found in usable), default=0) < needed:
         reason = "no snapshot covers the messages and entries that are not here"
         problems.append(Problem(directory, 0, 1, message, reason))
