@@ -17,6 +17,7 @@ from tests.cli.logs import write_trimmed_log
 from tests.cli.pseudo_terminal import Terminal
 from tests.hubprocess import HubProcess
 
+from headrace import connect_sync
 from headrace.log import Log
 from headrace.wire.fyrehose.stream import MAX_DATA, Push, serialize
 
@@ -195,6 +196,64 @@ def test_subscribing_live(hub: HubProcess) -> None:
             seq = push(hub, payload.encode())
             assert subscriber.line() == {"seq": seq, "payload": payload}
         assert subscriber.end() == (0, b"")
+
+
+def publish_over_the_link(hub: HubProcess, *payloads: bytes) -> int:
+    with connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        return link.publish(list(payloads)).first
+
+
+def lines(done: subprocess.CompletedProcess[bytes]) -> list[tuple[int, str]]:
+    return [(each["seq"], each["payload"]) for each in map(json.loads, done.stdout.splitlines())]
+
+
+def test_messages_that_are_too_long_for_fyrehose_are_named(hub: HubProcess, command: Command) -> None:
+    long = "x" * 70_000
+    first = publish_over_the_link(hub, b"one", long.encode(), b"", b"four", b"five", long.encode())
+    done = command("sub", "--from", first, "--count", 6, "--url", hub.url("fyrehose"))
+    assert done.returncode == 0
+    assert [payload for _, payload in lines(done)] == ["one", "", "", "four", "five", ""]
+    named, *more = done.stderr.decode().splitlines()
+    assert named == (
+        f"headrace: messages {first + 1} to {first + 2}, {first + 5} came without data: empty, or too long for"
+        f" fyrehose; headrace tail --from {first + 1} --count 1 --raw --url tube://127.0.0.1 prints it,"
+        " and sub --fetch does so at once"
+    )
+    assert more == []
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_what_is_too_long_for_fyrehose_can_be_fetched(
+    hub: HubProcess, command: Command, transport: str
+) -> None:
+    payloads = ["one", "x" * 70_000, "", "four", "y" * 100_000, "z" * 65_499, "seven"]
+    first = publish_over_the_link(hub, *(payload.encode() for payload in payloads))
+    done = command(
+        *("sub", "--from", first, "--count", 7, "--fetch", f"tube://{hub.doors['tube_tcp']}"),
+        *("--url", hub.url("fyrehose"), "--transport", transport),
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert lines(done) == list(enumerate(payloads, first))
+
+
+def test_what_cannot_be_fetched_is_printed_empty_and_said(hub: HubProcess, command: Command) -> None:
+    first = publish_over_the_link(hub, b"one", bytes(70_000), b"three")
+    done = command(
+        *("sub", "--from", first, "--count", 3, "--fetch", "tube://127.0.0.1:1"),
+        *("--url", hub.url("fyrehose")),
+    )
+    assert done.returncode == 0
+    assert [payload for _, payload in lines(done)] == ["one", "", "three"]
+    said = f"headrace: message {first + 1} came without data, and cannot be fetched: "
+    assert done.stderr.decode().startswith(said)
+
+
+def test_fetching_is_for_fyrehose(command: Command) -> None:
+    done = command("sub", "--fetch", "tube://127.0.0.1", "--where", "city")
+    assert done.returncode == 2
+    assert b"--fetch are fyrehose's" in done.stderr
+    done = command("sub", "--fetch", "spp://127.0.0.1")
+    assert (done.returncode, done.stderr) == (2, b"headrace: 'spp://127.0.0.1': expected tube://host:port\n")
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_reader_that_goes_away(hub: Connector) -> None:
     [
         (["--where", "x=10..0"], "the first is above the second"),
         (["--where", "=5"], "expected NAME=VALUE"),
-        (["--where", "x", "--transport", "udp"], "--transport and --translated are fyrehose's"),
+        (["--where", "x", "--transport", "udp"], "--transport, --translated and --fetch are fyrehose's"),
         (["--where", "x", "--url", "fyrehose://127.0.0.1"], "expected sdk://host:port"),
         (["--where", "x", "--client-id", "me"], "client_id 'me': expected 24 hex digits"),
         (["--url", "sdk://127.0.0.1"], "the sdk door needs --where"),

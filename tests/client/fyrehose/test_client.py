@@ -69,6 +69,68 @@ def check_whole(messages: list[Message], first: int) -> None:
     assert [message.payload for message in messages] == numbered(first, first + len(messages) - 1)
 
 
+class TestHollow:
+    """Messages that DELIVER cannot carry come without data, as empty ones do."""
+
+    @staticmethod
+    async def fill(hub: Server, *sizes: int) -> None:
+        hub.hub.submit(Batch(Run.of([bytes(size) for size in sizes]), origin="tube"))
+        await until(lambda: hub.hub.log.head == len(sizes))
+
+    @both
+    async def test_they_are_told_before_they_are_handed_out(self, hub: Server, transport: str) -> None:
+        await self.fill(hub, 1, 70_000, 0, 0, 2)
+        told: list[int] = []
+        options = {"from_seq": 1, "transport": transport, "on_hollow": told.append}
+        async with connect(url_of(hub), **options) as client:  # type: ignore[arg-type]
+            async for message in client:
+                assert len(message.payload) == {1: 1, 5: 2}.get(message.seq, 0)
+                assert (message.seq in told) == (message.seq in (2, 3, 4))
+                if message.seq == 5:
+                    break
+            assert told == [2, 3, 4]
+            assert client.stats.hollow == 3
+
+    @both
+    async def test_a_message_alone(self, hub: Server, transport: str) -> None:
+        told: list[int] = []
+        async with connect(url_of(hub), from_seq=1, transport=transport, on_hollow=told.append) as client:
+            await self.fill(hub, 65_527)
+            assert await take(client, 1) == [Message(1, b"")]
+        assert told == [1]
+
+    async def test_what_just_fits_differs_by_transport(self, hub: Server) -> None:
+        await self.fill(hub, 65_499)
+        for transport, hollow in (("tcp", []), ("udp", [1])):
+            told: list[int] = []
+            async with connect(url_of(hub), from_seq=1, transport=transport, on_hollow=told.append) as client:
+                await take(client, 1)
+            assert told == hollow
+
+    async def test_without_a_callback_the_first_is_a_warning(
+        self, hub: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await self.fill(hub, 1, 70_000, 2)
+        async with connect(url_of(hub), from_seq=1) as client:
+            await take(client, 3)
+            hub.hub.submit(Batch(Run.one(b""), origin="tube"))
+            await take(client, 1)
+            assert client.stats.hollow == 2
+        warnings = [record.getMessage() for record in caplog.records if "without data" in record.getMessage()]
+        assert len(warnings) == 1
+        assert warnings[0].startswith("message 2 came without data: it is empty, or too long for fyrehose")
+
+    async def test_a_callback_that_raises_costs_no_message(self, hub: Server) -> None:
+        def refuse(seq: int) -> None:
+            raise ZeroDivisionError(seq)
+
+        await self.fill(hub, 1, 70_000, 2)
+        async with connect(url_of(hub), from_seq=1, on_hollow=refuse) as client:
+            with pytest.raises(ZeroDivisionError):
+                await take(client, 3)
+            assert [message.seq for message in await take(client, 3)] == [1, 2, 3]
+
+
 class TestReceiving:
     @both
     async def test_a_message_comes_back(self, hub: Server, transport: str) -> None:
