@@ -31,6 +31,7 @@ class Terminal:
                 stdin=theirs,
                 stdout=theirs,
                 stderr=theirs,
+                process_group=0,
                 env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
             )
         finally:
@@ -57,6 +58,10 @@ class Terminal:
         while text not in self.shown:
             if not self._read(deadline):
                 pytest.fail(f"{text!r} was not shown, but:\n{self.shown}")
+
+    def press_ctrl_c(self) -> None:
+        """Interrupt the command and everything else in its process group, as a terminal does."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def interrupt(self) -> None:
         """Ctrl-C, by a person who presses it again when nothing happens.

@@ -23,6 +23,20 @@ def test_for_a_script(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment",
+    ["starting a hub", "latency of one message", "delivering as fast", "publishing with", "reading from"],
+)
+def test_ctrl_c_is_no_error(moment: str) -> None:
+    with Terminal("bench", "--seconds", "0.5") as terminal:
+        terminal.read_until(moment)
+        terminal.press_ctrl_c()
+        assert terminal.wait() == 130
+    assert "headrace:" not in terminal.shown
+    assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.slow
 def test_on_a_terminal() -> None:
     with Terminal("bench", "--seconds", "0.1") as terminal:
         assert terminal.wait() == 0

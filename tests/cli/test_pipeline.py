@@ -640,3 +640,25 @@ def test_every_job_is_seen_at_80_columns(behind: int) -> None:
     assert "3 findings" in line
     assert "…" not in line
     assert len(live_line(jobs, 10)) < 10
+
+
+def test_ctrl_c_while_spark_starts_prints_no_traceback() -> None:
+    program = """
+import logging, os, signal
+from types import SimpleNamespace
+from headrace.cli.pipeline.run import stop_on_signals
+from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
+
+log_to_stderr(LogFormat.TEXT, LogLevel.INFO)
+stop_on_signals(SimpleNamespace(starting=True, stop=lambda: None), watched=True)
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    # As Py4J does while it waits for the JVM.
+    logging.getLogger("py4j.clientserver").exception("KeyboardInterrupt while sending command.")
+    print("interrupted")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -64,8 +64,6 @@ def bench(
     the backbone, acknowledged publishes, reading from the log, and the latency of one message at a time. Publisher,
     hub and subscriber share this machine, and other programs on it disturb the figures.
     """
-    import asyncio
-
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     from headrace.cli.terminal.stderr import log_briefly
@@ -74,12 +72,18 @@ def bench(
     found: list[Measurement] = []
     out = console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
+    # The hub is forked first: the display has a thread.
+    with (
+        _hub() as ready_doors,
+        Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress,
+    ):
+        import asyncio
+
         task = progress.add_task("starting a hub")
-        with _hub() as doors:
-            for description, measure in _MEASUREMENTS:
-                progress.update(task, description=description)
-                found.append(asyncio.run(measure(doors, size, seconds)))
+        doors = ready_doors()
+        for description, measure in _MEASUREMENTS:
+            progress.update(task, description=description)
+            found.append(asyncio.run(measure(doors, size, seconds)))
     if wants_json(asked=as_json):
         print_json([each._asdict() for each in found])
     else:
@@ -167,7 +171,8 @@ async def _read(doors: Doors, size: int, seconds: float) -> Measurement:
 
 
 async def _latency(doors: Doors, size: int, seconds: float) -> Measurement:
-    """Measure one message at a time, from push to delivery."""
+    """Measure one message at a time, from push to delivery, with blocking sockets."""
+    import asyncio
     import statistics
 
     from headrace.message import Run
@@ -181,7 +186,7 @@ async def _latency(doors: Doors, size: int, seconds: float) -> Measurement:
         message = bytes(push_run(Run.of([bytes(size)])))
         times: list[float] = []
         begun = time.perf_counter()
-        due = begun + 1
+        due, breath = begun + 1, begun
         while (now := time.perf_counter()) < begun + seconds:
             publisher.sendall(message)
             subscriber.recv(size + _DELIVER_HEADER, socket.MSG_WAITALL)
@@ -190,6 +195,10 @@ async def _latency(doors: Doors, size: int, seconds: float) -> Measurement:
                 subscriber.sendall(keepalive)
                 subscriber.recv(len(keepalive), socket.MSG_WAITALL)
                 due += 1
+            if now > breath:
+                # Ctrl-C is noticed here.
+                await asyncio.sleep(0)
+                breath += 0.1
     ranked = statistics.quantiles(times, n=100)
     return Measurement("one message, push to delivery", None, None, ranked[49] * 1e6, ranked[98] * 1e6)
 
@@ -203,29 +212,45 @@ _MEASUREMENTS: Final[tuple[tuple[str, Measure], ...]] = (
 
 
 @contextmanager
-def _hub() -> Iterator[Doors]:
-    """Run a hub for as long as the block runs."""
-    import subprocess
+def _hub() -> Iterator[Callable[[], Doors]]:
+    """Run a hub for as long as the block runs; give a function that waits for its doors."""
     import tempfile
 
+    from headrace.cli.terminal.child_process import ChildProcess
     from headrace.cli.terminal.ready_file import read_ready_file
-    from headrace.config import DOORS
 
+    hub = ChildProcess("bench-hub")
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
         ready = Path(directory) / "ready.json"
-        free = [part for door in DOORS for part in ("--set", f"listen.{door}=127.0.0.1:0")]
-        command = [sys.executable, "-m", "headrace", "serve", "--data", directory, "--ready-file", str(ready)]
-        hub = subprocess.Popen([*command, *free, "--log-level", "error"])  # noqa: S603 -- ourselves
-        try:
+
+        def doors() -> Doors:
             deadline = time.monotonic() + _START_SECONDS
             while (hub_ready := read_ready_file(ready)) is None:
-                if hub.poll() is not None or time.monotonic() > deadline:
+                if hub.ended() is not None or time.monotonic() > deadline:
                     raise UnreachableError("the hub", "it does not start; try headrace serve")
                 time.sleep(0.05)
-            yield hub_ready.doors
+            return hub_ready.doors
+
+        hub.start(_run_hub, directory, ready)
+        try:
+            yield doors
         finally:
-            hub.terminate()
+            hub.signal(signal.SIGTERM)
             hub.wait()
+
+
+def _run_hub(directory: str, ready: Path) -> None:
+    from headrace.cli.serve import run_hub
+    from headrace.cli.terminal.exits import exit_with_code
+    from headrace.cli.terminal.options import load_settings
+    from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
+    from headrace.config import DOORS
+
+    log_to_stderr(LogFormat.TEXT, LogLevel.ERROR)
+    with exit_with_code():
+        free = [f"listen.{door}=127.0.0.1:0" for door in DOORS]
+        settings = load_settings(None, Path(directory), free)
+        run_hub(settings, ready, take_free_ports=False, banner=False)
 
 
 def _keepalive() -> bytes:

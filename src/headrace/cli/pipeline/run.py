@@ -251,6 +251,8 @@ def stop_on_signals(pipeline: Pipeline, *, watched: bool = False) -> None:
             signal.signal(each, signal.SIG_DFL)
         pipeline.stop()
         if watched and pipeline.starting:
+            # Py4J, which waits for the JVM, would log the interruption as an error, with a traceback.
+            logging.getLogger("py4j").setLevel(logging.CRITICAL)
             raise KeyboardInterrupt
 
     for each in signals:
