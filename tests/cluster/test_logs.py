@@ -6,6 +6,7 @@ several at a time; a part of the hub's state notes each that it applies.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ from headrace.log import Log
 from headrace.log.replication_frames import unpack
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import install
+from headrace.log.tail import HEADER_BYTES
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import transfers
 from headrace.wire.parcel.body import NewState, Prepare, Replication
@@ -92,7 +94,7 @@ class Node:
         self.cuts: list[int] = []
         self.open()
 
-    def open(self) -> None:
+    def open(self, *, intact: bool = True) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         kept = load(self.directory / "cluster")
         committed = 0 if kept is None else kept.state.commit
@@ -103,7 +105,7 @@ class Node:
             stored=None if kept is None else kept.state,
             commit=self.log.head_op,
             tail=self.log.tail_op,
-            intact=kept is not None and kept.log == str(self.log.uuid),
+            intact=intact and kept is not None and kept.log == str(self.log.uuid),
             synced_only=self.cluster.fsync == "always",
             random=Random(self.id),
         )
@@ -121,6 +123,16 @@ class Node:
 
     def close(self) -> None:
         self.log.close()
+
+    def lose_power(self, lost: int) -> None:
+        """End, without the last bytes of what was written since the last snapshot, and start again."""
+        newest, snapshot = self.log.segments[-1], self.log.snapshot
+        self.close()
+        # A snapshot syncs the log that it is of.
+        if snapshot is None or snapshot.op < newest.first_op:
+            size = newest.path.stat().st_size
+            os.truncate(newest.path, max(size - lost, HEADER_BYTES))
+        self.open(intact=False)
 
     def publish(self, *payloads: bytes) -> None:
         self.take(said(*payloads))
@@ -385,7 +397,7 @@ def test_a_cut_between_entries_leaves_the_ones_before_it(cluster: Cluster) -> No
 
 
 def suffer(cluster: Cluster, random: Random, steps: int = 40) -> None:
-    """Publish messages and entries in any order while nodes are cut off, restarted and emptied, and logs trimmed."""
+    """Publish messages and entries in any order while nodes are cut off, end in every way, and put their logs away."""
     count = 0
 
     def some() -> Batch:
@@ -401,7 +413,10 @@ def suffer(cluster: Cluster, random: Random, steps: int = 40) -> None:
                 node.take(*(some() for _ in range(random.choice((1, 2, 4)))))
         cluster.run(random.choice((0.05, 0.05, 0.3, 3)))
         node = cluster.nodes[random.choice((1, 2, 3))]
-        match random.choice(("nothing", "away", "back", "restart", "sum up", "seal", "trim", "empty")):
+        voters = all(each.replica.state.voter for each in cluster.nodes.values())
+        match random.choice(
+            ("nothing", "away", "back", "restart", "sum up", "seal", "trim", "empty", "torn")
+        ):
             case "away":
                 cluster.away = {node.id}
             case "back":
@@ -415,7 +430,11 @@ def suffer(cluster: Cluster, random: Random, steps: int = 40) -> None:
                 seal_all(node.log)
             case "trim":
                 node.log.retain(0, retain_bytes=0, retain_us=None, holds={})
-            case "empty" if all(each.replica.state.voter for each in cluster.nodes.values()):
+            case "torn" if voters and cluster.fsync != "always":
+                cluster.away = set()
+                node.lose_power(random.randrange(400))
+                cluster.run(6)
+            case "empty" if voters:
                 cluster.away = set()
                 node.close()
                 shutil.rmtree(node.directory)
@@ -487,7 +506,7 @@ def serves_entries_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ("broken", "noticed"),
     [
         (applies_from_the_message, "applied twice"),
-        (cuts_messages, "cannot cut back to .* is committed"),
+        (cuts_messages, "cannot cut back to .* is committed|cannot commit|cannot follow"),
         (serves_entries_first, "the logs differ|cannot follow message"),
     ],
 )
