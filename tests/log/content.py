@@ -167,8 +167,22 @@ def contents(draw: st.DrawFn, max_messages: int = 5) -> Batch:
     return Batch(run, time=time, columns=made, **shared)
 
 
+@st.composite
+def bookkeeping(draw: st.DrawFn, max_entries: int = 3) -> Batch:
+    """Entries as the hub submits them."""
+    made = draw(contents(max_entries))
+    return replace(made, origin=NOT_A_MESSAGE, publisher="", number=None)
+
+
+def submitted() -> st.SearchStrategy[Batch]:
+    """Messages, or now and then entries."""
+    return st.one_of(contents(), contents(), bookkeeping())
+
+
 def place(content: Batch, first: int, now: int) -> Batch:
-    """Number a door's messages, with times from ``now`` on."""
+    """Number a door's messages, or put entries before message ``first``; times are from ``now`` on."""
+    if content.is_entries:
+        first -= 1
     differing = content.columns
     if differing is not None and "time" in differing.schema.names:
         index = differing.schema.get_field_index("time")

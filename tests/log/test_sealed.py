@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -13,12 +14,14 @@ import pyarrow.dataset
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.log.content import SOAK, batch, columns, flat
+from tests.log.content import SOAK, batch, columns, entries, flat, operations
 
 from headrace.errors import DamagedError
 from headrace.log import sealed
-from headrace.log.sealed import SealedSegment, SegmentIndex, write_segment
-from headrace.message import SCHEMA, Batch
+from headrace.log.entries_file import EntriesFile, EntriesWriter
+from headrace.log.sealed import SealedSegment, SegmentEnd, SegmentIndex, write_segment
+from headrace.log.tail import FileHeader
+from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch
 
 UUID_ = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
@@ -37,8 +40,19 @@ def content(first: int = 11, batches: int = 4, each: int = 5) -> list[Batch]:
 
 
 def write(directory: Path, batches: list[Batch]) -> SealedSegment:
-    path = directory / f"{batches[0].first:016d}.arrow"
-    return write_segment(path, UUID_, [each.to_arrow() for each in batches], sync=False)
+    """Write a segment whose first operation has the number of its first message."""
+    first = batches[0].first + batches[0].is_entries
+    header = FileHeader(UUID_, first, first, 0, 7)
+    path = directory / f"{first:016d}.arrow"
+    rows = [each.to_arrow() for each in batches if not each.is_entries]
+    with EntriesWriter.beside(path, header) as beside:
+        op = first
+        for each in batches:
+            if each.is_entries:
+                beside.add(replace(each, op=op))
+            op += len(each)
+        ends = SegmentEnd(op - 1, batches[-1].last, batches[-1].last_time)
+        return write_segment(path, header, rows, beside, ends, sync=False)
 
 
 @pytest.fixture
@@ -244,7 +258,7 @@ class TestIndex:
             path.write_bytes(flipped)
             with pytest.raises(DamagedError, match="does not match its checksum") as caught:
                 SegmentIndex.read(path)
-            assert (caught.value.path, caught.value.first) == (str(path), 11)
+            assert (caught.value.path, caught.value.first) == (str(path), 1)
         for size in range(0, len(data), 1 if SOAK else 3):
             path.write_bytes(data[:size])
             with pytest.raises(DamagedError):
@@ -253,7 +267,7 @@ class TestIndex:
     def test_a_count_that_is_not_there_takes_no_memory(self, segment: SealedSegment) -> None:
         path = segment.path.with_suffix(".index")
         data = bytearray(path.read_bytes()[:-4])
-        struct.pack_into("<I", data, 52, 1 << 31)
+        struct.pack_into("<I", data, sealed._HEAD.size - 4, 1 << 31)
         path.write_bytes(data + sealed.crc32c(bytes(data)).to_bytes(4, "little"))
         with pytest.raises(DamagedError, match="unknown form"):
             SegmentIndex.read(path)
@@ -289,9 +303,6 @@ class TestIndex:
             assert len(flat(SealedSegment(segment.path, index).read(11, 30, 1 << 20))) == 20
 
     def test_it_is_not_rebuilt_for_the_wrong_messages(self, segment: SealedSegment, tmp_path: Path) -> None:
-        other = segment.path.rename(tmp_path / f"{12:016d}.arrow")
-        with pytest.raises(DamagedError, match="sequence numbers do not follow"):
-            SegmentIndex.rebuild(other, UUID_)
         foreign = tmp_path / f"{1:016d}.arrow"
         with pa.OSFile(str(foreign), "wb") as file, pa.ipc.new_file(file, pa.schema({"x": pa.int8()})):
             pass
@@ -299,10 +310,136 @@ class TestIndex:
             SegmentIndex.rebuild(foreign, UUID_)
         with pa.OSFile(str(foreign), "wb") as file, pa.ipc.new_file(file, SCHEMA):
             pass
-        with pytest.raises(DamagedError, match="no record batch"):
+        with pytest.raises(DamagedError, match="no record batch in it, and no entry beside it"):
             SegmentIndex.rebuild(foreign, UUID_)
         late = content(first=1)
         late[2] = batch(11, *[b""] * 5, time=0)
         segment = write(tmp_path, late)
         with pytest.raises(DamagedError, match="times decrease"):
             SegmentIndex.rebuild(segment.path, UUID_)
+
+
+class TestEntries:
+    """Messages 11 to 30 with entries before, between, after and several in a row."""
+
+    @pytest.fixture
+    def batches(self) -> list[Batch]:
+        made = content()
+        return [
+            entries(10, b"before", time=100, topic="e"),
+            made[0],
+            entries(15, b"a", b"b", time=150, topic="e"),
+            entries(15, b"c", time=155, topic="f"),
+            *made[1:3],
+            entries(25, b"", time=250),
+            made[3],
+            entries(30, b"end", b"", b"", time=301),
+            entries(30, b"of all", time=302),
+        ]
+
+    @pytest.fixture
+    def segment(self, tmp_path: Path, batches: list[Batch]) -> SealedSegment:
+        return write(tmp_path, batches)
+
+    def test_they_are_in_their_places(self, segment: SealedSegment, batches: list[Batch]) -> None:
+        again = SealedSegment.open(segment.path)
+        assert list(again.faults()) == []
+        assert (again.first_op, again.last_op, again.first, again.last) == (11, 39, 11, 30)
+        assert (again.first_time(), again.last_time) == (110, 302)
+        assert again.size == segment.path.stat().st_size + segment.entries_path.stat().st_size
+        whole = [(11 + place, message) for place, message in enumerate(flat(batches))]
+        for first in range(11, 40):
+            for last in range(first, 40):
+                assert operations(again.read_ops(first, last)) == whole[first - 11 : last - 10]
+            assert again.seq_of(first) == whole[first - 11][1].seq
+        for op, message in whole:
+            if message.origin != NOT_A_MESSAGE:
+                assert again.op_of(message.seq) == op
+
+    def test_who_reads_messages_needs_none_of_them(self, segment: SealedSegment) -> None:
+        segment.entries_path.unlink()
+        assert flat(segment.read(11, 30)) == flat(content())
+        assert segment.seq_at(200) == 20
+        with pa.OSFile(str(segment.path)) as file, pa.ipc.open_file(file) as reader:
+            assert reader.read_all().column("seq").to_pylist() == list(range(11, 31))
+
+    def test_every_bit_and_every_length(self, segment: SealedSegment) -> None:
+        path = segment.entries_path
+        data = path.read_bytes()
+        for bit in range(0, len(data) * 8, 1 if SOAK else 7):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            again = SealedSegment.open(segment.path)
+            with pytest.raises(DamagedError) as caught:
+                again.read_ops(11, 39)
+            assert caught.value.path == str(path)
+            assert caught.value.last == caught.value.first - 1
+            [(number, fault)] = again.faults()
+            assert (number, fault.path) == (None, str(path))
+        for size in range(0, len(data), 1 if SOAK else 3):
+            path.write_bytes(data[:size])
+            said = f"the file has {size} bytes where {len(data)} were written at byte {size}; entries of the log"
+            with pytest.raises(DamagedError, match=said):
+                SealedSegment.open(segment.path)
+
+    @pytest.mark.parametrize("what", ["doubled", "left out"])
+    def test_an_entry_too_many_or_too_few(
+        self, segment: SealedSegment, tmp_path: Path, batches: list[Batch], what: str
+    ) -> None:
+        """Under good checksums."""
+        wrong = [*batches[:3], batches[2], *batches[3:]] if what == "doubled" else batches[:2] + batches[3:]
+        (tmp_path / "other").mkdir()
+        data = write(tmp_path / "other", wrong).entries_path.read_bytes()
+        segment.entries_path.write_bytes(data)
+        again = SealedSegment(segment.path, replace(segment.index, entries_size=len(data)))
+        [(_, fault)] = again.faults()
+        assert "its entries are not those of the segment" in fault.reason
+        with pytest.raises(DamagedError):
+            again.read_ops(11, 39)
+
+    def test_frames_out_of_place(self, segment: SealedSegment) -> None:
+        """A frame that is copied, or cut out, under good checksums."""
+        path = segment.entries_path
+        data = path.read_bytes()
+        found = EntriesFile(path)
+        edges = found._offsets
+        for wrong in (
+            data + data[edges[1] : edges[2]],
+            data[: edges[1]] + data[edges[2] :],
+            data[: edges[1]] + data[edges[2] : edges[3]] + data[edges[1] : edges[2]] + data[edges[3] :],
+        ):
+            path.write_bytes(wrong)
+            with pytest.raises(DamagedError, match="missing or doubled after message 15"):
+                EntriesFile(path)
+            assert len(list(segment.faults())) == 1
+
+    def test_only_entries(self, tmp_path: Path) -> None:
+        written = [entries(6, b"a", b"b", time=3), entries(6, b"c", time=4)]
+        segment = write(tmp_path, written)
+        again = SealedSegment.open(segment.path)
+        assert (again.first, again.last, again.first_op, again.last_op) == (7, 6, 7, 9)
+        assert (again.first_time(), again.last_time, again.seq_at(0)) == (None, 4, None)
+        assert flat(again.read_ops(7, 9)) == flat(written)
+        assert [again.seq_of(op) for op in (7, 8, 9)] == [6, 6, 6]
+        assert list(again.faults()) == []
+        with pa.OSFile(str(segment.path)) as file, pa.ipc.open_file(file) as reader:
+            assert (reader.num_record_batches, reader.schema.equals(SCHEMA)) == (0, True)
+        segment.path.with_suffix(".index").unlink()
+        rebuilt = SegmentIndex.rebuild(segment.path, UUID_)
+        assert (rebuilt.first, rebuilt.last, rebuilt.last_op, rebuilt.last_time) == (7, 6, 9, 4)
+
+    def test_those_that_a_repair_lost(self, segment: SealedSegment) -> None:
+        segment.entries_path.unlink()
+        replace(segment.index, entries_size=sealed.ENTRIES_LOST).write(
+            segment.path.with_suffix(".index"), sync=False
+        )
+        again = SealedSegment.open(segment.path)
+        assert list(again.faults()) == []
+        assert flat(again.read(11, 30)) == flat(content())
+        assert (again.size, again.entries_size) == (segment.path.stat().st_size, 0)
+        assert again.seq_of(39) == 30
+        for use in (lambda: again.read_ops(11, 39), lambda: again.seq_of(20), lambda: again.op_of(11)):
+            with pytest.raises(DamagedError, match="a repair kept the messages without them"):
+                use()
+

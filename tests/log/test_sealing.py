@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.log.content import batch, columns, contents, flat, place
+from tests.log.content import batch, columns, flat, operations, place, submitted
 from tests.log.test_tail import create, write
 
 from headrace.errors import DamagedError
 from headrace.log import sealed, sealing
+from headrace.log.sealed import SegmentIndex
 from headrace.log.sealing import record_batches, seal
 from headrace.message import SCHEMA, Batch, messages
 
@@ -22,8 +23,12 @@ def read_back(rows: list[pa.RecordBatch]) -> list[Any]:
     return flat(messages(each) for each in rows)
 
 
+def no_entries(_: Batch) -> None:
+    raise AssertionError("there are none")
+
+
 class TestRecordBatches:
-    @given(st.lists(contents(), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 100))
+    @given(st.lists(submitted(), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 100))
     @settings(max_examples=150, deadline=None)
     def test_the_same_messages(
         self, tmp_path_factory: pytest.TempPathFactory, drawn: list[Batch], most_rows: int, most_bytes: int
@@ -37,18 +42,53 @@ class TestRecordBatches:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sealing, "ROWS", most_rows)
             patch.setattr(sealing, "BYTES", most_bytes)
-            rows = list(record_batches(file))
+            beside: list[Batch] = []
+            rows = list(record_batches(file, beside.append))
         assert all(each.schema.equals(SCHEMA) for each in rows)
         for each in rows:
             each.validate(full=True)
             assert each.num_rows <= most_rows
             assert each.num_rows == 1 or each.column("payload").nbytes - 4 * (each.num_rows + 1) <= most_bytes
-        assert read_back(rows) == flat(batches)
+        assert read_back(rows) == flat(each for each in batches if not each.is_entries)
+        assert flat(beside) == flat(each for each in batches if each.is_entries)
+
+    @given(st.lists(submitted(), min_size=1, max_size=12), st.integers(1, 20))
+    @settings(max_examples=100, deadline=None)
+    def test_the_same_operations(
+        self, tmp_path_factory: pytest.TempPathFactory, drawn: list[Batch], most_rows: int
+    ) -> None:
+        """A sealed segment gives its messages and entries as the tail did, wherever entries stand."""
+        file = create(tmp_path_factory.mktemp("sealing"))
+        batches: list[Batch] = []
+        for content in drawn:
+            now = batches[-1].last_time if batches else 0
+            batches.append(place(content, file.next, now))
+            write(file, [batches[-1]])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sealing, "ROWS", most_rows)
+            segment = seal(file, file.path.with_suffix(".arrow"), sync=False)
+        assert list(segment.faults()) == []
+        ends = [
+            (each.first_op, each.last_op, each.first, each.last, each.last_time) for each in (file, segment)
+        ]
+        assert ends[0] == ends[1]
+        assert segment.entries_path.exists() == any(each.is_entries for each in batches)
+        for first in range(1, file.last_op + 1):
+            assert segment.seq_of(first) == file.seq_of(first)
+            for most in (0, 100, 1 << 20):
+                found = operations(segment.read_ops(first, file.last_op, most))
+                assert found == operations(file.read_ops(first, file.last_op, 1 << 20))[: len(found)]
+                assert found
+        for seq in range(1, file.last + 1):
+            assert segment.op_of(seq) == file.op_of(seq)
+        again = SegmentIndex.rebuild(segment.path, segment.uuid)
+        again.write(segment.path.with_suffix(".again"), sync=False)
+        assert segment.path.with_suffix(".again").read_bytes() == segment.path.with_suffix(".index").read_bytes()
 
     def test_small_frames_become_large_batches(self, tmp_path: Path) -> None:
         file = create(tmp_path)
         write(file, [batch(n, b"%d" % n, time=n, number=n * 3) for n in range(1, 40_001)])
-        rows = list(record_batches(file))
+        rows = list(record_batches(file, no_entries))
         assert [each.num_rows for each in rows] == [16_384, 16_384, 40_000 - 2 * 16_384]
         whole = pa.Table.from_batches(rows)
         assert whole.column("seq").to_pylist() == list(range(1, 40_001))
@@ -63,7 +103,7 @@ class TestRecordBatches:
         file = create(tmp_path)
         written = batch(1, *[b"x"] * 25, *[b"y" * 400] * 6, b"z" * 5000, b"")
         write(file, [written])
-        rows = list(record_batches(file))
+        rows = list(record_batches(file, no_entries))
         assert [each.num_rows for each in rows] == [10, 10, 7, 2, 2, 1, 1]
         assert read_back(rows) == flat([written])
 
@@ -71,7 +111,7 @@ class TestRecordBatches:
         file = create(tmp_path)
         long = [batch(first, *[b""] * 700, topic="x" * 65_535) for first in (1, 701)]
         write(file, [*long, *[batch(first, b"", b"", topic="y" * 65_535) for first in range(1401, 2001, 2)]])
-        rows = list(record_batches(file))
+        rows = list(record_batches(file, no_entries))
         assert all(each.column("topic").nbytes <= (16 << 20) + (1 << 16) for each in rows)
         assert [row for each in rows for row in each.column("seq").to_pylist()] == list(range(1, 2001))
 
@@ -85,7 +125,7 @@ class TestRecordBatches:
         ]
         batches[7] = replace(batches[7], columns=columns(attributes=[{"a": "b"}]))
         write(file, batches)
-        [rows] = record_batches(file)
+        [rows] = record_batches(file, no_entries)
         assert read_back([rows]) == flat(batches)
 
 

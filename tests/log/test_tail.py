@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.log.content import batch, columns, flat
+from tests.log.content import batch, columns, entries, flat, messages_of, operations, place, submitted
 
 from headrace.errors import DamagedError
 from headrace.log import frame, tail
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, TornEnd
-from headrace.message import Batch
+from headrace.message import NOT_A_MESSAGE, Batch
 
 UUID_ = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
@@ -81,7 +82,7 @@ class TestFile:
     def test_a_header_cut_short(self, tmp_path: Path, size: int) -> None:
         file = create(tmp_path, 7)
         os.truncate(file.path, size)
-        with pytest.raises(DamagedError, match=r"the file header is cut short at byte 0; messages 7 on"):
+        with pytest.raises(DamagedError, match=r"the file header is cut short at byte 0"):
             reopen(file)
 
     def test_a_changed_header(self, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ class TestFile:
             file.path.write_bytes(flipped)
             with pytest.raises(DamagedError, match="not one of ours") as caught:
                 reopen(file)
-            assert (caught.value.path, caught.value.first, caught.value.last) == (str(file.path), 7, None)
+            assert (caught.value.path, caught.value.first, caught.value.last) == (str(file.path), 1, None)
 
 
 class TestReading:
@@ -141,10 +142,10 @@ class TestReading:
     def test_windows_cover_every_frame(self, file: TailFile) -> None:
         for size in (1, 100, 1 << 20):
             windows = list(file.windows(size))
-            assert flat(frame.decode(w, at) for w, places in windows for at in places) == flat(
+            assert flat(frame.decode(w, at, find) for w, places, find in windows for at in places) == flat(
                 everything(file)
             )
-            assert sum(len(w) for w, _ in windows) == file.size - HEADER_BYTES
+            assert sum(len(w) for w, _, _ in windows) == file.size - HEADER_BYTES
 
     def test_what_changes_under_us_is_noticed_and_named(self, file: TailFile) -> None:
         where = file.size - 40
@@ -160,6 +161,96 @@ class TestReading:
         os.truncate(file.path, file.size - 1)
         with pytest.raises(DamagedError, match="cut short"):
             file.read(67, 69)
+
+
+class TestEntries:
+    """Entries take operations and no numbers, wherever they stand."""
+
+    @given(data=st.data())
+    @settings(max_examples=200, deadline=None)
+    def test_like_a_list(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+        file = TailFile.create(tmp_path_factory.mktemp("tail") / f"{20:016d}.open", UUID_, 20, 10, sync=False)
+        now = 0
+        for group in data.draw(st.lists(st.lists(submitted(), min_size=1, max_size=3), max_size=6)):
+            for content in group:
+                made = place(content, file.next, now)
+                write(file, [made])
+                now = made.last_time
+        known = operations(file.read_ops(20, file.last_op, 1 << 20)) if not file.empty else []
+        messages = messages_of(known)
+        assert [op for op, _ in known] == list(range(20, file.next_op))
+        assert [message.seq for message in messages] == list(range(10, file.next))
+        again, torn = reopen(file)
+        assert torn is None
+        for each in (file, again):
+            assert (each.last_op, each.last, each.last_time, each.empty) == (
+                19 + len(known),
+                9 + len(messages),
+                now,
+                not known,
+            )
+            assert each.first_time() == (messages[0].time if messages else None)
+            seq = 9
+            for op, message in known:
+                seq += message.origin != NOT_A_MESSAGE
+                assert each.seq_of(op) == seq == message.seq
+                if message.origin != NOT_A_MESSAGE:
+                    assert each.op_of(seq) == op
+            for time in range(now + 2):
+                expected = next((message.seq for message in messages if message.time >= time), None)
+                assert each.seq_at(time) == expected
+            if known:
+                first = data.draw(st.integers(20, each.last_op))
+                last = data.draw(st.integers(first, each.last_op))
+                found = operations(each.read_ops(first, last, data.draw(st.integers(0, 500))))
+                assert found
+                assert found == known[first - 20 : last - 19][: len(found)]
+            if messages:
+                begin = data.draw(st.integers(10, each.last))
+                end = data.draw(st.integers(begin, each.last))
+                read = flat(each.read(begin, end, data.draw(st.integers(0, 500))))
+                assert read
+                assert read == messages[begin - 10 : end - 9][: len(read)]
+                reached, _ = each.reach(begin, data.draw(st.integers(0, 500)))
+                assert begin <= reached <= each.last
+        last = data.draw(st.integers(19, again.last_op))
+        shorter, _ = TailFile.open(file.path, writable=True)
+        shorter = shorter.cut_back(last)
+        kept = known[: last - 19]
+        assert (shorter.last_op, shorter.last) == (last, 9 + len(messages_of(kept)))
+        assert (operations(shorter.read_ops(20, last, 1 << 20)) if kept else []) == kept
+        assert shorter.last_time == (kept[-1][1].time if kept else 0)
+        again, torn = reopen(file)
+        assert torn is None
+        assert (again.last_op, again.last) == (shorter.last_op, shorter.last)
+
+    def test_a_frame_of_entries_at_another_place(self, tmp_path: Path) -> None:
+        """Moved over a message, doubled, or left out: the file is refused, and the messages around them named."""
+        file = create(tmp_path)
+        write(
+            file,
+            [batch(1, b"one", topic="a")],
+            [entries(1, b"entry", topic="b")],
+            [batch(2, b"two", topic="c")],
+            [batch(3, b"three", topic="d")],
+        )
+        data = file.path.read_bytes()
+        one, entry, two, three = (
+            data[begin:end] for begin, end in itertools.pairwise([*file._offsets, file.size])
+        )
+        for wrong in ([one, two, entry, three], [one, entry, entry, two, three], [one, two, three]):
+            file.path.write_bytes(data[:HEADER_BYTES] + b"".join(wrong))
+            with pytest.raises(DamagedError, match="missing or doubled after message 1"):
+                reopen(file)
+
+    def test_only_entries(self, tmp_path: Path) -> None:
+        file = create(tmp_path, 5)
+        write(file, [entries(4, b"a", b"b", time=3)], [entries(4, b"c", time=4)])
+        for each in (file, reopen(file)[0]):
+            assert (each.first, each.last, each.next, each.last_op, each.empty) == (5, 4, 5, 7, False)
+            assert (each.first_time(), each.last_time, each.seq_at(0)) == (None, 4, None)
+            assert [each.seq_of(op) for op in (5, 6, 7)] == [4, 4, 4]
+            assert [message.payload for _, message in operations(each.read_ops(6, 7))] == [b"b", b"c"]
 
 
 class TestTimes:
@@ -217,10 +308,11 @@ class TestTornEnds:
     def test_an_append_that_lacks_just_its_last_frame(self, tmp_path: Path) -> None:
         file = create(tmp_path)
         write(file, [batch(1), batch(2)])
-        os.truncate(file.path, HEADER_BYTES + (file.size - HEADER_BYTES) // 2)
+        second = file._offsets[1]
+        os.truncate(file.path, second)
         again, torn = reopen(file)
         assert again.empty
-        assert torn == TornEnd(HEADER_BYTES, (file.size - HEADER_BYTES) // 2, "an append is cut short")
+        assert torn == TornEnd(HEADER_BYTES, second - HEADER_BYTES, "an append is cut short")
 
     @pytest.mark.parametrize("filler", [b"\0", b"\xff"])
     def test_what_a_file_system_leaves_instead_of_the_end(self, tmp_path: Path, filler: bytes) -> None:
