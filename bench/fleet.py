@@ -148,7 +148,8 @@ def _subscriptions(load: Load) -> pa.Table:
         {
             "client": pa.array([each.hex() for each in kept.column("client").to_pylist()]),
             "connector": pa.array(["conn-001"] * kept.num_rows),
-            "seq": np.arange(kept.num_rows),
+            "seq": np.zeros(kept.num_rows, np.int64),
+            "op": np.arange(1, kept.num_rows + 1),
             "fields": kept.column("predicates"),
         }
     ).cast(SUBSCRIPTIONS)
