@@ -227,8 +227,8 @@ def test_entries_alone_are_told_the_message_they_stand_after(root: Root, front: 
     assert (told.first, told.last, told.op) == (0, 0, 1)
 
 
-def test_a_repeat_waits_for_all_that_is_committed_where_it_is_numbered(root: Root, front: Front) -> None:
-    """The hub that numbers knows only that it has the request: what else it has may be what the request was."""
+def test_a_repeat_is_told_the_places_of_the_first_try(root: Root, front: Front) -> None:
+    """Once that much is committed here, though the hub that numbers has gone on since."""
     front.submit_group("e1", "m1")
     front.hub.turn(0)
     for request in front.passing.due():
@@ -236,19 +236,37 @@ def test_a_repeat_waits_for_all_that_is_committed_where_it_is_numbered(root: Roo
     root.turn(0)
     root.hub.submit(Batch(Run.of([b"later"]), origin="spp"))
     root.turn(0)
+    root.restart()
     front.passing.lost(0.0)
     front.passing.connected()
     (request,) = front.passing.due()
     (answer,) = root.take(request)
-    assert answer == Published(1, 1, 1, op=4)
+    assert answer == Published(1, 1, 1, op=3)
     front.passing.answered(request, answer)
     assert front.told == {}
     front.follow()
     entered, message = front.told["e1"], front.told["m1"]
     assert isinstance(entered, Batch)
     assert isinstance(message, Batch)
-    # The number is known, the position is not.
-    assert (entered.first, entered.op, message.first, message.op) == (0, 0, 1, 0)
+    assert (entered.first, entered.op, message.first, message.op) == (0, 1, 1, 2)
+
+
+def test_a_publishers_repeat_waits_for_all_that_is_committed_where_it_is_numbered(
+    root: Root, front: Front
+) -> None:
+    batch = Batch(Run.of([b"x"]), origin="tube", publisher="me", number=0)
+    root.publishing.publish(batch, lambda _: None)
+    root.hub.submit(entry("hold", "later", hold(1)))
+    root.turn(0)
+    told: list[Published | HeadraceError] = []
+    front.publishing.publish(batch, told.append)
+    (request,) = front.passing.due()
+    (answer,) = root.take(request)
+    assert answer == Published(1, 1, 1, op=2)
+    front.passing.answered(request, answer)
+    assert told == []
+    front.follow()
+    assert told == [answer]
 
 
 def test_a_lost_answer_does_not_double(root: Root, front: Front) -> None:
@@ -567,8 +585,7 @@ def test_whatever_breaks_nothing_acknowledged_is_lost_and_nothing_doubled(seed: 
             for name, result in front.told.items():
                 assert isinstance(result, Batch)
                 acknowledged[name] = result.first
-                if result.op:
-                    positions[name] = result.op
+                positions[name] = result.op
         taken = [
             (op, row.seq, row.topic.removeprefix("hold/") if row.origin == "log" else row.payload.decode())
             for op, row in operations(root.log)

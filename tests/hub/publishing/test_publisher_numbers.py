@@ -71,6 +71,8 @@ def test_a_mark_is_known_by_the_message_that_it_stands_after() -> None:
     for each in (publishers, again):
         for number, seq in enumerate([*places, 8, 8]):
             assert each.known("f", number, 1) == (1, seq, seq)
+            assert each.mark("f", number) == (10 + number if number < len(places) else 22 + number)
+        assert each.mark("f", 99) is each.mark("nobody", 0) is None
         assert each.newest("f") == len(places) + 1
 
 

@@ -481,7 +481,7 @@ class TestPass:
                 (0, (1, 2, False, 3)),
                 (0, (1, 2, True, 3)),
                 (1, (3, 4, False, 6)),
-                (0, (1, 2, True, 6)),
+                (0, (1, 2, True, 3)),
             ):
                 told = await peer.ask(body, op="pass", id=1, frontend="f", number=number, rows=2)
                 assert (told["first"], told["last"], told["repeated"], told["op"]) == answer

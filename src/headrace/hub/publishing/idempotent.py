@@ -137,8 +137,9 @@ class IdempotentPublishing:
                 return True
         line.waiting.popleft()
         if known.repeated == len(batch):
-            # Those who follow this hub's log have the rows, too, once they have all that is committed here.
-            reply(Published(known.first, known.last, known.repeated, self._hub.log.head_op))
+            op = self._publishers.mark(publisher, number) if batch.is_entries else None
+            # Wherever the rows are: who has all that is committed here has them.
+            reply(Published(known.first, known.last, known.repeated, op or self._hub.log.head_op))
             return True
         line.under_way.append(number + len(batch))
         rest = batch.slice(known.repeated, len(batch)) if known.repeated else batch
@@ -165,7 +166,7 @@ class IdempotentPublishing:
 
 def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
     if isinstance(result, Batch):
-        return Published(result.first, result.last, op=result.last_op)
+        return Published(result.first, result.last, op=result.last_op if result.op else None)
     return result
 
 

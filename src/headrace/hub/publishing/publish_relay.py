@@ -313,8 +313,8 @@ class PublishRelay(RelayBacklog):
             self._hub.refuse(group, error, "upstream")
             return
         last, op = (result.first or 1) - 1, 0
-        if whole and result.op is not None and not result.repeated:
-            # The mark, right after the rows, is at that position. Of a repeat, no position is known.
+        if whole and result.op is not None:
+            # The mark, right after the rows, is at that position.
             op = result.op - sum(len(each.batch) for each in group)
         for batch, done, _ in group:
             first = last if batch.is_entries else last + 1

@@ -29,6 +29,8 @@ class Span(NamedTuple):
     number: int
     end: int
     seq: int
+    op: int = 0
+    """The position of a mark in the log; 0 for messages."""
 
 
 class Known(NamedTuple):
@@ -60,6 +62,11 @@ class PublisherNumbers:
         repeated = min(count, newest - number + 1)
         return Known(repeated, self._seq(publisher, number), self._seq(publisher, number + repeated - 1))
 
+    def mark(self, publisher: str, number: int) -> int | None:
+        """Return the position of a mark in the log, if it is still known."""
+        span = self._span(publisher, number)
+        return None if span is None else span.op
+
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
         """Do nothing: marks are noted as they are followed, like messages."""
 
@@ -68,12 +75,13 @@ class PublisherNumbers:
         if batch.is_entries:
             if batch.number is not None and batch.publisher:
                 # They take no sequence numbers, so each is a span of its own.
-                for number in range(batch.number, batch.number + len(batch)):
-                    self._note(batch.publisher, _span(number, 1, batch.first))
+                for row in range(len(batch)):
+                    number = batch.number + row
+                    self._note(batch.publisher, Span(number, number + 1, batch.first, batch.op + row))
             return
         if batch.columns is None or not {"number", "publisher"} & set(batch.columns.schema.names):
             if batch.number is not None and batch.publisher:
-                self._note(batch.publisher, _span(batch.number, len(batch), batch.first))
+                self._note(batch.publisher, _messages(batch.number, len(batch), batch.first))
             return
         rows = batch.to_arrow()
         column = rows.column("number")
@@ -87,7 +95,9 @@ class PublisherNumbers:
         breaks = np.flatnonzero((np.diff(codes) != 0) | (np.diff(numbers) != 1)) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(numbers)], strict=True):
             if numbers[begin] >= 0 and names[codes[begin]]:
-                self._note(names[codes[begin]], _span(int(numbers[begin]), end - begin, batch.first + begin))
+                self._note(
+                    names[codes[begin]], _messages(int(numbers[begin]), end - begin, batch.first + begin)
+                )
 
     def dump(self) -> bytes:
         """Return the numbers as a snapshot's section."""
@@ -95,7 +105,7 @@ class PublisherNumbers:
 
     def load(self, section: bytes) -> None:
         """Restore the numbers from a snapshot."""
-        loaded = msgspec.msgpack.decode(section, type=list[tuple[str, list[tuple[int, int, int]]]])
+        loaded = msgspec.msgpack.decode(section, type=list[tuple[str, list[tuple[int, int, int, int]]]])
         self._spans = OrderedDict(
             (name, deque((Span(*span) for span in spans), MAX_SPANS)) for name, spans in loaded
         )
@@ -111,7 +121,8 @@ class PublisherNumbers:
             spans.append(span)
             return
         last = spans[-1]
-        if span.number == last.end and span.seq == last.seq + last.end - last.number:
+        follows = span.number == last.end and span.seq == last.seq + last.end - last.number
+        if follows and not (span.op or last.op):
             spans[-1] = Span(last.number, span.end, last.seq)
         elif span.number >= last.end:
             spans.append(span)
@@ -119,11 +130,13 @@ class PublisherNumbers:
         # stays, so that a retry is still recognised.
 
     def _seq(self, publisher: str, number: int) -> int | None:
-        for span in self._spans.get(publisher, ()):
-            if span.number <= number < span.end:
-                return span.seq + number - span.number
-        return None
+        span = self._span(publisher, number)
+        return None if span is None else span.seq + number - span.number
+
+    def _span(self, publisher: str, number: int) -> Span | None:
+        spans = self._spans.get(publisher, ())
+        return next((span for span in spans if span.number <= number < span.end), None)
 
 
-def _span(number: int, count: int, seq: int) -> Span:
+def _messages(number: int, count: int, seq: int) -> Span:
     return Span(number, number + count, seq)

@@ -58,10 +58,7 @@ class LinkLostRanges:
             self._fresh[op] = fresh
 
     def _take(self, op: int) -> list[Range]:
-        """Return the newly lost ranges of an entry, and drop those of entries before it, which are other hubs'.
-
-        The position of an entry that had to be sent upstream again is 0, not known: it is counted nowhere.
-        """
+        """Return the newly lost ranges of an entry, and drop those of entries before it, which are other hubs'."""
         taken = self._fresh.pop(op, [])
         if not self._under_way:
             self._fresh.clear()
