@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 from rich.console import Console
 from tests.cli.pseudo_terminal import Terminal
 
-from headrace.cli.demo import processes
+from headrace.cli.demo import picture, processes
 from headrace.cli.demo.picture import draw, summary
 from headrace.cli.pipeline import run as pipeline_run
 from headrace.config import DOORS
@@ -231,9 +233,27 @@ def test_a_picture_fits_its_terminal(busy: Play, width: int, height: int, failed
     assert any("the town" in line for line in shown)
 
 
-def _drawn(play: Play) -> str:
+@pytest.mark.parametrize("width", [106, 120, 130, 140, 160])
+def test_numbers_stay_whole(busy: Play, width: int) -> None:
+    for name in ("fyrehose", "spp", "attribute", "tube", "spark"):
+        busy.rates[name] = deque([12_345.0] * 60)
+    shown = _drawn(busy, width)
+    assert shown.count("123,456") == len(busy.watches)
+    assert shown.count("3,000,000") == 5
+    assert shown.count("12,345 ") == 5
+    for watch in busy.watches:
+        assert f"{watch.name} " in shown
+    assert shown.count("taxi-0, ") == len(busy.watches)
+    assert "#98 " in shown
+
+
+def test_what_is_cut_says_so() -> None:
+    assert doctest.testmod(picture).failed == 0
+
+
+def _drawn(play: Play, width: int = 140) -> str:
     out = io.StringIO()
-    Console(file=out, width=140, height=40).print(draw(play, 140, 40))
+    Console(file=out, width=width, height=40).print(draw(play, width, 40))
     return out.getvalue()
 
 

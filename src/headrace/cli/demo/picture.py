@@ -6,7 +6,6 @@ lists get shorter, and what is lowest is left out.
 
 from __future__ import annotations
 
-from collections import deque
 from types import TracebackType
 from typing import Final, Self
 
@@ -36,6 +35,8 @@ _SIDE: Final = 70
 """Columns beside the map, at least."""
 _FRAME: Final = 4
 """Columns of the map's frame."""
+_BETWEEN: Final = 4
+"""Columns between the three columns of a table."""
 
 
 class DemoPicture:
@@ -79,13 +80,14 @@ def draw(play: Play, width: int, height: int) -> RenderableType:
     town = Panel(draw_map(play, columns, rows), title="the town", border_style="dim", expand=False)
     lists = max(2, height - rows - (8 if beside else 15))
     if not beside:
-        return Group(_heading(play, width), town, _protocols(play), _alerts(play, lists))
+        return Group(_heading(play, width), town, _protocols(play, width), _alerts(play, lists, width))
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=columns + _FRAME)
-    grid.add_column(width=width - columns - _FRAME - 4)
-    grid.add_row(town, Group(_protocols(play), "", _watches(play)))
+    side = width - columns - _FRAME - 4
+    grid.add_column(width=side)
+    grid.add_row(town, Group(_protocols(play, side), "", _watches(play, side)))
     grid.add_row("", "")
-    grid.add_row(_alerts(play, lists), _results(play, lists))
+    grid.add_row(_alerts(play, lists, columns + _FRAME), _results(play, lists))
     return Group(_heading(play, width), grid)
 
 
@@ -155,38 +157,42 @@ def _heading(play: Play, width: int) -> RenderableType:
 _PHASES: Final = {"starting": "starting", "finishing": "everyone catches up", "over": "over"}
 
 
-def _protocols(play: Play) -> Table:
-    table = plain_table("in by", ">messages", ">/s", "", "who", fold=False)
-    table.columns[0].min_width = 9
+def _protocols(play: Play, width: int) -> Table:
+    """List the protocols; the bars get the room that is left, and then the texts are cut."""
+    rows = []
     for protocol in VehicleProtocol:
         many = sum(vehicle.protocol is protocol for vehicle in play.fleet.vehicles)
         who = f"{many} {_plural(KINDS[protocol], many)}: {_DOES[protocol]}"
-        _rate(table, play, protocol, who)
-    asked, seq = play.neighbour.asked, play.neighbour.seq
-    table.add_row(f"[{COLOURS['parcel']}]parcel[/]", f"{asked:,}", "", "", f"asks how far: {seq:,}")
+        rows.append((protocol.value, f"{play.received.get(protocol, 0):,}", who))
+    rows.append(("parcel", f"{play.neighbour.asked:,}", f"asks how far: {play.neighbour.seq:,}"))
     if play.spark_wanted:
-        _rate(table, play, "spark", "results, as services")
+        rows.append(("spark", f"{play.received.get('spark', 0):,}", "results, as services"))
+    rates = {name: list(play.rates.get(name, ())) for name, _, _ in rows}
+    last = {name: f"{each[-1]:,.0f}" if each else "" for name, each in rates.items()}
+    numbers = max(8, *(len(count) for _, count, _ in rows)) + max(2, *map(len, last.values()))
+    room = width - 9 - numbers - 4 * 2
+    bars = max(0, min(_BARS, room - max(len(who) for _, _, who in rows)))
+    table = plain_table("in by", ">messages", ">/s", ">", "who", fold=False)
+    table.columns[0].min_width = 9
+    for name, count, who in rows:
+        colour, drawn = COLOURS[name], sparkline(rates[name][-bars:]) if bars else ""
+        table.add_row(
+            f"[{colour}]{name}[/]", count, last[name], f"[{colour}]{drawn}[/]", _cut(who, room - bars)
+        )
     return table
 
 
-def _rate(table: Table, play: Play, name: str, who: str) -> None:
-    rates = play.rates.get(name, deque())
-    bars = sparkline(deque(rates, maxlen=_BARS))
-    colour = COLOURS[name]
-    last = f"{rates[-1]:,.0f}" if rates else ""
-    table.add_row(
-        f"[{colour}]{name}[/]", f"{play.received.get(name, 0):,}", last, f"[{colour}]{bars:>{_BARS}}[/]", who
-    )
-
-
-def _watches(play: Play) -> Table:
-    table = plain_table("subscribed by content", ">got", fold=False)
-    table.add_column("there now", overflow="ellipsis", no_wrap=True, max_width=32)
+def _watches(play: Play, width: int) -> Table:
+    """List the subscriptions; only the list of who is there is cut, so that every number stays whole."""
+    table = plain_table("subscribed by content", ">got", "there now", fold=False)
+    rows = []
     for watch in play.watches:
         says = " ".join(_condition(name, each.low, each.high) for name, each in watch.conditions.items())
-        table.add_row(
-            f"{watch.name} [dim]{says}[/dim]", f"{watch.received:,}", ", ".join(watch.inside(play.now))
-        )
+        rows.append((watch.name, says, f"{watch.received:,}", ", ".join(watch.inside(play.now))))
+    taken = max(len(f"{name} {says}") for name, says, _, _ in rows) + max(len(got) for _, _, got, _ in rows)
+    room = max(width - taken - _BETWEEN, len("there now"))
+    for name, says, got, inside in rows:
+        table.add_row(f"{name} [dim]{says}[/dim]", got, _cut(inside, room))
     return table
 
 
@@ -194,13 +200,15 @@ def _condition(name: str, low: float, high: float) -> str:
     return f"{name}={low:g}.." if high > 1e9 else f"{name}={low:g}..{high:g}"
 
 
-def _alerts(play: Play, most: int) -> Table:
+def _alerts(play: Play, most: int, width: int) -> Table:
     table = plain_table("alerts", "", ">", fold=False)
-    for alert in reversed(play.alerts[-most:]):
+    newest = play.alerts[-most:]
+    numbers = max((len(f"{alert.seconds:5.1f} s#{alert.seq}") for alert in newest), default=0)
+    for alert in reversed(newest):
         colour = "red" if alert.watch == "workshop" else "default"
         table.add_row(
             f"[dim]{alert.seconds:5.1f} s[/dim]",
-            f"[{colour}]{escape(alert.text)}[/]",
+            f"[{colour}]{escape(_cut(alert.text, width - numbers - _BETWEEN))}[/]",
             f"[dim]#{alert.seq}[/dim]",
         )
     return table
@@ -228,6 +236,15 @@ def _results(play: Play, most: int) -> RenderableType:
                 f"spark/vehicle/{name}", f"{found['metres']:,}", f"{found['top_speed']:.0f}", battery
             )
     return Group(*failed, table)
+
+
+def _cut(text: str, room: int) -> str:
+    """Cut a text, so that the numbers beside it stay whole.
+
+    >>> _cut("taxi-1, bus-2", 13), _cut("taxi-1, bus-2", 9)
+    ('taxi-1, bus-2', 'taxi-1, …')
+    """
+    return text if len(text) <= room else f"{text[: max(room - 1, 0)]}…"
 
 
 def _plural(kind: str, many: int) -> str:
