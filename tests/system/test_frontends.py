@@ -1,8 +1,9 @@
 """A backbone and its frontends as processes: one sequence at all of them, whoever is killed.
 
 Everybody publishes at every hub by several doors while one hub after the other is killed with SIGKILL and started
-again on what it left. In the end the logs are read without a hub: where they overlap they are the same, row by row,
-and of one uuid. What was acknowledged is there, at the place that was told, and nothing is there twice.
+again on what it left. In the end the logs are read without a hub: where they overlap they are the same, messages and
+entries in one order, and of one uuid. What was acknowledged is there, at the place that was told, and nothing is there
+twice.
 """
 
 from __future__ import annotations
@@ -153,6 +154,14 @@ def rows(hub: HubProcess) -> list[Message]:
     return kept
 
 
+def operations(hub: HubProcess) -> dict[int, Message]:
+    """Messages and entries of a stopped hub's log, by position."""
+    log = Log.open(hub.data / "log", read_only=True)
+    batches = list(log.scan_ops(log.first_op))
+    log.close()
+    return {op: row for batch in batches for op, row in enumerate(batch, batch.op)}
+
+
 def uuid(hub: HubProcess) -> str:
     log = Log.open(hub.data / "log", read_only=True)
     log.close()
@@ -193,7 +202,8 @@ async def test_one_sequence_whoever_is_killed(tmp_path: Path, random: Random) ->
                 newest = await in_step(*hubs)
                 for hub in reversed(hubs):
                     await asyncio.to_thread(hub.terminate)
-    everything = rows(backbone)
+    everything, every = rows(backbone), operations(backbone)
+    assert list(every) == list(range(1, len(every) + 1))
     assert [message.seq for message in everything] == list(range(1, len(everything) + 1))
     for frontend in (one, two, late):
         # What a door still took in while others stopped has not come to all of them.
@@ -201,15 +211,19 @@ async def test_one_sequence_whoever_is_killed(tmp_path: Path, random: Random) ->
         assert uuid(frontend) == uuid(backbone)
         assert copy[-1].seq >= newest
         assert copy == everything[copy[0].seq - 1 : copy[-1].seq]
+        # With each entry in its place, and none twice.
+        copied_ops = operations(frontend)
+        assert copied_ops == {op: every[op] for op in range(min(copied_ops), max(copied_ops) + 1)}
+        assert any(row.origin == "log" for row in copied_ops.values())
     assert (rows(one)[0].seq, rows(two)[0].seq) == (3, 3)
     assert uuid(plain) != uuid(backbone)
-    payloads = [(message.seq, b"" if message.origin == "log" else message.payload) for message in everything]
+    payloads = [(message.seq, message.payload) for message in everything]
     copied = [(message.seq, message.payload) for message in rows(plain)]
     assert copied[-1][0] >= newest
     assert copied == payloads[: len(copied)]
     by_number = {message.seq: message.payload for message in everything}
     assert {seq: by_number[seq] for seq in load.acknowledged} == load.acknowledged
-    counts = Counter(message.payload for message in everything if message.origin != "log")
+    counts = Counter(message.payload for message in everything)
     assert {payload for payload, count in counts.items() if count > 1} == set()
     assert load.sent <= set(counts)
     assert set(counts) - {b"before", b"them"} <= load.sent | load.tried
