@@ -101,6 +101,8 @@ class Hub:
         """Most payload bytes in one append; longer tied groups are refused."""
         self.failed: StorageError | None = None
         """The error after which nothing can be committed any more."""
+        self.shortage: StorageError | None = None
+        """Why messages are refused for now, if they are: the disk is nearly full. Entries are still taken."""
         self._uncommitted = 0
 
     def commit_by(self, rule: CommitRule) -> None:
@@ -222,6 +224,10 @@ class Hub:
         if self.failed is not None:
             self.refuse(submitted, self.failed, "storage")
             return
+        if self.shortage is not None:
+            submitted = self._without_messages(submitted, self.shortage)
+            if not submitted:
+                return
         if (
             self.append_bytes is not None
             and sum(each.batch.run.size for each in submitted) > self.append_bytes
@@ -264,6 +270,16 @@ class Hub:
                     self._append(group, now)
             return
         self._appended_now(numbered, [submission.done for submission in submitted])
+
+    def _without_messages(self, submitted: Sequence[Submission], error: StorageError) -> Sequence[Submission]:
+        """Refuse the messages, and what is tied to them; return the rest."""
+        kept: list[Submission] = []
+        for group in tied_groups(submitted):
+            if all(each.batch.is_entries for each in group):
+                kept += group
+            else:
+                self.refuse(group, error, "storage")
+        return kept
 
     def _appended_now(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
         """Commit what was just appended, or leave that to the commit rule."""

@@ -74,6 +74,9 @@ class Log:
         self._syncing = threading.Lock()
         self._sealing = threading.Lock()
         self._writer = TailWriter()
+        self.damaged: dict[TailFile, DamagedError] = {}
+        """Tails that cannot be sealed, and why."""
+        self._being_sealed: TailFile | None = None
         self.failure: str | None = None
         """The sync failure after which nothing can be promised any more, if there was one."""
         self._needs_state, _ = recovery.needs_state(recovered.segments)
@@ -389,11 +392,15 @@ class Log:
             self._segments = (*self._segments, fresh)
 
     def seal_next(self) -> SealedSegment | None:
-        """Seal the oldest rotated tail that is wholly committed, if any; for a background thread."""
+        """Seal the oldest rotated tail that is wholly committed, if any; for a background thread.
+
+        A tail that turns out to be damaged raises once and is passed over from then on: its good frames are still read,
+        and the rest of the log goes on.
+        """
         self._check_writable()
         with self._sealing:
             for segment in self._segments[:-1]:
-                if isinstance(segment, TailFile):
+                if isinstance(segment, TailFile) and segment not in self.damaged:
                     return self._seal(segment) if segment.last_op <= self.head_op else None
         return None
 
@@ -422,32 +429,47 @@ class Log:
         return decision
 
     def let_go(
-        self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
-    ) -> tuple[retention.RetentionDecision, list[SealedSegment]]:
-        """Drop the segments that retention allows to remove; :func:`remove_files`, in a thread, removes their files."""
+        self,
+        now: int,
+        *,
+        retain_bytes: int,
+        retain_us: int | None,
+        holds: Mapping[str, int],
+        unsealed: bool = False,
+    ) -> tuple[retention.RetentionDecision, list[Segment]]:
+        """Drop the segments that retention allows to remove; :func:`remove_files`, in a thread, removes their files.
+
+        Tails are dropped only if they are ``unsealed`` for good: on a full disk sealing fails, and only what is dropped
+        makes room.
+        """
         self._check_writable()
         segments = self._segments
-        sealed: list[SealedSegment] = []
-        for segment in segments:
+        removable: list[Segment] = []
+        for segment in segments[:-1]:
             # Only the oldest: a repaired log may have tails before a sealed segment.
-            if not isinstance(segment, SealedSegment):
+            if not isinstance(segment, SealedSegment) and (
+                not unsealed or segment is self._being_sealed or segment.last_op > self.head_op
+            ):
                 break
-            sealed.append(segment)
+            removable.append(segment)
         covered = 0 if self.snapshot is None else self.snapshot.op
         decision = retention.decide(
             [
                 retention.SegmentExtent(s.first, s.last, s.size, s.last_time, s.last_op <= covered)
-                for s in sealed
+                for s in removable
             ],
-            open_bytes=sum(s.size for s in segments if isinstance(s, TailFile)),
+            open_bytes=sum(s.size for s in segments[len(removable) :]),
             now=now,
             retain_bytes=retain_bytes,
             retain_us=retain_us,
             holds=holds,
         )
         with self._changing:
-            gone = sealed[: decision.remove]
+            gone = removable[: decision.remove]
             self._segments = self._segments[len(gone) :]
+        for segment in gone:
+            if isinstance(segment, TailFile):
+                self.damaged.pop(segment, None)
         return decision, gone
 
     def close(self) -> None:
@@ -503,12 +525,19 @@ class Log:
         path = tail.path.with_suffix(".arrow")
         sync = self.fsync != "never"
         # A failure loses nothing: the tail stays, and sealing is retried later.
-        with translating(path):
-            segment = seal(tail, path, sync=sync)
-            if sync:
-                sync_directory(self.directory)
-        with self._changing:
-            self._segments = tuple(segment if s is tail else s for s in self._segments)
+        self._being_sealed = tail
+        try:
+            with translating(path):
+                segment = seal(tail, path, sync=sync)
+                if sync:
+                    sync_directory(self.directory)
+            with self._changing:
+                self._segments = tuple(segment if s is tail else s for s in self._segments)
+        except DamagedError as damage:
+            self.damaged[tail] = damage
+            raise
+        finally:
+            self._being_sealed = None
         tail.path.unlink(missing_ok=True)
         return segment
 
@@ -517,11 +546,11 @@ _first: Final = attrgetter("first")
 _first_op: Final = attrgetter("first_op")
 
 
-def remove_files(gone: Sequence[SealedSegment]) -> None:
+def remove_files(gone: Sequence[Segment]) -> None:
     """Remove the files of segments that the log has dropped."""
     for segment in gone:
         # The index goes last: a segment without its index would be damage, an index alone is litter.
-        for suffix in (".torn", ".arrow", ".entries", ".index"):
+        for suffix in (".torn", ".open", ".arrow", ".entries", ".index"):
             # Leftovers are removed when the log is next opened.
             with contextlib.suppress(OSError):
                 segment.path.with_suffix(suffix).unlink(missing_ok=True)

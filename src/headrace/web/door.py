@@ -139,9 +139,11 @@ def application(server: Server, deadlines: _FirstRequestDeadlines) -> web.Applic
         return as_json({"status": "ok"})
 
     async def readiness(_: web.Request) -> web.Response:
+        # What fails in the background is told, too, though the hub takes messages all the same.
+        more = {"problems": server.problems} if server.ready and server.problems else {}
         if (problem := server.problem) is not None:
-            return as_json({"ready": False, "reason": problem}, status=503)
-        return as_json({"ready": server.ready}, status=200 if server.ready else 503)
+            return as_json({"ready": False, "reason": problem, **more}, status=503)
+        return as_json({"ready": server.ready, **more}, status=200 if server.ready else 503)
 
     async def ask_preauth(request: web.Request) -> web.Response:
         return preauth.answer(server, request)

@@ -84,6 +84,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "damaged_snapshots": ((), "Snapshots that could not be read at the start."),
     "sync_failures": ((), "Failed syncs of the disk: look at once."),
     "upkeep_failures": ((), "Failed sealing, trimming or snapshots."),
+    "damaged_tails": ((), "Unsealed files with a bad frame: set aside, the rest of the log goes on."),
     "background_failures": ((), "Mistakes in Headrace that it survived: please report."),
     # Between hubs
     "dial_failures": (("door",), "Attempts to reach another hub that failed."),

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from tests.net.conftest import Dial, Start
 from tests.net.raw import SECONDS, backbone_of, push, running_hub, until
 
 from headrace.config import load
-from headrace.errors import FullError, StorageError
+from headrace.errors import DamagedError, FullError, StorageError
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import entry
@@ -25,8 +25,10 @@ from headrace.log.store import remove_files
 from headrace.message import Batch, Run
 from headrace.net.server import log_maintenance as upkeeps
 from headrace.net.server import process as servers
+from headrace.net.server.disk_room import DiskRoom
 from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.process import Server
+from headrace.net.server.steady_clock import SteadyClock
 
 SECOND = 1_000_000
 
@@ -55,7 +57,7 @@ def publish(hub: Hub, *payloads: bytes, now: int = 0) -> None:
 
 
 def make(hub: Hub, disk: ThreadPoolExecutor, *sets: str) -> LogMaintenance:
-    return LogMaintenance(hub, load(environ={}, sets=sets), disk)
+    return LogMaintenance(hub, load(environ={}, sets=sets), disk, trusted_after=0)
 
 
 class Running:
@@ -106,7 +108,7 @@ class SlowDisk:
         self.let(1000)
 
     def _sync(self) -> int:
-        upto = self._log.tail
+        upto = self._log.tail_op
         self.syncs.append(upto)
         self._may_end.acquire(timeout=SECONDS)
         if self.error is not None:
@@ -256,7 +258,24 @@ class TestInterval:
                 for _ in range(30):
                     await asyncio.sleep(0.001)
         assert hub.counters.get("sync_failures") == 1
-        assert [record.levelno for record in caplog.records] == [logging.CRITICAL]
+        assert [record.levelno for record in caplog.records] == [logging.CRITICAL, logging.WARNING]
+
+    async def test_after_a_failed_sync_nothing_is_acknowledged(
+        self, hub: Hub, disk: ThreadPoolExecutor
+    ) -> None:
+        outcomes: list[object] = []
+        with SlowDisk(hub.log) as slow:
+            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.let(1000)
+            upkeep = make(hub, disk, "log.fsync_interval=0.01")
+            async with Running(upkeep):
+                publish(hub, b"a")
+                await until(lambda: hub.counters.get("sync_failures"))
+                hub.submit(Batch(Run.of([b"b"]), origin="test"), outcomes.append)
+                hub.turn(0)
+        assert outcomes == [slow.error]
+        assert hub.log.tail == 1
+        assert upkeep.told()["sync"] == str(slow.error)
 
     @pytest.mark.parametrize("fsync", ["always", "never"])
     async def test_only_under_interval(self, hub: Hub, disk: ThreadPoolExecutor, fsync: str) -> None:
@@ -344,6 +363,90 @@ class TestSealing:
         assert "no space left on device" in caplog.text
 
 
+class TestDamage:
+    async def test_a_bad_bit_in_a_tail_is_set_aside_and_the_rest_goes_on(
+        self, hub: Hub, disk: ThreadPoolExecutor
+    ) -> None:
+        upkeep = make(hub, disk)
+        publish(hub, b"a" * 100)
+        publish(hub, b"b" * 100)
+        [tail] = hub.log.segments
+        hub.log.rotate()
+        publish(hub, b"c")
+        hub.log.rotate()
+        with tail.path.open("r+b") as file:
+            file.seek(-10, 2)
+            file.write(b"X")
+        async with Running(upkeep):
+            await until(lambda: sealed(hub) == [(3, 3)])
+        assert hub.counters.get("damaged_tails") == 1
+        assert hub.counters.get("upkeep_failures") == 0
+        assert "messages 2 to 2 are in doubt" in upkeep.told()["damage"]
+        assert [payload for batch in hub.log.read(1, 1) for payload in batch.run] == [b"a" * 100]
+        with pytest.raises(DamagedError):
+            hub.log.read(2)
+        assert [payload for batch in hub.log.read(3) for payload in batch.run] == [b"c"]
+
+    async def test_retention_does_not_stop_there(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
+        upkeep = make(hub, disk, "log.retain_bytes=1")
+        publish(hub, b"a" * 100)
+        [tail] = hub.log.segments
+        hub.log.rotate()
+        publish(hub, b"b")
+        hub.log.rotate()
+        with tail.path.open("r+b") as file:
+            file.seek(-10, 2)
+            file.write(b"X")
+        async with Running(upkeep):
+            await until(lambda: hub.log.first == 3)
+            await until(lambda: upkeep.told() == {})
+
+
+class TestRoom:
+    async def test_publishers_are_told_before_the_disk_is_full(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        free = 1 << 30
+        monkeypatch.setattr(DiskRoom, "_free", lambda _: free)
+        upkeep = make(hub, disk, "log.retain_bytes=64MiB")
+        reserve = hub.log.directory / "reserve"
+        outcomes: list[object] = []
+        async with Running(upkeep):
+            await until(reserve.exists)
+            free = 1 << 20
+            await until(lambda: "room" in upkeep.told())
+            hub.submit(Batch(Run.of([b"x"]), origin="test"), outcomes.append)
+            hub.submit(entry("hold", "job", hold(1)), outcomes.append)
+            hub.turn(0)
+            assert isinstance(outcomes[0], FullError)
+            assert isinstance(outcomes[1], Batch)
+            free = 1 << 30
+            await until(lambda: upkeep.told() == {})
+            hub.submit(Batch(Run.of([b"x"]), origin="test"), outcomes.append)
+            hub.turn(0)
+        assert isinstance(outcomes[2], Batch)
+
+    async def test_the_reserve_makes_room_for_a_snapshot(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        upkeep = make(hub, disk)
+        reserve = hub.log.directory / "reserve"
+        upkeep._room.look()
+        assert reserve.stat().st_size > 0
+        plainly = hub.log.write_snapshot
+
+        def full(*arguments: Any) -> None:
+            if reserve.exists():
+                raise FullError("log", "no space left on device")
+            plainly(*arguments)
+
+        monkeypatch.setattr(hub.log, "write_snapshot", full)
+        publish(hub, b"a")
+        await upkeep._try_snapshot()
+        assert hub.log.snapshot is not None
+        assert upkeep.told() == {}
+
+
 class TestSnapshots:
     async def test_the_state_and_where_it_was(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
         upkeep = make(hub, disk)
@@ -354,7 +457,7 @@ class TestSnapshots:
         hub.turn(0)
         await upkeep.snapshot()
         assert hub.log.snapshot is not None
-        assert hub.log.snapshot.seq == 2
+        assert (hub.log.snapshot.op, hub.log.snapshot.seq) == (2, 1)
         kept = list((hub.log.directory).glob("*.snapshot"))
         await upkeep.snapshot()
         assert list((hub.log.directory).glob("*.snapshot")) == kept
@@ -392,10 +495,10 @@ class TestSnapshots:
     async def test_a_restart_goes_on_from_it(self, tmp_path: Path) -> None:
         async with running_hub(tmp_path) as server:
             server.hub.submit(entry("hold", "job", hold(5)))
-            await until(lambda: server.hub.log.head == 1)
+            await until(lambda: server.hub.state.holds == {"job": 5})
         async with running_hub(tmp_path) as server:
             assert server.hub.log.snapshot is not None
-            assert server.hub.log.snapshot.seq == 1
+            assert server.hub.log.snapshot.seq == 0
             assert server.hub.state.holds == {"job": 5}
 
 
@@ -460,7 +563,7 @@ class TestRetention:
         self.keep(hub, "later", 100)
         await self.segments(hub, upkeep, 3)
         await upkeep._trim()
-        assert hub.log.first > 8
+        assert hub.log.first > 6
         assert hub.counters.get("holds_broken") == hub.log.first - 2
         assert f"holds_broken: messages 2 to {hub.log.first - 1}: held by job" in caplog.text
         await self.segments(hub, upkeep, 1)
@@ -496,6 +599,57 @@ class TestRetention:
         async with Running(upkeep):
             await until(lambda: hub.counters.get("trimmed") == 6)
         assert hub.log.first == 7
+
+    async def test_a_disk_too_full_to_seal_is_trimmed_all_the_same(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only sealed segments used to go, and sealing needs room: a full disk locked itself up."""
+
+        def full(*_: object) -> None:
+            raise FullError("log", "no space left on device")
+
+        monkeypatch.setattr(hub.log, "seal_next", full)
+        upkeep = make(hub, disk, "log.retain_bytes=1")
+        for _ in range(3):
+            publish(hub, b"a", b"b")
+            hub.log.rotate()
+        async with Running(upkeep):
+            await until(lambda: hub.log.first == 7)
+            assert "no space left on device" in upkeep.told()["seal"]
+            monkeypatch.undo()
+            await until(lambda: upkeep.told() == {})
+        hub.log.close()
+        again = Log.open(hub.log.directory)
+        assert (again.first, again.head) == (7, 6)
+        again.close()
+
+    async def test_a_clock_that_is_wrong_for_a_while_removes_nothing(
+        self, hub: Hub, disk: ThreadPoolExecutor
+    ) -> None:
+        wall, uptime = 1 << 50, 0
+        clock = SteadyClock(lambda: wall, lambda: uptime)
+        settings = load(environ={}, sets=["log.retain_bytes=off", "log.retain_seconds=60"])
+        upkeep = LogMaintenance(hub, settings, disk, clock=clock, trusted_after=0)
+        await self.segments(hub, upkeep, 2, now=clock.now())
+        await upkeep.snapshot()
+        wall, uptime = wall + 25 * 3600 * SECOND, uptime + SECOND
+        await upkeep._trim()
+        assert (hub.log.first, "clock" in upkeep.told()) == (1, True)
+        publish(hub, b"meanwhile", now=clock.now())
+        assert hub.log.last_time == (1 << 50) + SECOND
+        wall, uptime = wall - 25 * 3600 * SECOND + 4 * SECOND, uptime + 4 * SECOND
+        await upkeep._trim()
+        assert (hub.log.first, upkeep.told()) == (1, {})
+
+    async def test_nothing_is_old_before_the_clock_can_be_trusted(
+        self, hub: Hub, disk: ThreadPoolExecutor
+    ) -> None:
+        settings = load(environ={}, sets=["log.retain_bytes=off", "log.retain_seconds=60"])
+        upkeep = LogMaintenance(hub, settings, disk)
+        await self.segments(hub, upkeep, 2, now=1)
+        await upkeep.snapshot()
+        await upkeep._trim()
+        assert hub.log.first == 1
 
     async def test_a_hold_that_is_acknowledged_is_kept(
         self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch

@@ -7,18 +7,20 @@ of the disk is counted, logged and tried again, and a failed sync stops the hub 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from time import time_ns
 from typing import Final, ParamSpec, TypeVar
 
 from headrace.config import Settings
-from headrace.errors import StorageError
+from headrace.errors import DamagedError, FullError, StorageError
 from headrace.hub.sequence import Hub
 from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
+from headrace.net.server.disk_room import DiskRoom
+from headrace.net.server.steady_clock import SteadyClock
 
 logger = logging.getLogger("headrace")
 
@@ -38,6 +40,9 @@ _MAX_BACKLOG: Final = 1 << 30
 """Bytes that may wait to be sealed while the hub is busy."""
 
 _UNLIMITED: Final = 1 << 62
+
+TRUSTED_AFTER: Final = 600.0
+"""Seconds after the start until messages are removed by their age: the machine's clock may not be set yet."""
 
 
 class GroupCommit:
@@ -86,7 +91,16 @@ class LogMaintenance:
         disk: Executor,
         *,
         holds: Callable[[], Mapping[str, int]] = dict,
+        clock: SteadyClock | None = None,
+        trusted_after: float = TRUSTED_AFTER,
     ) -> None:
+        self.problems: dict[str, str] = {}
+        """What fails now, and why, by the work that fails: ``sync``, ``seal``, ``trim``, ``snapshot``, ``room``."""
+        self._clock = clock or SteadyClock()
+        self._trusted_at = asyncio.get_running_loop().time() + min(
+            trusted_after, settings.log.retain_seconds or 0
+        )
+        self._room = DiskRoom(hub, settings.log.retain_bytes)
         self._hub = hub
         self._log = hub.log
         self._holds = holds
@@ -136,9 +150,12 @@ class LogMaintenance:
                 try:
                     await self._in_thread(self._log.sync)
                 except StorageError as error:
-                    # A log that has failed to sync once fails for good.
+                    # A log that has failed to sync once fails for good. What it took since the last sync may be lost;
+                    # to acknowledge more would be to promise what nobody can keep.
                     self._hub.counters.add("sync_failures")
-                    logger.critical("the disk failed to sync, a power cut may lose messages: %s", error)
+                    logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
+                    self.problems["sync"] = str(error)
+                    self._hub.fail(error)
                     return
 
     async def _keep_sealed(self) -> None:
@@ -149,13 +166,22 @@ class LogMaintenance:
                 while not self._too_busy_to_seal() and await self._seal_next():
                     # Between segments too: there may be no last one while messages come faster than they are sealed.
                     await self._trim()
+                self._went_well("seal")
+            except DamagedError as error:
+                # It raises once: the tail is passed over from now on, and sealing goes on with the next.
+                self._hub.counters.add("damaged_tails")
+                logger.error("set aside, since it cannot be sealed: %s", error)
+                self._went_well("seal")
             except StorageError as error:
-                self._failed("the log could not be sealed", error)
+                self._failed("seal", "the log could not be sealed", error)
             try:
                 # Even if sealing failed: on a full disk only this frees space.
                 await self._trim()
+                self._went_well("trim")
             except StorageError as error:
-                self._failed("the log could not be trimmed", error)
+                self._failed("trim", "the log could not be trimmed", error)
+            with contextlib.suppress(OSError):
+                await self._in_thread(self._room.look)
 
     async def _keep_snapshots(self) -> None:
         while True:
@@ -164,13 +190,38 @@ class LogMaintenance:
 
     async def _try_snapshot(self) -> None:
         try:
-            await self.snapshot()
+            try:
+                await self.snapshot()
+            except FullError:
+                if not await self._in_thread(self._room.give_up):
+                    raise
+                await self.snapshot()
+            self._went_well("snapshot")
         except StorageError as error:
-            self._failed("the snapshot could not be written", error)
+            self._failed("snapshot", "the snapshot could not be written", error)
 
-    def _failed(self, what: str, error: StorageError) -> None:
+    def told(self) -> dict[str, str]:
+        """Return everything that is wrong now, by what it concerns."""
+        told = dict(self.problems)
+        if self._hub.shortage is not None:
+            told["room"] = str(self._hub.shortage)
+        if self._log.damaged:
+            told["damage"] = "; ".join(str(each) for each in self._log.damaged.values())
+        if self._clock.stepped:
+            told["clock"] = (
+                "the machine's clock has stepped: messages are stamped as if it had not, for some minutes"
+            )
+        return told
+
+    def _failed(self, work: str, what: str, error: StorageError) -> None:
         self._hub.counters.add("upkeep_failures")
-        logger.error("%s, trying again: %s", what, error)
+        if self.problems.get(work) != str(error):
+            logger.error("%s, trying again: %s", what, error)
+        self.problems[work] = str(error)
+
+    def _went_well(self, work: str) -> None:
+        if self.problems.pop(work, None) is not None:
+            logger.info("%s works again", work)
 
     def _too_busy_to_seal(self) -> bool:
         """Return whether sealing should wait: it takes a core for a second or so, and is not urgent.
@@ -219,12 +270,16 @@ class LogMaintenance:
         if retain.retain_bytes is not None and self._log.size > retain.retain_bytes:
             await self._try_snapshot()
         holds = {**self._hub.state.holds, **self._holds()}
+        seconds = retain.retain_seconds
+        if asyncio.get_running_loop().time() < self._trusted_at:
+            seconds = None
         # Decided here, not in a thread: a hold that is granted meanwhile must be kept.
         verdict, gone = self._log.let_go(
-            time_ns() // 1000,
+            self._clock.now(),
             retain_bytes=_UNLIMITED if retain.retain_bytes is None else retain.retain_bytes,
-            retain_us=None if retain.retain_seconds is None else int(retain.retain_seconds * 1e6),
+            retain_us=None if seconds is None else int(seconds * 1e6),
             holds=holds,
+            unsealed="seal" in self.problems or bool(self._log.damaged),
         )
         await self._in_thread(remove_files, gone)
         if self._log.first > before:

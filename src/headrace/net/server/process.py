@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import time, time_ns
+from time import time
 from typing import Final, Protocol
 
 import msgspec
@@ -38,6 +38,7 @@ from headrace.net.server.doors import DoorOpener
 from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.status_report import facts_of
+from headrace.net.server.steady_clock import SteadyClock
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.wire.fyrehose import kernels
 
@@ -104,6 +105,7 @@ class Server:
             per_address=limits.connections_per_address, total=room_for(limits.connections)
         )
         self._turn_due = False
+        self._clock = SteadyClock()
         self.reports = ProgramReports()
 
     @property
@@ -256,9 +258,21 @@ class Server:
 
     @property
     def problem(self) -> str | None:
-        """Why this hub cannot do all it should, if so: its disk, its cluster, or its upstream hub."""
+        """Why this hub cannot take messages, if so: its disk, its cluster, or its upstream hub."""
         above = self._upstream if self._cluster is None else self._cluster
-        return self.hub.log.failure or (None if above is None else above.problem)
+        full = None if self.hub.shortage is None else str(self.hub.shortage)
+        return self.hub.log.failure or full or (None if above is None else above.problem)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Everything that fails now, and why, by what it concerns; the hub may do without it for a while."""
+        above = self._upstream if self._cluster is None else self._cluster
+        told = self.maintenance.told()
+        if self.hub.log.failure is not None:
+            told["sync"] = self.hub.log.failure
+        if above is not None and above.problem is not None:
+            told["cluster" if self._cluster is not None else "upstream"] = above.problem
+        return told
 
     def write_ready_file(self, path: Path) -> None:
         """Write the addresses of all doors, atomically: every door accepts."""
@@ -288,7 +302,9 @@ class Server:
         self._intake = PublishIntake(
             hub, self.parts.publishers, self.parts.queries, settings.node.data / "stages"
         )
-        self.maintenance = LogMaintenance(hub, settings, self._disk, holds=self.consumers.holds)
+        self.maintenance = LogMaintenance(
+            hub, settings, self._disk, holds=self.consumers.holds, clock=self._clock
+        )
         if self._upstream is not None:
             # The upstream hub puts the policy into the log.
             self._upstream.attach(hub)
@@ -362,7 +378,7 @@ class Server:
 
     def _turn(self) -> None:
         self._turn_due = False
-        self.hub.turn(time_ns() // 1000)
+        self.hub.turn(self._clock.now())
 
     def _relieved(self) -> None:
         for door in self._doors:

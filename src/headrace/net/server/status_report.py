@@ -41,6 +41,7 @@ def facts_of(server: Server) -> dict[str, object]:
         "mode": server.mode,
         "upstream": server.upstream,
         "cluster": server.cluster,
+        "problems": server.problems,
         "doors": server.doors,
         "counters": hub.counters.as_dict(),
         "uptime": round(time() - server.started, 3),
