@@ -102,6 +102,25 @@ def test_a_terminal_gets_columns(hub: HubProcess, command: Command) -> None:
     assert [shown[0], *shown[2:]] == [str(seq), "tube", "t", "hello"]
 
 
+def test_a_terminal_shows_a_long_payload_cut_or_whole(hub: HubProcess, command: Command) -> None:
+    seq = publish(hub, command, "long " * 1000, "žluťoučký kůň " * 100, "short", "--topic", "cut")
+    arguments = ("tail", "--from", seq, "--count", 3, "--url", url(hub))
+    with Terminal(*arguments, columns=100) as terminal:
+        assert terminal.wait() == 0
+    lines = terminal.shown.splitlines()
+    assert len(lines) == 3
+    assert all(98 <= len(line) <= 100 for line in lines[:2])
+    assert lines[0].endswith("… 4.9 KiB")
+    assert lines[1].endswith("… 2.0 KiB")
+    assert lines[2].endswith(" short")
+    with Terminal(*arguments, "--full", columns=100) as terminal:
+        assert terminal.wait() == 0
+    assert "long " * 1000 in terminal.shown
+    assert "…" not in terminal.shown
+    piped = command(*arguments, "--text").stdout.decode()
+    assert "long " * 1000 in piped
+
+
 def test_a_hub_that_restarts(tmp_path: Path, command: Command) -> None:
     with HubProcess.start(tmp_path) as hub:
         publish(hub, command, "before")

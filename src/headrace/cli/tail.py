@@ -19,6 +19,7 @@ from headrace.cli.terminal.options import (
     TextLines,
     hub_access,
 )
+from headrace.cli.terminal.output import on_terminal
 
 if TYPE_CHECKING:
     from headrace.cli.terminal.positions import SequencePosition
@@ -57,14 +58,18 @@ def tail(
     as_json: JsonLines = False,
     text: TextLines = False,
     raw: RawLines = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="On a terminal too, show long payloads whole.")
+    ] = False,
     url: LinkUrl = None,
     client_id: ClientId = None,
 ) -> None:
     """Print messages from any position on, with their number, time, origin and topic, and go on as they are committed.
 
     It reads over the link, and the hub selects the messages. In a topic pattern, * stands for anything but a slash and
-    ** for anything. It runs until --count, Ctrl-C or until nobody reads its output. On a terminal it prints text; in a
-    pipe, one JSON object a line with the whole envelope, as log dump does.
+    ** for anything. It runs until --count, Ctrl-C or until nobody reads its output. On a terminal it prints text, and
+    cuts payloads to the terminal's width unless --full is given; in a pipe, one JSON object a line with the whole
+    envelope, as log dump does.
     """
     from headrace.cli.terminal.positions import parse_position
     from headrace.cli.terminal.rendering import choose_format
@@ -72,7 +77,8 @@ def tail(
     form = choose_format(as_json=as_json, text=text, raw=raw)
     position = parse_position("--from", begin)
     hub = hub_access(url, DoorScheme.TUBE, client_id)
-    run_client(_follow(hub, position, topic, origins or None, count, form))
+    cut = on_terminal() and not full
+    run_client(_follow(hub, position, topic, origins or None, count, form, cut=cut))
 
 
 async def _follow(
@@ -82,7 +88,11 @@ async def _follow(
     origins: list[str] | None,
     count: int | None,
     form: LineFormat,
+    *,
+    cut: bool,
 ) -> None:
+    import shutil
+
     from headrace.cli.terminal.pipes import PipeWriter
     from headrace.cli.terminal.positions import PointInTime, SequenceEnd, sequence_number
     from headrace.cli.terminal.rendering import render_messages
@@ -102,7 +112,9 @@ async def _follow(
             async with stream:
                 async for rows in stream:
                     some = rows.slice(0, left)
-                    await output.write(render_messages(messages(some), form))
+                    # Each time: a terminal may be resized.
+                    width = shutil.get_terminal_size().columns if cut else None
+                    await output.write(render_messages(messages(some), form, width))
                     left -= some.num_rows
                     if not left:
                         break

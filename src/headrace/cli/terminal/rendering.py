@@ -16,12 +16,16 @@ from enum import Enum
 from typing import Final
 
 import msgspec
+from rich.cells import cell_len, set_cell_size
 
-from headrace.cli.terminal.output import moment
+from headrace.cli.terminal.output import moment, size
 from headrace.errors import UsageError
 from headrace.message import Message
 
 _ENCODER: Final = msgspec.json.Encoder()
+
+_LEAST: Final = 16
+"""Columns that a payload gets in any case; if there are fewer, the terminal folds the line."""
 
 # The messages of a batch share their time.
 _moment = functools.lru_cache(maxsize=16)(moment)
@@ -67,17 +71,17 @@ def render(first: int, payloads: Iterable[bytes], form: LineFormat) -> bytes:
     return b"".join(rendered)
 
 
-def render_messages(messages: Iterable[Message], form: LineFormat) -> bytes:
-    """Render messages with their envelope, one per line."""
+def render_messages(messages: Iterable[Message], form: LineFormat, width: int | None = None) -> bytes:
+    """Render messages with their envelope, one per line; text is cut to a ``width``, if there is one."""
     match form:
         case LineFormat.RAW:
             rendered = [message.payload + b"\n" for message in messages]
         case LineFormat.JSON:
             rendered = [envelope_line(message) for message in messages]
         case LineFormat.TEXT:
-            rendered = [("\t".join(_columns(message)) + "\n").encode() for message in messages]
+            rendered = [_plain(message, width).encode() for message in messages]
         case LineFormat.COLOUR:
-            rendered = [_coloured(*_columns(message)).encode() for message in messages]
+            rendered = [_coloured(message, width).encode() for message in messages]
     return b"".join(rendered)
 
 
@@ -125,11 +129,53 @@ def visible(payload: bytes) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _columns(message: Message) -> tuple[str, str, str, str, str]:
-    """Return the columns that people see: number, time, origin, topic, payload."""
+def fitting(payload: bytes, room: int | None) -> str:
+    """Render as much of a payload as there is room for, in columns; one that is cut says how long it is.
+
+    >>> fitting(b"hello, world", 12), fitting(b"hello, world", None)
+    ('hello, world', 'hello, world')
+    >>> fitting(b"a very, very long message", 20)
+    'a very, very l… 25 B'
+    """
+    if room is None:
+        return visible(payload)
+    room = max(room, _LEAST)
+    # No character has more than four bytes: what is behind this cannot be shown in any case.
+    text = visible(_whole_characters(payload[: 4 * room]))
+    if len(payload) <= 4 * room and cell_len(text) <= room:
+        return text
+    rest = f"… {size(len(payload))}"
+    return set_cell_size(text, room - len(rest)).rstrip() + rest
+
+
+def _whole_characters(cut: bytes) -> bytes:
+    """Leave out the character that a cut went through."""
+    for end in range(len(cut), max(len(cut) - 4, 0), -1):
+        try:
+            cut[:end].decode()
+        except UnicodeDecodeError:
+            continue
+        return cut[:end]
+    return cut
+
+
+def _columns(message: Message) -> tuple[str, str, str, str]:
+    """Return the columns that people see before the payload: number, time, origin, topic."""
     time = _moment(message.time) or ""
-    return str(message.seq), time, message.origin, visible(message.topic.encode()), visible(message.payload)
+    return str(message.seq), time, message.origin, visible(message.topic.encode())
 
 
-def _coloured(seq: str, time: str, origin: str, topic: str, payload: str) -> str:
-    return f"\x1b[2m{seq:>8}  {time}  {origin:<9}\x1b[0m \x1b[36m{topic:<16}\x1b[0m {payload}\n"
+def _plain(message: Message, width: int | None) -> str:
+    before = "\t".join(_columns(message)) + "\t"
+    room = None if width is None else width - cell_len(before.expandtabs())
+    return f"{before}{fitting(message.payload, room)}\n"
+
+
+def _coloured(message: Message, width: int | None) -> str:
+    seq, time, origin, topic = _columns(message)
+    if width is not None:
+        # Whole seconds leave more room for what people look at.
+        time = f"{time[:19]}Z"
+    numbers, topic = f"{seq:>8}  {time}  {origin:<9}", f"{topic:<16}"
+    room = None if width is None else width - cell_len(f"{numbers} {topic} ")
+    return f"\x1b[2m{numbers}\x1b[0m \x1b[36m{topic}\x1b[0m {fitting(message.payload, room)}\n"
