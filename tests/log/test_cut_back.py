@@ -6,20 +6,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.log.content import SOAK, append, batch, columns, content_of, flat, restore, seal_all
+from tests.log.content import (
+    SOAK,
+    append,
+    batch,
+    check_operations,
+    columns,
+    content_of,
+    entries,
+    flat,
+    messages_of,
+    operations,
+    restore,
+    seal_all,
+)
 
 from headrace.errors import StorageError, UsageError
 from headrace.log import Log, tail, tail_writer
+from headrace.message import Message
 
 GROUPS = [
-    [batch(1, b"a", b"b", b"c", time=1)],
-    [batch(4, b"d", time=2), batch(5, b"e", b"f", time=3), batch(7, b"g", time=3)],
-    [batch(8, b"h", b"i", time=4, topic="t", columns=columns(time=[4, 9]))],
-    [batch(10, b"j" * 300, time=9)],
+    [entries(0, b"1", time=1), batch(1, b"a", b"b", time=1)],
+    [batch(3, b"c", time=2), entries(3, b"2", b"3", time=3), entries(3, b"4", time=3), batch(4, b"d", time=3)],
+    [entries(4, b"5", b"6", time=3)],
+    [batch(5, b"e", b"f", time=4, topic="t", columns=columns(time=[4, 9]))],
+    [batch(7, b"g" * 300, time=9), entries(7, b"7", time=9, columns=columns(time=[10]))],
 ]
-"""Appends, of one batch and of several; with times of their own."""
+"""Appends, of one batch and of several, messages and entries; with times of their own."""
 
-TAIL = 10
+MESSAGES, TAIL = 7, 14
+"""The last message and the last operation."""
 
 
 def build(directory: Path, *, rotate: tuple[int, ...] = (), **options: Any) -> Log:
@@ -32,18 +48,24 @@ def build(directory: Path, *, rotate: tuple[int, ...] = (), **options: Any) -> L
     return log
 
 
-def everything(log: Log) -> list[Any]:
-    found = []
+def everything(log: Log) -> list[tuple[int, Message]]:
+    """What was appended, committed or not, by operation."""
+    found: list[tuple[int, Message]] = []
     while batches := log.read_ops(len(found) + 1, uncommitted=True):
-        found += flat(batches)
+        found += operations(batches)
     return found
 
 
-EXPECTED = flat(itertools.chain.from_iterable(GROUPS))
+EXPECTED = list(enumerate(flat(itertools.chain.from_iterable(GROUPS)), 1))
+
+
+def messages_upto(op: int) -> int:
+    """The newest message at an operation."""
+    return len(messages_of(EXPECTED[:op]))
 
 
 @pytest.mark.parametrize("last", range(TAIL + 1))
-@pytest.mark.parametrize("rotate", [(), (0,), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("rotate", [(), (0,), (1, 2), (0, 1, 2, 3, 4)])
 class TestEveryPlace:
     def test_what_is_before_stays_and_the_log_goes_on(
         self, tmp_path: Path, last: int, rotate: tuple[int, ...]
@@ -51,17 +73,29 @@ class TestEveryPlace:
         log = build(tmp_path, rotate=rotate)
         log.commit(last // 2)
         log.cut_back(last)
-        assert (log.tail, log.head) == (last, last // 2)
+        assert (log.tail_op, log.head_op) == (last, last // 2)
+        assert (log.tail, log.head) == (messages_upto(last), messages_upto(last // 2))
         assert everything(log) == EXPECTED[:last]
-        assert log.last_time == (EXPECTED[last - 1].time if last else 0)
-        following = batch(last + 1, b"other", b"next", time=log.last_time)
-        log.append([following])
+        assert log.last_time == (EXPECTED[last - 1][1].time if last else 0)
+        seq = log.tail
+        following = [
+            entries(seq, b"other", time=log.last_time, topic="t"),
+            batch(seq + 1, b"other", b"next", time=log.last_time, topic="t"),
+            entries(seq + 2, b"after", time=log.last_time, topic="t"),
+        ]
+        log.append(following)
         log.commit(log.tail_op)
-        assert flat(log.scan(1)) == EXPECTED[:last] + flat([following])
+        expected = EXPECTED[:last] + list(enumerate(flat(following), last + 1))
+        assert operations(log.scan_ops(1)) == expected
+        assert flat(log.scan(1)) == messages_of(expected)
         log.close()
         again = Log.open(tmp_path)
         assert again.torn is None
-        assert flat(again.scan(1)) == EXPECTED[:last] + flat([following])
+        assert (again.tail, again.tail_op) == (seq + 2, last + 4)
+        check_operations(again, expected)
+        seal_all(again)
+        check_operations(again, expected)
+        assert flat(again.scan(1)) == messages_of(expected)
         again.close()
 
     def test_it_lasts(self, tmp_path: Path, last: int, rotate: tuple[int, ...]) -> None:
@@ -71,7 +105,8 @@ class TestEveryPlace:
         log.close()
         restore(tmp_path, left)
         again = Log.open(tmp_path, committed=0)
-        assert (again.head, again.tail, again.torn) == (0, last, None)
+        assert (again.head_op, again.tail_op, again.torn) == (0, last, None)
+        assert (again.head, again.tail) == (0, messages_upto(last))
         assert everything(again) == EXPECTED[:last]
         again.close()
 
@@ -80,8 +115,8 @@ class _PowerFailureError(Exception):
     pass
 
 
-@pytest.mark.parametrize("rotate", [(), (0,), (1, 2), (0, 1, 2, 3)])
-@pytest.mark.parametrize("last", range(TAIL) if SOAK else [0, 2, 3, 5, 7, 9])
+@pytest.mark.parametrize("rotate", [(), (0,), (1, 2), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("last", range(TAIL) if SOAK else [0, 1, 3, 5, 7, 9, 12, 13])
 def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, rotate: tuple[int, ...]
 ) -> None:
@@ -118,8 +153,8 @@ def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
         log.lock.release()
         restore(directory, left)
         again = Log.open(directory, committed=0)
-        assert last <= again.tail <= TAIL
-        assert everything(again) == EXPECTED[: again.tail]
+        assert last <= again.tail_op <= TAIL
+        assert everything(again) == EXPECTED[: again.tail_op]
         again.cut_back(last)
         assert everything(again) == EXPECTED[:last]
         again.close()
@@ -163,7 +198,7 @@ class TestRefusals:
             patch.setattr(os, "ftruncate", refuse)
             with pytest.raises(StorageError):
                 log.cut_back(3)
-        assert log.tail == TAIL
+        assert (log.tail_op, log.tail) == (TAIL, MESSAGES)
         log.cut_back(3)
         assert everything(log) == EXPECTED[:3]
         log.close()
@@ -183,7 +218,7 @@ def test_what_follows_a_cut_is_synced_anew(tmp_path: Path) -> None:
     log.sync()
     log.cut_back(3)
     assert not log.dirty
-    log.append([batch(4, b"other", time=log.last_time)])
+    log.append([batch(3, b"other", time=log.last_time)])
     assert log.dirty
     assert log.sync() == 4
     log.close()
@@ -192,10 +227,10 @@ def test_what_follows_a_cut_is_synced_anew(tmp_path: Path) -> None:
 def test_readers_keep_what_they_read(tmp_path: Path) -> None:
     log = build(tmp_path)
     log.commit(5)
-    scan = log.scan(1, max_bytes=1)
+    scan = log.scan_ops(1, max_bytes=1)
     first = next(scan)
     log.cut_back(5)
-    assert flat([first, *scan]) == EXPECTED[:5]
+    assert operations([first, *scan]) == EXPECTED[:5]
     log.close()
 
 
@@ -205,7 +240,7 @@ def test_sealing_goes_on_after_a_cut(tmp_path: Path) -> None:
     log.cut_back(5)
     append(log, b"more")
     seal_all(log)
-    assert flat(log.scan(1))[:5] == EXPECTED[:5]
+    assert operations(log.scan_ops(1))[:5] == EXPECTED[:5]
     log.close()
 
 
@@ -214,20 +249,21 @@ class TestCommittedAtOpening:
     def test_what_is_known(self, tmp_path: Path, known: int | None, head: int) -> None:
         build(tmp_path).close()
         log = Log.open(tmp_path, committed=known)
-        assert log.head == head
+        assert (log.head_op, log.head) == (head, messages_upto(head))
         log.close()
 
     def test_snapshots_and_sealed_segments_tell_more(self, tmp_path: Path) -> None:
         log = build(tmp_path)
         log.commit(3)
-        log.write_snapshot(3, 3, {})
+        log.write_snapshot(3, 2, {})
         log.close()
         log = Log.open(tmp_path, committed=0)
-        assert log.head == 3
+        assert (log.head_op, log.head) == (3, 2)
         log.commit(TAIL)
         seal_all(log)
         append(log, b"more")
         log.close()
         log = Log.open(tmp_path, committed=0)
-        assert (log.head, log.tail) == (TAIL, TAIL + 1)
+        assert (log.head_op, log.tail_op) == (TAIL, TAIL + 1)
+        assert (log.head, log.tail) == (MESSAGES, MESSAGES + 1)
         log.close()

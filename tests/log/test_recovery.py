@@ -5,12 +5,24 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.log.content import append, batch, content_of, flat, restore, seal_all
+from tests.log.content import (
+    append,
+    append_entries,
+    batch,
+    check_operations,
+    content_of,
+    flat,
+    operations,
+    restore,
+    seal_all,
+)
 
 from headrace.errors import DamagedError, StorageError, UsageError
 from headrace.log import Log, recovery, sealing
+from headrace.log.damage.repair import plan, repair
+from headrace.log.damage.verify import verify
 from headrace.log.recovery import look, recover
-from headrace.log.tail import TailFile
+from headrace.log.tail import HEADER_BYTES, TailFile
 from headrace.message import Message
 
 NAME = "{:016d}.{}".format
@@ -58,7 +70,13 @@ class TestWhatACrashLeaves:
 
     def test_files_in_the_making(self, tmp_path: Path, written: list[Message]) -> None:
         before = names(tmp_path)
-        for name in (NAME(10, "arrow"), NAME(10, "index"), NAME(16, "open"), NAME(15, "snapshot")):
+        for name in (
+            NAME(10, "arrow"),
+            NAME(10, "index"),
+            NAME(10, "entries"),
+            NAME(16, "open"),
+            NAME(15, "snapshot"),
+        ):
             (tmp_path / f"{name}.making").write_bytes(b"half")
         assert reopened(tmp_path) == written
         assert names(tmp_path) == before
@@ -148,7 +166,7 @@ class TestWhatACrashLeaves:
         assert flat(log.scan(1)) == written
         log.close()
 
-    @pytest.mark.parametrize("left", [b"", b"HRTAIL", bytes(48), bytes(5000)])
+    @pytest.mark.parametrize("left", [b"", b"HRTAIL", bytes(HEADER_BYTES), bytes(5000)])
     def test_a_rotation_that_did_not_reach_the_disk(
         self, tmp_path: Path, written: list[Message], left: bytes
     ) -> None:
@@ -164,7 +182,7 @@ class TestWhatACrashLeaves:
         log.close()
         assert len(reopened(tmp_path)) == 16
 
-    @pytest.mark.parametrize("left", [None, b"", b"HRTAIL", bytes(48), bytes(5000)])
+    @pytest.mark.parametrize("left", [None, b"", b"HRTAIL", bytes(HEADER_BYTES), bytes(5000)])
     @pytest.mark.parametrize("lost", ["nothing", "a part", "a message"])
     def test_power_that_fails_just_after_a_rotation(
         self, tmp_path: Path, left: bytes | None, lost: str
@@ -236,7 +254,7 @@ class TestRefusals:
         tail = tmp_path / NAME(10, "open")
         os.truncate(tail, tail.stat().st_size - 1)
         error = self.refused(tmp_path, "cut short")
-        assert (error.path, error.offset, error.first, error.last) == (str(tail), 48, 10, 12)
+        assert (error.path, error.offset, error.first, error.last) == (str(tail), HEADER_BYTES, 10, 12)
 
     def test_a_torn_end_before_a_tail_that_was_never_used(self, tmp_path: Path) -> None:
         log = Log.open(tmp_path)
@@ -275,14 +293,14 @@ class TestRefusals:
             path = tmp_path / NAME(number, suffix)
             if path.exists():
                 path.rename(tmp_path / NAME(number + 1, suffix))
-        self.refused(tmp_path, f"it begins with message {number}, not with {number + 1} as its name says")
+        self.refused(tmp_path, f"it begins at {number}, not at {number + 1} as its name says")
 
     def test_a_snapshot_ahead_of_the_log(self, tmp_path: Path, written: list[Message]) -> None:
         log = Log.open(tmp_path)
         log.write_snapshot(15, 15, {})
         log.close()
         (tmp_path / NAME(13, "open")).unlink()
-        error = self.refused(tmp_path, "the snapshot at 15 is ahead of the log, which ends at 12")
+        error = self.refused(tmp_path, "the snapshot at message 15 is ahead of the log, which ends at 12")
         assert (error.first, error.last) == (13, 15)
 
     def test_trimmed_messages_without_their_snapshot(self, tmp_path: Path, written: list[Message]) -> None:
@@ -292,7 +310,7 @@ class TestRefusals:
         assert log.first == 7
         log.close()
         (tmp_path / NAME(7, "snapshot")).unlink()
-        error = self.refused(tmp_path, "the snapshot that covers trimmed messages is missing")
+        error = self.refused(tmp_path, "the snapshot that covers trimmed messages and lost entries is missing")
         assert (error.first, error.last) == (1, 6)
 
     def test_trimmed_messages_with_a_damaged_snapshot(self, tmp_path: Path, written: list[Message]) -> None:
@@ -387,16 +405,20 @@ class TestEverySealingMoment:
 
             monkeypatch.setattr(os, name, watch)
 
+        append_entries(log, b"first of all")
         for n in range(3):
             append(log, *[b"%d" % n] * 5)
+            append_entries(log, b"entry", b"%d" % n)
         log.rotate()
+        append_entries(log, b"at the border")
         append(log, b"last")
         messages = flat(log.scan(1))
+        known = operations(log.scan_ops(1))
         for name in ("rename", "unlink", "pread", "fsync"):
             watched(name)
         assert log.seal_next()
         sealed = len(copies)
-        log.write_snapshot(16, 16, {})
+        log.write_snapshot(log.head_op, 16, {})
         log.retain(0, retain_bytes=0, retain_us=None, holds={})
         monkeypatch.undo()
         log.close()
@@ -411,7 +433,216 @@ class TestEverySealingMoment:
             assert again.uuid == log.uuid
             found = flat(again.scan(again.first))
             assert found == (messages if number < sealed else messages[again.first - 1 :])
+            assert number >= sealed or again.first_op == 1
+            check_operations(again, known)
             again.close()
+
+
+class TestEntries:
+    """A crash leaves entries in every position: recovered as messages are, and never without one another."""
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Log:
+        """Two sealed segments, the second of entries only, a rotated tail of entries only, and an open one."""
+        log = Log.open(tmp_path)
+        append_entries(log, b"before the first", time=1)
+        append(log, b"1", b"2", time=2)
+        append_entries(log, b"a", b"b", time=2)
+        append(log, b"3", time=3)
+        seal_all(log)
+        append_entries(log, b"c", time=4)
+        append_entries(log, b"d", b"e", time=4)
+        seal_all(log)
+        append_entries(log, b"f", time=5)
+        log.rotate()
+        append_entries(log, b"g", time=6)
+        append(log, b"4", time=7)
+        append_entries(log, b"h", time=8)
+        log.close()
+        return log
+
+    EXPECTED = [b"before the first", b"1", b"2", b"a", b"b", b"3", *b"c d e f g 4 h".split()]
+
+    def payloads(self, log: Log) -> list[bytes]:
+        return [message.payload for _, message in operations(log.scan_ops(log.first_op))]
+
+    def test_the_fixture_is_what_it_says(self, tmp_path: Path, log: Log) -> None:
+        assert names(tmp_path) == {
+            *(NAME(op, kind) for op in (1, 7) for kind in ("arrow", "index", "entries")),
+            NAME(10, "open"),
+            NAME(11, "open"),
+        }
+        again = Log.open(tmp_path)
+        assert self.payloads(again) == self.EXPECTED
+        assert (again.head, again.head_op, again.last_time) == (4, 13, 8)
+        edges = [(s.first_op, s.last_op, s.first, s.last) for s in again.segments]
+        assert edges == [(1, 6, 1, 3), (7, 9, 4, 3), (10, 10, 4, 3), (11, 13, 4, 4)]
+        check_operations(again, operations(again.scan_ops(1)))
+        # A reader of messages passes over segments that have none.
+        assert [message.payload for message in flat(again.scan(1))] == [b"1", b"2", b"3", b"4"]
+        assert (again.read(4)[0].run[0], again.seq_at(4), again.reach(4, 1)) == (b"4", 4, 4)
+        again.close()
+
+    def test_every_length_of_the_last_tail(self, tmp_path: Path, log: Log) -> None:
+        path = tmp_path / NAME(11, "open")
+        whole = path.read_bytes()
+        tail, _ = TailFile.open(path, writable=False)
+        ends = [*tail._offsets, tail.size]
+        before = content_of(tmp_path)
+        for size in range(len(whole)):
+            restore(tmp_path, before | {path.name: whole[:size]})
+            kept = sum(1 for end in ends[1:] if end <= size)
+            again = Log.open(tmp_path)
+            assert self.payloads(again) == self.EXPECTED[: 10 + kept]
+            assert (again.tail_op, again.tail) == (10 + kept, 3 + (kept > 1))
+            assert again.last_time == [5, 6, 7][kept]
+            assert (again.torn is None) == (size == ends[kept] if kept or size >= HEADER_BYTES else False)
+            append_entries(again, b"next")
+            append(again, b"next")
+            again.close()
+            again = Log.open(tmp_path)
+            assert self.payloads(again) == [*self.EXPECTED[: 10 + kept], b"next", b"next"]
+            again.close()
+
+    @pytest.mark.parametrize("left", [None, b"", bytes(HEADER_BYTES)])
+    def test_power_that_fails_after_a_rotation_takes_only_entries(
+        self, tmp_path: Path, left: bytes | None
+    ) -> None:
+        log = Log.open(tmp_path)
+        append(log, b"1")
+        size = (tmp_path / NAME(1, "open")).stat().st_size
+        append_entries(log, b"a")
+        log.rotate()
+        log.close()
+        os.truncate(tmp_path / NAME(1, "open"), size)
+        if left is not None:
+            (tmp_path / NAME(3, "open")).write_bytes(left)
+        looked = Log.open(tmp_path, read_only=True)
+        assert (looked.tail, looked.tail_op) == (1, 1)
+        log = Log.open(tmp_path)
+        assert log.torn is not None
+        if left is None:
+            assert log.torn.reason == "entries of the log after message 1 had not reached the disk"
+        append_entries(log, b"b")
+        assert self.payloads(log) == [b"1", b"b"]
+        log.close()
+        assert len(reopened(tmp_path)) == 1
+
+    def test_a_tail_beside_its_segment(self, tmp_path: Path, log: Log) -> None:
+        tail = (tmp_path / NAME(10, "open")).read_bytes()
+        again = Log.open(tmp_path)
+        assert again.seal_next() is not None
+        again.close()
+        sealed = content_of(tmp_path)
+        whole = sealed[NAME(10, "entries")]
+        for entries_left in (whole, whole[:-4], b"", None, whole[:-1] + b"!"):
+            restore(tmp_path, sealed | {NAME(10, "open"): tail})
+            if entries_left is None:
+                (tmp_path / NAME(10, "entries")).unlink()
+            else:
+                (tmp_path / NAME(10, "entries")).write_bytes(entries_left)
+            again = Log.open(tmp_path)
+            assert self.payloads(again) == self.EXPECTED
+            # A good segment stays, a bad one goes; the tail makes up for it.
+            good = entries_left == whole
+            assert (NAME(10, "open") in names(tmp_path)) == (not good)
+            assert {NAME(10, kind) for kind in ("arrow", "index", "entries")} & names(tmp_path) == (
+                {NAME(10, kind) for kind in ("arrow", "index", "entries")} if good else set()
+            )
+            seal_all(again)
+            assert self.payloads(again) == self.EXPECTED
+            again.close()
+
+    @pytest.mark.parametrize("left", [("entries",), ("index",), ("entries", "index")])
+    def test_what_trimming_left(self, tmp_path: Path, log: Log, left: tuple[str, ...]) -> None:
+        again = Log.open(tmp_path)
+        again.write_snapshot(6, 3, {"state": b"6"})
+        again.close()
+        for kind in {"arrow", "entries", "index"} - set(left):
+            (tmp_path / NAME(1, kind)).unlink()
+        again = Log.open(tmp_path)
+        assert (again.first, again.first_op) == (4, 7)
+        assert self.payloads(again) == self.EXPECTED[6:]
+        assert not any(name.startswith(f"{1:016d}") for name in names(tmp_path))
+        again.close()
+
+    @pytest.mark.parametrize(
+        ("number", "kinds", "said"),
+        [
+            (1, ("entries",), "entries of the log before message 1 are in doubt"),
+            (7, ("entries",), "entries of the log after message 3 are in doubt"),
+            (7, ("arrow",), "entries of the log after message 3 are missing before it"),
+            (7, ("index",), "its index is missing at byte 0; messages 4 on"),
+            (10, ("open",), "entries of the log after message 3 are missing before it"),
+        ],
+    )
+    def test_refusals(
+        self, tmp_path: Path, log: Log, number: int, kinds: tuple[str, ...], said: str
+    ) -> None:
+        for kind in kinds:
+            (tmp_path / NAME(number, kind)).unlink()
+        before = content_of(tmp_path)
+        for read_only in (False, True):
+            with pytest.raises(DamagedError, match=said):
+                Log.open(tmp_path, read_only=read_only)
+        assert content_of(tmp_path) == before
+
+    def test_a_snapshot_ahead_by_entries_only(self, tmp_path: Path, log: Log) -> None:
+        again = Log.open(tmp_path)
+        append_entries(again, b"i")
+        again.write_snapshot(14, 4, {})
+        again.close()
+        tail, _ = TailFile.open(tmp_path / NAME(11, "open"), writable=False)
+        os.truncate(tmp_path / NAME(11, "open"), tail._offsets[-1])
+        with pytest.raises(DamagedError, match="ahead of the log.*; entries of the log after message 4 are in"):
+            Log.open(tmp_path)
+
+    def test_trimmed_entries_without_their_snapshot(self, tmp_path: Path, log: Log) -> None:
+        """The messages are all there, but the state before them is not."""
+        again = Log.open(tmp_path / "other")
+        append_entries(again, b"state")
+        seal_all(again)
+        append(again, b"1")
+        again.write_snapshot(2, 1, {})
+        again.retain(0, retain_bytes=0, retain_us=None, holds={})
+        assert (again.first, again.first_op) == (1, 2)
+        again.close()
+        (tmp_path / "other" / NAME(2, "snapshot")).unlink()
+        with pytest.raises(DamagedError, match="lost entries is missing.*before message 1 are in doubt"):
+            Log.open(tmp_path / "other")
+
+
+class TestOlderVersions:
+    """A log of the first version, where entries had numbers, is refused by name and left as it is."""
+
+    @pytest.mark.parametrize("kind", ["open", "index", "snapshot"])
+    @pytest.mark.parametrize("read_only", [False, True])
+    def test_it_is_refused(
+        self, tmp_path: Path, written: list[Message], kind: str, read_only: bool
+    ) -> None:
+        log = Log.open(tmp_path)
+        log.write_snapshot(15, 15, {})
+        log.close()
+        path = {
+            "open": tmp_path / NAME(13, "open"),
+            "index": tmp_path / NAME(1, "index"),
+            "snapshot": tmp_path / NAME(15, "snapshot"),
+        }[kind]
+        data = bytearray(path.read_bytes())
+        place = 7 if kind == "index" else 6
+        assert data[place] == 2
+        data[place] = 1
+        path.write_bytes(data)
+        before = content_of(tmp_path)
+        said = f"{path.name} is of version 1 of the log's format, and this Headrace reads version 2: begin with"
+        with pytest.raises(StorageError, match=said) as caught:
+            Log.open(tmp_path, read_only=read_only)
+        assert not isinstance(caught.value, DamagedError), "nothing is damaged, and repair must not be advised"
+        assert content_of(tmp_path) == before
+        for use in (lambda: list(verify(tmp_path)), lambda: plan(tmp_path), lambda: repair(tmp_path)):
+            with pytest.raises(StorageError, match=said):
+                use()
+        assert content_of(tmp_path) == before
 
 
 class TestLook:

@@ -352,8 +352,9 @@ class TailFile:
         try:
             frame.check(window, at, self._salt)
         except frame.BadFrame as bad:
-            first = self._seqs[index]
-            last = first + (self._rows(index) - 1 if self._is_messages(index) else 0)
+            messages = self._is_messages(index)
+            first = self._seqs[index] + (not messages)
+            last = first - 1 + (self._rows(index) if messages else 0)
             raise DamagedError(str(self.path), self._offsets[index], first, last, str(bad)) from None
 
     def _check_frames(self) -> TornEnd | None:
@@ -374,7 +375,8 @@ class TailFile:
             reason = fault(self.fd, self._salt, self.size)
             later = find_frame(self.fd, self._salt, self.size + 4)
             if later is not None:
-                last = max(later.first - 1, self.next)
+                # Entries stand after a message that is lost too, unless it is the last one here.
+                last = max(later.first if later.entries else later.first - 1, self.next - 1)
                 raise DamagedError(str(self.path), self.size, self.next, last, reason)
         self._forget_from(whole)
         return TornEnd(self.size, end - self.size, reason) if self.size < end else None
