@@ -30,7 +30,7 @@ from headrace.spark.jobs.archive.files import enveloped
 from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
 from headrace.spark.jobs.match.push import Lifeline
-from headrace.spark.jobs.match.tables import EVERY, SubscriptionTables, matcher_table
+from headrace.spark.jobs.match.tables import EVERY, SubscriptionTable, SubscriptionTables, matcher_table
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import over_ranges
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
@@ -115,8 +115,10 @@ class FleetDriver:
         self.tables_path = f"{self._path}/subscriptions"
         run.params = {**run.params, "checkpoint": f"{self._path}/checkpoint"}
         self._tables = SubscriptionTables(Folder.at(self.tables_path))
-        self._newest_table = self._take_table()
-        self.lifeline = Lifeline(self._newest_table, run.access.patience)
+        table = self._take_table()
+        self._newest_op = table.op
+        """The log's own position at which the newest table was taken."""
+        self.lifeline = Lifeline(table.seq, run.access.patience)
         self._done: dict[str, int | float] = {}
 
     def push(self, batch: DataFrame, _number: int) -> None:
@@ -140,8 +142,8 @@ class FleetDriver:
             "matched": self._done.get("matched", 0) + sum(each["matched"] for each in done),
             "pushed": self._done.get("pushed", 0) + sum(each["pushed"] for each in done),
         }
-        if self.lifeline.place - self._newest_table >= EVERY:
-            self._newest_table = self._take_table()
+        if max(each["op"] for each in done) - self._newest_op >= EVERY:
+            self._newest_op = self._take_table().op
         self._tables.drop_before(self.lifeline.place)
 
     def facts(self) -> dict[str, object]:
@@ -153,7 +155,7 @@ class FleetDriver:
         self.lifeline.close()
         Folder.at(self._path).remove_all()
 
-    def _take_table(self) -> int:
+    def _take_table(self) -> SubscriptionTable:
         with link(self._access) as client:
             return self._tables.add(client.subscriptions())
 

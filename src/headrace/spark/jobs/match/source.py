@@ -42,7 +42,7 @@ _DONE: Final = pa.schema(
         pa.field("share", pa.int32()),
         *(
             pa.field(name, pa.int64())
-            for name in ("first", "last", "subscriptions", "messages", "matched", "pushed")
+            for name in ("first", "last", "op", "subscriptions", "messages", "matched", "pushed")
         ),
     ]
 )
@@ -174,6 +174,7 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
         "share": number,
         "first": span.first,
         "last": span.last,
+        "op": share.op,
         "subscriptions": len(share),
         "messages": span.last - span.first + 1,
         "matched": share.found,

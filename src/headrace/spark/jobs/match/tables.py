@@ -18,7 +18,7 @@ from headrace.spark.jobs.folder import Folder, storage_errors
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
 EVERY: Final = 1_000_000
-"""Sequence numbers from table to table: about the most that a task without a share has to read."""
+"""Messages and entries from table to table: about the most that a task without a share has to look through."""
 
 _SUFFIX: Final = ".subscriptions"
 
@@ -38,15 +38,15 @@ class SubscriptionTables:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
-    def add(self, rows: pa.Table) -> int:
-        """Keep a table as the link gives it; return its sequence number."""
-        seq = int(rows.schema.metadata[b"head"])
+    def add(self, rows: pa.Table) -> SubscriptionTable:
+        """Keep a table as the link gives it."""
+        table = _with_place(rows)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows)
         with storage_errors(f"the subscriptions cannot be written to {self._folder.path}"):
-            self._folder.write(f"{seq:015d}{_SUFFIX}", sink.getvalue().to_pybytes())
-        return seq
+            self._folder.write(f"{table.seq:015d}{_SUFFIX}", sink.getvalue().to_pybytes())
+        return table
 
     def find(self, place: int) -> SubscriptionTable:
         """Read the newest table that is not past ``place``."""
@@ -57,8 +57,7 @@ class SubscriptionTables:
                     f"{self._folder.path} has no subscriptions of before {place + 1}: executors must see the same path"
                 )
             with pa.ipc.open_stream(self._folder.read(f"{seqs[-1]:015d}{_SUFFIX}")) as reader:
-                rows = reader.read_all()
-            return SubscriptionTable(seqs[-1], int(rows.schema.metadata[b"op"]), rows)
+                return _with_place(reader.read_all())
 
     def drop_before(self, place: int) -> None:
         """Remove the tables that nobody at or after ``place`` needs."""
@@ -70,6 +69,11 @@ class SubscriptionTables:
         for name in self._folder.names():
             if name.endswith(_SUFFIX):
                 yield int(name.removesuffix(_SUFFIX))
+
+
+def _with_place(rows: pa.Table) -> SubscriptionTable:
+    seq, op = (int(rows.schema.metadata[name]) for name in (b"head", b"op"))
+    return SubscriptionTable(seq, op, rows)
 
 
 def matcher_table(rows: pa.Table) -> pa.Table:
