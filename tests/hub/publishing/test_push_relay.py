@@ -75,7 +75,7 @@ def test_what_belongs_together_is_refused_whole(hub: Hub, pushing: PushRelay) ->
 def test_what_wants_an_answer_is_refused(pushing: PushRelay) -> None:
     told: list[Published | HeadraceError | int | None] = []
     pushing.publish(
-        Batch(Run.of([b"a"]), publisher="p", number=0), told.append, follows=False, preceding=None
+        Batch(Run.of([b"a"]), publisher="p", number=0), told.append, follows=False, preceding=()
     )
     pushing.commit("q", 0, [], told.append)
     pushing.newest("p", told.append)

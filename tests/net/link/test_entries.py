@@ -32,7 +32,7 @@ def read(body: bytes) -> Found:
     found = rows_of(body, ENTRIES)
     assert set(found.column("origin").to_pylist()) == {"log"}
     names = ("seq", "op", "topic")
-    return list(zip(*(found.column(name).to_pylist() for name in names), strict=True))  # type: ignore[arg-type]
+    return list(zip(*(found.column(name).to_pylist() for name in names), strict=True))
 
 
 async def entries(peer: LinkPeer, **asked: Any) -> tuple[Found, Head]:
@@ -140,6 +140,32 @@ async def test_entries_that_are_no_longer_kept(server: Server, peer: LinkPeer) -
     refusal = await peer.ask(op="entries", id=1, first=2, last=9, **{"from": 5})
     assert refusal["error"] == "trimmed"
     assert (await entries(peer, first=2, last=9, **{"from": 7}))[0] == [(3, 8, "hold/e5")]
+
+
+async def test_one_that_retention_overtakes_ends_with_an_error(
+    server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not go on with what is left, as if nothing were missing."""
+    monkeypatch.setattr(operation_bodies, "ROWS_BYTES", 1)
+    for number in range(3):
+        write(server, f"e{number}", "m")
+        await server.maintenance.seal()
+    await peer.say(op="entries", id=1, first=0, credit=1)
+    assert (await peer.hear())[0]["event"] == "at"
+    head, body = await peer.hear()
+    assert read(body) == [(0, 1, "hold/e0")]
+    await server.maintenance.snapshot()
+    write(server, "e3")
+    server.hub.log.retain(0, retain_bytes=0, retain_us=None, holds={})
+    assert server.hub.log.first_op == 7
+    # What was read before it was removed may still come.
+    found = [1]
+    while "event" in head:
+        await peer.say(op="more", id=1, bytes=len(body))
+        head, body = await peer.hear()
+        found += [op for _, op, _ in read(body)] if body else []
+    assert head["error"] == "trimmed"
+    assert found == [1, 3, 5][: len(found)]
 
 
 @pytest.mark.parametrize(
