@@ -27,7 +27,12 @@ from headrace.message import Message
 
 GROUPS = [
     [entries(0, b"1", time=1), batch(1, b"a", b"b", time=1)],
-    [batch(3, b"c", time=2), entries(3, b"2", b"3", time=3), entries(3, b"4", time=3), batch(4, b"d", time=3)],
+    [
+        batch(3, b"c", time=2),
+        entries(3, b"2", b"3", time=3),
+        entries(3, b"4", time=3),
+        batch(4, b"d", time=3),
+    ],
     [entries(4, b"5", b"6", time=3)],
     [batch(5, b"e", b"f", time=4, topic="t", columns=columns(time=[4, 9]))],
     [batch(7, b"g" * 300, time=9), entries(7, b"7", time=9, columns=columns(time=[10]))],

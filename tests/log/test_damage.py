@@ -284,7 +284,6 @@ class TestSealedSegment:
             error = refusal(small.directory)
             assert (error.path, error.first) == (str(path), 7)
 
-
     def test_every_byte_of_the_entries_changed(self, small: Small) -> None:
         """Messages are read as ever; whoever reads operations is told, and never gets one entry less."""
         whole = small.content[self.ENTRIES]

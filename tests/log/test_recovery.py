@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 import pytest
 from tests.log.content import (
@@ -310,7 +311,9 @@ class TestRefusals:
         assert log.first == 7
         log.close()
         (tmp_path / NAME(7, "snapshot")).unlink()
-        error = self.refused(tmp_path, "the snapshot that covers trimmed messages and lost entries is missing")
+        error = self.refused(
+            tmp_path, "the snapshot that covers trimmed messages and lost entries is missing"
+        )
         assert (error.first, error.last) == (1, 6)
 
     def test_trimmed_messages_with_a_damaged_snapshot(self, tmp_path: Path, written: list[Message]) -> None:
@@ -461,7 +464,7 @@ class TestEntries:
         log.close()
         return log
 
-    EXPECTED = [b"before the first", b"1", b"2", b"a", b"b", b"3", *b"c d e f g 4 h".split()]
+    EXPECTED: Final = [b"before the first", b"1", b"2", b"a", b"b", b"3", *b"c d e f g 4 h".split()]
 
     def payloads(self, log: Log) -> list[bytes]:
         return [message.payload for _, message in operations(log.scan_ops(log.first_op))]
@@ -576,9 +579,7 @@ class TestEntries:
             (10, ("open",), "entries of the log after message 3 are missing before it"),
         ],
     )
-    def test_refusals(
-        self, tmp_path: Path, log: Log, number: int, kinds: tuple[str, ...], said: str
-    ) -> None:
+    def test_refusals(self, tmp_path: Path, log: Log, number: int, kinds: tuple[str, ...], said: str) -> None:
         for kind in kinds:
             (tmp_path / NAME(number, kind)).unlink()
         before = content_of(tmp_path)
@@ -594,7 +595,9 @@ class TestEntries:
         again.close()
         tail, _ = TailFile.open(tmp_path / NAME(11, "open"), writable=False)
         os.truncate(tmp_path / NAME(11, "open"), tail._offsets[-1])
-        with pytest.raises(DamagedError, match="ahead of the log.*; entries of the log after message 4 are in"):
+        with pytest.raises(
+            DamagedError, match=r"ahead of the log.*; entries of the log after message 4 are in"
+        ):
             Log.open(tmp_path)
 
     def test_trimmed_entries_without_their_snapshot(self, tmp_path: Path, log: Log) -> None:
@@ -608,7 +611,7 @@ class TestEntries:
         assert (again.first, again.first_op) == (1, 2)
         again.close()
         (tmp_path / "other" / NAME(2, "snapshot")).unlink()
-        with pytest.raises(DamagedError, match="lost entries is missing.*before message 1 are in doubt"):
+        with pytest.raises(DamagedError, match=r"lost entries is missing.*before message 1 are in doubt"):
             Log.open(tmp_path / "other")
 
 
@@ -617,9 +620,7 @@ class TestOlderVersions:
 
     @pytest.mark.parametrize("kind", ["open", "index", "snapshot"])
     @pytest.mark.parametrize("read_only", [False, True])
-    def test_it_is_refused(
-        self, tmp_path: Path, written: list[Message], kind: str, read_only: bool
-    ) -> None:
+    def test_it_is_refused(self, tmp_path: Path, written: list[Message], kind: str, read_only: bool) -> None:
         log = Log.open(tmp_path)
         log.write_snapshot(15, 15, {})
         log.close()
@@ -634,10 +635,14 @@ class TestOlderVersions:
         data[place] = 1
         path.write_bytes(data)
         before = content_of(tmp_path)
-        said = f"{path.name} is of version 1 of the log's format, and this Headrace reads version 2: begin with"
+        said = (
+            f"{path.name} is of version 1 of the log's format, and this Headrace reads version 2: begin with"
+        )
         with pytest.raises(StorageError, match=said) as caught:
             Log.open(tmp_path, read_only=read_only)
-        assert not isinstance(caught.value, DamagedError), "nothing is damaged, and repair must not be advised"
+        assert not isinstance(caught.value, DamagedError), (
+            "nothing is damaged, and repair must not be advised"
+        )
         assert content_of(tmp_path) == before
         for use in (lambda: list(verify(tmp_path)), lambda: plan(tmp_path), lambda: repair(tmp_path)):
             with pytest.raises(StorageError, match=said):

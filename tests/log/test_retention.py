@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.log.retention import RetentionDecision, SegmentExtent, decide
 
+
 def extent(first: int, last: int, time: int, *, covered: bool = True) -> SegmentExtent:
     return SegmentExtent(first, last, 100, time, covered)
 
@@ -160,9 +161,7 @@ class TestProperties:
     @given(cases())
     def test_the_holds_that_it_passes_are_named(self, case: Case) -> None:
         decision = case.decision()
-        gone = {
-            n for each in case.extents[: decision.remove] for n in range(each.first, each.last + 1)
-        }
+        gone = {n for each in case.extents[: decision.remove] for n in range(each.first, each.last + 1)}
         assert set(decision.broken) == {name for name, seq in case.holds.items() if seq in gone}
         assert list(decision.broken) == sorted(decision.broken)
 

@@ -379,7 +379,9 @@ class TestEntries:
             assert (number, fault.path) == (None, str(path))
         for size in range(0, len(data), 1 if SOAK else 3):
             path.write_bytes(data[:size])
-            said = f"the file has {size} bytes where {len(data)} were written at byte {size}; entries of the log"
+            said = (
+                f"the file has {size} bytes where {len(data)} were written at byte {size}; entries of the log"
+            )
             with pytest.raises(DamagedError, match=said):
                 SealedSegment.open(segment.path)
 
@@ -442,4 +444,3 @@ class TestEntries:
         for use in (lambda: again.read_ops(11, 39), lambda: again.seq_of(20), lambda: again.op_of(11)):
             with pytest.raises(DamagedError, match="a repair kept the messages without them"):
                 use()
-

@@ -83,7 +83,9 @@ class TestRecordBatches:
             assert segment.op_of(seq) == file.op_of(seq)
         again = SegmentIndex.rebuild(segment.path, segment.uuid)
         again.write(segment.path.with_suffix(".again"), sync=False)
-        assert segment.path.with_suffix(".again").read_bytes() == segment.path.with_suffix(".index").read_bytes()
+        assert (
+            segment.path.with_suffix(".again").read_bytes() == segment.path.with_suffix(".index").read_bytes()
+        )
 
     def test_small_frames_become_large_batches(self, tmp_path: Path) -> None:
         file = create(tmp_path)

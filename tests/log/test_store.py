@@ -99,9 +99,7 @@ class TestAppending:
         (tmp_path / f"{1:016d}.open").unlink()
         op = MAX_SEQUENCE // 2
         TailFile.create(tmp_path / f"{op:016d}.open", log.uuid, op, MAX_SEQUENCE, sync=False)
-        snapshot.write(
-            tmp_path, snapshot.Snapshot(log.uuid, op - 1, MAX_SEQUENCE - 1, {}), sync=False
-        )
+        snapshot.write(tmp_path, snapshot.Snapshot(log.uuid, op - 1, MAX_SEQUENCE - 1, {}), sync=False)
         log = Log.open(tmp_path)
         with pytest.raises(UsageError, match=f"sequence numbers end at {MAX_SEQUENCE}"):
             log.append([batch(MAX_SEQUENCE, b"last", b"one too many")])
