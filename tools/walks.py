@@ -187,7 +187,10 @@ def link(loop: LoopThread, directory: Path) -> Walk:
         def primary() -> str | None:
             told = [server.status() for server in servers.values()]
             names = {status["cluster"]["primary"] for status in told}
-            ready = all(status["mode"] == "WRK" and status["head"] for status in told)
+            # A new node serves clients once it has the cluster's first entry.
+            ready = all(status["mode"] == "WRK" for status in told) and all(
+                server.hub.log.head_op for server in servers.values()
+            )
             return names.pop() if ready and len(names) == 1 else None
 
         leader = wait_until(loop, primary)
