@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tests.log.content import SOAK
 
-from headrace.errors import TrimmedError
+from headrace.errors import TrimmedError, UsageError
 from headrace.log import Log, sealing
-from headrace.message import Batch, Run
+from headrace.message import NOT_A_MESSAGE, Batch, Run
 
-GOALS = {"read": 20_000, "sealed": 10, "trims": 5, "looks": 5}
+GOALS = {"read": 20_000, "operations": 20_000, "sealed": 10, "trims": 5, "looks": 5}
 """What must have been done before it is enough."""
 
 TIMES = 50 if SOAK else 1
@@ -27,14 +27,35 @@ def payload(seq: int) -> bytes:
     return b"%d." % seq + b"x" * (seq * 31 % 200)
 
 
+def note(op: int, after: int) -> bytes:
+    """What an entry says: where it is."""
+    return b"%d after %d" % (op, after)
+
+
 def check(batches: list[Batch], first: int) -> int:
     """Every message is the one its number says, and they follow; return the number after the last."""
     for each in batches:
+        assert not each.is_entries
         assert each.first == first
         assert list(each.run) == [payload(seq) for seq in range(first, first + len(each))]
         assert each.last // 10 <= each.last_time <= each.last // 10 + 3
         first = each.last + 1
     return first
+
+
+def check_ops(batches: list[Batch], op: int, seq: int | None) -> tuple[int, int]:
+    """Every operation is what and where it was; return the operation after the last, and the newest message."""
+    for each in batches:
+        assert each.op == op
+        seq = seq if seq is not None else each.first - (not each.is_entries)
+        if each.is_entries:
+            assert each.first == seq
+            assert list(each.run) == [note(op + n, seq) for n in range(len(each))]
+        else:
+            check([each], seq + 1)
+        op, seq = each.last_op + 1, each.last
+    assert seq is not None
+    return op, seq
 
 
 @pytest.mark.slow
@@ -46,15 +67,22 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = dict.fromkeys(GOALS, 0)
 
     def append(chance: random.Random) -> None:
-        first = log.tail + 1
+        first, op, now = log.tail + 1, log.tail_op + 1, log.last_time
         batches = []
         for _ in range(chance.randrange(1, 4)):
-            count = chance.randrange(1, 30)
-            run = Run.of([payload(seq) for seq in range(first, first + count)])
-            batches.append(Batch(run, first=first, time=(first + count - 1) // 10, node=count))
-            first += count
+            if chance.random() < 0.4:
+                count = chance.randrange(1, 4)
+                run = Run.of([note(op + n, first - 1) for n in range(count)])
+                batches.append(Batch(run, first=first - 1, time=now, origin=NOT_A_MESSAGE, op=op))
+            else:
+                count = chance.randrange(1, 30)
+                run = Run.of([payload(seq) for seq in range(first, first + count)])
+                now = (first + count - 1) // 10
+                batches.append(Batch(run, first=first, time=now, node=count, op=op))
+                first += count
+            op += count
         log.append(batches)
-        log.commit(log.tail - chance.randrange(2))
+        log.commit(log.tail_op - chance.randrange(2))
         if chance.random() < 0.02:
             log.rotate()
         if log.tail - log.first > 40_000:
@@ -73,6 +101,35 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             done["read"] += after - at
             at = after
 
+    def follow_ops(chance: random.Random) -> None:
+        """The same for who copies the log: operations, messages and entries alike."""
+        at = log.first_op + chance.choice([0, chance.randrange(max(log.head_op - log.first_op, 0) + 2)])
+        seq: int | None = None
+        while at <= log.head_op and not over.is_set():
+            most, uncommitted = chance.choice([1, 500, 20_000, 1 << 20]), chance.random() < 0.3
+            try:
+                after, seq = check_ops(log.read_ops(at, max_bytes=most, uncommitted=uncommitted), at, seq)
+                assert log.seq_of(after - 1) == seq
+            except TrimmedError:
+                assert at < log.first_op
+                return
+            assert after > at
+            done["operations"] += after - at
+            at = after
+
+    def positions(chance: random.Random) -> None:
+        """Where a message is, and back."""
+        seq = log.first + chance.randrange(max(log.head - log.first, 0) + 1)
+        try:
+            op = log.op_of(seq)
+            assert log.seq_of(op) in (seq, log.first - 1)
+            if op > log.first_op:
+                assert log.seq_of(op - 1) in (seq - 1, log.first - 1)
+        except TrimmedError:
+            assert seq < log.first
+        except UsageError:
+            assert seq > log.head
+
     def find(chance: random.Random) -> None:
         wanted = chance.randrange(log.last_time + 2)
         try:
@@ -88,7 +145,8 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         log.sync()
         if chance.random() < 0.5:
             before = log.first
-            log.write_snapshot(log.head_op, log.head, {"n": b"%d" % log.head})
+            op = log.head_op
+            log.write_snapshot(op, log.seq_of(op), {"n": b"%d" % op})
             log.retain(0, retain_bytes=chance.randrange(log.size), retain_us=None, holds={})
             done["trims"] += log.first > before
 
@@ -96,9 +154,13 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         """As another process does."""
         reader = Log.open(tmp_path, read_only=True)
         at = chance.randrange(reader.first, reader.head + 2)
+        op = chance.randrange(reader.first_op, reader.head_op + 2)
+        seq: int | None = None
         try:
             for each in reader.scan(at):
                 at = check([each], at)
+            for each in reader.scan_ops(op):
+                op, seq = check_ops([each], op, seq)
         except TrimmedError:
             pass
         finally:
@@ -118,7 +180,7 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         return threading.Thread(target=run, name=task.__name__)
 
-    tasks = [append, follow, follow, follow, find, upkeep, look]
+    tasks = [append, follow, follow, follow_ops, follow_ops, positions, find, upkeep, look]
     threads = [thread(task, seed) for seed, task in enumerate(tasks)]
     for each in threads:
         each.start()
@@ -135,6 +197,7 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     log.commit(log.tail_op)
     first = log.first
     assert check(list(log.scan(first)), first) == log.tail + 1
+    assert check_ops(list(log.scan_ops(log.first_op)), log.first_op, first - 1) == (log.tail_op + 1, log.tail)
     log.close()
 
 

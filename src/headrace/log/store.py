@@ -316,8 +316,10 @@ class Log:
         """The newest message at or before an operation; operations that are no longer kept have the one before."""
         segments = self._kept
         newest = segments[-1]
+        # In this order: another thread may append meanwhile, and an operation is counted before its message.
+        last = newest.last
         if op >= newest.last_op:
-            return newest.last
+            return last
         place = bisect_right(segments, op, key=_first_op) - 1
         segment = segments[max(place, 0)]
         if place < 0 or (op <= self._needs_state and op != segment.last_op):
