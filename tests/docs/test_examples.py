@@ -212,3 +212,17 @@ def test_a_wrong_example_is_noticed() -> None:
 def test_a_marker_needs_its_block() -> None:
     with pytest.raises(AssertionError, match="marker"):
         examples("<!-- run -->\n\n```sh\ntrue\n```\n")
+
+
+WAITING = re.compile(r"\b(until|while)\s+(\[|grep|not )")
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")]),
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_no_loop_waits_without_an_end(page: Path) -> None:
+    for block in re.findall(r"^```\w+[^\n]*\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            assert not WAITING.search(line) or "timeout" in line, line
