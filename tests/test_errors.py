@@ -102,6 +102,16 @@ EXAMPLES: list[tuple[HeadraceError, str, dict[str, object]]] = [
         {"last": None},
     ),
     (
+        DamagedError("7.entries", 64, 10, 9, "CRC32C differs"),
+        "7.entries: CRC32C differs at byte 64; entries of the log after message 9 are in doubt",
+        {"first": 10, "last": 9},
+    ),
+    (
+        DamagedError("1.entries", 0, 1, 0, "the file is gone"),
+        "1.entries: the file is gone at byte 0; entries of the log before message 1 are in doubt",
+        {"last": 0},
+    ),
+    (
         LockedError("headrace-data", "process 4711"),
         "headrace-data is in use by process 4711; stop it first, or choose another data directory",
         {"path": "headrace-data", "holder": "process 4711"},

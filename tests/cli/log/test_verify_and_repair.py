@@ -96,6 +96,23 @@ def test_repair_keeps_what_comes_after_if_asked(shown: Run, damaged: Path) -> No
     assert payloads(damaged) == [b"four", b"five"]
 
 
+def test_lost_entries_cost_no_message(run: Run, shown: Run, tmp_path: Path) -> None:
+    directory = write_log(tmp_path, [b"one", b"two"], [b"three"], entries_after=[1, 2, 3])
+    (directory / "0000000000000001.entries").unlink()
+    facts = json.loads(run("log", "verify", "--data", tmp_path).stdout)
+    [problem] = facts["problems"]
+    assert (problem["entries_after"], problem["file"]) == (0, str(directory / "0000000000000001.entries"))
+    result = shown("log", "verify", "--data", tmp_path)
+    assert "entries of the log before message 1 are in doubt" in result.stdout
+    facts = json.loads(run("log", "repair", "--data", tmp_path, "--yes").stdout)
+    assert (facts["first"], facts["last"], facts["lost"]) == (1, 3, [])
+    assert facts["lost_entries"] == [{"first": 0, "last": 2}]
+    assert facts["log"] == facts["log_before"]
+    assert any("begin with an empty state after message 2" in step for step in facts["steps"])
+    assert payloads(tmp_path) == [b"one", b"two", b"three"]
+    assert run("log", "verify", "--data", tmp_path).exit_code == 0
+
+
 def test_nobody_to_ask(run: Run, damaged: Path) -> None:
     result = run("log", "repair", "--data", damaged)
     assert result.exit_code == 2

@@ -45,7 +45,8 @@ def repair(
 
     A log has no holes: it keeps the messages before the first damage, or, with --keep after, those after the last.
     Nothing is deleted: files that leave the log go to a folder damaged-N in it, with the report. If numbers will be
-    given to other messages, the log gets a new uuid, so that nobody takes it for the old one.
+    given to other messages, the log gets a new uuid, so that nobody takes it for the old one. Where only the hub's own
+    entries are lost, every message stays; the hub's state is then that of a later snapshot, or begins empty.
     """
     from headrace.cli.terminal.running_hub import find_running_hub
     from headrace.log.damage import repair as repairing
@@ -78,6 +79,7 @@ def _facts(report: Report) -> dict[str, Any]:
         "first": report.first,
         "last": report.last,
         "lost": [{"first": first, "last": last} for first, last in report.lost],
+        "lost_entries": [{"first": first, "last": last} for first, last in report.lost_entries],
         "log_before": None if report.uuid_before is None else str(report.uuid_before),
         "log": str(report.uuid_after),
         "aside": None if report.aside is None else str(report.aside),

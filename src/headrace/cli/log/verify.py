@@ -24,7 +24,7 @@ EXAMPLES: Final = (
 
 
 def verify(config: Config = None, data: Data = None, as_json: Json = False) -> None:
-    """Check that every byte is as it was written: each segment, index and snapshot, and how they fit together.
+    """Check that every byte is as it was written: each segment, its entries and index, each snapshot, and how they fit.
 
     Nothing is changed, and a hub may be running. Exits with 1 if anything is wrong, and names the file, the offset and
     the messages in doubt.
@@ -65,12 +65,17 @@ def verify(config: Config = None, data: Data = None, as_json: Json = False) -> N
 
 
 def problem_facts(problem: Problem) -> dict[str, Any]:
-    """Return a problem as JSON has it; ``last`` is null where it is unknown how far it reaches."""
+    """Return a problem as JSON has it; ``last`` is null where it is unknown how far it reaches.
+
+    Where no message is in doubt, only entries of the log, ``entries_after`` is the message they stand after.
+    """
+    only_entries = problem.last is not None and problem.last < problem.first
     return {
         "file": str(problem.path),
         "offset": problem.offset,
         "first": problem.first,
         "last": problem.last,
+        "entries_after": problem.last if only_entries else None,
         "reason": problem.reason,
         "mends": problem.mends,
     }
