@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.log.content import append, batch, content_of, flat, restore, seal_all
+from tests.log.content import append, append_entries, batch, content_of, flat, operations, restore, seal_all
 
 from headrace.errors import DamagedError, LockedError
 from headrace.log import Log, start_after_snapshot
@@ -15,15 +15,17 @@ from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import install
 
 UUID_OF_THE_CLUSTER = UUID(int=7)
-SNAPSHOT = Snapshot(UUID_OF_THE_CLUSTER, 500, 500, {"services": b"state"})
+SNAPSHOT = Snapshot(UUID_OF_THE_CLUSTER, 700, 500, {"services": b"state"})
 
 
 def old_log(directory: Path) -> None:
     """One with a sealed segment, a snapshot, and a tail."""
     log = Log.open(directory)
+    append_entries(log, b"entry", time=2)
     append(log, b"one", b"two", time=3)
+    append_entries(log, b"entry")
     seal_all(log)
-    log.write_snapshot(2, 2, {"services": b"old"})
+    log.write_snapshot(4, 2, {"services": b"old"})
     append(log, b"three")
     log.close()
 
@@ -42,12 +44,16 @@ def test_the_log_goes_on_behind_the_snapshot(tmp_path: Path, prepare: Any) -> No
         99,
     )
     assert log.snapshot == SNAPSHOT
+    assert (log.first_op, log.head_op, log.tail_op) == (701, 700, 700)
+    append_entries(log, b"before it")
     append(log, b"next")
     assert [message.seq for message in flat(log.scan(501))] == [501]
+    assert [(op, message.seq) for op, message in operations(log.scan_ops(701))] == [(701, 500), (702, 501)]
+    assert not list(tmp_path.glob("*.entries"))
     log.close()
     assert (tmp_path / "someone else's").exists()
     again = Log.open(tmp_path, committed=0)
-    assert (again.head, again.tail) == (500, 501)
+    assert (again.head, again.tail, again.head_op, again.tail_op) == (500, 501, 700, 702)
     again.close()
 
 

@@ -11,27 +11,30 @@ from headrace.errors import DamagedError
 from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import begin, begin_anew, is_log
-from headrace.message import Batch, Run
+from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("seq", [0, 41])
-def test_it_goes_on_behind_the_snapshot(tmp_path: Path, seq: int, sync: bool) -> None:
+@pytest.mark.parametrize(("op", "seq"), [(0, 0), (5, 0), (41, 41), (60, 41)])
+def test_it_goes_on_behind_the_snapshot(tmp_path: Path, op: int, seq: int, sync: bool) -> None:
     directory = tmp_path / "data" / "log"
     assert not is_log(directory)
     uuid = uuid4()
-    begin(directory, Snapshot(uuid, seq, seq, {"part": b"state"}), sync=sync)
+    begin(directory, Snapshot(uuid, op, seq, {"part": b"state"}), sync=sync)
     assert is_log(directory)
     for _ in range(2):
         log = Log.open(directory)
         assert (log.uuid, log.first, log.tail, log.head) == (uuid, seq + 1, seq, seq)
+        assert (log.first_op, log.tail_op, log.head_op) == (op + 1, op, op)
         assert (None if log.snapshot is None else log.snapshot.sections) == (
-            {"part": b"state"} if seq else None
+            {"part": b"state"} if op else None
         )
         log.close()
     log = Log.open(directory)
-    log.append([Batch(Run.of([b"x"]), first=seq + 1, time=5)])
+    log.append([Batch(Run.of([b"e"]), first=seq, time=5, origin=NOT_A_MESSAGE)])
+    log.append([Batch(Run.of([b"x"]), first=seq + 1, time=5, op=op + 2)])
     log.commit(log.tail_op)
+    assert (log.op_of(seq + 1), log.seq_of(op + 1)) == (op + 2, seq)
     assert [m.seq for batch in log.scan(log.first) for m in batch] == [seq + 1]
     log.close()
 
