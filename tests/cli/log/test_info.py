@@ -195,3 +195,14 @@ def test_a_holder_that_cannot_be_asked(run: Run, tmp_path: Path, told: dict[str,
         lock.release()
     assert facts["hub"]["pid"] == os.getpid()
     assert facts["head"] == 1
+
+
+@pytest.mark.parametrize("command", [["info"], ["dump"], ["verify"], ["repair", "--dry-run"]])
+def test_a_log_of_an_earlier_version_is_refused(run: Run, tmp_path: Path, command: list[str]) -> None:
+    tail = tmp_path / "log" / "0000000000000001.open"
+    tail.parent.mkdir()
+    tail.write_bytes(b"HRTAIL\x01\n" + bytes(200))
+    result = run("log", *command, "--data", tmp_path)
+    assert result.exit_code in (1, 2)
+    assert "is of version 1 of the log's format, and this Headrace reads version 2" in result.stderr
+    assert tail.read_bytes() == b"HRTAIL\x01\n" + bytes(200)
