@@ -181,13 +181,17 @@ class RoutingRules:
                 self.dispatcher.push(self._feeder, mark(batch.last, self.node))
 
     def tick(self, now: float) -> None:
-        """Expire what is due, and be on the ring."""
+        """Expire what is due, be on the ring, and tell the dispatcher here so before there is something to push."""
         self._retired.tick(now)
         if self.connector is not None:
             self.connector.tick(now)
         if self._pushes and not (self._joining or self._stopping) and self._name not in self.ring.ring:
             self._joining = True
             self._hub.submit(join(self._name, Ring(self._name).starts[self._name]), self._joined)
+        own = self.dispatcher if self._pushes and self.dispatcher_link is None else None
+        if own is not None and self._feeder not in own.feeders and not self._stopping:
+            # Connectors rely on a matcher only once it has said from where on it pushes everything.
+            own.push(self._feeder, mark(self.own_path.upto, self.node))
 
     def facts(self) -> dict[str, int]:
         """How many subscriptions there are, how many of them are matched here, and what memory their index takes."""
