@@ -9,6 +9,7 @@ from tests.net.linkpeer import Head, LinkPeer, link_peer, rows
 
 from headrace.hub.holds import hold
 from headrace.hub.state import entry
+from headrace.log.sealed import SealedSegment
 from headrace.message import Batch, Run
 from headrace.net.link import operation_bodies
 from headrace.net.server.process import Server
@@ -140,6 +141,19 @@ async def test_entries_that_are_no_longer_kept(server: Server, peer: LinkPeer) -
     refusal = await peer.ask(op="entries", id=1, first=2, last=9, **{"from": 5})
     assert refusal["error"] == "trimmed"
     assert (await entries(peer, first=2, last=9, **{"from": 7}))[0] == [(3, 8, "hold/e5")]
+
+
+async def test_a_file_of_entries_that_cannot_be_read_is_an_answer(server: Server, peer: LinkPeer) -> None:
+    write(server, "e1", "m1", "e2", "m2")
+    await server.maintenance.seal()
+    (file,) = server.hub.log.directory.glob("*.entries")
+    file.unlink()
+    for segment in server.hub.log.segments:
+        if isinstance(segment, SealedSegment):
+            segment._entries = None  # as after a restart
+    refusal = await peer.ask(op="entries", id=1, first=0, last=1)
+    assert refusal["error"] in ("storage", "damaged")
+    assert (await peer.ask(op="head", id=2))["ok"]
 
 
 async def test_one_that_retention_overtakes_ends_with_an_error(

@@ -13,6 +13,7 @@ from headrace.hub.filters import Filter
 from headrace.hub.routing.subscriptions import Subscriptions, tables
 from headrace.hub.sequence import Hub
 from headrace.log import Log
+from headrace.log.files import translating
 from headrace.log.snapshot import Snapshot, serialize
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
@@ -148,9 +149,10 @@ class LinkReading:
         """Find the operations among which the entries of a range are; runs in a thread."""
         log = self._log
         last = None
-        if request.last is not None:
-            last = log.head_op if request.last >= log.head else log.op_of(request.last + 1) - 1
-        first = request.from_op or self._after(request.first)
+        with translating(log.directory):
+            if request.last is not None:
+                last = log.head_op if request.last >= log.head else log.op_of(request.last + 1) - 1
+            first = request.from_op or self._after(request.first)
         if first < log.first_op and (last is None or first <= last):
             raise _no_longer_kept(log)
         return first, last
