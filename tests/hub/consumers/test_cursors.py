@@ -156,6 +156,17 @@ def test_what_one_consumer_did_does_not_count_for_another_of_its_name() -> None:
     assert hub.one().floor == 0
 
 
+def test_each_creation_has_its_own_place_in_the_order() -> None:
+    hub = hub_with()
+    hub.submit(create("d", Terms(), 1))
+    hub.submit(remove("d"))
+    restored = Consumers()
+    restored.load(hub.consumers.dump())
+    for consumers in (hub.consumers, restored):
+        consumers.apply("d", b'{"create":{}}', 0, 9)
+        assert [(each.name, each.created) for each in consumers] == [("c", 1), ("d", 3)]
+
+
 def test_a_creation_that_comes_second_changes_nothing() -> None:
     hub = hub_with(start=10)
     hub.submit(create("c", Terms(max_tries=1), 20))

@@ -36,7 +36,7 @@ def fresh(
     max_tries: int = 3,
     done: list[tuple[int, int]] | None = None,
 ) -> Delivery:
-    consumer = Consumer("c", Terms(ack_seconds=ACK, max_tries=max_tries), 0, 1)
+    consumer = Consumer("c", Terms(ack_seconds=ACK, max_tries=max_tries), 0, 1, 1)
     consumer.settle(done or [])
     made = Delivery(consumer, limits)
     for member in members:
@@ -234,7 +234,7 @@ def test_behind_is_what_is_in_flight_and_what_is_still_to_be_read() -> None:
 
 
 def test_behind_of_a_consumer_that_selects_is_exact_once_all_was_read() -> None:
-    made = Delivery(Consumer("c", Terms(topic="a", ack_seconds=ACK), 0, 1), DeliveryLimits(span=10))
+    made = Delivery(Consumer("c", Terms(topic="a", ack_seconds=ACK), 0, 1, 1), DeliveryLimits(span=10))
     made.join(1)
     made.ready(1)
     (assigned,) = made.assign(20)
@@ -281,7 +281,7 @@ def test_bits_of_a_filtered_sequence_are_one_piece_while_they_follow_closely() -
 
 @given(st.floats(0, 1e6), st.floats(0.001, 1e5))
 def test_a_deadline_is_never_early_and_hardly_late(now: float, ack_seconds: float) -> None:
-    made = Delivery(Consumer("c", Terms(ack_seconds=ack_seconds), 0, 1))
+    made = Delivery(Consumer("c", Terms(ack_seconds=ack_seconds), 0, 1, 1))
     made.join(1)
     made.ready(1)
     send(made, 1, now)

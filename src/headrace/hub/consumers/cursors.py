@@ -93,13 +93,13 @@ class Consumer:
 
     __slots__ = ("_done", "created", "dead", "floor", "lost", "name", "since", "terms")
 
-    def __init__(self, name: str, terms: Terms, floor: int, created: int) -> None:
+    def __init__(self, name: str, terms: Terms, floor: int, created: int, since: int) -> None:
         self.name = name
         self.terms = terms
         self.created = created
-        """The log's position of the entry that created it."""
-        self.since = created
-        """The position of the entry that created or last reset it: no other consumer has the same."""
+        """Its number among all that were ever created, which orders consumers by age."""
+        self.since = since
+        """The log's position of the entry that created or last reset it: no other consumer has the same."""
         self.floor = floor
         """Everything up to here is done."""
         self.dead = 0
@@ -187,6 +187,8 @@ class Consumers:
         self.known_lag: Callable[[Consumer, int], Lag | None] = lambda _consumer, _head: None
         """Counts what a consumer has not acknowledged by what was read for its members, if there are any here."""
         self._consumers: dict[str, Consumer] = {}
+        self._created = 0
+        """How many were ever created."""
         self._since: dict[int, Consumer] = {}
         """The consumers by the entry that created or last reset them."""
 
@@ -241,7 +243,9 @@ class Consumers:
                 except WireError as error:
                     # Doors write no such entry; a relayed one may hold anything.
                     raise msgspec.ValidationError(str(error)) from None
-                self._consumers[name] = self._since[op] = Consumer(name, order.create, order.start - 1, op)
+                self._created += 1
+                created = Consumer(name, order.create, order.start - 1, self._created, op)
+                self._consumers[name] = self._since[op] = created
         elif order.reset is not None:
             del self._since[consumer.since]
             consumer.reset(order.reset, op)
@@ -255,17 +259,18 @@ class Consumers:
     def dump(self) -> bytes:
         """Return the consumers as a snapshot's section."""
         kept = [_Kept(c.name, c.terms, c.created, c.since, c.floor, c.done, c.dead, c.lost) for c in self]
-        return msgspec.msgpack.encode(kept)
+        return msgspec.msgpack.encode((self._created, kept))
 
     def load(self, section: bytes) -> None:
         """Restore the consumers from a snapshot."""
         self._consumers.clear()
         self._since.clear()
-        for kept in msgspec.msgpack.decode(section, type=list[_Kept]):
-            consumer = self._consumers[kept.name] = Consumer(kept.name, kept.terms, kept.floor, kept.created)
-            consumer.since, consumer.dead, consumer.lost = kept.since, kept.dead, kept.lost
+        self._created, consumers = msgspec.msgpack.decode(section, type=tuple[int, list[_Kept]])
+        for kept in consumers:
+            consumer = Consumer(kept.name, kept.terms, kept.floor, kept.created, kept.since)
+            self._consumers[kept.name] = self._since[kept.since] = consumer
+            consumer.dead, consumer.lost = kept.dead, kept.lost
             consumer.settle(kept.done)
-            self._since[kept.since] = consumer
 
     def _settle(self, payload: bytes, seq: int) -> None:
         settled, dead, letters = decode(payload)

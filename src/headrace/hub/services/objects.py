@@ -68,7 +68,7 @@ Value: TypeAlias = JsonObject | bytes
 
 
 class Service:
-    """One live object. ``created`` is the position in the log at which it appeared, which orders services by age;
+    """One live object. ``created`` is its number among all that were ever created, which orders services by age;
     ``seq`` is the message that last changed it or, before the first, that its creation stands after.
 
     A value is never changed in place: a reader that holds one keeps it as it was.
@@ -178,6 +178,8 @@ class Services:
         self._order: list[Service] = []
         self._removed: dict[str, ServiceKind] = {}
         self._held: WeakValueDictionary[str, Service] = WeakValueDictionary()
+        self._created = 0
+        """How many were ever created."""
 
     def __len__(self) -> int:
         return len(self._services)
@@ -199,10 +201,10 @@ class Services:
         begin = bisect_right(self._order, created, key=_created)
         return self._order[begin : begin + count]
 
-    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
+    def apply(self, name: str, payload: bytes, seq: int, _op: int) -> None:
         """Apply an entry."""
         try:
-            self._enter(name, payload, seq, op)
+            self._enter(name, payload, seq)
         except msgspec.DecodeError as error:
             self._tell(ChangeRefused(name, seq, "malformed", error))
 
@@ -211,13 +213,14 @@ class Services:
         if batch.is_entries or not (self._services or self._held or self.policy.auto):
             return
         for row, topic, payload in self._rows(batch):
-            self._message(topic, payload, batch.first + row, batch.op + row)
+            self._message(topic, payload, batch.first + row)
 
     def dump(self) -> bytes:
         """Return the services as a snapshot's section."""
         order = self._order
         kept = _Kept(
             policy=self.policy,
+            count=self._created,
             # By columns: the hub does nothing else meanwhile, and rows would take three times as long.
             ids=[service.id for service in order],
             kinds=[service.kind for service in order],
@@ -235,6 +238,7 @@ class Services:
         self._services.clear()
         self._held.clear()
         self._removed = dict(kept.removed)
+        self._created = kept.count
         columns = (kept.ids, kept.kinds, kept.created, kept.seqs, kept.snapshots)
         for service_id, kind, created, seq, snapshot in zip(*columns, strict=True):
             service = self._services[service_id] = Service(service_id, kind, created, seq)
@@ -273,12 +277,12 @@ class Services:
     def _concerned(self, topic: str) -> bool:
         return topic in self._services or self.policy.auto or topic in self._held
 
-    def _message(self, topic: str, payload: bytes, seq: int, op: int) -> None:
+    def _message(self, topic: str, payload: bytes, seq: int) -> None:
         service = self._services.get(topic)
         if service is None:
             service = self._held.get(topic)
         if service is None and self.policy.auto and topic not in self._removed:
-            service = self._create(topic, ServiceKind.LAST, seq, op)
+            service = self._create(topic, ServiceKind.LAST, seq)
         if service is None:
             return
         before = service.value
@@ -290,17 +294,17 @@ class Services:
             if self.observer is not None:
                 self.observer(ServiceChanged(service, payload, before))
 
-    def _enter(self, name: str, payload: bytes, seq: int, op: int) -> None:
+    def _enter(self, name: str, payload: bytes, seq: int) -> None:
         if not name:
             self.policy = msgspec.json.decode(payload, type=ServicePolicy)
             return
         order = msgspec.json.decode(payload, type=_Order)
         if order.create is not None:
-            self._create(name, order.create, seq, op)
+            self._create(name, order.create, seq)
         elif order.remove:
             self._remove(name)
 
-    def _create(self, service_id: str, kind: ServiceKind, seq: int, op: int) -> Service | None:
+    def _create(self, service_id: str, kind: ServiceKind, seq: int) -> Service | None:
         if service_id in self._services:
             return None  # It keeps the kind it was created with.
         if len(self._services) >= self.policy.max:
@@ -313,7 +317,8 @@ class Services:
                 ChangeRefused(service_id, seq, "limit", f"a service's id has at most {MAX_SERVICE} bytes")
             )
             return None
-        service = self._services[service_id] = Service(service_id, kind, op, seq)
+        self._created += 1
+        service = self._services[service_id] = Service(service_id, kind, self._created, seq)
         self._order.append(service)
         self._removed.pop(service_id, None)
         self._tell(ServiceCreated(service, self._held.pop(service_id, None)))
@@ -374,6 +379,7 @@ class _Order(msgspec.Struct, frozen=True):
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     policy: ServicePolicy
+    count: int
     ids: list[str]
     kinds: list[ServiceKind]
     created: list[int]
