@@ -123,7 +123,7 @@ class TestFile:
         save(path, StoredState(STATE, "a boot", "a log"))
         path.write_bytes(path.read_bytes().replace(b"HRCLST\x02", b"HRCLST\x01"))
         with pytest.raises(
-            StorageError, match=r"earlier release.*begin with an empty data directory"
+            StorageError, match=r"version 1 .*: begin with an empty data directory"
         ) as refused:
             load(path)
         assert not isinstance(refused.value, DamagedError)

@@ -15,10 +15,10 @@ from uuid import uuid4
 import msgspec
 
 from headrace.cluster.history import MAX_SPANS, History
-from headrace.errors import DamagedError, MalformedError, StorageError
+from headrace.errors import DamagedError, MalformedError
 from headrace.log import Log
 from headrace.log.checksum import crc32c
-from headrace.log.files import sync_directory, translating, write_whole
+from headrace.log.files import check_version, sync_directory, translating, write_whole
 from headrace.log.store import Fsync
 
 MAX_NODES: Final = 64
@@ -29,12 +29,13 @@ STATE_FILE: Final = "cluster.state"
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-_MAGIC: Final = b"HRCLST\x02\n"
-_NUMBERED_ENTRIES: Final = b"HRCLST\x01\n"
-"""A state that belongs to a log in which entries had sequence numbers: that log is refused as well."""
+_NAME: Final = b"HRCLST"
+_VERSION: Final = 2
+_MAGIC: Final = _NAME + bytes([_VERSION]) + b"\n"
 
 _FORM: Final = 2
 """The form of testimonies; it changes with what nodes count, so that nodes which count differently never agree."""
+
 _U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Node = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 _Nodes = Annotated[tuple[_Node, ...], msgspec.Meta(max_length=MAX_NODES)]
@@ -129,12 +130,8 @@ def load(path: Path) -> StoredState | None:
         if not path.exists():
             return None
         data = path.read_bytes()
+    check_version(path, data, _NAME, _VERSION)
     head, body = data[: len(_MAGIC)], data[len(_MAGIC) + 4 :]
-    if head == _NUMBERED_ENTRIES:
-        raise StorageError(
-            f"{path}: it is of an earlier release, in which log entries took sequence numbers, and this release does"
-            " not read it: begin with an empty data directory, or go on with that release"
-        )
     if head != _MAGIC or data[len(_MAGIC) : len(_MAGIC) + 4] != crc32c(body).to_bytes(4, "little"):
         raise DamagedError(str(path), 0, 1, None, "the cluster's state does not match its checksum")
     try:
