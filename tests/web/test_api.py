@@ -235,3 +235,10 @@ async def test_open_streams_do_not_hold_up_a_stop(tmp_path: Path) -> None:
     for answer in answers:
         answer.close()
     await session.close()
+
+
+async def test_a_costly_topic_pattern_is_refused(http: aiohttp.ClientSession) -> None:
+    for path in ("/api/messages", "/api/tail"):
+        async with http.get(path, params={"topic": "a*" * 100}) as answer:
+            assert answer.status == 400
+            assert "topic pattern" in (await answer.json())["error"]

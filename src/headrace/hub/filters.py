@@ -1,6 +1,8 @@
 """Filters: which rows a reader wants by topic, origin and attributes, decided for a whole record batch at a time.
 
 - A **topic pattern** has ``*`` for any characters but ``/`` and ``**`` for any characters; the whole topic must match.
+  A pattern is compiled to an automaton that reads each topic once, and what it may cost is bounded: one that is longer
+  or has more wildcards than anybody needs is refused (:func:`check_topic_pattern`).
 - An **origin** is one name or several.
 - **Attribute predicates** are the SDK's (:mod:`headrace.wire.sdk.predicate`); all of them must hold. They look at the
   message's own attributes and numbers (:mod:`headrace.matching.row_filter`).
@@ -19,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.errors import LimitError
 from headrace.message import Batch
 from headrace.wire.sdk.predicate import Predicate
 
@@ -26,6 +29,16 @@ if TYPE_CHECKING:
     from headrace.matching.row_filter import RowFilter
 
 Mask = npt.NDArray[np.bool_]
+
+MAX_WILDCARDS: Final = 16
+"""Wildcards that a topic pattern may have."""
+
+MAX_SEARCHED: Final = 256
+"""Characters that a topic pattern may have from its first wildcard on.
+
+What stands before is compared once; the rest is searched for, by an automaton that has a state for each character. Past
+some thousand states it no longer fits its memory, and is run so slowly that one long topic takes seconds.
+"""
 
 _SEEN: Final = 1000
 """Topics whose result a filter remembers."""
@@ -43,8 +56,10 @@ class Filter:
         origins: Sequence[str] | None = None,
         where: Mapping[str, Predicate] | None = None,
     ) -> None:
+        if topic is not None:
+            check_topic_pattern(topic)
         self._topic = None if topic is None or topic == "**" else topic_pattern(topic)
-        # Arrow's RE2 takes time linear in the topic's length, whatever the pattern is.
+        # Arrow's RE2 takes time linear in the topic's length, and the pattern's cost is bounded.
         self._literal = topic if topic is not None and "*" not in topic else None
         self._names = None if origins is None else frozenset(origins)
         self._origins = None if origins is None else pa.array(sorted(set(origins)), pa.string())
@@ -116,6 +131,24 @@ class Filter:
         if self._literal is not None:
             return _truth(pc.equal(topics, self._literal))
         return _truth(pc.match_substring_regex(topics, self._topic))
+
+
+def check_topic_pattern(pattern: str) -> None:
+    """Refuse a topic pattern that would be costly to match.
+
+    >>> check_topic_pattern("orders/*/**")
+    >>> check_topic_pattern("a*" * 2048)
+    Traceback (most recent call last):
+    headrace.errors.LimitError: link: wildcards of a topic pattern 2048 is over the limit: 16
+    """
+    if (begin := pattern.find("*")) < 0:
+        return
+    wildcards = pattern.count("*") - pattern.count("**")
+    if wildcards > MAX_WILDCARDS:
+        raise LimitError("link", "wildcards of a topic pattern", wildcards, MAX_WILDCARDS)
+    if len(pattern) - begin > MAX_SEARCHED:
+        field = "length of a topic pattern from its first wildcard on"
+        raise LimitError("link", field, len(pattern) - begin, MAX_SEARCHED)
 
 
 def topic_pattern(pattern: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from aiohttp import web
 
-from headrace.errors import FullError, HeadraceError, StorageError, UsageError
+from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UsageError
 from headrace.hub.filters import Filter
 from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
@@ -340,7 +340,10 @@ def _number(request: web.Request, name: str, default: int, low: int, high: int) 
 
 def _filter(request: web.Request) -> Filter:
     topic, origin = request.query.get("topic") or None, request.query.get("origin") or None
-    return Filter(topic, None if origin is None else [origin])
+    try:
+        return Filter(topic, None if origin is None else [origin])
+    except LimitError as error:
+        raise refusal(web.HTTPBadRequest, str(error)) from None
 
 
 async def _publication(request: web.Request) -> tuple[Publication, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 
 from headrace.errors import RefusedError, TrimmedError
-from headrace.hub.filters import Filter
+from headrace.hub.filters import Filter, check_topic_pattern
 from headrace.hub.routing.subscriptions import Subscriptions, tables
 from headrace.hub.sequence import Hub
 from headrace.log import Log
@@ -84,6 +84,9 @@ class LinkReading:
     def follow(self, connection: LinkConnection, request: ask.FollowRequest, _body: memoryview) -> None:
         """Send messages from a position on, as they come; or let the client join a durable consumer."""
         if request.consumer is not None:
+            if request.topic is not None:
+                # Before the consumer is created: its terms are kept for ever.
+                check_topic_pattern(request.topic)
             self._consumers.follow(connection, request, request.consumer)
             return
         if request.from_seq is not None and request.time is not None:
