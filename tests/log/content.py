@@ -105,7 +105,7 @@ def content_of(directory: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "lock"
+        if path.is_file() and path.name not in ("lock", "synced")
     }
 
 

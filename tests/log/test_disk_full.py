@@ -90,7 +90,7 @@ def test_rotating(tmp_path: Path) -> None:
                 with pytest.raises(FullError):
                     log.rotate()
             assert len(log.segments) == 1
-            assert sorted(path.name for path in directory.iterdir()) == [f"{1:016d}.open", "lock"]
+            assert sorted(path.name for path in directory.iterdir()) == [f"{1:016d}.open", "lock", "synced"]
         append(log, b"next")
         assert len(log.segments) == 2
         log.close()

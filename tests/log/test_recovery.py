@@ -53,7 +53,7 @@ def reopened(directory: Path) -> list[Message]:
 
 
 def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - {"lock"}
+    return {path.name for path in directory.iterdir()} - {"lock", "synced"}
 
 
 def test_the_fixture_is_what_it_says(tmp_path: Path, written: list[Message]) -> None:

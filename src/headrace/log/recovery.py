@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID, uuid4
 
-from headrace.errors import DamagedError, UsageError
+from headrace.errors import DamagedError, StorageError, UsageError
 from headrace.log import snapshot as snapshots
+from headrace.log import watermark
 from headrace.log.files import MAKING, sync_directory
 from headrace.log.sealed import SealedSegment
 from headrace.log.start_after_snapshot import INSTALLING, finish_installing
-from headrace.log.tail import HEADER_BYTES, READ_BYTES, TailFile, TornEnd
+from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, TornEnd
 
 SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index|entries)")
 _UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|entries|snapshot)" + re.escape(MAKING))
@@ -110,6 +111,7 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         raise DamagedError(
             str(directory), 0, 1, None, "a snapshot is being installed: start the hub to finish it"
         )
+    mark = watermark.read(directory)
     found: dict[int, set[str]] = {}
     for path in directory.iterdir():
         if match := SEGMENT_FILE.fullmatch(path.name):
@@ -127,7 +129,7 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
                 litter.append(path)
                 break
         try:
-            segment, cut = _read_segment(path, found[op], litter, writable=writable)
+            segment, cut = _read_segment(path, found[op], litter, writable=writable, mark=mark)
         except DamagedError as damage:
             raise _placed(damage, before) from None
         if segment is None:
@@ -142,6 +144,13 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
             torn = torn or TornEnd(0, 0, f"{what} had not reached the disk")
             litter.append(path)
             break
+        if before is not None and _never_synced(before, segment, mark) and (torn is not None or short):
+            # Power failed before a sync: the old tail has lost some of its end, and nothing in the new one was promised.
+            torn = torn or TornEnd(0, 0, f"messages up to {segment.first - 1} had not reached the disk")
+            litter += [
+                directory / f"{later:016d}.open" for later in sorted(found, reverse=True) if later >= op
+            ]
+            break
         if torn is not None and before is not None:
             doubt = before.last + 1, segment.first - 1
             raise DamagedError(str(before.path), torn.offset, *doubt, torn.reason)
@@ -149,6 +158,13 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         segments.append(segment)
         torn = cut
     return segments, torn, litter
+
+
+def _never_synced(before: Segment, segment: Segment, mark: tuple[UUID, int] | None) -> bool:
+    """Whether nothing after a segment was ever known to be on the disk."""
+    if mark is None or mark[0] != before.uuid or isinstance(segment, SealedSegment):
+        return False
+    return before.last_op >= mark[1]
 
 
 def _placed(damage: DamagedError, before: Segment | None) -> DamagedError:
@@ -169,7 +185,7 @@ def never_begun(path: Path) -> TornEnd | None:
 
 
 def _read_segment(
-    path: Path, kinds: set[str], litter: list[Path], *, writable: bool
+    path: Path, kinds: set[str], litter: list[Path], *, writable: bool, mark: tuple[UUID, int] | None
 ) -> tuple[Segment | None, TornEnd | None]:
     """Read one segment from the files with its number; ``path`` is the name of its tail, which may be missing."""
     sealed, index, entries = (path.with_suffix(suffix) for suffix in (".arrow", ".index", ".entries"))
@@ -192,7 +208,15 @@ def _read_segment(
     litter += [sealed, index, entries] if kinds - {"open"} else []
     if "open" not in kinds:
         return None, None
-    return TailFile.open(path, writable=writable)
+    synced = mark[1] if mark is not None and _is_of(path, mark[0]) else None
+    return TailFile.open(path, writable=writable, synced=synced)
+
+
+def _is_of(path: Path, uuid: UUID) -> bool:
+    """Whether a tail is of a log; a header that cannot be read is reported by who opens it."""
+    with path.open("rb") as file, contextlib.suppress(DamagedError, StorageError):
+        return FileHeader.parse(file.read(HEADER_BYTES), path).uuid == uuid
+    return False
 
 
 def _check_follows(before: Segment | None, segment: Segment) -> None:

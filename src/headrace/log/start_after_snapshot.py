@@ -19,6 +19,7 @@ from typing import Final
 
 from headrace.errors import DamagedError, UsageError
 from headrace.log import snapshot as snapshots
+from headrace.log import watermark
 from headrace.log.checksum import crc32c
 from headrace.log.files import WriterLock, sync_directory, translating, write_whole
 from headrace.log.snapshot import Snapshot
@@ -109,6 +110,7 @@ def finish_installing(directory: Path) -> None:
         raise DamagedError(str(path), 0, 1, None, "the snapshot to begin with does not match its checksum")
     time = int.from_bytes(body[:8], "little", signed=True)
     snapshot = snapshots.parse(body[8:], str(path))
+    watermark.forget(directory)
     for old in directory.iterdir():
         if _REPLACED.fullmatch(old.name):
             old.unlink(missing_ok=True)

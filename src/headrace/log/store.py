@@ -32,6 +32,7 @@ from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
+from headrace.log.watermark import Watermark, forget
 from headrace.message import MAX_SEQUENCE, Batch
 
 Fsync = Literal["always", "interval", "never"]
@@ -88,6 +89,13 @@ class Log:
         self.last_time = max(segment.last_time for segment in self._segments)
         """The latest time stamped; nothing earlier may follow."""
         self._synced = last.last_op
+        self._watermark: Watermark | None = None
+        if lock is not None and fsync != "never":
+            # Recovery has synced everything that is served from now on.
+            self._watermark = Watermark(directory)
+            self._mark(sync=True)
+        elif lock is not None:
+            forget(directory)
         self._dirty_directory = False
 
     @classmethod
@@ -211,6 +219,7 @@ class Log:
                 sync_directory(self.directory)
             self._segments = (fresh,)
         self.uuid = uuid
+        self._mark()
 
     def cut_back(self, last: int) -> None:
         """Remove every operation after ``last`` for good; none of them may be committed.
@@ -224,8 +233,10 @@ class Log:
             return
         # A sync under way could otherwise count later appends as synced.
         with self._syncing, self._changing, translating(self.directory):
-            self._segments = cut_back(self.directory, self._segments, last)
             self._synced = min(self._synced, last)
+            # First: what is appended in place of what is cut off is not on the disk yet.
+            self._mark(sync=True)
+            self._segments = cut_back(self.directory, self._segments, last)
             self._writer.note_cut_back()
         self.last_time = self._tail_file.last_time
 
@@ -254,6 +265,7 @@ class Log:
                 self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
                 raise StorageError(self.failure) from error
             self._synced = max(self._synced, upto)
+            self._mark()
             return upto
 
     def read(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> list[Batch]:
@@ -488,6 +500,13 @@ class Log:
                 if self.lock is not None:
                     self.lock.release()
                     self.lock = None
+
+    def _mark(self, *, sync: bool = False) -> None:
+        """Write down how far the log is on the disk."""
+        if self._watermark is not None:
+            # If it cannot be written it lags behind, as it may.
+            with contextlib.suppress(OSError):
+                self._watermark.write(self.uuid, self._synced, sync=sync)
 
     @property
     def _safe(self) -> int:

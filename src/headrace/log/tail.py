@@ -32,6 +32,8 @@ from headrace.message import Batch
 READ_BYTES: Final = 1 << 20
 """Bytes of a tail read at a time."""
 
+_NEVER_SYNCED: Final = "it and what follows had never been synced"
+
 _MOST_LABELS: Final = 4096
 """Labels kept in memory: more publishers and topics at a time have theirs written, or read, more often."""
 
@@ -124,12 +126,17 @@ class TailFile:
         return cls(path, Descriptor(path, os.O_RDWR), header)
 
     @classmethod
-    def open(cls, path: Path, *, writable: bool) -> tuple[TailFile, TornEnd | None]:
-        """Read a tail and check every frame; describe a torn end, but leave it in place."""
+    def open(
+        cls, path: Path, *, writable: bool, synced: int | None = None
+    ) -> tuple[TailFile, TornEnd | None]:
+        """Read a tail and check every frame; describe a torn end, but leave it in place.
+
+        Bad frames after the operation that is known to be ``synced`` are a torn end, whatever follows them.
+        """
         descriptor = Descriptor(path, os.O_RDWR if writable else os.O_RDONLY)
         header = FileHeader.parse(os.pread(descriptor.fd, HEADER_BYTES, 0), path)
         tail = cls(path, descriptor, header)
-        return tail, tail._check_frames()
+        return tail, tail._check_frames(synced)
 
     @property
     def header(self) -> FileHeader:
@@ -357,27 +364,35 @@ class TailFile:
             last = first - 1 + (self._rows(index) if messages else 0)
             raise DamagedError(str(self.path), self._offsets[index], first, last, str(bad)) from None
 
-    def _check_frames(self) -> TornEnd | None:
+    def _check_frames(self, synced: int | None) -> TornEnd | None:
         """Walk every frame; return the torn end, raise on damage."""
+        end = os.fstat(self.fd).st_size
         whole = 0  # frames of complete appends
         for window, place in walk(self.fd, self._salt, self.size):
             rows = FrameRows.of(place)
             expected = self.next - 1 if rows.entries else self.next
             if rows.op != self.next_op or rows.first != expected:
                 reason = misplaced(rows, self.next)
+                if synced is not None and self.next_op > synced:
+                    return self._torn(whole, end, f"{reason}; {_NEVER_SYNCED}")
                 raise DamagedError(str(self.path), self.size, min(self.next, rows.first), None, reason)
             self._note(rows, place.time, frame.last_time(window, place.at), place.length)
             if not place.flags & frame.CONTINUED:
                 whole = len(self._offsets)
-        end = os.fstat(self.fd).st_size
         reason = "an append is cut short"
         if self.size < end:
             reason = fault(self.fd, self._salt, self.size)
             later = find_frame(self.fd, self._salt, self.size + 4)
+            if later is not None and synced is not None and self.next_op > synced:
+                return self._torn(whole, end, f"{reason}; {_NEVER_SYNCED}")
             if later is not None:
                 # Entries stand after a message that is lost too, unless it is the last one here.
                 last = max(later.first if later.entries else later.first - 1, self.next - 1)
                 raise DamagedError(str(self.path), self.size, self.next, last, reason)
+        return self._torn(whole, end, reason)
+
+    def _torn(self, whole: int, end: int, reason: str) -> TornEnd | None:
+        """Describe the torn end after so many frames, if there is one, and forget what is in it."""
         self._forget_from(whole)
         return TornEnd(self.size, end - self.size, reason) if self.size < end else None
 

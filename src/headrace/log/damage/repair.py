@@ -24,7 +24,7 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from headrace.log import frame, recovery, snapshot
+from headrace.log import frame, recovery, snapshot, watermark
 from headrace.log.damage.inspection import GoodRange, InspectedSegment
 from headrace.log.damage.repair_plan import (
     BeginTail,
@@ -77,6 +77,7 @@ def repair(directory: Path, keep: Keep = "before") -> Report:
                 _undo(directory, marker)
             report = _decide(directory, keep, marker)
             if report.steps:
+                watermark.forget(directory)
                 report = _perform(report)
             (directory / recovery.REPAIRING).unlink(missing_ok=True)
             recovery.recover(directory, sync=True)

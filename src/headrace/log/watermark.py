@@ -1,0 +1,59 @@
+"""The watermark: the last operation that is known to be on the disk, so that a power failure needs no operator.
+
+A power failure may lose any page that was not synced, and keep later ones. What such a failure leaves looks like
+damage: bad bytes before good frames. The file ``synced`` tells the two apart. Bad bytes at or before the watermark were
+promised to somebody, and opening the log fails. Beyond it nothing was promised: everything from the first bad byte on
+is a torn end, which is cut off and counted.
+
+The file is written after each sync and not synced itself: it may lag behind, never run ahead. Under ``fsync=never``
+there is none, and without one everything in the log counts as promised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from headrace.log.checksum import crc32c
+from headrace.log.files import Descriptor
+
+NAME: Final = "synced"
+
+_FORM: Final = struct.Struct("<8s16sQI")
+_MAGIC: Final = b"HRSYNC\x01\n"
+
+
+class Watermark:
+    """The watermark of a log that is open for writing."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = Descriptor(directory / NAME, os.O_RDWR | os.O_CREAT)
+
+    def write(self, uuid: UUID, op: int, *, sync: bool = False) -> None:
+        """Note that every operation up to ``op`` is on the disk."""
+        body = _FORM.pack(_MAGIC, uuid.bytes, op, 0)[:-4]
+        os.pwrite(self._descriptor.fd, body + crc32c(body).to_bytes(4, "little"), 0)
+        if sync:
+            os.fdatasync(self._descriptor.fd)
+
+
+def read(directory: Path) -> tuple[UUID, int] | None:
+    """The log and the operation that the watermark names; ``None`` if there is no good one."""
+    try:
+        data = (directory / NAME).read_bytes()
+    except OSError:
+        return None
+    if len(data) != _FORM.size or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        return None
+    magic, uuid, op, _ = _FORM.unpack(data)
+    return (UUID(bytes=uuid), op) if magic == _MAGIC else None
+
+
+def forget(directory: Path) -> None:
+    """Remove the watermark: nothing is known of what is on the disk."""
+    with contextlib.suppress(OSError):
+        (directory / NAME).unlink(missing_ok=True)
