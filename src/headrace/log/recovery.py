@@ -145,7 +145,7 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
             litter.append(path)
             break
         if before is not None and _never_synced(before, segment, mark) and (torn is not None or short):
-            # Power failed before a sync: the old tail has lost some of its end, and nothing in the new one was promised.
+            # Power failed before a sync: the old tail has lost some of its end, the new one nothing that was promised.
             torn = torn or TornEnd(0, 0, f"messages up to {segment.first - 1} had not reached the disk")
             litter += [
                 directory / f"{later:016d}.open" for later in sorted(found, reverse=True) if later >= op
