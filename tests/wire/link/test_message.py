@@ -46,67 +46,26 @@ from headrace.wire.link.requests import (
 from headrace.wire.sdk.predicate import Between, Equals
 
 GOLDEN = [
+    Golden("link", "hello", HelloRequest(id=0, version=1, name="tool")),
+    Golden("link", "head", HeadRequest(id=1)),
+    Golden("link", "head's answer", {"id": 1, "ok": True, "first": 1, "head": 300}),
+    Golden("link", "publish, without its body", PublishRequest(id=2, publisher="me", number=7)),
+    Golden("link", "publish's answer", {"id": 2, "ok": True, "first": 301, "last": 302, "repeated": 0}),
+    Golden("link", "pass, without its body", PassRequest(id=4, frontend="f00d", number=1)),
+    Golden("link", "pass's answer", {"id": 4, "ok": True, "first": 7, "last": 9, "repeated": False}),
+    Golden("link", "a refusal", {"id": 3, "error": "missing", "reason": "no hold"}),
     Golden(
-        "hello",
-        HelloRequest(id=0, version=1, name="tool"),
-        "a4 62 6f 70 65 68 65 6c 6c 6f 62 69 64 00 67 76 65 72 73 69 6f 6e 01 64 6e 61 6d 65 64 74 6f 6f 6c",
-    ),
-    Golden("head", HeadRequest(id=1), "a2 62 6f 70 64 68 65 61 64 62 69 64 01"),
-    Golden(
-        "head's answer",
-        {"id": 1, "ok": True, "first": 1, "head": 300},
-        "a4 62 69 64 01 62 6f 6b f5 65 66 69 72 73 74 01 64 68 65 61 64 19 01 2c",
-    ),
-    Golden(
-        "publish, without its body",
-        PublishRequest(id=2, publisher="me", number=7),
-        "a4 62 6f 70 67 70 75 62 6c 69 73 68 62 69 64 02 69 70 75 62 6c 69 73 68 65 72 62 6d 65"
-        " 66 6e 75 6d 62 65 72 07",
-    ),
-    Golden(
-        "publish's answer",
-        {"id": 2, "ok": True, "first": 301, "last": 302, "repeated": 0},
-        "a5 62 69 64 02 62 6f 6b f5 65 66 69 72 73 74 19 01 2d 64 6c 61 73 74 19 01 2e"
-        " 68 72 65 70 65 61 74 65 64 00",
-    ),
-    Golden(
-        "pass, without its body",
-        PassRequest(id=4, frontend="f00d", number=1),
-        "a4 62 6f 70 64 70 61 73 73 62 69 64 04 68 66 72 6f 6e 74 65 6e 64 64 66 30 30 64 66 6e 75 6d 62 65 72 01",
-    ),
-    Golden(
-        "pass's answer",
-        {"id": 4, "ok": True, "first": 7, "last": 9, "repeated": False},
-        "a5 62 69 64 04 62 6f 6b f5 65 66 69 72 73 74 07 64 6c 61 73 74 09 68 72 65 70 65 61 74 65 64 f4",
-    ),
-    Golden(
-        "a refusal",
-        {"id": 3, "error": "missing", "reason": "no hold"},
-        "a3 62 69 64 03 65 65 72 72 6f 72 67 6d 69 73 73 69 6e 67 66 72 65 61 73 6f 6e 67 6e 6f 20 68 6f 6c 64",
-    ),
-    Golden(
+        "link",
         "hello, of a version that is not spoken",
         {"id": 0, "error": "version", "reason": "too old", "versions": [1]},
-        "a4 62 69 64 00 65 65 72 72 6f 72 67 76 65 72 73 69 6f 6e 66 72 65 61 73 6f 6e 67 74 6f 6f 20 6f 6c 64"
-        " 68 76 65 72 73 69 6f 6e 73 81 01",
     ),
     Golden(
+        "link",
         "services, creating one",
         ServicesRequest(id=4, service="fleet/42", action="create", kind="last"),
-        "a5 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 04 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
-        " 66 61 63 74 69 6f 6e 66 63 72 65 61 74 65 64 6b 69 6e 64 64 6c 61 73 74",
     ),
-    Golden(
-        "services, removing one",
-        ServicesRequest(id=5, service="fleet/42", action="remove"),
-        "a4 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 05 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
-        " 66 61 63 74 69 6f 6e 66 72 65 6d 6f 76 65",
-    ),
-    Golden(
-        "its answer",
-        {"id": 5, "ok": True, "removed": True},
-        "a3 62 69 64 05 62 6f 6b f5 67 72 65 6d 6f 76 65 64 f5",
-    ),
+    Golden("link", "services, removing one", ServicesRequest(id=5, service="fleet/42", action="remove")),
+    Golden("link", "its answer", {"id": 5, "ok": True, "removed": True}),
 ]
 
 
