@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import bench, decode, doctor, pub, replay, serve, sub, tail, top, up
+from headrace.cli import bench, conform, decode, doctor, pub, replay, serve, sub, tail, top, up
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.demo import command as demo
@@ -53,6 +53,7 @@ add_command(app, "decode", *decode.EXAMPLES)(decode.decode)
 add_command(app, "top", *top.EXAMPLES)(top.top)
 add_command(app, "demo", *demo.EXAMPLES)(demo.demo)
 add_command(app, "bench", *bench.EXAMPLES)(bench.bench)
+add_command(app, "conform", *conform.EXAMPLES)(conform.conform)
 add_command(app, "doctor", *doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(cluster, name="cluster")
 app.add_typer(consumers, name="consumers")
