@@ -19,20 +19,14 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("The hub on this machine:", "headrace conform fyrehose 127.0.0.1:2323"),
-    (
-        "Somebody else's server, by the document's own words alone:",
-        "headrace conform spp 10.0.0.7:3002 --document",
-    ),
+    ("A server of another make, by the document alone:", "headrace conform spp 10.0.0.7:3002 --document"),
     (
         "A connector, and what is published to it:",
         "headrace conform sdk 10.0.0.7:7253 --publisher 10.0.0.7:8000",
     ),
     ("Tubes over WebSocket:", "headrace conform tube ws://10.0.0.7:8080"),
     ("What would be tried:", "headrace conform parcel --list"),
-    (
-        "What failed, for a script:",
-        "headrace conform parcel 10.0.0.7:7878 --json | jq '.cases[] | select(.outcome == \"failed\")'",
-    ),
+    ("For a script:", "headrace conform parcel 10.0.0.7:7878 --json | jq .failed"),
 )
 
 _MARKS: Final = {

@@ -209,7 +209,7 @@ def publish_arrives(probe: Probe) -> None:
 def publish_items(probe: Probe) -> None:
     """Items may come in either order, the last of a repeated one counts, and the payload may be missing."""
     client = _client(probe)
-    client.say(sdk.subscription(**{sdk.OWN: {"use": 1, "strval": probe.token}}))
+    client.say(sdk.subscription({sdk.OWN: {"use": 1, "strval": probe.token}}))
     attributes = item(1, json.dumps({sdk.OWN: probe.token}).encode())
     others = item(1, b'{"x":1}')
     peer = Peer(probe)
@@ -370,13 +370,14 @@ def status(probe: Probe) -> None:
 def start_hash(probe: Probe) -> None:
     """The start hash is 40 hex digits, and it is the place of a virtual node."""
     (_, node), (_, vnodes) = Peer(probe).greeting
+    text, listed = node.get(4, b""), vnodes.get(6, b"")
     try:
-        start = bytes.fromhex(node[4].decode())
+        start = bytes.fromhex(text.decode())
     except ValueError:
         start = b""
     if len(start) != 20:
-        raise MismatchError("40 hex digits", repr(node[4]))
-    places = {vnodes[6][at : at + 20] for at in range(0, len(vnodes[6]), 20)}
+        raise MismatchError("40 hex digits", repr(text))
+    places = {listed[at : at + 20] for at in range(0, len(listed), 20)}
     if start not in places:
         raise MismatchError(
             f"{start.hex()} among the vnodes", ", ".join(sorted(place.hex() for place in places))

@@ -216,11 +216,10 @@ def heartbeats(probe: Probe) -> None:
     node.neighbours()
     expected = f"a heartbeat to {where} within {HEARTBEAT_SECONDS:g} s"
     try:
-        incoming, _ = listener.accept()
+        incoming = probe.enter(listener.accept()[0])
     except TimeoutError:
         raise MismatchError(expected, "silence") from None
     incoming.settimeout(probe.seconds_left())
-    probe.close_after(incoming.close)
     data = incoming.recv(1)
     while data and len(data) <= data[0] and (more := incoming.recv(256)):
         data += more
@@ -231,9 +230,9 @@ def heartbeats(probe: Probe) -> None:
 
 @CASES.reading("`Ping`, answered by `Pong`")
 def ping(probe: Probe) -> None:
-    """A node that introduced itself and sends the golden Ping gets a Pong."""
+    """A node that introduced itself by the golden DscReq and sends the golden Ping gets a Pong."""
     node = Node(probe)
-    node.stream.send(introduction(60396, f"conform-{probe.token}"))
+    node.stream.send(GOLDEN["DscReq"])
     node.neighbours()
     node.stream.send(GOLDEN["Ping"])
     node.answer("Pong")

@@ -6,12 +6,15 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from headrace.conform.case import MismatchError, NotRunError, shown
 from headrace.conform.target import Place, Target
+
+Resource = TypeVar("Resource")
 
 MAX_RECEIVED: Final = 16 << 20
 """Bytes that a case takes from one connection before it gives up: a busy server would otherwise feed it for ever."""
@@ -101,9 +104,9 @@ class Probe:
         sock.settimeout(self.seconds_left())
         return self._open.enter_context(sock)
 
-    def close_after(self, close: Callable[[], object]) -> None:
-        """Call this when the case is over."""
-        self._open.callback(close)
+    def enter(self, resource: AbstractContextManager[Resource]) -> Resource:
+        """Enter a context that is left when the case is over."""
+        return self._open.enter_context(resource)
 
 
 class Stream:

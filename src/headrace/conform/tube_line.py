@@ -128,17 +128,18 @@ class WebSocketLine:
         self._joined = joined
         place = probe.target.place
         try:
-            self._socket = connect(
-                f"ws://{place}",
-                compression=None,
-                proxy=None,
-                open_timeout=probe.seconds_left(),
-                close_timeout=1,
-                max_size=MAX_MESSAGE,
+            self._socket = probe.enter(
+                connect(
+                    f"ws://{place}",
+                    compression=None,
+                    proxy=None,
+                    open_timeout=probe.seconds_left(),
+                    close_timeout=1,
+                    max_size=MAX_MESSAGE,
+                )
             )
         except (OSError, WebSocketException) as error:
             raise MismatchError(f"a WebSocket at ws://{place}", str(error)) from None
-        probe.close_after(self._socket.close)
 
     def size(self, wire: bytes) -> int:
         """Send the kit's fragment size; return the server's."""
