@@ -38,7 +38,7 @@ DOORS = {
 }
 """The protocol of each door."""
 
-SHORT = 0.15
+SHORT = 0.1
 """How long a case waits for a server that will not answer."""
 
 

@@ -23,7 +23,7 @@ MAX_BODY: Final = 2000
 SINGLE, HEAD, MID, TAIL = 1, 2, 4, 8
 HANDSHAKE, HEARTBEAT, PUSH = 1, 2, 3
 
-QUIET_SECONDS: Final = 0.2
+QUIET_SECONDS: Final = 0.1
 """How long a door that never answers is watched: a refusal comes at once."""
 
 VALID: Final = {
