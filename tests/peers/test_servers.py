@@ -59,6 +59,7 @@ async def test_a_tube_server(start: Start, language: str) -> None:
     heard = await asyncio.to_thread(server.lines, 3 if language == "javascript" else 4)
     kinds = [line.split()[0] for line in heard]
     if language == "javascript":
-        assert kinds == ["plain", "compressed", "compressed"]
+        # The third is compressed if the Pong of the first one's trial was there in time.
+        assert kinds[:2] == ["plain", "compressed"]
     else:
         assert kinds == ["plain", "refused", "plain", "plain"]
