@@ -13,12 +13,14 @@ from tests.wire.golden import Golden
 from headrace.errors import WireError
 from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.fyrehose.stream import (
+    Challenge,
     Deliver,
     DeliverRun,
     Forward,
     Frame,
     Keepalive,
     KeepaliveAck,
+    Proof,
     Push,
     PushRun,
     Request,
@@ -45,12 +47,15 @@ WRITTEN = [
     Golden("fyrehose", "KEEPALIVE", Keepalive("127.0.0.1", 2323)),
     Golden("fyrehose", "KEEPALIVE from wherever it comes", Keepalive("0.0.0.0", 0)),
     Golden("fyrehose", "KEEPALIVE-ACK", KeepaliveAck("127.0.0.1", 2323)),
+    Golden("fyrehose", "CHALLENGE", Challenge(bytes.fromhex("0123456789abcdef"))),
+    Golden("fyrehose", "PROOF", Proof(bytes.fromhex("0123456789abcdef"))),
 ]
 
 PACKETS = [*WRITTEN, FROM_ZERO]
 
-HUB = (Push, Request, Keepalive)
-CLIENT = (Deliver, Forward, KeepaliveAck)
+HUB = (Push, Request, Keepalive, Proof)
+HUB_STREAM = (Push, Request, Keepalive)
+CLIENT = (Deliver, Forward, KeepaliveAck, Challenge)
 CLIENT_STREAM = (Deliver, KeepaliveAck)
 
 
@@ -149,10 +154,13 @@ requests = st.builds(lambda a, p, r: Request(a, p, *r), addresses, ports, ranges
 forwards = st.builds(lambda a, p, r: Forward(a, p, *r), addresses, ports, ranges)
 keepalives = st.builds(Keepalive, addresses, ports)
 acks = st.builds(KeepaliveAck, addresses, ports)
+cookies = st.binary(min_size=8, max_size=8)
+challenges = st.builds(Challenge, cookies)
+proofs = st.builds(Proof, cookies)
 
 hub_frames = pushes | pushes | pushes | requests | keepalives
 client_frames = delivers | delivers | delivers | acks
-frames = pushes | delivers | requests | forwards | keepalives | acks
+frames = pushes | delivers | requests | forwards | keepalives | acks | challenges | proofs
 
 wrong = st.sampled_from(
     [

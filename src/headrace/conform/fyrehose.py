@@ -22,6 +22,7 @@ DELIVER: Final = 0x01
 PUSH: Final = 0x02
 REQUEST: Final = 0x04
 KEEPALIVE_ACK: Final = 0x20
+CHALLENGE: Final = 0x40
 FIXED: Final = {KEEPALIVE_ACK: 7, 0x08: 19}
 """Whole lengths of the packets of a fixed length that a backbone sends: KEEPALIVE-ACK and FORWARD."""
 
@@ -64,11 +65,26 @@ def _addressed(title: str, address: Address) -> bytes:
 # Over UDP.
 
 
+class Line:
+    """A UDP socket toward the backbone. From another machine, a hub of Headrace wants proof that it receives."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._datagrams: Datagrams = probe.datagrams()
+        self.local: Address = self._datagrams.local
+        self.send = self._datagrams.send
+
+    def take(self, expected: str) -> bytes:
+        """Return the next datagram that is no CHALLENGE; those are answered."""
+        while (came := self._datagrams.take(expected))[:1] == bytes([CHALLENGE]) and len(came) == 9:
+            self.send(GOLDEN["PROOF"][:1] + came[1:])
+        return came
+
+
 class Subscriber:
     """A UDP client that has sent a KEEPALIVE and got its ACK."""
 
     def __init__(self, probe: Probe) -> None:
-        self.line: Datagrams = probe.datagrams()
+        self.line = Line(probe)
         self.address: Address = self.line.local
         self.acknowledged(keepalive(self.address))
 
@@ -121,7 +137,7 @@ def udp_keepalive(probe: Probe) -> None:
 @CASES.document("the example for 127.0.0.1:2323 begins `00000010`", "udp")
 def udp_example(probe: Probe) -> None:
     """A KEEPALIVE whose TYPE is 0x02, as in the document's example, is answered."""
-    line = probe.datagrams()
+    line = Line(probe)
     sent = keepalive(line.local, "KEEPALIVE as the document's example has it")
     line.send(sent)
     ack = bytes([KEEPALIVE_ACK]) + sent[1:]
@@ -133,7 +149,7 @@ def udp_example(probe: Probe) -> None:
 @CASES.reading("ADDR 0.0.0.0 and PORT 0 stand for the datagram's own source", "udp")
 def udp_own_source(probe: Probe) -> None:
     """A KEEPALIVE with ADDR 0.0.0.0 and PORT 0 subscribes the datagram's source."""
-    line = probe.datagrams()
+    line = Line(probe)
     sent = GOLDEN["KEEPALIVE from wherever it comes"]
     line.send(sent)
     while (came := line.take("a KEEPALIVE-ACK"))[:1] == bytes([DELIVER]):
@@ -248,6 +264,8 @@ def udp_hostile(probe: Probe) -> None:
         "DELIVER of the last number",
         "FORWARD 7 to 9",
         "KEEPALIVE-ACK",
+        "CHALLENGE",
+        "PROOF",
     )
     cut = GOLDEN["PUSH hello"][:-1]
     for wire in (
@@ -270,7 +288,7 @@ def udp_hostile(probe: Probe) -> None:
 def udp_foreign_address(probe: Probe) -> None:
     """A KEEPALIVE that states an address of somebody else is acknowledged, and its sender is not subscribed by it."""
     subscriber = Subscriber(probe)
-    line = probe.datagrams()
+    line = Line(probe)
     sent = keepalive(("192.0.2.1", 9))
     line.send(sent)
     came = line.take("a KEEPALIVE-ACK")
@@ -429,16 +447,16 @@ def tcp_request_from_zero(probe: Probe) -> None:
             raise
 
 
-@CASES.reading("a DELIVER, FORWARD or KEEPALIVE-ACK that comes to the hub", "tcp")
+@CASES.reading("a DELIVER, FORWARD, KEEPALIVE-ACK or CHALLENGE that comes to the hub", "tcp")
 def tcp_backbone_packets(probe: Probe) -> None:
-    """A connection that sends a DELIVER, a FORWARD or a KEEPALIVE-ACK is closed."""
-    for title in ("DELIVER hello", "FORWARD 7 to 9", "KEEPALIVE-ACK"):
+    """A connection that sends a DELIVER, a FORWARD, a KEEPALIVE-ACK, a CHALLENGE or a PROOF is closed."""
+    for title in ("DELIVER hello", "FORWARD 7 to 9", "KEEPALIVE-ACK", "CHALLENGE", "PROOF"):
         connection = Connection(probe, subscribed=False)
         connection.stream.send(GOLDEN[title])
-        connection.stream.expect_end(f"{title.split()[0]} is for backbones to send")
+        connection.stream.expect_end(f"{title.split()[0]} has no place here")
 
 
-@CASES.reading("a TYPE that is none of the six; an empty datagram", "tcp")
+@CASES.reading("a TYPE that is none of the eight; an empty datagram", "tcp")
 def tcp_unknown_type(probe: Probe) -> None:
     """A connection that sends a TYPE there is not is closed."""
     for kind in (0x00, 0x03, 0xFF):
