@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.wire.golden import Golden
 
+from headrace.wire import vectors
+
 ROOT = Path(__file__).parents[2]
 VECTORS = {
     (path.stem.removeprefix("test_") if path.parent.name == "wire" else path.parent.name): ".".join(
@@ -44,10 +46,10 @@ def blocks(page: str) -> list[tuple[str, bytes]]:
 
 def golden(name: str) -> dict[str, bytes]:
     """The vectors of a protocol's test module."""
-    vectors: list[Golden] = importlib.import_module(VECTORS[name]).GOLDEN
-    names = [vector.name for vector in vectors]
+    tested: list[Golden] = importlib.import_module(VECTORS[name]).GOLDEN
+    names = [vector.name for vector in tested]
     assert len(names) == len(set(names)), "two golden vectors have one name"
-    return {vector.name: vector.wire for vector in vectors}
+    return {vector.name: vector.wire for vector in tested}
 
 
 def test_every_tested_protocol_has_a_page() -> None:
@@ -55,14 +57,23 @@ def test_every_tested_protocol_has_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_every_golden_vector_of_the_package_is_tested(name: str) -> None:
+    assert golden(name) == dict(vectors.golden(name))
+
+
+def test_every_file_of_vectors_is_listed() -> None:
+    assert set(vectors.PROTOCOLS) == PAGES.keys()
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_every_block_is_a_golden_vector(name: str) -> None:
     page = PAGES[name].read_text()
     shown = blocks(page)
     assert len(shown) == len(HEX_FENCE.findall(page)), "a hex block without a title"
-    vectors = golden(name)
+    known = golden(name)
     for title, wire in shown:
-        assert title in vectors, f"no golden vector is named {title!r}"
-        assert wire.hex(" ") == vectors[title].hex(" "), title
+        assert title in known, f"no golden vector is named {title!r}"
+        assert wire.hex(" ") == known[title].hex(" "), title
 
 
 @pytest.mark.parametrize("name", PAGES)

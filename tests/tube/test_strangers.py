@@ -292,6 +292,47 @@ async def test_a_strange_server_without_deflate(transport: str) -> None:
         assert tube.counts.compressed_sent == 1
 
 
+async def test_closing_at_once_loses_nothing_at_a_strange_server_without_deflate(transport: str) -> None:
+    """The tube stays until the server has said whether it knows deflate, and repeats the message if not."""
+    text = b"the wheel turns while the water runs; " * 100
+    raw, tcp = len(text), transport == "tcp"
+    repeated: list[bytes] = []
+
+    async def behave(stranger: Stranger) -> None:
+        await stranger.hear(3)
+        stranger.say(octets("80 80 20"))
+        packed = zlib.compress(text, 1)
+        head = octets("09") + (varint(len(packed)) if tcp else b"")
+        assert await stranger.hear(len(head) + len(packed) + 1) == head + packed + octets("80")
+        # Messages come too; nobody wants them any more.
+        stranger.say(*([octets("01 0261")] if tcp else [octets("01"), b"a"]))
+        stranger.say(octets("48"), octets("88"))
+        head = octets("01") + (varint(raw) if tcp else b"")
+        repeated.append((await stranger.hear(len(head) + raw))[len(head) :])
+        assert await stranger.hear_end() == b""
+
+    async with host(transport, behave) as url, connect(url) as tube:
+        await tube.send(text)
+        await tube.close()
+        assert (tube.counts.compressed_sent, tube.counts.refused) == (1, 1)
+    assert repeated == [text]
+
+
+async def test_closing_at_once_at_a_strange_server_that_answers_no_ping(transport: str) -> None:
+    """It has everything, and the tube ends in time."""
+    text = b"the wheel turns while the water runs; " * 100
+
+    async def behave(stranger: Stranger) -> None:
+        await stranger.hear(3)
+        stranger.say(octets("80 80 20"))
+        await stranger.hear(1 + len(zlib.compress(text, 1)))
+        await stranger.hear_end()
+
+    async with host(transport, behave) as url, connect(url, options=TubeOptions(close_seconds=0.2)) as tube:
+        await tube.send(text)
+        await tube.close()
+
+
 def varint(number: int) -> bytes:
     out, rest = bytearray(), number * 2
     while rest > 127:

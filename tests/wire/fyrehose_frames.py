@@ -13,12 +13,14 @@ from tests.wire.golden import Golden
 from headrace.errors import WireError
 from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.fyrehose.stream import (
+    Challenge,
     Deliver,
     DeliverRun,
     Forward,
     Frame,
     Keepalive,
     KeepaliveAck,
+    Proof,
     Push,
     PushRun,
     Request,
@@ -26,37 +28,34 @@ from headrace.wire.fyrehose.stream import (
     serialize,
 )
 
-EXAMPLE = Golden(
-    "KEEPALIVE as the document's example has it", Keepalive("127.0.0.1", 2323), "02 7f000001 0913"
-)
+EXAMPLE = Golden("fyrehose", "KEEPALIVE as the document's example has it", Keepalive("127.0.0.1", 2323))
 """On a datagram only; we write 0x10."""
 
-FROM_ZERO = Golden(
-    "REQUEST from 0", Request("127.0.0.1", 2323, 1, 9), "04 7f000001 0913 000000000000 000000000009"
-)
+FROM_ZERO = Golden("fyrehose", "REQUEST from 0", Request("127.0.0.1", 2323, 1, 9))
 """0 is read as 1."""
 
-PUSHES = Golden("PUSH twice in a datagram", [Push(b"hi"), Push(b"")], "02 0002 6869 02 0000")
+PUSHES = Golden("fyrehose", "PUSH twice in a datagram", [Push(b"hi"), Push(b"")])
 
 WRITTEN = [
-    Golden("PUSH hello", Push(b"hello"), "02 0005 68656c6c6f"),
-    Golden("PUSH of nothing", Push(b""), "02 0000"),
-    Golden("DELIVER hello", Deliver(7, b"hello"), "01 0005 000000000007 68656c6c6f"),
-    Golden("DELIVER hollow", Deliver(8, b""), "01 0000 000000000008"),
-    Golden("DELIVER of the last number", Deliver(MAX_SEQUENCE, b"!"), "01 0001 ffffffffffff 21"),
-    Golden("REQUEST 7 to 9", Request("127.0.0.1", 2323, 7, 9), "04 7f000001 0913 000000000007 000000000009"),
-    Golden(
-        "FORWARD 7 to 9", Forward("192.0.2.10", 40000, 7, 9), "08 c000020a 9c40 000000000007 000000000009"
-    ),
-    Golden("KEEPALIVE", Keepalive("127.0.0.1", 2323), "10 7f000001 0913"),
-    Golden("KEEPALIVE from wherever it comes", Keepalive("0.0.0.0", 0), "10 00000000 0000"),
-    Golden("KEEPALIVE-ACK", KeepaliveAck("127.0.0.1", 2323), "20 7f000001 0913"),
+    Golden("fyrehose", "PUSH hello", Push(b"hello")),
+    Golden("fyrehose", "PUSH of nothing", Push(b"")),
+    Golden("fyrehose", "DELIVER hello", Deliver(7, b"hello")),
+    Golden("fyrehose", "DELIVER hollow", Deliver(8, b"")),
+    Golden("fyrehose", "DELIVER of the last number", Deliver(MAX_SEQUENCE, b"!")),
+    Golden("fyrehose", "REQUEST 7 to 9", Request("127.0.0.1", 2323, 7, 9)),
+    Golden("fyrehose", "FORWARD 7 to 9", Forward("192.0.2.10", 40000, 7, 9)),
+    Golden("fyrehose", "KEEPALIVE", Keepalive("127.0.0.1", 2323)),
+    Golden("fyrehose", "KEEPALIVE from wherever it comes", Keepalive("0.0.0.0", 0)),
+    Golden("fyrehose", "KEEPALIVE-ACK", KeepaliveAck("127.0.0.1", 2323)),
+    Golden("fyrehose", "CHALLENGE", Challenge(bytes.fromhex("0123456789abcdef"))),
+    Golden("fyrehose", "PROOF", Proof(bytes.fromhex("0123456789abcdef"))),
 ]
 
 PACKETS = [*WRITTEN, FROM_ZERO]
 
-HUB = (Push, Request, Keepalive)
-CLIENT = (Deliver, Forward, KeepaliveAck)
+HUB = (Push, Request, Keepalive, Proof)
+HUB_STREAM = (Push, Request, Keepalive)
+CLIENT = (Deliver, Forward, KeepaliveAck, Challenge)
 CLIENT_STREAM = (Deliver, KeepaliveAck)
 
 
@@ -155,10 +154,13 @@ requests = st.builds(lambda a, p, r: Request(a, p, *r), addresses, ports, ranges
 forwards = st.builds(lambda a, p, r: Forward(a, p, *r), addresses, ports, ranges)
 keepalives = st.builds(Keepalive, addresses, ports)
 acks = st.builds(KeepaliveAck, addresses, ports)
+cookies = st.binary(min_size=8, max_size=8)
+challenges = st.builds(Challenge, cookies)
+proofs = st.builds(Proof, cookies)
 
 hub_frames = pushes | pushes | pushes | requests | keepalives
 client_frames = delivers | delivers | delivers | acks
-frames = pushes | delivers | requests | forwards | keepalives | acks
+frames = pushes | delivers | requests | forwards | keepalives | acks | challenges | proofs
 
 wrong = st.sampled_from(
     [

@@ -1,7 +1,8 @@
 """Golden bytes: a frame, its exact bytes, and the three ways every decoder must be able to read them.
 
-A protocol's test module lists its vectors as ``GOLDEN: list[Golden]``. The same names and bytes stand,
-annotated, in ``docs/protocols/``; ``tests/docs/test_protocol_pages.py`` holds the two together.
+The bytes are in :mod:`headrace.wire.vectors`. A protocol's test module lists the frames they stand for as
+``GOLDEN: list[Golden]``. The same names and bytes stand, annotated, in ``docs/protocols/``;
+``tests/docs/test_protocol_pages.py`` holds all three together.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.wire import vectors
 from headrace.wire.receive_buffer import Decoder
 
 
 @dataclass(frozen=True)
 class Golden:
-    """``name`` is the title of the bytes in the documentation; ``wire`` may be given as spaced hex."""
+    """``name`` is the title of the bytes in the documentation, and in the file of ``protocol``."""
 
+    protocol: str
     name: str
     frame: Any
-    hex: str
 
     @property
     def wire(self) -> bytes:
-        return bytes.fromhex(self.hex)
+        return vectors.golden(self.protocol)[self.name]
 
 
 def read(decoder: Decoder[Any], chunks: Iterable[bytes]) -> list[Any]:

@@ -35,45 +35,29 @@ from headrace.wire.spp import (
 )
 
 FROM_SERVER = [
-    Golden("Offer load", Offer("load"), "00000001 00000008 00000004 6c6f6164"),
-    Golden("Offer größe", Offer("größe"), "00000001 0000000b 00000007 6772c3b6c39f65"),
-    Golden("Removed load", Removed("load"), "00000002 00000008 00000004 6c6f6164"),
-    Golden(
-        "Info load",
-        Info("load", b'{"cpu":7}'),
-        "00000010 00000015 00000004 6c6f6164 00000009 7b22637075223a377d",
-    ),
-    Golden("Info empty", Info("load", b""), "00000010 0000000c 00000004 6c6f6164 00000000"),
-    Golden("Authenticated accepted", Authenticated(True), "48520001 00000008 00000000 00000000"),
-    Golden("Authenticated refused", Authenticated(False), "48520001 00000008 00000001 00000000"),
-    Golden(
-        "Authenticated with a challenge",
-        Authenticated(False, b"once"),
-        "48520001 0000000c 00000001 00000004 6f6e6365",
-    ),
-    Golden("32 from a server", Ignored(32, 4), "00000020 00000004 00000000"),
-    Golden("reserved 17 from a server", Ignored(17, 1), "00000011 00000001 ff"),
+    Golden("spp", "Offer load", Offer("load")),
+    Golden("spp", "Offer größe", Offer("größe")),
+    Golden("spp", "Removed load", Removed("load")),
+    Golden("spp", "Info load", Info("load", b'{"cpu":7}')),
+    Golden("spp", "Info empty", Info("load", b"")),
+    Golden("spp", "Authenticated accepted", Authenticated(True)),
+    Golden("spp", "Authenticated refused", Authenticated(False)),
+    Golden("spp", "Authenticated with a challenge", Authenticated(False, b"once")),
+    Golden("spp", "32 from a server", Ignored(32, 4)),
+    Golden("spp", "reserved 17 from a server", Ignored(17, 1)),
 ]
 
 FROM_CLIENT = [
-    Golden("Subscribe load", Subscribe("load"), "00000001 00000008 00000004 6c6f6164"),
-    Golden("Unsubscribe load", Unsubscribe("load"), "00000002 00000008 00000004 6c6f6164"),
-    Golden("Auth", Auth(b'{"token":"a"}'), "48520001 00000011 0000000d 7b22746f6b656e223a2261227d"),
-    Golden(
-        "Publish load",
-        Publish("load", b'{"cpu":8}'),
-        "48520002 00000015 00000004 6c6f6164 00000009 7b22637075223a387d",
-    ),
-    Golden("test value", Ignored(0, 3), "00000000 00000003 616263"),
-    Golden("empty test value", Ignored(0, 0), "00000000 00000000"),
-    Golden("16 from a client", Ignored(16, 4), "00000010 00000004 00000000"),
-    Golden("32 from a client", Ignored(32, 6), "00000020 00000006 00000002 7b7d"),
-    Golden(
-        "33 with a user name and a password",
-        Ignored(33, 21),
-        "00000021 00000015 00000004 616e6e61 00000009 63617438646f673921",
-    ),
-    Golden("type 4294967295", Ignored(0xFFFFFFFF, 1), "ffffffff 00000001 00"),
+    Golden("spp", "Subscribe load", Subscribe("load")),
+    Golden("spp", "Unsubscribe load", Unsubscribe("load")),
+    Golden("spp", "Auth", Auth(b'{"token":"a"}')),
+    Golden("spp", "Publish load", Publish("load", b'{"cpu":8}')),
+    Golden("spp", "test value", Ignored(0, 3)),
+    Golden("spp", "empty test value", Ignored(0, 0)),
+    Golden("spp", "16 from a client", Ignored(16, 4)),
+    Golden("spp", "32 from a client", Ignored(32, 6)),
+    Golden("spp", "33 with a user name and a password", Ignored(33, 21)),
+    Golden("spp", "type 4294967295", Ignored(0xFFFFFFFF, 1)),
 ]
 
 GOLDEN = FROM_SERVER + FROM_CLIENT

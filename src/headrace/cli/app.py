@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import bench, decode, doctor, pub, replay, serve, sub, tail, top, up
+from headrace.cli import bench, conform, decode, doctor, pub, replay, serve, sub, tail, top, up
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.demo import command as demo
@@ -49,6 +49,9 @@ add_command(app, "top", *top.EXAMPLES, panel=_RUN, short="Show what a hub does, 
 add_command(app, "doctor", *doctor.EXAMPLES, panel=_RUN, short="Check this machine, and the hub on it.")(
     doctor.doctor
 )
+add_command(
+    app, "conform", *conform.EXAMPLES, panel=_RUN, short="Try any server against the protocol documents."
+)(conform.conform)
 add_command(app, "bench", *bench.EXAMPLES, panel=_RUN, short="Measure how fast it is on this machine.")(
     bench.bench
 )

@@ -150,7 +150,8 @@ class Fyrehose:
     allow: tuple[IPv4Network, ...] = setting(
         list_of(network()),
         (),
-        "Addresses that a KEEPALIVE or REQUEST of others may name; under `auth.required`, the only ones served.",
+        "Addresses that a KEEPALIVE or REQUEST of others may name, and that need no CHALLENGE; under `auth.required`,"
+        " the only ones served.",
     )
     coalesce: bool = setting(
         flag(),

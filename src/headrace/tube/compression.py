@@ -58,6 +58,11 @@ class TubeCodec(TubeConnection):
         return self.compression.allows(Evidence.SENT)
 
     @property
+    def on_trial(self) -> bool:
+        """Whether the peer has yet to say if it supports our compression: the first message may have to be repeated."""
+        return self.compression.state is Compression.ON_TRIAL
+
+    @property
     def owes(self) -> bool:
         """Whether answers are waiting to be written."""
         return bool(self._outbox)

@@ -185,13 +185,19 @@ class TubeSession:
             self._end(None)
 
     def close(self) -> None:
-        """Send what was written, then close; discard what is still received."""
+        """Send what was written, then close; discard what is still received.
+
+        If the peer has yet to say whether it supports our compression, wait for that, and repeat the message if not.
+        """
         if self.phase is Phase.OPENING:
             self.abort()
         elif self.phase is Phase.OPEN:
             self._closed_here = True
             self._begin_closing(None)
-            # To see the peer close as well.
+            if self._verdict_due:
+                # What was read before the verdict comes first; messages are not wanted any more.
+                self._incoming.let_go()
+            # To see the verdict, and the peer close as well.
             self._connection.resume_reading()
             self._finish_when_idle()
 
@@ -229,7 +235,7 @@ class TubeSession:
     def receive(self, data: Buffer) -> bool:
         """Take bytes, or one WebSocket message; return whether their memory is free again."""
         if self.ended:
-            return True
+            return self._receive_verdict(data)
         free = self._incoming.receive(data)
         if not self._codec.unfinished:
             self._liveness.whole(self._heard_at)
@@ -251,7 +257,8 @@ class TubeSession:
             reason = "the connection ended before the tube was open"
             error = error or UnreachableError(str(self._peer), reason)
         elif self.phase is Phase.CLOSING:
-            # What we still have goes out first.
+            # What we still have goes out first, but no verdict comes any more.
+            self._finish_when_idle()
             return sending and self._closed_here and not self._finished
         elif error is None and self._codec.unfinished:
             cut = f"the connection ended {self._codec.unfinished} bytes into a message"
@@ -297,6 +304,8 @@ class TubeSession:
 
     def _take(self, event: TubeEvent) -> None:
         match event:
+            case Message() if self._closed_here:
+                return
             case Message(data):
                 self.counts.messages_received += 1
                 self._liveness.whole(self._heard_at)
@@ -326,7 +335,7 @@ class TubeSession:
 
     def _begin_closing(self, error: HeadraceError | None) -> None:
         self.phase = Phase.CLOSING
-        if self._closed_here:
+        if self._closed_here and not self._verdict_due:
             self._incoming.drop()
         self._end(error)
         self._watch_closing()
@@ -338,8 +347,26 @@ class TubeSession:
             self._wake()
             self.receiver.on_end(error)
 
+    @property
+    def _verdict_due(self) -> bool:
+        """Whether a closing tube waits for the peer to say if it supports our compression."""
+        tried = self._codec.on_trial or (self._codec.may_compress and not self._outgoing.idle)
+        return tried and self._closed_here and not self._peer_ended
+
+    def _receive_verdict(self, data: Buffer) -> bool:
+        """Take bytes that come to an ended tube: only what the peer says of our compression still counts."""
+        if self.phase is not Phase.CLOSING or not self._verdict_due:
+            return True
+        free = self._incoming.receive(data)
+        self._finish_when_idle()
+        return free
+
     def _finish_when_idle(self) -> None:
-        if self._outgoing.idle and not self._finished:
+        if self._outgoing.idle and not self._verdict_due:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._finished:
             self._finished = True
             if self._peer_ended:
                 self._connection.close()
@@ -395,6 +422,10 @@ class TubeSession:
         elif unsent := self.unsent:
             self.error = self.error or UnreachableError(str(self._peer), f"{unsent} bytes were never taken")
             self._connection.abort()
+        elif self.phase is Phase.CLOSING and self._verdict_due and not self._finished:
+            # A peer that does not even answer Pings has at least got everything.
+            self._finish()
+            self._watch_closing()
         elif self.phase is Phase.CLOSING:
             self._connection.abort()
         else:

@@ -40,6 +40,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "followed": ((), "Messages taken from the hub that numbers them."),
     # Repairs and losses
     "requests": (("door", "transport"), "Times a subscriber asked for messages it lacks."),
+    "challenges": (("door",), "Times an address was asked to show that it receives."),
     "forwards": (("door",), "Times a peer was asked to repair what the hub no longer has."),
     "repaired": (("door",), "Messages sent again to subscribers that lacked them."),
     "skipped": (("door",), "Messages a subscriber was moved past because it was too far behind."),

@@ -242,3 +242,47 @@ async def test_there_is_no_such_host() -> None:
     with pytest.raises(OSError):
         await FyrehoseUdp.dial(Address("nowhere.invalid", 1), Diary())
     await asyncio.sleep(0)
+
+
+class TestChallenge:
+    async def test_the_hubs_is_answered_and_nobody_elses(self, hub: UdpHub) -> None:
+        with UdpHub() as stranger:
+            link = await FyrehoseUdp.dial(Address(*hub.endpoint), Diary())
+            try:
+                to = ("127.0.0.1", link._sock.getsockname()[1])
+                stranger.send(b"\x40strange.", to)
+                hub.send(b"\x40cookie!!", to)
+                assert (await hub.receive())[0] == b"\x80cookie!!"
+            finally:
+                link.abort()
+
+
+class TestWarning:
+    """A hub that acknowledges and sends nothing may be sending elsewhere: behind an address translator, say."""
+
+    @pytest.mark.parametrize(
+        ("hub", "translated", "came", "warns"),
+        [
+            ("192.0.2.1", False, [], True),
+            ("192.0.2.1", True, [], False),
+            ("127.0.0.1", False, [], False),
+            ("192.0.2.1", False, [deliver(1, b"x")], False),
+            ("192.0.2.1", False, [b"\x40cookie!!"], False),
+        ],
+        ids=["distant", "told so", "on this machine", "served", "challenged"],
+    )
+    async def test_it_is_said_once(
+        self, hub: str, translated: bool, came: list[bytes], warns: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("127.0.0.1", 0))
+        link = FyrehoseUdp(sock, (hub, 2323), Diary(), translated=translated)
+        try:
+            for datagram in (*came, *[ack("192.168.0.7", 9)] * 100):
+                link._view[: len(datagram)] = datagram
+                link._received([0, len(datagram)], (hub, 2323))
+        finally:
+            link.abort()
+        said = [record.message for record in caplog.records if record.name == "headrace.client"]
+        assert len(said) == warns
+        assert all("translated=True" in each for each in said)

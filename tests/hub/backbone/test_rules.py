@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Network
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.hub.access.addresses import Addresses
 from headrace.hub.backbone.rules import (
     Acknowledge,
     Backbone,
@@ -17,6 +20,7 @@ from headrace.hub.backbone.rules import (
     OwnDoor,
     Reason,
     Refused,
+    SendChallenge,
     SendForward,
     ServeRange,
     Subscribed,
@@ -25,7 +29,15 @@ from headrace.hub.backbone.rules import (
 from headrace.hub.backbone.udp_subscribers import LEASE, Endpoint, Lease, SendRange, Skipped, UdpBounds
 from headrace.hub.pacing import Pace
 from headrace.message import MAX_SEQUENCE
-from headrace.wire.fyrehose.stream import Forward, Keepalive, KeepaliveAck, Request
+from headrace.wire.fyrehose.stream import (
+    Challenge,
+    Forward,
+    Keepalive,
+    KeepaliveAck,
+    Proof,
+    Request,
+    serialize,
+)
 
 HUB = ("10.0.0.1", 2323)
 DOOR = OwnDoor(frozenset({HUB[0]}), HUB[1])
@@ -33,6 +45,11 @@ ALICE = ("10.0.1.1", 5000)
 BOB = ("10.0.1.2", 5000)
 CAROL = ("10.0.1.3", 5000)
 OWN = Keepalive("0.0.0.0", 0)
+EVERYBODY = Addresses([IPv4Network("0.0.0.0/0")])
+
+
+def no_cookie() -> bytes:
+    raise AssertionError("nobody is challenged here")
 
 
 @dataclass
@@ -42,7 +59,9 @@ class Log:
 
 
 def make(log: Log | None = None, access: BackboneAccess | None = None, **bounds: object) -> Backbone:
-    return Backbone(log or Log(), DOOR, access or BackboneAccess(), UdpBounds(**bounds))  # type: ignore[arg-type]
+    # Who must prove that it receives has tests of its own.
+    access = replace(access or BackboneAccess(), trusted=EVERYBODY)
+    return Backbone(log or Log(), DOOR, access, UdpBounds(**bounds), no_cookie)  # type: ignore[arg-type]
 
 
 def subscribe(backbone: Backbone, *endpoints: Endpoint, now: float = 0.0) -> None:
@@ -556,7 +575,7 @@ def test_whatever_happens_grants_stay_within_the_log_the_table_and_the_pace(
     bounds = UdpBounds(
         subscribers=4, per_address=2, request=8, ranges=2, lag=10, pace=Pace(100, 1e4, 3, 1_000)
     )
-    backbone = Backbone(log, DOOR, BackboneAccess(), bounds)
+    backbone = Backbone(log, DOOR, BackboneAccess(trusted=EVERYBODY), bounds, no_cookie)
     now = 0.0
     subscribed: dict[Endpoint, float] = {}
     out: dict[Endpoint, SendRange] = {}
@@ -598,3 +617,68 @@ def test_whatever_happens_grants_stay_within_the_log_the_table_and_the_pace(
         assert len(backbone) == len(subscribed) <= 4
         timer = backbone.next_timer()
         assert (timer is None) == (not subscribed)
+
+
+class TestProof:
+    """An address that is not trusted gets messages once it has sent back what it was sent."""
+
+    @staticmethod
+    def backbone(log: Log | None = None, **bounds: object) -> Backbone:
+        numbers = count(1)
+        access = BackboneAccess(trusted=Addresses([IPv4Network("10.0.1.2/32")]))
+        cookies = (number.to_bytes(8) for number in numbers)
+        return Backbone(log or Log(), DOOR, access, UdpBounds(**bounds), lambda: next(cookies))  # type: ignore[arg-type]
+
+    def test_every_keepalive_is_answered_by_the_same_challenge_until_the_proof(self) -> None:
+        log = Log()
+        backbone = self.backbone(log)
+        challenge = SendChallenge(ALICE, Challenge(bytes(7) + b"\x01"))
+        assert challenge in backbone.keepalive(OWN, ALICE, 0.0)
+        assert challenge in backbone.keepalive(OWN, ALICE, 1.0)
+        log.head = 3
+        assert backbone.due(1.5) == []
+        assert backbone.next_timer() == 1.0 + LEASE
+        # What came since it subscribed is not lost to it.
+        assert ranges(backbone.proof(Proof(challenge.frame.cookie), ALICE, 2.0)) == [(ALICE, 1, 3)]
+        assert challenge not in backbone.keepalive(OWN, ALICE, 2.5)
+        assert backbone.proof(Proof(challenge.frame.cookie), ALICE, 2.6) == []
+
+    def test_less_than_three_times_what_it_sent(self) -> None:
+        log = Log(1, 9)
+        backbone = self.backbone(log)
+        effects = [*backbone.keepalive(OWN, ALICE, 0.0), *backbone.request(ask(1, 9), ALICE, 0.0)]
+        log.head += 9
+        effects += backbone.due(0.1)
+        sent = [effect.frame for effect in effects if isinstance(effect, Acknowledge | SendChallenge)]
+        assert sum(len(serialize(frame)) for frame in sent) == 16 <= 3 * (7 + 19)
+        assert ranges(effects) == []
+        assert Refused(Reason.UNPROVEN, ALICE) in effects
+
+    def test_a_proof_may_come_from_another_port_and_not_from_another_address(self) -> None:
+        backbone = self.backbone()
+        backbone.keepalive(Keepalive(ALICE[0], 7000), ALICE, 0.0)
+        proof = Proof(bytes(7) + b"\x01")
+        assert backbone.proof(proof, CAROL, 0.0) == [Refused(Reason.UNPROVEN, CAROL)]
+        assert backbone.proof(proof, ALICE, 0.0) == []
+
+    def test_a_wrong_cookie_and_one_of_a_lapsed_subscription_prove_nothing(self) -> None:
+        backbone = self.backbone()
+        backbone.keepalive(OWN, ALICE, 0.0)
+        assert backbone.proof(Proof(bytes(8)), ALICE, 0.0) == [Refused(Reason.UNPROVEN, ALICE)]
+        late = backbone.proof(Proof(bytes(7) + b"\x01"), ALICE, LEASE + 1)
+        assert late == [Lapsed(ALICE, 1), Refused(Reason.UNPROVEN, ALICE)]
+        assert backbone._challenged == {}
+
+    def test_who_is_trusted_need_not_prove_anything(self) -> None:
+        log = Log()
+        backbone = self.backbone(log)
+        assert not any(isinstance(effect, SendChallenge) for effect in backbone.keepalive(OWN, BOB, 0.0))
+        log.head = 1
+        assert ranges(backbone.due(0.0)) == [(BOB, 1, 1)]
+
+    def test_nobody_unproven_is_asked_to_forward(self) -> None:
+        backbone = self.backbone(Log(5, 9))
+        subscribe(backbone, ALICE, BOB)
+        assert Unserved(BOB, 1, 4) in backbone.request(ask(1, 9), BOB, 0.0)
+        backbone.proof(Proof(bytes(7) + b"\x01"), ALICE, 0.0)
+        assert SendForward(ALICE, Forward(*BOB, 1, 4)) in backbone.request(ask(1, 9), BOB, 0.0)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import struct
+from ipaddress import IPv4Network
 from random import Random
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.net.raw import (
     until,
 )
 
+import headrace
 from headrace.client.udp_offload import UDP_GRO, UDP_SEGMENT
 from headrace.errors import DamagedError
 from headrace.hub.backbone.udp_subscribers import SendRange
@@ -35,6 +37,7 @@ from headrace.hub.holds import hold
 from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.message import MAX_SEQUENCE, Batch, Run
+from headrace.net.fyrehose import door as fyrehose_door
 from headrace.net.fyrehose import udp as fyrehose_udp
 from headrace.net.fyrehose.udp import FyrehoseUdp, Packets
 from headrace.net.server import log_maintenance
@@ -794,7 +797,7 @@ class TestRefusal:
             (forward(1, 2, *STRANGER), "unexpected"),
             (ack(), "unexpected"),
             (b"\x00", "malformed"),
-            (b"\x40" * 7, "malformed"),
+            (b"\x40" * 7, "unexpected"),
             (push(b"cut")[:-1], "malformed"),
             (b"\x02\x00", "malformed"),
             (keepalive()[:-1], "malformed"),
@@ -928,3 +931,51 @@ class TestClosing:
                 await begun.wait()
             door(server).close()
             await asyncio.sleep(0.01)
+
+
+class TestProof:
+    """As if this machine's addresses were not its loopback: then whoever subscribes must show that it receives."""
+
+    @pytest.fixture
+    async def distant(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> Server:
+        monkeypatch.setattr(fyrehose_door, "_LOOPBACK", IPv4Network("192.0.2.0/24"))
+        return await start('fyrehose.allow=["127.0.0.9"]')
+
+    async def test_messages_come_once_the_challenge_is_answered(self, distant: Server, bind: Bind) -> None:
+        peer = bind(distant)
+        await peer.subscribe()
+        challenge = await peer.datagram()
+        assert (challenge[:1], len(challenge)) == (b"\x40", 9)
+        peer.send(push(b"one"))
+        peer.send(request(1, 1))
+        await until(lambda: refused(distant, "unproven") == 1)
+        assert await peer.fence() == []
+        peer.send(b"\x80" + challenge[1:])
+        assert await peer.delivers(1, 1) == [b"one"]
+        await peer.subscribe()
+        assert await peer.fence() == []
+
+    async def test_the_challenge_goes_to_the_address_that_is_stated(
+        self, distant: Server, bind: Bind
+    ) -> None:
+        listener, control = bind(distant), bind(distant)
+        await control.subscribe(*listener.sock.getsockname())
+        cookie = (await listener.datagram())[1:]
+        control.send(b"\x80" + bytes(8))
+        await until(lambda: refused(distant, "unproven") == 1)
+        control.send(b"\x80" + cookie)
+        control.send(push(b"one"))
+        assert await listener.delivers(1, 1) == [b"one"]
+
+    async def test_an_allowed_address_need_not_prove_anything(self, distant: Server, bind: Bind) -> None:
+        peer = bind(distant, address="127.0.0.9")
+        await peer.subscribe()
+        peer.send(push(b"one"))
+        assert await peer.delivers(1, 1) == [b"one"]
+
+    async def test_our_client_answers(self, distant: Server) -> None:
+        host, port = address_of(distant)
+        async with headrace.connect(f"fyrehose+udp://{host}:{port}") as client, asyncio.timeout(SECONDS):
+            await client.publish([b"one", b"two"])
+            assert [(await anext(client)).payload for _ in range(2)] == [b"one", b"two"]
+        assert distant.hub.counters.get("challenges", door="fyrehose") >= 1

@@ -50,93 +50,37 @@ FOREIGN_ID = bytes.fromhex("5f3c0a10b1e24d7780c1a2ff")
 CLIENT_1, CLIENT_2, CLIENT_3 = (bytes.fromhex(f"5f3c0a10b1e24d7780c1a20{n}") for n in (1, 2, 3))
 
 GOLDEN = [
+    Golden("attribute", "publish", Publishes([{"city": "Oslo", "degrees": -3.5}], Run.of([b"snow"]))),
     Golden(
-        "publish",
-        Publishes([{"city": "Oslo", "degrees": -3.5}], Run.of([b"snow"])),
-        "01 00 28 00 01 00 1e 7b 22 63 69 74 79 22 3a 22 4f 73 6c 6f 22 2c 22 64 65 67 72 65 65 73 22 3a "
-        "2d 33 2e 35 7d 02 00 04 73 6e 6f 77",
-    ),
-    Golden(
+        "attribute",
         "matcher push",
         MatcherPush(MSG_ID, b"snow", pack_routes([(CLIENT_1, b"conn-001"), (CLIENT_2, b"conn-002")])),
-        "01 00 41 01 01 00 0c 00 00 00 00 03 e8 eb ec 00 00 00 00 02 00 04 73 6e 6f 77 03 00 28 5f 3c 0a "
-        "10 b1 e2 4d 77 80 c1 a2 01 63 6f 6e 6e 2d 30 30 31 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 02 63 6f 6e "
-        "6e 2d 30 30 32",
     ),
+    Golden("attribute", "dispatcher push", DispatcherPush(MSG_ID, b"conn-001", b"snow", CLIENT_1 + CLIENT_3)),
     Golden(
-        "dispatcher push",
-        DispatcherPush(MSG_ID, b"conn-001", b"snow", CLIENT_1 + CLIENT_3),
-        "03 00 3c 01 01 00 0c 00 00 00 00 03 e8 eb ec 00 00 00 00 02 00 04 73 6e 6f 77 06 00 08 63 6f 6e "
-        "6e 2d 30 30 31 03 00 18 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 01 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 03",
-    ),
-    Golden(
+        "attribute",
         "dispatcher push of the original",
         DispatcherPush(FOREIGN_ID, b"", b"snow", CLIENT_1 + CLIENT_3),
-        "03 00 31 01 01 00 0c 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 ff 02 00 04 73 6e 6f 77 03 00 18 5f 3c 0a "
-        "10 b1 e2 4d 77 80 c1 a2 01 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 03",
+    ),
+    Golden("attribute", "heartbeat", Heartbeat(1_700_000_000)),
+    Golden("attribute", "handshake", Handshake(b"disp-001")),
+    Golden(
+        "attribute", "handshake of a connector that relies on marks", Handshake(b"conn-001", relying=True)
     ),
     Golden(
-        "heartbeat",
-        Heartbeat(1_700_000_000),
-        "02 00 0b 01 04 00 08 00 00 00 00 65 53 f1 00",
+        "attribute", "heartbeat of a dispatcher", Heartbeat(1_700_000_000, b"conn-001conn-002", b"conn-002")
     ),
+    Golden("attribute", "mark", Push(msg_id(1001, 60396))),
+    Golden("attribute", "router push", Push(MSG_ID, b"snow", CLIENT_1 + CLIENT_3)),
+    Golden("attribute", "push Head", Push(MSG_ID, b"sno", extra=Extra.HEAD)),
+    Golden("attribute", "push Mid", Push(MSG_ID, b"w", CLIENT_1, Extra.MID)),
+    Golden("attribute", "push Tail", Push(MSG_ID, b"", CLIENT_3, Extra.TAIL)),
     Golden(
-        "handshake",
-        Handshake(b"disp-001"),
-        "01 00 0b 01 05 00 08 64 69 73 70 2d 30 30 31",
-    ),
-    Golden(
-        "handshake of a connector that relies on marks",
-        Handshake(b"conn-001", relying=True),
-        "01 00 16 01 05 00 08 63 6f 6e 6e 2d 30 30 31 07 00 08 63 6f 6e 6e 2d 30 30 31",
-    ),
-    Golden(
-        "heartbeat of a dispatcher",
-        Heartbeat(1_700_000_000, b"conn-001conn-002", b"conn-002"),
-        "02 00 29 01 04 00 08 00 00 00 00 65 53 f1 00 06 00 10 63 6f 6e 6e 2d 30 30 31 63 6f 6e 6e 2d 30 "
-        "30 32 07 00 08 63 6f 6e 6e 2d 30 30 32",
-    ),
-    Golden(
-        "mark",
-        Push(msg_id(1001, 60396)),
-        "03 00 12 01 01 00 0c 00 00 00 00 03 e9 eb ec 00 00 00 00 02 00 00",
-    ),
-    Golden(
-        "router push",
-        Push(MSG_ID, b"snow", CLIENT_1 + CLIENT_3),
-        "03 00 31 01 01 00 0c 00 00 00 00 03 e8 eb ec 00 00 00 00 02 00 04 73 6e 6f 77 03 00 18 5f 3c 0a "
-        "10 b1 e2 4d 77 80 c1 a2 01 5f 3c 0a 10 b1 e2 4d 77 80 c1 a2 03",
-    ),
-    Golden(
-        "push Head",
-        Push(MSG_ID, b"sno", extra=Extra.HEAD),
-        "03 00 15 02 01 00 0c 00 00 00 00 03 e8 eb ec 00 00 00 00 02 00 03 73 6e 6f",
-    ),
-    Golden(
-        "push Mid",
-        Push(MSG_ID, b"w", CLIENT_1, Extra.MID),
-        "03 00 22 04 01 00 0c 00 00 00 00 03 e8 eb ec 00 00 00 00 02 00 01 77 03 00 0c 5f 3c 0a 10 b1 e2 "
-        "4d 77 80 c1 a2 01",
-    ),
-    Golden(
-        "push Tail",
-        Push(MSG_ID, b"", CLIENT_3, Extra.TAIL),
-        "03 00 1e 08 01 00 0c 00 00 00 00 03 e8 eb ec 00 00 00 00 03 00 0c 5f 3c 0a 10 b1 e2 4d 77 80 c1 "
-        "a2 03",
-    ),
-    Golden(
+        "attribute",
         "node info",
         NodeInfo("mill", "127.0.0.1:5500", "127.0.0.1:5501", b"\x40" + bytes(19), "Ivan"),
-        "01 00 5b 00 01 00 04 6d 69 6c 6c 02 00 0e 31 32 37 2e 30 2e 30 2e 31 3a 35 35 30 30 03 00 0e 31 "
-        "32 37 2e 30 2e 30 2e 31 3a 35 35 30 31 04 00 28 34 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 "
-        "30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 30 05 00 04 49 76 61 6e",
     ),
-    Golden(
-        "vnode info",
-        VnodeInfo("mill", "Ivan", b"\x40" + bytes(19) + b"\x50" + bytes(19)),
-        "02 00 39 00 01 00 04 6d 69 6c 6c 05 00 04 49 76 61 6e 06 00 28 40 00 00 00 00 00 00 00 00 00 00 "
-        "00 00 00 00 00 00 00 00 00 50 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
-    ),
+    Golden("attribute", "vnode info", VnodeInfo("mill", "Ivan", b"\x40" + bytes(19) + b"\x50" + bytes(19))),
 ]
 
 DOORS: dict[str, list[Callable[[], Decoder[Any]]]] = {

@@ -18,6 +18,7 @@ from tests.wire.fyrehose_frames import (
     EXAMPLE,
     FROM_ZERO,
     HUB,
+    HUB_STREAM,
     PACKETS,
     PUSHES,
     WRITTEN,
@@ -76,7 +77,7 @@ class TestGolden:
     def test_writes(self, golden: Golden) -> None:
         assert serialize(golden.frame) == golden.wire
 
-    @by_name(golden for golden in PACKETS if isinstance(golden.frame, HUB))
+    @by_name(golden for golden in PACKETS if isinstance(golden.frame, HUB_STREAM))
     @pytest.mark.parametrize("following", [b"\x02", b"\x02\x00\x01", b"\x10\x7f", b"\x04"])
     def test_streams_to_the_hub(self, golden: Golden, following: bytes) -> None:
         check_golden(replace(golden, frame=as_streamed(golden.frame)), ServerDecoder, following)
@@ -86,15 +87,20 @@ class TestGolden:
     def test_streams_to_a_client(self, golden: Golden, following: bytes) -> None:
         check_golden(replace(golden, frame=as_streamed(golden.frame)), ClientDecoder, following)
 
-    @by_name(golden for golden in PACKETS if not isinstance(golden.frame, HUB))
-    def test_hub_refuses_what_only_it_sends(self, golden: Golden) -> None:
+    @by_name(golden for golden in PACKETS if not isinstance(golden.frame, HUB_STREAM))
+    def test_hub_stream_refuses_what_only_it_sends_and_proof(self, golden: Golden) -> None:
         with pytest.raises(UnexpectedError, match="only 0x02 PUSH, 0x04 REQUEST, 0x10 KEEPALIVE"):
             read_whole(ServerDecoder(), golden.wire)
+
+    @by_name(golden for golden in PACKETS if not isinstance(golden.frame, HUB))
+    def test_hub_datagram_refuses_what_only_it_sends(self, golden: Golden) -> None:
         with pytest.raises(UnexpectedError):
             parse_datagram(golden.wire)
 
     @by_name(golden for golden in PACKETS if not isinstance(golden.frame, CLIENT_STREAM))
-    def test_client_stream_refuses_what_only_clients_send_and_forward(self, golden: Golden) -> None:
+    def test_client_stream_refuses_what_only_clients_send_and_what_is_for_datagrams(
+        self, golden: Golden
+    ) -> None:
         with pytest.raises(UnexpectedError, match="only 0x01 DELIVER, 0x20 KEEPALIVE_ACK"):
             read_whole(ClientDecoder(), golden.wire)
 
@@ -350,4 +356,4 @@ assert "numba" in sys.modules
         subprocess.run([sys.executable, "-c", program], check=True)
 
     def test_the_types_are_one_hot(self) -> None:
-        assert sorted(Type) == [1, 2, 4, 8, 16, 32]
+        assert sorted(Type) == [1, 2, 4, 8, 16, 32, 64, 128]

@@ -48,89 +48,36 @@ from headrace.wire.link.requests import (
 from headrace.wire.sdk.predicate import Between, Equals
 
 GOLDEN = [
+    Golden("link", "hello", HelloRequest(id=0, version=2, name="tool")),
+    Golden("link", "head", HeadRequest(id=1)),
+    Golden("link", "head's answer", {"id": 1, "ok": True, "first": 1, "head": 300}),
+    Golden("link", "publish, without its body", PublishRequest(id=2, publisher="me", number=7)),
     Golden(
-        "hello",
-        HelloRequest(id=0, version=2, name="tool"),
-        "a4 62 6f 70 65 68 65 6c 6c 6f 62 69 64 00 67 76 65 72 73 69 6f 6e 02 64 6e 61 6d 65 64 74 6f 6f 6c",
+        "link", "publish's answer", {"id": 2, "ok": True, "first": 301, "last": 302, "repeated": 0, "op": 310}
     ),
-    Golden("head", HeadRequest(id=1), "a2 62 6f 70 64 68 65 61 64 62 69 64 01"),
+    Golden("link", "pass, without its body", PassRequest(id=4, frontend="f00d", number=1, rows=3)),
     Golden(
-        "head's answer",
-        {"id": 1, "ok": True, "first": 1, "head": 300},
-        "a4 62 69 64 01 62 6f 6b f5 65 66 69 72 73 74 01 64 68 65 61 64 19 01 2c",
+        "link", "pass's answer", {"id": 4, "ok": True, "first": 7, "last": 9, "repeated": False, "op": 12}
     ),
+    Golden("link", "replicate", ReplicateRequest(id=6, from_op=13)),
     Golden(
-        "publish, without its body",
-        PublishRequest(id=2, publisher="me", number=7),
-        "a4 62 6f 70 67 70 75 62 6c 69 73 68 62 69 64 02 69 70 75 62 6c 69 73 68 65 72 62 6d 65"
-        " 66 6e 75 6d 62 65 72 07",
+        "link", "an event of replicate, without its body", {"id": 6, "event": "ops", "first": 13, "last": 17}
     ),
+    Golden("link", "entries", EntriesRequest(id=7, first=1, last=9)),
+    Golden("link", "an event of entries, without its body", {"id": 7, "event": "rows", "next": 13}),
+    Golden("link", "a refusal", {"id": 3, "error": "missing", "reason": "no hold"}),
     Golden(
-        "publish's answer",
-        {"id": 2, "ok": True, "first": 301, "last": 302, "repeated": 0, "op": 310},
-        "a6 62 69 64 02 62 6f 6b f5 65 66 69 72 73 74 19 01 2d 64 6c 61 73 74 19 01 2e 68 72 65 70 65 61 74"
-        " 65 64 00 62 6f 70 19 01 36",
-    ),
-    Golden(
-        "pass, without its body",
-        PassRequest(id=4, frontend="f00d", number=1, rows=3),
-        "a5 62 6f 70 64 70 61 73 73 62 69 64 04 68 66 72 6f 6e 74 65 6e 64 64 66 30 30 64 66 6e 75 6d 62 65"
-        " 72 01 64 72 6f 77 73 03",
-    ),
-    Golden(
-        "pass's answer",
-        {"id": 4, "ok": True, "first": 7, "last": 9, "repeated": False, "op": 12},
-        "a6 62 69 64 04 62 6f 6b f5 65 66 69 72 73 74 07 64 6c 61 73 74 09 68 72 65 70 65 61 74 65 64 f4 62"
-        " 6f 70 0c",
-    ),
-    Golden(
-        "replicate",
-        ReplicateRequest(id=6, from_op=13),
-        "a3 62 6f 70 69 72 65 70 6c 69 63 61 74 65 62 69 64 06 64 66 72 6f 6d 0d",
-    ),
-    Golden(
-        "an event of replicate, without its body",
-        {"id": 6, "event": "ops", "first": 13, "last": 17},
-        "a4 62 69 64 06 65 65 76 65 6e 74 63 6f 70 73 65 66 69 72 73 74 0d 64 6c 61 73 74 11",
-    ),
-    Golden(
-        "entries",
-        EntriesRequest(id=7, first=1, last=9),
-        "a4 62 6f 70 67 65 6e 74 72 69 65 73 62 69 64 07 65 66 69 72 73 74 01 64 6c 61 73 74 09",
-    ),
-    Golden(
-        "an event of entries, without its body",
-        {"id": 7, "event": "rows", "next": 13},
-        "a3 62 69 64 07 65 65 76 65 6e 74 64 72 6f 77 73 64 6e 65 78 74 0d",
-    ),
-    Golden(
-        "a refusal",
-        {"id": 3, "error": "missing", "reason": "no hold"},
-        "a3 62 69 64 03 65 65 72 72 6f 72 67 6d 69 73 73 69 6e 67 66 72 65 61 73 6f 6e 67 6e 6f 20 68 6f 6c 64",
-    ),
-    Golden(
+        "link",
         "hello, of a version that is not spoken",
         {"id": 0, "error": "version", "reason": "too old", "versions": [2]},
-        "a4 62 69 64 00 65 65 72 72 6f 72 67 76 65 72 73 69 6f 6e 66 72 65 61 73 6f 6e 67 74 6f 6f 20 6f 6c"
-        " 64 68 76 65 72 73 69 6f 6e 73 81 02",
     ),
     Golden(
+        "link",
         "services, creating one",
         ServicesRequest(id=4, service="fleet/42", action="create", kind="last"),
-        "a5 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 04 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
-        " 66 61 63 74 69 6f 6e 66 63 72 65 61 74 65 64 6b 69 6e 64 64 6c 61 73 74",
     ),
-    Golden(
-        "services, removing one",
-        ServicesRequest(id=5, service="fleet/42", action="remove"),
-        "a4 62 6f 70 68 73 65 72 76 69 63 65 73 62 69 64 05 67 73 65 72 76 69 63 65 68 66 6c 65 65 74 2f 34 32"
-        " 66 61 63 74 69 6f 6e 66 72 65 6d 6f 76 65",
-    ),
-    Golden(
-        "its answer",
-        {"id": 5, "ok": True, "removed": True},
-        "a3 62 69 64 05 62 6f 6b f5 67 72 65 6d 6f 76 65 64 f5",
-    ),
+    Golden("link", "services, removing one", ServicesRequest(id=5, service="fleet/42", action="remove")),
+    Golden("link", "its answer", {"id": 5, "ok": True, "removed": True}),
 ]
 
 

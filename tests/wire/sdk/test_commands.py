@@ -48,83 +48,20 @@ CLIENT = bytes.fromhex("5f3c0a10b1e24d7780c1a201")
 KEY = b"mill stone"
 
 GOLDEN = [
+    Golden("sdk", "auth", Auth(CLIENT, "1700000000.50", sign(KEY, CLIENT, "1700000000.50"), after=1000)),
     Golden(
-        "auth",
-        Auth(CLIENT, "1700000000.50", sign(KEY, CLIENT, "1700000000.50"), after=1000),
-        "23 31 37 38 0d 0a 2a 32 0d 0a 24 34 0d 0a 61 75 74 68 0d 0a 24 31 35 36 0d 0a 7b 22 63 6c 69 65 "
-        "6e 74 5f 69 64 22 3a 22 35 66 33 63 30 61 31 30 62 31 65 32 34 64 37 37 38 30 63 31 61 32 30 31 "
-        "22 2c 22 74 69 6d 65 73 74 61 6d 70 22 3a 22 31 37 30 30 30 30 30 30 30 30 2e 35 30 22 2c 22 74 "
-        "6f 6b 65 6e 22 3a 22 33 39 64 64 63 35 38 62 38 35 62 34 34 63 37 35 39 62 30 35 32 31 64 37 66 "
-        "66 64 34 30 32 62 34 33 36 38 36 31 38 65 33 61 36 33 34 62 37 34 36 64 63 31 35 66 66 36 64 30 "
-        "34 61 35 39 32 65 66 22 2c 22 61 66 74 65 72 22 3a 31 30 30 30 7d 0d 0a",
+        "sdk", "auth with a number", Auth(CLIENT, "1700000000.50", sign(KEY, CLIENT, "1700000000.50", "sha1"))
     ),
-    Golden(
-        "auth with a number",
-        Auth(CLIENT, "1700000000.50", sign(KEY, CLIENT, "1700000000.50", "sha1")),
-        "23 31 33 39 0d 0a 2a 32 0d 0a 24 34 0d 0a 61 75 74 68 0d 0a 24 31 31 37 0d 0a 7b 22 63 6c 69 65 "
-        "6e 74 5f 69 64 22 3a 22 35 46 33 43 30 41 31 30 42 31 45 32 34 44 37 37 38 30 43 31 41 32 30 31 "
-        "22 2c 22 74 69 6d 65 73 74 61 6d 70 22 3a 31 37 30 30 30 30 30 30 30 30 2e 35 30 2c 22 74 6f 6b "
-        "65 6e 22 3a 22 65 61 61 61 61 36 39 30 35 63 36 39 62 33 65 35 30 65 35 32 63 65 33 35 62 33 34 "
-        "36 39 61 62 39 63 61 37 65 65 35 64 34 22 7d 0d 0a",
-    ),
-    Golden(
-        "hb",
-        Heartbeat(),
-        "23 31 32 0d 0a 2a 31 0d 0a 24 32 0d 0a 68 62 0d 0a",
-    ),
-    Golden(
-        "sub",
-        Subscribe({"city": Equals("Oslo"), "degrees": Between(-40.0, 0.0)}),
-        "23 31 30 37 0d 0a 2a 35 0d 0a 24 33 0d 0a 73 75 62 0d 0a 24 34 0d 0a 63 69 74 79 0d 0a 24 32 35 "
-        "0d 0a 7b 22 75 73 65 22 3a 31 2c 22 73 74 72 76 61 6c 22 3a 22 4f 73 6c 6f 22 7d 0d 0a 24 37 0d "
-        "0a 64 65 67 72 65 65 73 0d 0a 24 33 32 0d 0a 7b 22 75 73 65 22 3a 32 2c 22 6c 6f 77 22 3a 2d 34 "
-        "30 2e 30 2c 22 68 69 67 68 22 3a 30 2e 30 7d 0d 0a",
-    ),
-    Golden(
-        "sub with extra",
-        Subscribe({"city": Not(In(("Oslo", 7.0)))}),
-        "23 38 33 0d 0a 2a 33 0d 0a 24 33 0d 0a 73 75 62 0d 0a 24 34 0d 0a 63 69 74 79 0d 0a 24 35 33 0d "
-        "0a 7b 22 75 73 65 22 3a 33 2c 22 65 78 74 72 61 22 3a 22 7b 5c 22 6e 6f 74 5c 22 3a 7b 5c 22 69 "
-        "6e 5c 22 3a 5b 5c 22 4f 73 6c 6f 5c 22 2c 37 2e 30 5d 7d 7d 22 7d 0d 0a",
-    ),
-    Golden(
-        "sub withdrawing",
-        Subscribe({}),
-        "23 31 33 0d 0a 2a 31 0d 0a 24 33 0d 0a 73 75 62 0d 0a",
-    ),
-    Golden(
-        "heartbeat reply",
-        HeartbeatReply(),
-        "2b 68 0d 0a",
-    ),
-    Golden(
-        "auth success",
-        AuthSuccess(),
-        "2b 61 75 74 68 73 75 63 63 65 73 73 0d 0a",
-    ),
-    Golden(
-        "command error",
-        CommandError(),
-        "2d 63 6f 6d 6d 61 6e 64 20 65 72 72 6f 72 0d 0a",
-    ),
-    Golden(
-        "push",
-        Push(1000, b"snow"),
-        "23 34 30 0d 0a 7b 22 70 61 79 6c 6f 61 64 22 3a 22 73 6e 6f 77 22 2c 22 74 79 70 65 22 3a 31 2c "
-        "22 73 65 71 22 3a 31 30 30 30 7d 0d 0a",
-    ),
-    Golden(
-        "push of bytes",
-        Push(1001, b"\xff\x00\xfe"),
-        "23 34 30 0d 0a 7b 22 70 61 79 6c 6f 61 64 22 3a 22 2f 77 44 2b 22 2c 22 74 79 70 65 22 3a 32 2c "
-        "22 73 65 71 22 3a 31 30 30 31 7d 0d 0a",
-    ),
-    Golden(
-        "push of the original",
-        Push(UNPLACED, b"snow"),
-        "23 32 39 0d 0a 7b 22 70 61 79 6c 6f 61 64 22 3a 22 73 6e 6f 77 22 2c 22 74 79 70 65 22 3a 31 7d "
-        "0d 0a",
-    ),
+    Golden("sdk", "hb", Heartbeat()),
+    Golden("sdk", "sub", Subscribe({"city": Equals("Oslo"), "degrees": Between(-40.0, 0.0)})),
+    Golden("sdk", "sub with extra", Subscribe({"city": Not(In(("Oslo", 7.0)))})),
+    Golden("sdk", "sub withdrawing", Subscribe({})),
+    Golden("sdk", "heartbeat reply", HeartbeatReply()),
+    Golden("sdk", "auth success", AuthSuccess()),
+    Golden("sdk", "command error", CommandError()),
+    Golden("sdk", "push", Push(1000, b"snow")),
+    Golden("sdk", "push of bytes", Push(1001, b"\xff\x00\xfe")),
+    Golden("sdk", "push of the original", Push(UNPLACED, b"snow")),
 ]
 
 FROM_CLIENT = ("auth", "auth with a number", "hb", "sub", "sub with extra", "sub withdrawing")

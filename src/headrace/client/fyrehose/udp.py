@@ -13,6 +13,7 @@ are they read one by one, so that one that is refused disturbs no other.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from headrace.message import Run
 from headrace.wire.fyrehose.stream import (
     MAX_DATAGRAM,
     MAX_PUSH_DATAGRAM,
+    Challenge,
     ClientDecoder,
     ClientFrame,
     Deliver,
@@ -38,6 +40,7 @@ from headrace.wire.fyrehose.stream import (
     Forward,
     Keepalive,
     KeepaliveAck,
+    Proof,
     deliver_packets,
     parse_client_datagram,
     push_run,
@@ -59,7 +62,12 @@ _PUSH_HEADER: Final = 3
 _DELIVER_HEADER: Final = 9
 _ACK_SIZE: Final = 7
 
+_UNSERVED_ACKS: Final = 30
+"""KEEPALIVEs, one a second, that the hub acknowledged without sending a message: long enough to be worth a word."""
+
 Endpoint = tuple[str, int]
+
+logger = logging.getLogger("headrace.client")
 
 
 class FyrehoseUdp:
@@ -82,6 +90,10 @@ class FyrehoseUdp:
         self._view = self._buffer.data
         self._room: asyncio.Future[None] | None = None
         self._closed = False
+        # On this machine nobody translates addresses.
+        self._served = translated or hub[0].startswith("127.")
+        """Whether the hub is known to reach us."""
+        self._unserved = 0
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
@@ -229,21 +241,40 @@ class FyrehoseUdp:
                 self._receiver.refused(refused)
                 continue
             match packets:
-                case [Forward() | KeepaliveAck() as packet]:
+                case [Forward() | KeepaliveAck() | Challenge() as packet]:
                     self._take(packet, from_backbone=from_backbone)
                 case _:
                     self._take(_run_of(packets), from_backbone=from_backbone)
 
-    def _take(self, frame: ClientFrame | Forward, *, from_backbone: bool) -> None:
+    def _take(self, frame: ClientFrame | Forward | Challenge, *, from_backbone: bool) -> None:
         if self._closed:
             return
         match frame:
             case DeliverRun():
+                self._served |= from_backbone
                 self._receiver.delivered(frame, from_backbone=from_backbone)
             case Forward():
                 self._receiver.forward(frame, from_backbone=from_backbone)
             case KeepaliveAck() if from_backbone:
                 self._receiver.acknowledged()
+                self._doubt()
+            case Challenge(cookie) if from_backbone:
+                self._served = True
+                self._send(serialize(Proof(cookie)), self._hub)
+
+    def _doubt(self) -> None:
+        """Say once that the hub answers and sends nothing: behind an address translator nothing else would show it."""
+        if self._served:
+            return
+        self._unserved += 1
+        if self._unserved == _UNSERVED_ACKS:
+            logger.warning(
+                "%s:%d acknowledges this client at %s:%d and has sent it no message for %d s. If there are messages,"
+                " the hub may see another address, as behind an address translator: connect with translated=True",
+                *self._hub,
+                *self._stated,
+                _UNSERVED_ACKS,
+            )
 
 
 def _fit(frames: Sequence[ClientFrame], edges: Sequence[int]) -> bool:
@@ -266,7 +297,7 @@ def _fit(frames: Sequence[ClientFrame], edges: Sequence[int]) -> bool:
     return bool((bounds[index] == edges[1:]).all() and (np.diff(index) > 0).all())
 
 
-def _run_of(packets: Sequence[Deliver | Forward | KeepaliveAck]) -> DeliverRun:
+def _run_of(packets: Sequence[Deliver | Forward | KeepaliveAck | Challenge]) -> DeliverRun:
     delivers = [packet for packet in packets if isinstance(packet, Deliver)]
     seqs = np.array([deliver.seq for deliver in delivers], np.int64)
     return DeliverRun(seqs, Run.of(deliver.data for deliver in delivers))

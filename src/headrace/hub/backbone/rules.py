@@ -13,6 +13,8 @@ Invariants:
 
 - Nothing is sent to an address that has not asked for it itself, or that configuration does not list: neither
   KEEPALIVE nor REQUEST can aim the hub at a stranger.
+- An address that has not proved that it receives gets less than three times the bytes it sent: a forged source cannot
+  make the hub flood somebody. This machine's loopback and the addresses of ``fyrehose.allow`` need no proof.
 - Nothing past the head, and nothing that the log does not hold, is ever granted.
 - Memory is bounded by :class:`~headrace.hub.backbone.udp_subscribers.UdpBounds`, whatever is asked and whoever is slow.
 - Whatever is not done is an effect that names its reason or its sequence range.
@@ -21,7 +23,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,7 +36,7 @@ from headrace.hub.backbone.udp_subscribers import (
     UdpSubscribers,
 )
 from headrace.hub.cursor import LogBounds
-from headrace.wire.fyrehose.stream import Forward, Keepalive, KeepaliveAck, Request
+from headrace.wire.fyrehose.stream import Challenge, Forward, Keepalive, KeepaliveAck, Proof, Request
 
 _ANY_ADDRESS = "0.0.0.0"
 _ANY_PORT = 0
@@ -54,6 +56,8 @@ class Reason(StrEnum):
     """The limit on subscribers is reached, in all or at that address."""
     NOT_SUBSCRIBED = "not-subscribed"
     """A REQUEST for a destination that no KEEPALIVE keeps."""
+    UNPROVEN = "unproven"
+    """A REQUEST for a destination that has not answered its CHALLENGE, or a PROOF that answers none."""
     BACKWARDS = "backwards"
     """FROM is past TO."""
     TOO_MANY_RANGES = "too-many-ranges"
@@ -68,6 +72,14 @@ class Acknowledge:
 
     to: Endpoint
     frame: KeepaliveAck
+
+
+@dataclass(frozen=True, slots=True)
+class SendChallenge:
+    """Send a CHALLENGE to ``to``."""
+
+    to: Endpoint
+    frame: Challenge
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +132,16 @@ class Refused:
 
 
 BackboneEffect = (
-    Acknowledge | SendRange | SendForward | ServeRange | Subscribed | Lapsed | Skipped | Unserved | Refused
+    Acknowledge
+    | SendChallenge
+    | SendRange
+    | SendForward
+    | ServeRange
+    | Subscribed
+    | Lapsed
+    | Skipped
+    | Unserved
+    | Refused
 )
 
 
@@ -144,24 +165,39 @@ class BackboneAccess:
     """Whom the backbone serves.
 
     ``allow`` is ``fyrehose.allow``, ``required`` is ``auth.required``, ``coalesce`` lists the addresses whose
-    subscribers take several DELIVERs in a datagram without having shown it.
+    subscribers take several DELIVERs in a datagram without having shown it, ``trusted`` those that need not prove that
+    they receive.
     """
 
     allow: Container[str] = frozenset()
     required: bool = False
     coalesce: Container[str] = frozenset()
+    trusted: Container[str] = frozenset()
 
 
 class Backbone:
-    """The rules, and the subscribers they apply to."""
+    """The rules, and the subscribers they apply to.
 
-    def __init__(self, log: LogBounds, door: OwnDoor, access: BackboneAccess, bounds: UdpBounds) -> None:
+    ``make_cookie`` makes the eight bytes of a CHALLENGE, which nobody can guess.
+    """
+
+    def __init__(
+        self,
+        log: LogBounds,
+        door: OwnDoor,
+        access: BackboneAccess,
+        bounds: UdpBounds,
+        make_cookie: Callable[[], bytes],
+    ) -> None:
         self._log = log
         self._door = door
         self._access = access
         self._bounds = bounds
         self._subscribers = UdpSubscribers(bounds)
         self._coalescing: OrderedDict[Endpoint, None] = OrderedDict()
+        self._make_cookie = make_cookie
+        self._challenged: dict[bytes, Endpoint] = {}
+        """Where each cookie was sent; as many as there are subscribers."""
 
     def __len__(self) -> int:
         """Return how many subscribers there are."""
@@ -199,6 +235,10 @@ class Backbone:
             return [*effects, Refused(Reason.TABLE_FULL, source)]
         if known is None:
             effects.append(Subscribed(endpoint, cursor))
+            subscriber.proven = endpoint[0] in self._access.trusted
+        if not subscriber.proven:
+            # With the ACK that is 16 bytes for the KEEPALIVE's 7.
+            effects.append(self._challenge(subscriber))
         subscriber.coalesce |= (
             source in self._coalescing or endpoint in self._coalescing or endpoint[0] in self._access.coalesce
         )
@@ -217,6 +257,8 @@ class Backbone:
         subscriber = self._subscribers.get(endpoint)
         if subscriber is None:
             return [*effects, Refused(Reason.NOT_SUBSCRIBED, source)]
+        if not subscriber.proven:
+            return [*effects, Refused(Reason.UNPROVEN, source)]
         first, last = self._asked(frame)
         oldest = self._log.first
         if first <= last and first < oldest:
@@ -228,6 +270,16 @@ class Backbone:
         if not subscriber.ask(first, last):
             return [*effects, Refused(Reason.TOO_MANY_RANGES, source)]
         return [*effects, *subscriber.due(oldest, self._log.head, now)]
+
+    def proof(self, frame: Proof, source: Endpoint, now: float) -> list[BackboneEffect]:
+        """Take the answer to a CHALLENGE: from now on its destination is served, from where it subscribed."""
+        effects = self._expire(now)
+        endpoint = self._challenged.get(frame.cookie)
+        subscriber = None if endpoint is None else self._subscribers.get(endpoint)
+        if subscriber is None or subscriber.endpoint[0] != source[0]:
+            return [*effects, Refused(Reason.UNPROVEN, source)]
+        subscriber.proven = True
+        return [*effects, *subscriber.due(self._log.first, self._log.head, now)]
 
     def stream_request(self, frame: Request, source: Endpoint) -> list[BackboneEffect]:
         """Answer a REQUEST that came over TCP: the whole range goes back over the connection.
@@ -282,8 +334,17 @@ class Backbone:
         requester.forwards.spend(1, 1)
         return SendForward(forwarder.endpoint, Forward(*requester.endpoint, first, last))
 
+    def _challenge(self, subscriber: UdpSubscriber) -> SendChallenge:
+        if not subscriber.cookie:
+            subscriber.cookie = self._make_cookie()
+            self._challenged[subscriber.cookie] = subscriber.endpoint
+        return SendChallenge(subscriber.endpoint, Challenge(subscriber.cookie))
+
     def _expire(self, now: float) -> list[BackboneEffect]:
-        return [Lapsed(gone.endpoint, gone.cursor.next) for gone in self._subscribers.expire(now)]
+        lapsed = self._subscribers.expire(now)
+        for gone in lapsed:
+            self._challenged.pop(gone.cookie, None)
+        return [Lapsed(gone.endpoint, gone.cursor.next) for gone in lapsed]
 
     def _resolve(self, frame: Keepalive | Request, source: Endpoint) -> Endpoint | None:
         """Return where a client listens: 0.0.0.0 and port 0 mean its datagram's source. ``None`` if it may not."""

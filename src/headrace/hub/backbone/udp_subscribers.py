@@ -109,16 +109,22 @@ class UdpSubscriber:
         "_live_next",
         "_repairs",
         "coalesce",
+        "cookie",
         "cursor",
         "endpoint",
         "forwards",
         "lease",
+        "proven",
     )
 
     def __init__(self, endpoint: Endpoint, cursor: int, bounds: UdpBounds, now: float) -> None:
         self.endpoint = endpoint
         self.cursor: Cursor[EncodedChunk] = Cursor(cursor)
         self.coalesce = False
+        self.proven = False
+        """Whether it is known that this destination receives what is sent there; until then it gets no message."""
+        self.cookie = b""
+        """What a CHALLENGE asks it to send back."""
         self.lease = Lease(bounds.lease)
         self.forwards = TokenBucket(bounds.forwards, now)
         self._bounds = bounds
@@ -135,6 +141,8 @@ class UdpSubscriber:
     def due(self, first: int, head: int, now: float) -> list[SendRange | Skipped]:
         """Return what to send now, given that the log holds ``first`` to ``head``."""
         work: list[SendRange | Skipped] = []
+        if not self.proven:
+            return work
         if self.cursor.behind(head) > self._bounds.lag:
             # Half of what is allowed stays, so that a subscriber at the bound is not skipped message by message.
             work.append(self._skip(max(first, head + 1 - self._bounds.lag // 2)))
@@ -175,7 +183,7 @@ class UdpSubscriber:
 
     def ready(self, head: int) -> float | None:
         """Return when the pace allows to send; ``None`` if there is nothing to send, or a grant is out."""
-        if self._granted is not None or not (self.cursor.behind(head) or self._repairs):
+        if self._granted is not None or not self.proven or not (self.cursor.behind(head) or self._repairs):
             return None
         return self._bucket.ready()
 
@@ -240,7 +248,7 @@ class UdpSubscribers:
     def take_turn(self, requester: Endpoint) -> UdpSubscriber | None:
         """Return the subscriber whose turn it is to answer a FORWARD: any but the requester, longest unasked first."""
         for endpoint, subscriber in self._turns.items():
-            if endpoint != requester:
+            if endpoint != requester and subscriber.proven:
                 self._turns.move_to_end(endpoint)
                 return subscriber
         return None

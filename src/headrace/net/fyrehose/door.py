@@ -6,8 +6,10 @@ ADDR is four bytes, so UDP is for IPv4. A door that listens on IPv6 serves TCP o
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import IPv4Network
 
 from headrace.hub.access.addresses import Addresses
@@ -18,8 +20,12 @@ from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.fyrehose.udp import FyrehoseUdp
 from headrace.net.server.door import DoorContext
 from headrace.net.server.recording import recorded_datagrams
+from headrace.wire.fyrehose.packet import COOKIE_BYTES
 
 logger = logging.getLogger("headrace")
+
+_LOOPBACK = IPv4Network("127.0.0.0/8")
+"""Nobody elsewhere can send from there, so nobody need prove that it receives there."""
 
 
 class FyrehoseDoor(FyrehoseTcpDoor):
@@ -64,9 +70,13 @@ def _backbone(context: DoorContext, bound: socket.socket) -> Backbone:
         request=settings.fyrehose.request_limit,
     )
     access = BackboneAccess(
-        allow=Addresses(settings.fyrehose.allow), required=settings.auth.required, coalesce=everyone
+        allow=Addresses(settings.fyrehose.allow),
+        required=settings.auth.required,
+        coalesce=everyone,
+        trusted=Addresses([_LOOPBACK, *settings.fyrehose.allow]),
     )
-    return Backbone(context.hub.log, OwnDoor(_OwnAddresses(host), port), access, bounds)
+    door = OwnDoor(_OwnAddresses(host), port)
+    return Backbone(context.hub.log, door, access, bounds, partial(secrets.token_bytes, COOKIE_BYTES))
 
 
 class _OwnAddresses:

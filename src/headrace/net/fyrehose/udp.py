@@ -36,6 +36,7 @@ from headrace.hub.backbone.rules import (
     Lapsed,
     Reason,
     Refused,
+    SendChallenge,
     SendForward,
     Subscribed,
     Unserved,
@@ -49,6 +50,7 @@ from headrace.wire.fyrehose.stream import (
     BadDatagram,
     Keepalive,
     LoneDatagram,
+    Proof,
     PushDatagrams,
     Request,
     deliver_packets,
@@ -196,6 +198,8 @@ class FyrehoseUdp:
                     self._do(self._backbone.request(frame, source, now))
                 case LoneDatagram(_, Keepalive() as frame):
                     self._do(self._backbone.keepalive(frame, source, now))
+                case LoneDatagram(_, Proof() as frame):
+                    self._do(self._backbone.proof(frame, source, now))
                 case BadDatagram(_, error):
                     self._hub.counters.refuse("fyrehose", error.reason, peer, error)
         return len(arrivals)
@@ -207,6 +211,9 @@ class FyrehoseUdp:
                 case SendRange():
                     self._send_range(effect)
                 case Acknowledge(to, frame):
+                    self._send_datagram(serialize(frame), to)
+                case SendChallenge(to, frame):
+                    counters.add("challenges", door="fyrehose")
                     self._send_datagram(serialize(frame), to)
                 case SendForward(to, frame):
                     counters.add("forwards", door="fyrehose")

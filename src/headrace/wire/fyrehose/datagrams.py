@@ -22,11 +22,13 @@ from headrace.wire.fyrehose.packet import (
     AT_HUB,
     DELIMITED,
     MAX_DATAGRAM,
+    Challenge,
     Deliver,
     Forward,
     Frame,
     Keepalive,
     KeepaliveAck,
+    Proof,
     Push,
     Request,
     Type,
@@ -51,7 +53,7 @@ class LoneDatagram:
     """Datagram number ``index`` was this one packet."""
 
     index: int
-    frame: Request | Keepalive
+    frame: Request | Keepalive | Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +67,17 @@ class BadDatagram:
 Arrival = PushDatagrams | LoneDatagram | BadDatagram
 
 
-def parse_datagram(data: bytes) -> list[Push | Request | Keepalive]:
+def parse_datagram(data: bytes) -> list[Push | Request | Keepalive | Proof]:
     """Read a datagram that came to the hub: one packet, or several PUSHes back to back."""
     example = read_example(data)
     if example is not None:
         return [example]
-    return cast("list[Push | Request | Keepalive]", _read_datagram(data, AT_HUB))
+    return cast("list[Push | Request | Keepalive | Proof]", _read_datagram(data, AT_HUB))
 
 
-def parse_client_datagram(data: bytes) -> list[Deliver | Forward | KeepaliveAck]:
+def parse_client_datagram(data: bytes) -> list[Deliver | Forward | KeepaliveAck | Challenge]:
     """Read a datagram that came to a client: one packet, or several DELIVERs back to back."""
-    return cast("list[Deliver | Forward | KeepaliveAck]", _read_datagram(data, AT_CLIENT))
+    return cast("list[Deliver | Forward | KeepaliveAck | Challenge]", _read_datagram(data, AT_CLIENT))
 
 
 def parse_datagrams(datagrams: Sequence[bytes]) -> list[Arrival]:
@@ -133,7 +135,7 @@ def _arrival(index: int, datagram: bytes) -> Arrival:
     except WireError as error:
         return BadDatagram(index, error)
     match frames:
-        case [Request() | Keepalive() as frame]:
+        case [Request() | Keepalive() | Proof() as frame]:
             return LoneDatagram(index, frame)
         case [Push(data)]:
             run = Run.one(data)

@@ -8,6 +8,8 @@
     FORWARD        08  ADDR(4)  PORT(2)  FROM_SEQ(6)  TO_SEQ(6)   hub to client, UDP only
     KEEPALIVE      10  ADDR(4)  PORT(2)                           client to hub
     KEEPALIVE-ACK  20  ADDR(4)  PORT(2)                           hub to client
+    CHALLENGE      40  COOKIE(8)                                  hub to client, UDP only
+    PROOF          80  COOKIE(8)                                  client to hub, UDP only
 
 Reading has two steps, which all readers of packets use: :func:`packet_size` judges how a packet begins (may
 this TYPE come here, is LENGTH within the limit) and returns its length; :func:`read` makes a frame of a whole
@@ -49,6 +51,8 @@ class Type(IntEnum):
     FORWARD = 0x08
     KEEPALIVE = 0x10
     KEEPALIVE_ACK = 0x20
+    CHALLENGE = 0x40
+    PROOF = 0x80
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,23 @@ class KeepaliveAck:
     port: int
 
 
-Frame = Deliver | Push | Request | Forward | Keepalive | KeepaliveAck
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Prove that you receive at the address you state: send ``cookie`` back."""
+
+    cookie: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The answer to a CHALLENGE, with its ``cookie``."""
+
+    cookie: bytes
+
+
+Frame = Deliver | Push | Request | Forward | Keepalive | KeepaliveAck | Challenge | Proof
+
+COOKIE_BYTES = 8
 
 PUSH_HEADER = Struct("!BH")
 DELIVER_HEADER = Struct("!BHHI")
@@ -112,14 +132,17 @@ LOW = 0xFFFF_FFFF
 """The low 32 of a sequence number's 48 bits."""
 
 ANYWHERE: frozenset[int] = frozenset(Type)
-AT_HUB: frozenset[int] = frozenset({Type.PUSH, Type.REQUEST, Type.KEEPALIVE})
-AT_CLIENT: frozenset[int] = frozenset({Type.DELIVER, Type.FORWARD, Type.KEEPALIVE_ACK})
+AT_HUB: frozenset[int] = frozenset({Type.PUSH, Type.REQUEST, Type.KEEPALIVE, Type.PROOF})
+AT_CLIENT: frozenset[int] = frozenset({Type.DELIVER, Type.FORWARD, Type.KEEPALIVE_ACK, Type.CHALLENGE})
+DATAGRAMS_ONLY: frozenset[int] = frozenset({Type.FORWARD, Type.CHALLENGE, Type.PROOF})
+"""The types that are about UDP addresses, and have no meaning on a TCP connection."""
 DELIMITED: frozenset[int] = frozenset({Type.DELIVER, Type.PUSH})
 """The types that have LENGTH and DATA. They flow in bulk, and may share a datagram with their like."""
 
 _LENGTH = Struct("!xH")
 _RANGE = Struct("!B4sHHIHI")
 _ENDPOINT = Struct("!B4sH")
+_COOKIE = Struct(f"!B{COOKIE_BYTES}s")
 
 _FIXED: dict[int, int] = {
     Type.DELIVER: DELIVER_HEADER.size,
@@ -128,6 +151,8 @@ _FIXED: dict[int, int] = {
     Type.FORWARD: _RANGE.size,
     Type.KEEPALIVE: _ENDPOINT.size,
     Type.KEEPALIVE_ACK: _ENDPOINT.size,
+    Type.CHALLENGE: _COOKIE.size,
+    Type.PROOF: _COOKIE.size,
 }
 """Bytes of a packet besides DATA."""
 
@@ -166,6 +191,10 @@ def serialize(frame: Frame) -> bytes:
             return _write_endpoint(Type.KEEPALIVE, address, port)
         case KeepaliveAck(address, port):
             return _write_endpoint(Type.KEEPALIVE_ACK, address, port)
+        case Challenge(cookie):
+            return _write_cookie(Type.CHALLENGE, cookie)
+        case Proof(cookie):
+            return _write_cookie(Type.PROOF, cookie)
 
 
 def packet_size(
@@ -205,8 +234,12 @@ def read(packet: bytes, offset: int = 0) -> Frame:
             return Forward(*_read_range(packet, offset))
         case Type.KEEPALIVE:
             return Keepalive(*_read_endpoint(packet))
-        case _:
+        case Type.KEEPALIVE_ACK:
             return KeepaliveAck(*_read_endpoint(packet))
+        case Type.CHALLENGE:
+            return Challenge(packet[1:])
+        case _:
+            return Proof(packet[1:])
 
 
 def read_sequence(packets: bytes | memoryview, at: int, offset: int) -> int:
@@ -262,6 +295,11 @@ def _write_range(kind: Type, address: str, port: int, first: int, last: int) -> 
 def _write_endpoint(kind: Type, address: str, port: int) -> bytes:
     check("PORT", port, 0, 0xFFFF)
     return _ENDPOINT.pack(kind, _packed(address), port)
+
+
+def _write_cookie(kind: Type, cookie: bytes) -> bytes:
+    check("COOKIE", len(cookie), COOKIE_BYTES, COOKIE_BYTES)
+    return _COOKIE.pack(kind, cookie)
 
 
 def _dotted(address: bytes) -> str:

@@ -39,6 +39,7 @@ from headrace.wire.fyrehose.datagrams import (
 from headrace.wire.fyrehose.packet import (
     AT_CLIENT,
     AT_HUB,
+    DATAGRAMS_ONLY,
     DELIVER_HEADER,
     MAX_DATA,
     MAX_DATAGRAM,
@@ -46,11 +47,13 @@ from headrace.wire.fyrehose.packet import (
     MAX_PACKET,
     MAX_PUSH_DATAGRAM,
     PUSH_HEADER,
+    Challenge,
     Deliver,
     Forward,
     Frame,
     Keepalive,
     KeepaliveAck,
+    Proof,
     Push,
     Request,
     Type,
@@ -71,6 +74,7 @@ __all__ = [
     "MAX_PUSH_DATAGRAM",
     "Arrival",
     "BadDatagram",
+    "Challenge",
     "ClientDecoder",
     "ClientFrame",
     "Deliver",
@@ -80,6 +84,7 @@ __all__ = [
     "Keepalive",
     "KeepaliveAck",
     "LoneDatagram",
+    "Proof",
     "Push",
     "PushDatagrams",
     "PushRun",
@@ -237,7 +242,7 @@ class ServerDecoder(_StreamDecoder[ServerFrame]):
 
     # On TCP 0x02 is always PUSH: only a datagram's end tells the document's example of a KEEPALIVE apart.
     _bulk = Type.PUSH
-    _allowed = AT_HUB
+    _allowed = AT_HUB - DATAGRAMS_ONLY
 
     def scan(
         self, buffer: Buffer | Bytes, begin: int, end: int, most: int | None = None
@@ -273,9 +278,8 @@ class ServerDecoder(_StreamDecoder[ServerFrame]):
 class ClientDecoder(_StreamDecoder[ClientFrame]):
     """What the hub sends to a client over TCP: DELIVER (in runs) and KEEPALIVE-ACK."""
 
-    # FORWARD names a UDP address to answer to, and goes by UDP only.
     _bulk = Type.DELIVER
-    _allowed = AT_CLIENT - {Type.FORWARD}
+    _allowed = AT_CLIENT - DATAGRAMS_ONLY
 
     def _one(self, view: memoryview, begin: int, end: int, offset: int, /) -> DeliverRun:
         seqs = np.array((read_sequence(view, begin, offset),), np.int64)
