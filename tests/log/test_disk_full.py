@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from headrace.errors import FullError
 from headrace.log import Log
-from tests.log.content import append, batch, content_of, flat, seal_all
+from tests.log.content import append, append_entries, batch, content_of, flat, operations, seal_all
 
 directory = Path(sys.argv[1])
 
@@ -107,19 +107,27 @@ def test_sealing(tmp_path: Path) -> None:
         noise = np.random.default_rng(1)
         for _ in range(50):
             append(log, noise.bytes(1000))
+            append_entries(log, noise.bytes(1200))
         log.rotate()
         messages = flat(log.scan(1))
+        known = operations(log.scan_ops(1))
         before = content_of(directory)
-        for room in (0, 3, 500, 2000, 20_000, 50_000):
+        for room in (0, 3, 500, 2000, 20_000, 50_000, 62_000):
             with full(room):
                 with pytest.raises(FullError):
                     log.seal_next()
                 assert content_of(directory) == before
                 assert flat(log.scan(1)) == messages
-        assert log.seal_next() is not None
+                assert operations(log.scan_ops(1)) == known
+        sealed = log.seal_next()
+        # The last limit let the Arrow file through, and stopped the entries beside it.
+        assert sealed.path.stat().st_size < 62_000 < sealed.entries_path.stat().st_size
         assert flat(log.scan(1)) == messages
+        assert operations(log.scan_ops(1)) == known
         log.close()
-        assert flat(reopened().scan(1)) == messages
+        again = reopened()
+        assert flat(again.scan(1)) == messages
+        assert operations(again.scan_ops(1)) == known
         """,
         tmp_path,
     )
