@@ -24,7 +24,7 @@ from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.verify import verify
 from headrace.log.recovery import look, recover
 from headrace.log.tail import HEADER_BYTES, TailFile
-from headrace.message import Message
+from headrace.message import Batch, Message, Run
 
 NAME = "{:016d}.{}".format
 
@@ -721,4 +721,24 @@ def test_many_segments_open_in_order(tmp_path: Path) -> None:
     log.close()
     log = Log.open(tmp_path)
     assert [message.payload for message in flat(log.scan(1))] == [b"%d" % n for n in range(30)]
+    log.close()
+
+
+def test_a_leftover_that_cannot_be_removed_keeps_no_log_from_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log.open(tmp_path)
+    log.append([Batch(Run.one(b"x"), first=1, origin="test")])
+    log.close()
+    (tmp_path / f"{1:016d}.arrow.making").write_bytes(b"unfinished")
+    plainly = Path.unlink
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        if self.name.endswith(".making"):
+            raise PermissionError(1, "Operation not permitted")
+        plainly(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    log = Log.open(tmp_path)
+    assert log.head == 1
     log.close()

@@ -68,6 +68,19 @@ _COUNTED_AS_WRONG: Final = {
 }
 
 
+_LOOK: Final = "look at the hub's log for the reason"
+_REMEDIES: Final = {
+    "sync": "check the disk, then restart the hub: nothing is acknowledged until then",
+    "room": "free some space, or lower log.retain_bytes: messages are taken again by themselves",
+    "seal": "it is tried again: free some space, or check the disk",
+    "trim": "it is tried again: check the disk and the directory's permissions",
+    "snapshot": "it is tried again: free some space, or check the disk",
+    "damage": "run headrace log verify, then stop the hub and run headrace log repair",
+    "clock": "check the machine's time service",
+}
+"""What to do about a problem that the hub itself tells of."""
+
+
 def run_checks(settings: Settings, credentials: Credentials | None, *, spark: bool) -> Iterator[Finding]:
     """Run every check; with ``spark``, also start Spark."""
     running = True
@@ -199,6 +212,8 @@ def _hub(status: dict[str, Any], elsewhere: LocalHub | None = None) -> Iterator[
         count = _total(status["counters"].get(name, 0))
         if count:
             yield Finding("hub", Verdict.WARNING, f"{name.replace('_', ' ')}: {count:,}", remedy)
+    for what, problem in status.get("problems", {}).items():
+        yield Finding("hub", Verdict.WARNING, f"{what}: {problem}", _REMEDIES.get(what, _LOOK))
     for name, consumer in status["consumers"].items():
         if lost := consumer.get("lost"):
             remedy = "it lagged behind retention: raise log.retain_bytes, or add members"

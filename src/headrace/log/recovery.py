@@ -68,8 +68,14 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
         recovered = Recovered(uuid or uuid4(), segments)
     litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
     # Before cutting: an unused tail must never follow a tail that was shortened.
+    sealed = {segment.path.stem for segment in segments if isinstance(segment, SealedSegment)}
     for path in litter:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            # The next start may remove it. Only a tail must not stay that would be taken for a part of the log.
+            if path.suffix == ".open" and path.stem not in sealed:
+                raise
     if torn is not None and torn.offset:
         _cut(segments[-1], torn)
     if not segments or isinstance(segments[-1], SealedSegment):
