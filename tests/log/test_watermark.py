@@ -11,6 +11,8 @@ import pytest
 
 from headrace.errors import DamagedError
 from headrace.log import Log, watermark
+from headrace.log.damage.repair import plan
+from headrace.log.damage.verify import Progress, verify
 from headrace.log.tail import HEADER_BYTES
 from headrace.message import NOT_A_MESSAGE, Batch, Message, Run
 
@@ -77,7 +79,13 @@ def test_after_a_power_failure_the_log_opens_with_all_that_was_synced(tmp_path: 
     if chance.random() < 0.3:
         # It is written after the sync, and may be lost, too: then an older one is there.
         (dead / watermark.NAME).write_bytes(marked)
+    # Those who only look say the same as opening does: nothing is damaged.
+    (dead / "lock").unlink()
+    assert all(isinstance(each, Progress) or each.mends for each in verify(dead))
+    planned = plan(dead)
+    assert (planned.steps, planned.lost, planned.lost_entries) == ((), (), ())
     again = Log.open(dead)
+    assert (again.head, again.uuid) == (planned.last, planned.uuid_after)
     found = [message for batch in again.scan_ops(1) for message in batch]
     assert found == written[: len(found)]
     assert len(found) >= synced

@@ -146,9 +146,9 @@ class TestRunningHubs:
         path.write_bytes(whole[:-10])
         original = verify.inspect_tail
 
-        def meanwhile(which: Path, first: int) -> inspection.InspectedSegment:
+        def meanwhile(which: Path, *more: Any) -> inspection.InspectedSegment:
             path.write_bytes(whole)
-            return original(which, first)
+            return original(which, *more)
 
         monkeypatch.setattr(verify, "inspect_tail", meanwhile)
         assert problems(written.directory) == []
@@ -198,9 +198,9 @@ class TestRunningHubs:
         monkeypatch.setattr(verify.snapshot, "paths", vanishing)
         inspected = verify.inspect_tail
 
-        def gone(path: Path, first: int) -> inspection.InspectedSegment:
+        def gone(path: Path, *more: Any) -> inspection.InspectedSegment:
             path.unlink(missing_ok=True)
-            return inspected(path, first)
+            return inspected(path, *more)
 
         monkeypatch.setattr(verify, "inspect_tail", gone)
         assert problems(written.directory) == []

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from headrace.errors import DamagedError
-from headrace.log import frame, snapshot
+from headrace.log import frame, snapshot, watermark
 from headrace.log.files import Descriptor
 from headrace.log.recovery import SEGMENT_FILE, gap_between, never_begun
 from headrace.log.sealed import ENTRIES_LOST, SealedSegment, SegmentIndex
@@ -119,8 +119,9 @@ class InspectedSegment:
 def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegment]:
     """Read every byte of every segment, in order; a segment of a log not in ``uuids`` is a problem."""
     before: InspectedSegment | None = None
+    mark = watermark.read(directory)
     for number in numbers(directory):
-        inspected = inspect_segment(directory, number, _following(before), uuids)
+        inspected = inspect_segment(directory, number, _following(before), uuids, mark)
         if inspected is None:
             continue
         if inspected.uuid is not None and inspected.uuid not in uuids:
@@ -131,6 +132,8 @@ def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegme
             yield inspected
             continue
         if before is not None:
+            if _ends_log(before, inspected, mark):
+                break
             _settle(before, inspected)
             yield before
         before = inspected
@@ -161,26 +164,34 @@ def numbers(directory: Path) -> list[int]:
 
 
 def inspect_segment(
-    directory: Path, number: int, first: int = 1, uuids: Collection[UUID] = ()
+    directory: Path,
+    number: int,
+    first: int = 1,
+    uuids: Collection[UUID] = (),
+    mark: tuple[UUID, int] | None = None,
 ) -> InspectedSegment | None:
     """Read every byte of one segment; ``None`` if it has vanished.
 
-    ``first`` is its first message if it does not tell that itself. Its files may have any of ``uuids``.
+    ``first`` is its first message if it does not tell that itself. Its files may have any of ``uuids``. ``mark`` is the
+    log's watermark.
     """
     tail, sealed = directory / f"{number:016d}.open", directory / f"{number:016d}.arrow"
     while tail.exists() or sealed.exists():
         # A file that has vanished was sealed or trimmed meanwhile: try again.
         with contextlib.suppress(FileNotFoundError):
             if not sealed.exists():
-                return inspect_tail(tail, first)
+                return inspect_tail(tail, first, mark)
             inspected = inspect_sealed(sealed, first, uuids)
             # Interrupted sealing leaves both, and the tail has everything.
-            return inspect_tail(tail, first) if inspected.problems and tail.exists() else inspected
+            return inspect_tail(tail, first, mark) if inspected.problems and tail.exists() else inspected
     return None
 
 
-def inspect_tail(path: Path, first: int = 1) -> InspectedSegment:
-    """Read every byte of a tail; a torn end is a recoverable problem, as if it were the last segment."""
+def inspect_tail(path: Path, first: int = 1, mark: tuple[UUID, int] | None = None) -> InspectedSegment:
+    """Read every byte of a tail; a torn end is a recoverable problem, as if it were the last segment.
+
+    What is bad beyond the watermark was never promised to anybody, and is a torn end with all that follows it.
+    """
     descriptor = Descriptor(path, os.O_RDONLY)
     fd, op = descriptor.fd, int(path.stem)
     inspected = InspectedSegment(path, os.fstat(fd).st_size, op, op - 1, first, first - 1)
@@ -206,7 +217,8 @@ def inspect_tail(path: Path, first: int = 1) -> InspectedSegment:
             _misnamed(inspected)
             return inspected
         inspected.first = header.first
-    _inspect_frames(inspected, fd)
+    synced = mark[1] if mark is not None and inspected.uuid == mark[0] else None
+    _inspect_frames(inspected, fd, synced)
     return inspected
 
 
@@ -295,6 +307,24 @@ def _misnamed(inspected: InspectedSegment) -> None:
     inspected.note(0, inspected.first, None, reason)
 
 
+def _ends_log(before: InspectedSegment, after: InspectedSegment, mark: tuple[UUID, int] | None) -> bool:
+    """Whether a power failure took the end of a tail before it was synced: opening drops the tails after it."""
+    if (
+        mark is None
+        or before.uuid != mark[0]
+        or after.path.suffix != ".open"
+        or before.path.suffix != ".open"
+    ):
+        return False
+    if before.last_op is None or before.last is None or before.last_op < mark[1]:
+        return False
+    torn = any(problem.mends for problem in before.problems)
+    if before.last_op + 1 < after.first_op and not torn and before.gap is None:
+        reason = "what follows had not reached the disk"
+        before.gap = Problem(before.path, before.size, before.last + 1, None, reason, mends=True)
+    return torn or before.last_op + 1 < after.first_op
+
+
 def _settle(before: InspectedSegment, after: InspectedSegment) -> None:
     """Complete a segment's problems, now that the segment after it is known."""
     # Only the last tail may have a torn end, and only the last may lack a header.
@@ -334,7 +364,7 @@ class _Place(NamedTuple):
     seq: int
 
 
-def _inspect_frames(inspected: InspectedSegment, fd: int) -> None:
+def _inspect_frames(inspected: InspectedSegment, fd: int, synced: int | None) -> None:
     labels: set[int] = set()
     here = _Place(HEADER_BYTES, inspected.first_op, inspected.first)
     begin: _Place | None = here
@@ -363,6 +393,8 @@ def _inspect_frames(inspected: InspectedSegment, fd: int) -> None:
         else:
             reason = misplaced(FrameRows.of(found), here.seq)
             following = _begins(found, here.offset)
+        if synced is not None and here.op > synced:
+            following = None
         only_entries = following is not None and following.seq == here.seq and following.op > here.op
         end = here if only_entries else whole
         # An empty tail is good too: the log continues there.

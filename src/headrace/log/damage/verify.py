@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headrace.log import snapshot
+from headrace.log import snapshot, watermark
 from headrace.log.damage.inspection import (
     InspectedSegment,
     Problem,
@@ -104,7 +104,8 @@ def _problems(inspected: InspectedSegment) -> list[Problem]:
         if not any(problem.mends for problem in inspected.problems):
             break
         try:
-            again = inspect_tail(inspected.path, inspected.first)
+            mark = watermark.read(inspected.path.parent)
+            again = inspect_tail(inspected.path, inspected.first, mark)
         except FileNotFoundError:
             return []
         if again.size == inspected.size and again.problems == inspected.problems:
