@@ -24,7 +24,7 @@ from headrace.message import Message, messages
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 60
+ROUNDS = 20
 """How often each publisher publishes, and each hold moves."""
 
 
