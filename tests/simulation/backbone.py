@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -26,6 +27,7 @@ from headrace.hub.backbone.rules import (
     BackboneEffect,
     OwnDoor,
     Refused,
+    SendChallenge,
     SendForward,
 )
 from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, UdpBounds
@@ -140,7 +142,11 @@ class Hub:
         self._network = world.network
         self._log = world.log
         door = OwnDoor(frozenset({HUB[0]}), HUB[1])
-        self.backbone = world.rules.backbone(world.log, door, BackboneAccess(), world.scenario.bounds)
+        # Nobody is trusted: every subscriber proves over this network that it receives.
+        numbers = count(1)
+        self.backbone = world.rules.backbone(
+            world.log, door, BackboneAccess(), world.scenario.bounds, lambda: next(numbers).to_bytes(8)
+        )
 
     def receive(self, datagram: bytes, source: Endpoint, now: float) -> None:
         packets = fyrehose.parse_datagram(datagram)
@@ -152,6 +158,8 @@ class Hub:
                     self._do(self.backbone.keepalive(packet, source, now))
                 case fyrehose.Request():
                     self._do(self.backbone.request(packet, source, now))
+                case fyrehose.Proof():
+                    self._do(self.backbone.proof(packet, source, now))
                 case fyrehose.Push(data):
                     self._log.append(data, self._world.scenario.retain)
         self._do(self.backbone.due(now))
@@ -166,7 +174,7 @@ class Hub:
         for effect in effects:
             self._world.note(effect)
             match effect:
-                case Acknowledge(to, frame) | SendForward(to, frame):
+                case Acknowledge(to, frame) | SendForward(to, frame) | SendChallenge(to, frame):
                     self._network.send(fyrehose.serialize(frame), HUB, to)
                 case SendRange():
                     self._send(effect)
@@ -213,6 +221,8 @@ class Subscriber:
         match packets:
             case [fyrehose.KeepaliveAck()]:
                 self.repair.heard(now)
+            case [fyrehose.Challenge(cookie)] if from_backbone:
+                self._send(fyrehose.Proof(cookie))
             case [fyrehose.Forward() as forward]:
                 self._answer(self.journal.forward(forward, now, from_backbone=from_backbone))
             case delivers:

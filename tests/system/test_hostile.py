@@ -140,7 +140,7 @@ def closed_by_peer(sock: socket.socket) -> bool:
 
 
 def test_garbage_over_tcp(hub: HubProcess, random: Random) -> None:
-    unknown = [kind for kind in range(256) if kind not in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20)]
+    unknown = [kind for kind in range(256) if kind not in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80)]
     with bystanders(hub, random), refusals(hub, malformed=60, unexpected=30, limit=30):
         starts = [bytes([random.choice(unknown)]) for _ in range(60)]
         ours = (Deliver(1, b"forged"), Forward("127.0.0.1", 9, 1, 2), KeepaliveAck("127.0.0.1", 9))
@@ -283,7 +283,7 @@ def test_garbage_over_udp(hub: HubProcess, random: Random) -> None:
         with refusals(hub, malformed=4 * rounds, unexpected=2 * rounds):
             for _ in range(rounds):
                 sock.send(b"")
-                sock.send(b"\x40" + random.randbytes(random.randrange(1400)))
+                sock.send(b"\x41" + random.randbytes(random.randrange(1400)))
                 sock.send(b"\x02\x00\x09hello")
                 sock.send(serialize(Keepalive("0.0.0.0", 0)) + b"\x00")
                 sock.send(serialize(Deliver(1, b"forged")))
@@ -325,7 +325,9 @@ def test_more_udp_subscribers_than_an_address_may_have(hub: HubProcess, random: 
 
 
 @pytest.mark.parametrize(
-    "datagram", [b"\x40nonsense", serialize(Keepalive(VICTIM, 9))], ids=["garbage", "keepalives"]
+    "datagram",
+    [b"\x41nonsense", b"\x80guessing", serialize(Keepalive(VICTIM, 9))],
+    ids=["garbage", "proofs", "keepalives"],
 )
 def test_a_flood_of_datagrams(hub: HubProcess, random: Random, datagram: bytes) -> None:
     with bystanders(hub, random) as progress, closing(datagram_socket(hub)) as sock:
