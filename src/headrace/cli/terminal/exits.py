@@ -66,8 +66,8 @@ class RootGroup(TyperGroup):
         """Return the root's own parameters, which show no needless types in the help."""
         params = _without_types(super().get_params(ctx))
         for param in params:
-            # It works, but is for those who read more than the first screen.
-            param.hidden = param.name == "show_completion"
+            # They work, but are for those who read more than the first screen.
+            param.hidden = param.name in ("install_completion", "show_completion")
         return params
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
