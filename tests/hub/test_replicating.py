@@ -12,7 +12,15 @@ from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Submission, WhenNewest, WhenPublished
+from headrace.hub.sequencer import (
+    Claim,
+    Opening,
+    Published,
+    Submission,
+    WhenNewest,
+    WhenOpened,
+    WhenPublished,
+)
 from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.message import Batch, Run
@@ -31,13 +39,24 @@ class Elsewhere:
     def order(self, submitted: Sequence[Submission]) -> None:
         self.ordered += submitted
 
-    def publish(self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Batch | None) -> None:
+    def publish(
+        self,
+        batch: Batch,
+        reply: WhenPublished,
+        *,
+        follows: bool,
+        preceding: Sequence[Batch],
+        claim: Claim,
+    ) -> None:
         self.published.append((batch, reply))
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
         raise AssertionError
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
+        raise AssertionError
+
+    def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
         raise AssertionError
 
     def committed(self, head: int) -> None:

@@ -17,7 +17,7 @@ Only the sequencer can tell whether something is in the log already; others know
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import HeadraceError, StorageError
 from headrace.message import Batch
@@ -60,6 +60,39 @@ class Published(NamedTuple):
     op: int | None = None
 
 
+class Claim(NamedTuple):
+    """What a publisher says about itself beside its name and numbers."""
+
+    epoch: int | None = None
+    """The epoch in which it opened its name, if it did."""
+    client: str = ""
+    """The id of the client, where clients prove theirs."""
+    retry: int | None = None
+    """Of a resend: an operation before which it was never sent."""
+
+
+UNCLAIMED: Final = Claim()
+
+
+class Opened(NamedTuple):
+    """A publisher's name as it was opened: the epoch of its holder, and its highest number, if it has any."""
+
+    epoch: int
+    newest: int | None
+
+
+class Opening(NamedTuple):
+    """Who opens a publisher's name; ``holder`` is a word of its own, by which a repeat of the request is known."""
+
+    holder: str
+    client: str = ""
+    by: str = ""
+    """Whom to name to a holder that was fenced."""
+
+
+WhenOpened: TypeAlias = Callable[[Opened | HeadraceError], None]
+"""Called when a name is opened, or cannot be."""
+
 WhenPublished: TypeAlias = Callable[[Published | HeadraceError], None]
 """Called with the outcome of a publish, once it is committed or cannot be."""
 
@@ -78,7 +111,13 @@ class Sequencer(Protocol):
         """Number submissions, in this order."""
 
     def publish(
-        self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Sequence[Batch]
+        self,
+        batch: Batch,
+        reply: WhenPublished,
+        *,
+        follows: bool,
+        preceding: Sequence[Batch],
+        claim: Claim,
     ) -> None:
         """Append a publisher's numbered batch once, right after the ``preceding`` batches if there are any."""
 
@@ -87,6 +126,9 @@ class Sequencer(Protocol):
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Ask for a publisher's highest number, which may not have been followed yet."""
+
+    def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
+        """Open a publisher's name: who held it before is fenced."""
 
     def committed(self, op: int) -> None:
         """Note that every operation up to ``op`` is committed here, and its messages handed to every door."""

@@ -76,6 +76,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
         (),
         "Messages that were gone before a Spark query read them; the query went on after them.",
     ),
+    "repeated": ((), "Messages that publishers sent again and that were in the log already."),
     "stages_expired": ((), "Staged batches discarded because nobody committed them."),
     # The log
     "segments_sealed": ((), "Segments turned into Arrow files."),

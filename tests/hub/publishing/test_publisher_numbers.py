@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.hub.publishing.publisher_numbers import MAX_SPANS, PublisherNumbers
+from headrace.hub.publishing import publisher_numbers
+from headrace.hub.publishing.publisher_numbers import MAX_SPANS, NOBODY, PublisherNumbers, opening
 from headrace.message import Batch, Run, merge
 
 
@@ -32,12 +34,11 @@ def test_every_number_in_the_log_is_known_at_its_place(given_steps: list[tuple[i
         assert batch.number is not None
         places.update({(batch.publisher, batch.number + i): batch.first + i for i in range(len(batch))})
     for (name, number), seq in places.items():
-        assert publishers.known(name, number, 1) == (1, seq, seq)
+        assert publishers.places(name, number, number + 1) == [(number, number + 1, seq, 0)]
     for name in {name for name, _ in places}:
         newest = max(number for who, number in places if who == name)
         assert publishers.newest(name) == newest
-        assert publishers.known(name, newest + 1, 3).repeated == 0
-        assert publishers.known(name, newest, 3).repeated == 1
+        assert publishers.places(name, newest, newest + 2) is None
 
 
 @given(steps)
@@ -51,8 +52,9 @@ def test_rows_and_snapshots_give_the_same_state(given_steps: list[tuple[int, int
     assert plain.dump() == restored.dump()
     for batch in made:
         assert batch.number is not None
-        wanted = plain.known(batch.publisher, batch.number, len(batch))
-        assert rows.known(batch.publisher, batch.number, len(batch)) == wanted
+        wanted = plain.places(batch.publisher, batch.number, batch.number + len(batch))
+        assert wanted is not None
+        assert rows.places(batch.publisher, batch.number, batch.number + len(batch)) == wanted
 
 
 def test_a_mark_is_known_by_the_message_that_it_stands_after() -> None:
@@ -70,9 +72,9 @@ def test_a_mark_is_known_by_the_message_that_it_stands_after() -> None:
     again.load(publishers.dump())
     for each in (publishers, again):
         for number, seq in enumerate([*places, 8, 8]):
-            assert each.known("f", number, 1) == (1, seq, seq)
-            assert each.mark("f", number) == (10 + number if number < len(places) else 22 + number)
-        assert each.mark("f", 99) is each.mark("nobody", 0) is None
+            op = 10 + number if number < len(places) else 22 + number
+            assert each.places("f", number, number + 1) == [(number, number + 1, seq, op)]
+        assert each.places("f", 99, 100) is each.places("nobody", 0, 1) is None
         assert each.newest("f") == len(places) + 1
 
 
@@ -83,13 +85,49 @@ def test_messages_without_numbers_or_names_are_not_noted() -> None:
     assert publishers.newest("a") is None
 
 
-def test_old_spans_are_forgotten_but_repeats_are_still_recognised() -> None:
+def test_old_spans_are_forgotten_and_known_to_be() -> None:
     publishers = PublisherNumbers()
     for turn in range(MAX_SPANS + 10):
         # Every other sequence number is somebody else's, so that spans do not join.
         publishers.follow(Batch(Run.one(b"x"), first=1 + 2 * turn, publisher="a", number=turn))
-    assert publishers.known("a", 0, 1) == (1, None, None)
-    assert publishers.known("a", MAX_SPANS + 9, 1).first is not None
+    assert publishers.places("a", 0, 1) is None
+    assert publishers.oldest("a") == 10
+    assert publishers.places("a", MAX_SPANS + 9, MAX_SPANS + 10) is not None
+
+
+def test_a_name_is_opened_once_for_each_holder() -> None:
+    publishers = PublisherNumbers()
+    for op, holder in enumerate(["one", "one", "two", "one"], 5):
+        batch = opening("p", holder, f"client of {holder}", "somebody").numbered(op, 0, 1000 + op, 1)
+        publishers.apply("p", batch.run[0], 0, op)
+        publishers.follow(batch)
+    assert publishers.holder("p") == (8, "one", "client of one", "somebody", 1008)
+    again = PublisherNumbers()
+    again.load(publishers.dump())
+    assert again.holder("p") == publishers.holder("p")
+    assert (again.newest("p"), again.oldest("p"), again.remembers("p")) == (None, None, True)
+    assert again.holder("q") == NOBODY
+
+
+def test_the_one_silent_for_longest_is_forgotten_and_up_to_where_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher_numbers, "MAX_PUBLISHERS", 3)
+    publishers = PublisherNumbers()
+    for op, name in enumerate("abcadb", 1):
+        publishers.follow(Batch(Run.one(b"x"), first=op, op=op, publisher=name, number=op))
+    assert [publishers.remembers(name) for name in "abcd"] == [True, True, False, True]
+    assert publishers.forgotten == 3
+    again = PublisherNumbers()
+    again.load(publishers.dump())
+    assert again.forgotten == 3
+    monkeypatch.setattr(publisher_numbers, "MAX_ALL_SPANS", 4)
+    for each in (publishers, again):
+        each.follow(Batch(Run.one(b"x"), first=9, op=9, publisher="d", number=9))
+        each.follow(Batch(Run.one(b"x"), first=11, op=11, publisher="d", number=11))
+    assert publishers.dump() == again.dump()
+    assert [publishers.remembers(name) for name in "abcd"] == [False, True, False, True]
+    assert publishers.forgotten == 4
 
 
 def test_numbers_that_go_back_leave_the_newest_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import HeadraceError, StorageError, UnavailableError
 from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published
+from headrace.hub.sequencer import UNCLAIMED, Published
 from headrace.log import Log
 from headrace.message import Batch, Run
 
@@ -75,7 +75,11 @@ def test_what_belongs_together_is_refused_whole(hub: Hub, pushing: PushRelay) ->
 def test_what_wants_an_answer_is_refused(pushing: PushRelay) -> None:
     told: list[Published | HeadraceError | int | None] = []
     pushing.publish(
-        Batch(Run.of([b"a"]), publisher="p", number=0), told.append, follows=False, preceding=()
+        Batch(Run.of([b"a"]), publisher="p", number=0),
+        told.append,
+        follows=False,
+        preceding=(),
+        claim=UNCLAIMED,
     )
     pushing.commit("q", 0, [], told.append)
     pushing.newest("p", told.append)

@@ -18,9 +18,18 @@ from headrace.client.link.client import LinkClient
 from headrace.cluster.durable_state import MAX_NODES
 from headrace.cluster.membership import SILENCE_SECONDS
 from headrace.config import DOORS, load
-from headrace.errors import ConfigError, HeadraceError, StorageError, UnreachableError, UsageError
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    RefusedError,
+    StorageError,
+    UnreachableError,
+    UsageError,
+)
 from headrace.message import Message, messages, node_id
 from headrace.net.server.process import Server
+from headrace.wire.link.plain_rows import published_body
+from headrace.wire.link.requests import PublishRequest
 from headrace.wire.parcel.body import Mode
 
 SECONDS = 40.0
@@ -154,6 +163,39 @@ async def test_any_node_takes_publishes_and_a_repeat_is_there_once(make: Make, f
         assert [message.seq for message in got] == [1, 2, 3, 4, 5]
         assert server.status()["head"] == 5
     assert len({str(server.hub.log.uuid) for server in nodes.servers.values()}) == 1
+
+
+async def test_an_epoch_holds_at_every_node_and_under_the_next_primary(make: Make) -> None:
+    nodes = await make()
+    primary = await nodes.work()
+    one, two = [server for server in nodes.servers.values() if server is not primary]
+    async with link_of(one) as first, link_of(two) as second:
+        old, new = first.publisher("orders"), second.publisher("orders")
+        assert await old.publish(b"a") == (1, 1)
+        assert await new.publish(b"b") == (2, 2)
+        with pytest.raises(RefusedError, match="opened anew") as refused:
+            await old.publish(b"c")
+        assert refused.value.code == "fenced"
+        await nodes.stop(next(number for number, server in nodes.servers.items() if server is primary))
+        with pytest.raises(RefusedError, match="opened anew"):
+            await old.publish(b"d")
+        assert await new.publish(b"e") == (3, 3)
+        for number, code in ((10**15, "fenced"), (0, "fenced")):
+            with pytest.raises(RefusedError) as jumped:
+                await first.ask(
+                    lambda n, number=number: PublishRequest(id=n, publisher="orders", number=number),
+                    published_body([b"x"], ""),
+                )
+            assert jumped.value.code == code
+        await first.ask(lambda n: PublishRequest(id=n, publisher="p", number=0), published_body([b"x"], ""))
+        with pytest.raises(RefusedError) as other:
+            await second.ask(
+                lambda n: PublishRequest(id=n, publisher="p", number=0), published_body([b"y"], "")
+            )
+        assert other.value.code == "conflict"
+    await nodes.work()
+    for server in nodes.servers.values():
+        assert [row.payload for row in await kept(server)] == [b"a", b"b", b"e", b"x"]
 
 
 async def test_a_backup_takes_entries_and_messages_in_turn(make: Make) -> None:

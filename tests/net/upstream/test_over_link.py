@@ -31,6 +31,8 @@ from headrace.log.checksum import crc32c
 from headrace.log.replication_frames import SALT, pack
 from headrace.message import Batch, Message, Run, column_type, envelope_rows
 from headrace.net.server.process import Server
+from headrace.wire.link import requests as ask
+from headrace.wire.link.plain_rows import published_body
 
 QUIET = ("listen.http=off", "listen.fyrehose=off")
 
@@ -380,14 +382,60 @@ class TestPassing:
             follow = Hub.follow
             held: list[Any] = []
             monkeypatch.setattr(Hub, "follow", lambda hub, batches: held.append((hub, batches)))
-            await link.publisher("me").publish([b"a", b"b"])
+            body = published_body([b"a", b"b"], "")
+            await link.ask(lambda n: ask.PublishRequest(id=n, publisher="me", number=0), body)
             async with client(front) as near:
-                ack = await near.publisher("me").send([b"c"])
                 await until(lambda: held)
+                assert await near.newest("me") == 1
                 monkeypatch.setattr(Hub, "follow", follow)
                 for hub, batches in held:
                     hub.follow(batches)
-                assert await ack == (3, 3)
+                assert await near.publisher("me").publish([b"c"]) == (3, 3)
+
+    async def test_names_are_opened_and_fenced_wherever_their_publishers_are(
+        self, tmp_path: Path, backbone: Server
+    ) -> None:
+        async with (
+            frontend(tmp_path / "one", backbone) as one,
+            frontend(tmp_path / "two", one) as two,
+            client(backbone, name="far") as far,
+            client(two, name="near") as near,
+        ):
+            old = near.publisher("orders")
+            assert await old.publish(b"a") == (1, 1)
+            new = far.publisher("orders")
+            assert await new.publish(b"b") == (2, 2)
+            with pytest.raises(RefusedError, match=r"\(far\)") as refused:
+                await old.publish(b"c")
+            assert refused.value.code == "fenced"
+            assert await near.publisher("orders").publish(b"d") == (3, 3)
+            with pytest.raises(RefusedError, match=r"\(near\)"):
+                await new.publish(b"e")
+            assert [row.payload for row in published(two.hub.log)] == [b"a", b"b", b"d"]
+            # Other bytes under a number that is there are refused at a frontend, too.
+            for payload, error in ((b"x", None), (b"y", "conflict")):
+                async with link_peer(two) as peer:
+                    answer = await peer.ask(
+                        published_body([payload], ""), op="publish", id=1, publisher="plain", number=0
+                    )
+                assert answer.get("error") == error
+            assert kept(two.hub.log) == kept(backbone.hub.log)
+
+    async def test_a_name_is_its_clients_at_every_frontend(self, tmp_path: Path) -> None:
+        alice, bob, front_id = "a1" * 12, "b0" * 12, "f0" * 12
+        auth = ("auth.required=true", *(f"auth.clients.{who}=key" for who in (alice, bob, front_id)))
+        async with (
+            running_hub(tmp_path / "backbone", *QUIET, *auth) as backbone,
+            frontend(tmp_path / "front", backbone, *auth, f"node.upstream_client={front_id}") as front,
+            client(front, client_id=alice, key="key") as near,
+            client(backbone, client_id=alice, key="key") as far,
+            client(front, client_id=bob, key="key") as other,
+        ):
+            assert await near.publisher("orders").publish(b"a") == (1, 1)
+            with pytest.raises(RefusedError, match="belongs to client a1a1") as refused:
+                await other.publisher("orders").publish(b"b")
+            assert refused.value.code == "forbidden"
+            assert await far.publisher("orders").publish(b"c") == (2, 2)
 
     async def test_two_frontends_that_create_one_service_agree(
         self, tmp_path: Path, backbone: Server

@@ -292,7 +292,9 @@ class LinkClient(StateRequests):
     ) -> LinkPublisher:
         """Make a publisher, which can send up to ``window`` bytes ahead of the acknowledgements.
 
-        With a ``name`` it continues the numbers of an earlier publisher of that name, which are in the log.
+        With a ``name`` it continues the numbers of an earlier publisher of that name, which are in the log. Its first
+        publish opens the name: any other publisher that still uses it, in whatever process, is fenced, and its next
+        publish raises :class:`~headrace.errors.RefusedError` with the code ``fenced``.
         """
         publisher = LinkPublisher(self._connection, name, window, origin)
         self._publishers.append(publisher)

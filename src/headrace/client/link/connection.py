@@ -92,6 +92,8 @@ class LinkDialer:
             raise UnexpectedError("link", "version", version, f"this client speaks {spoken}")
         session.hub = hello.head
         session.log = str(hello.head.get("log"))
+        position = hello.head.get("op")
+        session.position = position if type(position) is int else 0
 
 
 class LinkConnection:

@@ -8,6 +8,10 @@ Rows published within one turn of the event loop share a request: no message wai
 requests are under way, rows gather until one is answered or there are enough for another. Unacknowledged bytes are
 bounded by the window; past it :meth:`LinkPublisher.send` waits.
 
+A name that is given may be used elsewhere too, by a second process or an earlier run that still lives. So it is opened
+when it is first published under: its epoch goes with every request, over all tubes, and whoever opens the name next
+fences this publisher. A name that is made up is nobody else's and needs none of this.
+
 A request that is refused leaves a gap in the numbers, and the hub refuses what was under way after it too. Later rows
 wait until all of that is answered, and start after the gap. If they went earlier and the tube were lost, the refused
 rows would be sent again below a number that the hub has, and be taken for a repeat.
@@ -27,7 +31,7 @@ from headrace.client.base import Attributes
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import LinkSession, LostTubeError, check
 from headrace.client.link.rows import Publishable, check_text, published_rows
-from headrace.errors import ClosedError, HeadraceError, LimitError, UsageError
+from headrace.errors import ClosedError, HeadraceError, LimitError, RefusedError, UsageError
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, Buffer, LinkMessage, body_of
 from headrace.wire.link.plain_rows import published_body
 from headrace.wire.link.requests import PublisherRequest as AskPublisher
@@ -89,10 +93,12 @@ class _Group:
 class _Sent:
     """A request that is not acknowledged yet."""
 
-    __slots__ = ("acks", "body", "count", "number", "size")
+    __slots__ = ("acks", "body", "count", "number", "since", "size")
 
     def __init__(self, number: int, group: _Group) -> None:
         self.number = number
+        self.since: int | None = None
+        """Once it was sent: a position that the log had reached before."""
         self.acks = group.acks
         self.count = sum(count for count, _ in group.acks)
         self.size = group.size
@@ -139,7 +145,12 @@ class LinkPublisher:
         self._connection = connection
         self._window = window
         self._origin = origin
-        # A made-up name is new; for a given one, the hub knows the last number.
+        # A made-up name is new; for a given one, the hub knows the last number, and gives an epoch.
+        self._epoch: int | None = None
+        self._holder = uuid4().hex
+        self._reopen = False
+        self._position = 0
+        """A position that the hub's log has reached."""
         self._number: int | None = None if name else 0
         self._numbering = asyncio.Lock()
         self._waiting: list[_Group] = []
@@ -198,8 +209,8 @@ class LinkPublisher:
             self._moved.clear()
             await self._moved.wait()
             self._connection.check()
-        if self._number is None:
-            await self._ask_number()
+        if self._number is None or self._reopen:
+            await self._open()
         ack: Ack = asyncio.get_running_loop().create_future()
         group = self._group(None if batch is not None else topic, size)
         if batch is not None:
@@ -248,12 +259,19 @@ class LinkPublisher:
         self._size = 0
         self._moved.set()
 
-    async def _ask_number(self) -> None:
+    async def _open(self) -> None:
         async with self._numbering:
-            if self._number is None:
-                answer = await self._connection.call(lambda n: AskPublisher(id=n, publisher=self.name))
+            if self._reopen:
+                # What is under way is refused like what was refused first; then there is a new beginning.
+                await self.flush()
+            if self._number is None or self._reopen:
+                answer = await self._connection.call(
+                    lambda n: AskPublisher(id=n, publisher=self.name, open=self._holder)
+                )
                 newest = answer.head.get("newest")
+                self._epoch = answer.head.get("epoch")
                 self._number = 0 if newest is None else newest + 1
+                self._reopen = False
 
     def _end_turn(self) -> None:
         self._flush_due = False
@@ -286,9 +304,18 @@ class LinkPublisher:
                 self._send(self._session, sent, follows=len(self._unacknowledged) > 1)
 
     def _send(self, session: LinkSession, sent: _Sent, *, follows: bool) -> None:
+        retry = sent.since
+        if retry is None:
+            sent.since = max(self._position, session.position)
         answer = session.call(
             lambda n: PublishRequest(
-                id=n, publisher=self.name, number=sent.number, follows=follows, origin=self._origin
+                id=n,
+                publisher=self.name,
+                number=sent.number,
+                follows=follows,
+                origin=self._origin,
+                epoch=self._epoch,
+                retry=retry,
             ),
             sent.body,
         )
@@ -307,8 +334,12 @@ class LinkPublisher:
             return
         except HeadraceError as error:
             self._refused = True
+            if self._epoch is not None and isinstance(error, RefusedError) and error.code == "unknown":
+                # The hub has forgotten the name. What comes next opens it again.
+                self._reopen = True
             sent.fail(error)
         else:
+            self._position = message.head.get("op") or self._position
             sent.settle(message)
         self._unacknowledged.remove(sent)
         self._release(sent.size)

@@ -103,6 +103,8 @@ class LinkSession:
         self.lost = False
         self.log = ""
         self.hub: Mapping[str, Any] = {}
+        self.position = 0
+        """The newest operation of the hub's log when the tube was opened."""
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, asyncio.Future[LinkMessage]] = {}
         self._inboxes: dict[int, Inbox] = {}

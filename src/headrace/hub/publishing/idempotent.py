@@ -1,15 +1,22 @@
 """Idempotent publishing: rows with a publisher's number are appended once, however often and wherever they are sent.
 
 A publisher that lost its connection resends every unacknowledged request, perhaps while the first try is not yet
-committed. The number tells three cases apart:
+committed. The number tells the cases apart:
 
-- the log has the rows: the answer is their place;
+- the log has the same rows under these numbers: the answer is their place;
 - they are appended but not yet committed: the repeat waits for the commit and is judged again;
-- they, or some of them, are new: those are appended.
+- they, or some of them, are new: those are appended;
+- the log has other rows under these numbers, or none though it has higher ones: a conflict, which is refused;
+- whether the log has them is forgotten: refused as unknown. Nothing is acknowledged that is not there, and nothing is
+  appended that may be.
 
 Requests of one publisher are taken in order: if one waits, so do the next. A publisher that does not await each answer
 marks each request as one that ``follows`` the one before. If that one fails, those after it are refused as well: the
-gap they would leave could not be filled, since a repeat of lower numbers would be taken for known.
+gap they would leave could not be filled, since lower numbers are refused.
+
+A name that is opened has an epoch (:mod:`~headrace.hub.publishing.publisher_numbers`), and is published under in that
+epoch only. While an opening is under way, its publisher's requests wait: the next holder must find all that the one
+before has in the log.
 
 What a frontend relays is published once in the same way. Its rows keep their own numbers, so a **mark** is appended
 right after them, in the same append: a log entry with the frontend as its publisher, and a number. It stands after the
@@ -22,14 +29,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
-from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.publisher_numbers import Holder, PublisherNumbers, Span, opening
+from headrace.hub.publishing.same_rows import check_same
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, WhenNewest, WhenPublished
+from headrace.hub.sequencer import (
+    UNCLAIMED,
+    Claim,
+    Opened,
+    Opening,
+    Published,
+    WhenNewest,
+    WhenOpened,
+    WhenPublished,
+)
 from headrace.message import NOT_A_MESSAGE, Batch, Run, envelope_rows
 
 FRONTEND: Final = "frontend"
@@ -42,17 +60,25 @@ class _Publish(NamedTuple):
     follows: bool
     preceding: Sequence[Batch]
     reply: WhenPublished
+    claim: Claim
+
+
+class _Open(NamedTuple):
+    opening: Opening
+    reply: WhenOpened
 
 
 class _Line:
     """One publisher's batches: those appended but not committed, and those that wait."""
 
-    __slots__ = ("under_way", "waiting")
+    __slots__ = ("opening", "under_way", "waiting")
 
     def __init__(self) -> None:
         self.under_way: deque[int] = deque()
         """The number after each batch's last row."""
-        self.waiting: deque[_Publish] = deque()
+        self.waiting: deque[_Publish | _Open] = deque()
+        self.opening = False
+        """Whether the name is being opened."""
 
 
 class IdempotentPublishing:
@@ -62,6 +88,7 @@ class IdempotentPublishing:
         self._hub = hub
         self._publishers = publishers
         self._lines: dict[str, _Line] = {}
+        self._repeated = hub.counters.counter("repeated")
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Ask for a publisher's highest committed number."""
@@ -70,6 +97,13 @@ class IdempotentPublishing:
         else:
             reply(self._publishers.newest(publisher))
 
+    def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
+        """Open a name: ``reply`` gets its epoch, in which alone it is published under from now on."""
+        if self._hub.sequencer is not None:
+            self._hub.sequencer.open(publisher, opening, reply)
+            return
+        self._queue(publisher, _Open(opening, reply))
+
     def publish(
         self,
         batch: Batch,
@@ -77,6 +111,7 @@ class IdempotentPublishing:
         *,
         follows: bool = False,
         preceding: Sequence[Batch] = (),
+        claim: Claim = UNCLAIMED,
     ) -> None:
         """Append a batch unless it is in the log already; ``reply`` may be called at once.
 
@@ -86,14 +121,9 @@ class IdempotentPublishing:
             self._hub.submit(batch, lambda result: reply(_outcome(result)))
             return
         if self._hub.sequencer is not None:
-            self._hub.sequencer.publish(batch, reply, follows=follows, preceding=preceding)
+            self._hub.sequencer.publish(batch, reply, follows=follows, preceding=preceding, claim=claim)
             return
-        publish = _Publish(batch, batch.number, follows, preceding, reply)
-        line = self._lines.get(batch.publisher)
-        if line is None:
-            line = self._lines[batch.publisher] = _Line()
-        line.waiting.append(publish)
-        self._go_on(batch.publisher, line)
+        self._queue(batch.publisher, _Publish(batch, batch.number, follows, preceding, reply, claim))
 
     def pass_on(self, frontend: str, number: int, batches: Sequence[Batch], reply: WhenPublished) -> None:
         """Append what a frontend relays, with its mark, unless the log has it.
@@ -111,57 +141,187 @@ class IdempotentPublishing:
 
         self.publish(_mark(frontend, number), marked, follows=number > 0, preceding=batches)
 
+    def _queue(self, publisher: str, request: _Publish | _Open) -> None:
+        line = self._lines.get(publisher)
+        if line is None:
+            line = self._lines[publisher] = _Line()
+        line.waiting.append(request)
+        self._go_on(publisher, line)
+
     def _go_on(self, publisher: str, line: _Line) -> None:
-        sequencer = self._hub.sequencer
-        while sequencer is not None and line.waiting:
+        while self._hub.sequencer is not None and line.waiting:
             # Another hub numbers messages now: it decides about what waited here.
-            batch, _, follows, preceding, reply = line.waiting.popleft()
-            sequencer.publish(batch, reply, follows=follows, preceding=preceding)
-        while line.waiting and self._decide(publisher, line, line.waiting[0]):
+            waiting = line.waiting.popleft()
+            if isinstance(waiting, _Open):
+                self._hub.sequencer.open(publisher, *waiting)
+            else:
+                batch, _, follows, preceding, reply, claim = waiting
+                self._hub.sequencer.publish(batch, reply, follows=follows, preceding=preceding, claim=claim)
+        while line.waiting and not line.opening and self._decide(publisher, line, line.waiting[0]):
             pass
-        if not line.under_way and not line.waiting:
+        if not line.under_way and not line.waiting and not line.opening:
             self._lines.pop(publisher, None)
 
-    def _decide(self, publisher: str, line: _Line, publish: _Publish) -> bool:
-        """Answer or append the first waiting batch; return ``False`` if it must wait."""
-        batch, number, follows, preceding, reply = publish
-        known = self._publishers.known(publisher, number, len(batch))
-        if known.repeated < len(batch):
-            if line.under_way and number < line.under_way[-1]:
-                return False
-            newest = line.under_way[-1] - 1 if line.under_way else self._publishers.newest(publisher)
-            if follows and number > (-1 if newest is None else newest) + 1:
-                line.waiting.popleft()
-                reason = f"number {number} of publisher {publisher!r} follows one that was not taken"
-                reply(RefusedError("conflict", reason))
-                return True
-        line.waiting.popleft()
-        if known.repeated == len(batch):
-            op = self._publishers.mark(publisher, number) if batch.is_entries else None
-            # Wherever the rows are: who has all that is committed here has them.
-            reply(Published(known.first, known.last, known.repeated, op or self._hub.log.head_op))
+    def _decide(self, publisher: str, line: _Line, request: _Publish | _Open) -> bool:
+        """Answer or append the first waiting request; return ``False`` if it must wait."""
+        if isinstance(request, _Open):
+            line.waiting.popleft()
+            self._open(publisher, line, request)
             return True
+        batch, number, follows, _, reply, claim = request
+        newest = self._publishers.newest(publisher)
+        repeated = 0 if newest is None or number > newest else min(len(batch), newest - number + 1)
+        if repeated < len(batch) and line.under_way and number < line.under_way[-1]:
+            return False
+        line.waiting.popleft()
+        try:
+            if not batch.is_entries:
+                self._check_claim(publisher, claim)
+            if repeated < len(batch):
+                if line.under_way:
+                    newest = line.under_way[-1] - 1
+                if follows and number > (-1 if newest is None else newest) + 1:
+                    reason = f"number {number} of publisher {publisher!r} follows one that was not taken"
+                    raise RefusedError("conflict", reason)
+            places = self._places(batch, number, repeated) if repeated else []
+        except HeadraceError as error:
+            reply(error)
+            return True
+        self._repeated.value += repeated
+        if repeated == len(batch):
+            reply(self._place_of_repeat(batch, places))
+        else:
+            self._append(line, request, repeated, places)
+        return True
+
+    def _check_claim(self, publisher: str, claim: Claim) -> None:
+        """Raise unless the name is the publisher's, and what it sends can be judged."""
+        holder = self._publishers.holder(publisher)
+        if claim.epoch != (holder.epoch or None):
+            raise _fenced(publisher, claim.epoch, holder)
+        if holder.client and claim.client and holder.client != claim.client:
+            raise _forbidden(publisher, holder)
+        if (
+            claim.retry is not None
+            and self._publishers.forgotten > claim.retry
+            and not self._publishers.remembers(publisher)
+        ):
+            raise RefusedError(
+                "unknown",
+                f"this was perhaps sent before, and publisher {publisher!r} may have been forgotten since: whether it "
+                "is in the log is not known. Look there before it is published anew",
+            )
+
+    def _places(self, batch: Batch, number: int, repeated: int) -> list[Span]:
+        """Return where the log has the first rows of a batch; raise unless it has the same."""
+        publisher = batch.publisher
+        places = self._publishers.places(publisher, number, number + repeated)
+        if places is None:
+            oldest = self._publishers.oldest(publisher)
+            if oldest is None or number >= oldest:
+                raise RefusedError(
+                    "conflict",
+                    f"the log has number {self._publishers.newest(publisher)} of publisher {publisher!r}, but not "
+                    f"all from {number} on: numbers never go back. Somebody else may publish under this name; who "
+                    "opens it finds where to go on",
+                )
+            if batch.is_entries:
+                return []
+            raise RefusedError(
+                "unknown",
+                f"number {number} of publisher {publisher!r} is older than what is known of it, from {oldest} on: "
+                "whether it is in the log is not known. Look there before it is published anew",
+            )
+        if not batch.is_entries:
+            check_same(self._hub.log, batch, places)
+        return places
+
+    def _place_of_repeat(self, batch: Batch, places: list[Span]) -> Published:
+        # Wherever the rows are: who has all that is committed here has them.
+        op = self._hub.log.head_op
+        if not places:
+            return Published(None, None, len(batch), op)
+        last = places[-1]
+        if batch.is_entries:
+            return Published(places[0].seq, last.seq, len(batch), last.op or op)
+        return Published(places[0].seq, last.seq + last.end - last.number - 1, len(batch), op)
+
+    def _append(self, line: _Line, request: _Publish, repeated: int, places: list[Span]) -> None:
+        batch, number, follows, preceding, reply, claim = request
         line.under_way.append(number + len(batch))
-        rest = batch.slice(known.repeated, len(batch)) if known.repeated else batch
+        rest = batch.slice(repeated, len(batch)) if repeated else batch
 
         def settled(result: Batch | StorageError) -> None:
             line.under_way.remove(number + len(batch))
             sequencer = self._hub.sequencer
             if isinstance(result, UnavailableError) and sequencer is not None:
                 # Another hub numbers messages by now, and knows whether it has this.
-                sequencer.publish(batch, reply, follows=follows, preceding=preceding)
-                self._go_on(publisher, line)
+                sequencer.publish(batch, reply, follows=follows, preceding=preceding, claim=claim)
+                self._go_on(batch.publisher, line)
                 return
             outcome = _outcome(result)
-            if known.repeated and isinstance(outcome, Published):
-                outcome = outcome._replace(first=known.first, repeated=known.repeated)
+            if repeated and isinstance(outcome, Published):
+                outcome = outcome._replace(first=places[0].seq if places else None, repeated=repeated)
             reply(outcome)
-            self._go_on(publisher, line)
+            self._go_on(batch.publisher, line)
 
         for each in preceding:
             self._hub.submit(each, tied=True)
         self._hub.submit(rest, settled)
-        return True
+
+    def _open(self, publisher: str, line: _Line, request: _Open) -> None:
+        wanted, reply = request
+        before = self._publishers.holder(publisher)
+        if before.client and wanted.client and before.client != wanted.client:
+            reply(_forbidden(publisher, before))
+            return
+        if before.epoch and before.holder == wanted.holder:
+            # Its answer was lost.
+            reply(Opened(before.epoch, self._publishers.newest(publisher)))
+            return
+        line.opening = True
+
+        def settled(result: Batch | StorageError) -> None:
+            line.opening = False
+            sequencer = self._hub.sequencer
+            if isinstance(result, Batch):
+                # Relayed after all, its position may not be known.
+                epoch = result.op or self._publishers.holder(publisher).epoch
+                reply(Opened(epoch, self._publishers.newest(publisher)))
+            elif isinstance(result, UnavailableError) and sequencer is not None:
+                sequencer.open(publisher, wanted, reply)
+            else:
+                reply(result)
+            self._go_on(publisher, line)
+
+        self._hub.submit(opening(publisher, *wanted), settled)
+
+
+def _fenced(publisher: str, epoch: int | None, holder: Holder) -> RefusedError:
+    """Say why a publish in ``epoch`` is refused."""
+    if not holder.epoch:
+        return RefusedError(
+            "unknown",
+            f"publisher {publisher!r} is not open: it was silent for so long that it is forgotten. Open it again; "
+            "whether what it sent before and got no answer for is in the log must be looked up there",
+        )
+    when = datetime.fromtimestamp(holder.time / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    opened = f"by {holder.by or 'somebody'} at {when}"
+    if epoch is None:
+        return RefusedError(
+            "fenced", f"publisher {publisher!r} was opened {opened}: who publishes under it opens it first"
+        )
+    return RefusedError(
+        "fenced",
+        f"publisher {publisher!r} was opened anew {opened}, and this is not the one who did: nothing was taken. If "
+        "both are meant to publish, give each its own name; if this one is meant to, open it again",
+    )
+
+
+def _forbidden(publisher: str, holder: Holder) -> RefusedError:
+    return RefusedError(
+        "forbidden", f"publisher {publisher!r} belongs to client {holder.client}: take another name"
+    )
 
 
 def _outcome(result: Batch | StorageError) -> Published | HeadraceError:

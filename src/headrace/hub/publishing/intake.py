@@ -32,7 +32,7 @@ from headrace.hub.publishing.passed import column_texts, unpack_passed
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, WhenPublished
+from headrace.hub.sequencer import Claim, Opened, Opening, Published, WhenPublished
 from headrace.message import Batch
 from headrace.wire.link.message import PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
@@ -55,7 +55,7 @@ _PADDING: Final = bytes(8)
 class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node's request to the primary."""
 
-    kind: Literal["pass", "publish", "newest", "stage", "commit"]
+    kind: Literal["pass", "publish", "newest", "open", "stage", "commit"]
     publisher: str = ""
     """Owner of the number; of a stage or commit, the query."""
     number: int = 0
@@ -64,6 +64,18 @@ class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     origin: str = ""
     rows: int = 0
     """Of a stage, how many of the commit's rows came before it; of a commit or a pass, how many it has in all."""
+    epoch: int | None = None
+    client: str = ""
+    """The id of the client that asked the node."""
+    retry: int | None = None
+    holder: str = ""
+    """Of an opening, who opens the name, and whom to name for it (``by``)."""
+    by: str = ""
+
+    @property
+    def claim(self) -> Claim:
+        """What the publisher says about itself."""
+        return Claim(self.epoch, self.client, self.retry)
 
 
 class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,6 +87,7 @@ class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     op: int | None = None
     """What the node must have committed of the log before it answers its own client."""
     newest: int | None = None
+    epoch: int = 0
     error: str = ""
     """Code of a refusal."""
     reason: str = ""
@@ -92,6 +105,11 @@ class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     def published(self) -> Published | HeadraceError:
         """The rows' sequence numbers, or the refusal."""
         return self.refused or Published(self.first, self.last, self.repeated, self.op)
+
+    @property
+    def opened(self) -> Opened | HeadraceError:
+        """The epoch and the newest number of a name that was opened, or the refusal."""
+        return self.refused or Opened(self.epoch, self.newest)
 
 
 NOT_THE_PRIMARY: Final = PrimaryAnswer(error=NOT_PRIMARY, reason="this node does not number messages now")
@@ -180,9 +198,12 @@ class PublishIntake:
                     self._pass(request, body, tell)
                 case "publish":
                     batch = published_batch(request, body)
-                    self.idempotent.publish(batch, tell, follows=request.follows)
+                    self.idempotent.publish(batch, tell, follows=request.follows, claim=request.claim)
                 case "newest":
                     self.idempotent.newest(request.publisher, partial(_tell_newest, answer))
+                case "open":
+                    wanted = Opening(request.holder, request.client, request.by)
+                    self.idempotent.open(request.publisher, wanted, partial(_tell_opened, answer))
                 case "stage":
                     self._stage(source, request, body)
                     answer(PrimaryAnswer())
@@ -260,6 +281,13 @@ def published_batch(request: PrimaryRequest, body: memoryview) -> Batch:
 
 def _tell_newest(answer: WhenAnswered, newest: int | HeadraceError | None) -> None:
     answer(refusal(newest) if isinstance(newest, HeadraceError) else PrimaryAnswer(newest=newest))
+
+
+def _tell_opened(answer: WhenAnswered, opened: Opened | HeadraceError) -> None:
+    if isinstance(opened, HeadraceError):
+        answer(refusal(opened))
+    else:
+        answer(PrimaryAnswer(epoch=opened.epoch, newest=opened.newest))
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:

@@ -37,7 +37,7 @@ from headrace.hub.publishing.intake import (
 from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import WhenNewest, WhenPublished
+from headrace.hub.sequencer import Opening, WhenNewest, WhenOpened, WhenPublished
 from headrace.message import Batch, merge
 from headrace.wire.link.message import PUBLISHED, body_of
 from headrace.wire.link.plain_rows import published_body
@@ -142,6 +142,15 @@ class PrimaryClient(PublishRelay):
             reply(answer.refused or answer.newest if isinstance(answer, PrimaryAnswer) else answer)
 
         self._call(lambda: iter([(PrimaryRequest("newest", publisher=publisher), b"")]), ended)
+
+    def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
+        """Open a publisher's name."""
+        request = PrimaryRequest("open", publisher=publisher, **opening._asdict())
+
+        def ended(answer: PrimaryAnswer | HeadraceError) -> None:
+            reply(answer.opened if isinstance(answer, PrimaryAnswer) else answer)
+
+        self._call(lambda: iter([(request, b"")]), ended)
 
     def aim(self, stream: PrimaryStream | None, view: int, now: float) -> None:
         """Send requests to the primary of ``view`` over ``stream``; ``None`` if there is no primary."""
@@ -314,6 +323,7 @@ def request_for(request: RelayRequest) -> PrimaryRequest:
         number=request.number,
         follows=request.follows,
         origin=request.rows[0].origin,
+        **request.claim._asdict(),
     )
 
 

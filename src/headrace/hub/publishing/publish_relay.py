@@ -28,7 +28,17 @@ from typing import Final
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, Submission, WhenNewest, WhenPublished, tied_groups
+from headrace.hub.sequencer import (
+    UNCLAIMED,
+    Claim,
+    Opening,
+    Published,
+    Submission,
+    WhenNewest,
+    WhenOpened,
+    WhenPublished,
+    tied_groups,
+)
 from headrace.message import NOT_A_MESSAGE, Batch
 
 MAX_REQUESTS: Final = 32
@@ -58,8 +68,11 @@ class RelayRequest:
     """Owner of the number; a request that this hub numbers gets both when it is first sent."""
     number: int = 0
     follows: bool = False
+    claim: Claim = UNCLAIMED
     sent: bool = False
     """Whether it may have been taken, though there was no answer."""
+    since: int = 0
+    """The newest operation here when it was first sent."""
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,7 +161,13 @@ class PublishRelay(RelayBacklog):
         self.wake()
 
     def publish(
-        self, batch: Batch, reply: WhenPublished, *, follows: bool, preceding: Sequence[Batch]
+        self,
+        batch: Batch,
+        reply: WhenPublished,
+        *,
+        follows: bool,
+        preceding: Sequence[Batch],
+        claim: Claim = UNCLAIMED,
     ) -> None:
         """Queue rows with a publisher's number: a client's own, or a mark and the batches before it."""
         if preceding:
@@ -166,7 +185,9 @@ class PublishRelay(RelayBacklog):
             for piece in pieces:
                 # Each piece follows the one before: a publish may be cut short, but never has a hole.
                 follow = follows or piece is not pieces[0]
-                self._put(RelayRequest([piece], joined, False, piece.publisher, piece.number or 0, follow))
+                self._put(
+                    RelayRequest([piece], joined, False, piece.publisher, piece.number or 0, follow, claim)
+                )
         self.wake()
 
     def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
@@ -179,8 +200,13 @@ class PublishRelay(RelayBacklog):
         """Ask for a publisher's highest number."""
         self.ask_newest(publisher, reply)
 
+    def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
+        """Ask for a publisher's name to be opened."""
+        self.ask_to_open(publisher, opening, reply)
+
     send_commit: Callable[[str, int, Sequence[Batch], WhenPublished], None]
     ask_newest: Callable[[str, WhenNewest], None]
+    ask_to_open: Callable[[str, Opening, WhenOpened], None]
     """Set by the driver."""
 
     def committed(self, op: int) -> None:
@@ -228,6 +254,10 @@ class PublishRelay(RelayBacklog):
             request.publisher, request.number = self._name, self._number
             request.follows = self._number > 0
             self._number += 1
+        if not request.sent:
+            request.since = self._hub.log.head_op
+        elif request.claim.retry is None:
+            request.claim = request.claim._replace(retry=request.since)
         request.sent = True
         self._sent[request] = None
         self._under_way += request.size

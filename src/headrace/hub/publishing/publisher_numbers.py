@@ -1,12 +1,17 @@
-"""Publishers' own numbers, which make it harmless to retry a publish.
+"""Publishers' names and own numbers, which make it harmless to retry a publish.
 
 A publisher may number its messages with a counter of its own. The log keeps those numbers, so the newest of each
 publisher, and the place of its latest messages, are a function of the log. A publish of known numbers is a repeat: it
 is answered with the old range and not appended. A frontend's marks are numbered in the same way; a mark is an entry,
 and its place is the message that it stands after.
 
-Bounds: :data:`MAX_PUBLISHERS` publishers, the one silent for longest forgotten first, and the last
-:data:`MAX_SPANS` spans of each. An older repeat is still recognised, but its place is not known.
+A name that several programs may use is **opened**: an entry ``publisher/NAME`` gives it a new epoch, the position of
+that entry in the log, so epochs only grow. Who holds an older one is fenced. Where clients prove who they are, an
+opened name is its client's.
+
+Bounds: :data:`MAX_PUBLISHERS` publishers and :data:`MAX_ALL_SPANS` spans in all, the publisher silent for longest
+forgotten first, and the last :data:`MAX_SPANS` spans of each. Up to where publishers are forgotten is known
+(:attr:`PublisherNumbers.forgotten`), so that a retry of what was forgotten is told from one that never came.
 """
 
 from __future__ import annotations
@@ -17,10 +22,13 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from headrace.hub.state import entry
 from headrace.message import Batch
 
 MAX_PUBLISHERS: Final = 100_000
-MAX_SPANS: Final = 64
+MAX_SPANS: Final = 256
+"""As many as a client has requests under way: all of them may come again."""
+MAX_ALL_SPANS: Final = 1_000_000
 
 
 class Span(NamedTuple):
@@ -33,55 +41,115 @@ class Span(NamedTuple):
     """The position of a mark in the log; 0 for messages."""
 
 
-class Known(NamedTuple):
-    """How many messages of a publish, from its first on, the log has, and their place if it is still known."""
+class Holder(NamedTuple):
+    """Who opened a name last."""
 
-    repeated: int
-    first: int | None
-    last: int | None
+    epoch: int
+    """The position of the entry; 0 if the name was never opened."""
+    holder: str
+    client: str
+    """The id of the client, or nothing where clients need none."""
+    by: str
+    time: int
+    """When, in µs since 1970."""
+
+
+NOBODY: Final = Holder(0, "", "", "", 0)
+
+
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    holder: str
+    client: str = ""
+    by: str = ""
+
+
+class _Publisher:
+    """What is known of one publisher."""
+
+    __slots__ = ("holder", "op", "spans")
+
+    def __init__(self, op: int = 0, holder: Holder = NOBODY) -> None:
+        self.op = op
+        """The position of its latest message or entry."""
+        self.holder = holder
+        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
 
 
 class PublisherNumbers:
-    """The numbers of all publishers, as part of the hub's state."""
+    """The names and numbers of all publishers, as part of the hub's state."""
 
     name = "publisher"
 
     def __init__(self) -> None:
-        self._spans: OrderedDict[str, deque[Span]] = OrderedDict()
+        self.forgotten = 0
+        """The latest position in the log of all that was forgotten; who is forgotten was silent since."""
+        self._publishers: OrderedDict[str, _Publisher] = OrderedDict()
+        self._spans = 0
+        """Of all publishers."""
+        self._opened: list[str] = []
+        """Names opened by the entries of the batch being applied; their time is the batch's."""
 
     def newest(self, publisher: str) -> int | None:
         """Return a publisher's highest number."""
-        spans = self._spans.get(publisher)
-        return spans[-1].end - 1 if spans else None
+        known = self._publishers.get(publisher)
+        return known.spans[-1].end - 1 if known is not None and known.spans else None
 
-    def known(self, publisher: str, number: int, count: int) -> Known:
-        """Find how much of a publish of ``count`` messages from ``number`` on the log has."""
-        newest = self.newest(publisher)
-        if newest is None or number > newest:
-            return Known(0, None, None)
-        repeated = min(count, newest - number + 1)
-        return Known(repeated, self._seq(publisher, number), self._seq(publisher, number + repeated - 1))
+    def holder(self, publisher: str) -> Holder:
+        """Return who opened a name last, :data:`NOBODY` if nobody did, or that is forgotten."""
+        known = self._publishers.get(publisher)
+        return NOBODY if known is None else known.holder
 
-    def mark(self, publisher: str, number: int) -> int | None:
-        """Return the position of a mark in the log, if it is still known."""
-        span = self._span(publisher, number)
-        return None if span is None else span.op
+    def remembers(self, publisher: str) -> bool:
+        """Whether anything is known of a publisher."""
+        return publisher in self._publishers
 
-    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
-        """Do nothing: marks are noted as they are followed, like messages."""
+    def oldest(self, publisher: str) -> int | None:
+        """Return a publisher's lowest number whose place is known; below it, nothing is known."""
+        known = self._publishers.get(publisher)
+        return known.spans[0].number if known is not None and known.spans else None
+
+    def places(self, publisher: str, number: int, end: int) -> list[Span] | None:
+        """Find numbers from ``number`` to before ``end``, in order; ``None`` if any has no known place."""
+        known = self._publishers.get(publisher)
+        found: list[Span] = []
+        for span in () if known is None else known.spans:
+            if span.end <= number:
+                continue
+            if span.number > number:
+                break
+            upto = min(end, span.end)
+            found.append(Span(number, upto, span.seq + number - span.number, span.op))
+            number = upto
+            if number == end:
+                return found
+        return None
+
+    def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:  # noqa: ARG002
+        """Apply a ``publisher`` entry: a name is opened. A repeat of its holder's request changes nothing."""
+        opened = msgspec.json.decode(payload, type=_Entry)
+        known = self._known(name, op)
+        if known.holder.holder != opened.holder:
+            known.holder = Holder(op, opened.holder, opened.client, opened.by, 0)
+            self._opened.append(name)
 
     def follow(self, batch: Batch) -> None:
         """Note a batch's numbers."""
         if batch.is_entries:
+            if self._opened:
+                self._date(batch.last_time)
             if batch.number is not None and batch.publisher:
                 # They take no sequence numbers, so each is a span of its own.
                 for row in range(len(batch)):
-                    number = batch.number + row
-                    self._note(batch.publisher, Span(number, number + 1, batch.first, batch.op + row))
+                    number, op = batch.number + row, batch.op + row
+                    self._note(batch.publisher, Span(number, number + 1, batch.first, op), op)
             return
         if batch.columns is None or not {"number", "publisher"} & set(batch.columns.schema.names):
             if batch.number is not None and batch.publisher:
-                self._note(batch.publisher, _messages(batch.number, len(batch), batch.first))
+                self._note(
+                    batch.publisher,
+                    Span(batch.number, batch.number + batch.run.count, batch.first),
+                    batch.last_op,
+                )
             return
         rows = batch.to_arrow()
         column = rows.column("number")
@@ -95,48 +163,78 @@ class PublisherNumbers:
         breaks = np.flatnonzero((np.diff(codes) != 0) | (np.diff(numbers) != 1)) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(numbers)], strict=True):
             if numbers[begin] >= 0 and names[codes[begin]]:
+                number = int(numbers[begin])
                 self._note(
-                    names[codes[begin]], _messages(int(numbers[begin]), end - begin, batch.first + begin)
+                    names[codes[begin]],
+                    Span(number, number + end - begin, batch.first + begin),
+                    batch.op + end - 1,
                 )
 
     def dump(self) -> bytes:
-        """Return the numbers as a snapshot's section."""
-        return msgspec.msgpack.encode([(name, list(spans)) for name, spans in self._spans.items()])
+        """Return the names and numbers as a snapshot's section."""
+        publishers = [
+            (name, known.op, tuple(known.holder), list(known.spans))
+            for name, known in self._publishers.items()
+        ]
+        return msgspec.msgpack.encode((self.forgotten, publishers))
 
     def load(self, section: bytes) -> None:
-        """Restore the numbers from a snapshot."""
-        loaded = msgspec.msgpack.decode(section, type=list[tuple[str, list[tuple[int, int, int, int]]]])
-        self._spans = OrderedDict(
-            (name, deque((Span(*span) for span in spans), MAX_SPANS)) for name, spans in loaded
+        """Restore the names and numbers from a snapshot."""
+        self.forgotten, publishers = msgspec.msgpack.decode(
+            section,
+            type=tuple[
+                int,
+                list[tuple[str, int, tuple[int, str, str, str, int], list[tuple[int, int, int, int]]]],
+            ],
         )
+        self._publishers, self._spans = OrderedDict(), 0
+        for name, op, holder, spans in publishers:
+            known = self._publishers[name] = _Publisher(op, Holder(*holder))
+            known.spans.extend(Span(*span) for span in spans)
+            self._spans += len(known.spans)
 
-    def _note(self, publisher: str, span: Span) -> None:
-        spans = self._spans.get(publisher)
-        if spans is None:
-            spans = self._spans[publisher] = deque(maxlen=MAX_SPANS)
-            if len(self._spans) > MAX_PUBLISHERS:
-                self._spans.popitem(last=False)
-        self._spans.move_to_end(publisher)
-        if not spans:
-            spans.append(span)
-            return
-        last = spans[-1]
-        follows = span.number == last.end and span.seq == last.seq + last.end - last.number
-        if follows and not (span.op or last.op):
-            spans[-1] = Span(last.number, span.end, last.seq)
-        elif span.number >= last.end:
-            spans.append(span)
-        # Numbers that go back are the publisher's mistake. They are in the log for `verify` to see; the newest number
-        # stays, so that a retry is still recognised.
+    def _date(self, time: int) -> None:
+        for name in self._opened:
+            known = self._publishers.get(name)
+            if known is not None:
+                known.holder = known.holder._replace(time=time)
+        self._opened.clear()
 
-    def _seq(self, publisher: str, number: int) -> int | None:
-        span = self._span(publisher, number)
-        return None if span is None else span.seq + number - span.number
+    def _known(self, publisher: str, op: int) -> _Publisher:
+        """Return what is known of a publisher who is heard of now; forget another one if there are too many."""
+        known = self._publishers.get(publisher)
+        if known is None:
+            known = self._publishers[publisher] = _Publisher()
+            if len(self._publishers) > MAX_PUBLISHERS:
+                self._forget()
+        else:
+            self._publishers.move_to_end(publisher)
+        known.op = op
+        return known
 
-    def _span(self, publisher: str, number: int) -> Span | None:
-        spans = self._spans.get(publisher, ())
-        return next((span for span in spans if span.number <= number < span.end), None)
+    def _forget(self) -> None:
+        _, silent = self._publishers.popitem(last=False)
+        self.forgotten = max(self.forgotten, silent.op)
+        self._spans -= len(silent.spans)
+
+    def _note(self, publisher: str, span: Span, op: int) -> None:
+        spans = self._known(publisher, op).spans
+        if spans:
+            last = spans[-1]
+            if span.number < last.end:
+                # Numbers that go back are the publisher's mistake. They are in the log for `verify` to see; the newest
+                # number stays, so that a retry is still recognised.
+                return
+            follows = span.number == last.end and span.seq == last.seq + last.end - last.number
+            if follows and not (span.op or last.op):
+                spans[-1] = Span(last.number, span.end, last.seq)
+                return
+        self._spans += len(spans) < MAX_SPANS
+        spans.append(span)
+        while self._spans > MAX_ALL_SPANS and len(self._publishers) > 1:
+            self._forget()
 
 
-def _messages(number: int, count: int, seq: int) -> Span:
-    return Span(number, number + count, seq)
+def opening(name: str, holder: str, client: str, by: str) -> Batch:
+    """Make the entry that opens a publisher's name."""
+    return entry(PublisherNumbers.name, name, msgspec.json.encode(_Entry(holder, client, by)))

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from headrace.errors import UnavailableError
 from headrace.hub.publishing.publish_relay import RelayBacklog
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Submission, WhenNewest, WhenPublished, tied_groups
+from headrace.hub.sequencer import (
+    Claim,
+    Opening,
+    Submission,
+    WhenNewest,
+    WhenOpened,
+    WhenPublished,
+    tied_groups,
+)
 from headrace.message import Batch
 from headrace.protocols import PUSHED_ORIGINS
 
@@ -51,6 +59,7 @@ class PushRelay(RelayBacklog):
         *,
         follows: bool,  # noqa: ARG002
         preceding: Sequence[Batch],  # noqa: ARG002
+        claim: Claim,  # noqa: ARG002
     ) -> None:
         """Refuse: its place in the sequence would never be known."""
         reply(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
@@ -61,6 +70,10 @@ class PushRelay(RelayBacklog):
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:  # noqa: ARG002
         """Refuse: publishers' numbers do not travel in a PUSH."""
+        reply(UnavailableError("a fyrehose upstream knows no publishers"))
+
+    def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:  # noqa: ARG002
+        """Refuse, as :meth:`newest` does."""
         reply(UnavailableError("a fyrehose upstream knows no publishers"))
 
     def committed(self, op: int) -> None:

@@ -58,6 +58,10 @@ class LinkConnection:
         self.tube = tube
         self.peer = str(tube.peer)
         self.greeted = False
+        self.client = ""
+        """The id that the client has proved, where that is asked for."""
+        self.name = ""
+        """What it calls itself."""
         self.since = asyncio.get_running_loop().time()
         self.finished = asyncio.Event()
         """Set when nothing is left to send."""
@@ -116,6 +120,11 @@ class LinkConnection:
         self._finish_if_done()
 
     # Called by operations and streams
+
+    def describe(self) -> str:
+        """Name the client for people: by its id or address, and what it calls itself."""
+        who = f"client {self.client}" if self.client else self.peer
+        return f"{who} ({self.name[:64]})" if self.name else who
 
     @property
     def full(self) -> bool:
@@ -252,12 +261,13 @@ class LinkConnection:
                 if self.greeted:
                     raise RefusedError("hello", "hello was sent already")
                 try:
-                    members = self._door.greet(request)
+                    members, self.client = self._door.greet(request)
                 except HeadraceError as error:
                     self.fail(request_id, error)
                     self.hang_up()
                     return
-                self.greeted = True
+                self.greeted, self.name = True, request.name
+                self.tube.trust()
                 self.answer(request_id, **members)
                 return
             case MoreRequest(bytes=size):

@@ -29,9 +29,12 @@ from headrace.net.server.program_reports import ProgramReports
 from headrace.tube import Tube, TubeOptions, TubeServer, serve
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link.requests import HelloRequest
-from headrace.wire.sdk.auth import parse_auth
+from headrace.wire.sdk.auth import client_id_text, parse_auth
 
 Transport = Literal["tcp", "websocket"]
+
+MAX_HELLO: Final = 4 << 10
+"""The longest message of a client that has not said hello: more than any proof of who it is takes."""
 
 _LOOPBACK: Final = r"(?:[a-z0-9-]+\.)*localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]"
 
@@ -62,6 +65,7 @@ class LinkDoor:
             max_message=MAX_MESSAGE,
             max_sent=MAX_ANSWER,
             max_inflated=MAX_MESSAGE,
+            max_stranger=MAX_HELLO,
             # Rows are compressed on disk; small messages are not worth the event loop's time.
             compress=False,
             # An unfinished message is kept no longer than an unfinished packet at any other door.
@@ -77,6 +81,7 @@ class LinkDoor:
             options=options,
             admit=self._admit,
             origins=origins,
+            unfinished=self._context.unfinished,
         )
         self._servers.append(server)
 
@@ -131,8 +136,9 @@ class LinkDoor:
 
     # Called by connections
 
-    def greet(self, hello: HelloRequest) -> dict[str, object]:
-        """Check a hello; return the members of its answer."""
+    def greet(self, hello: HelloRequest) -> tuple[dict[str, object], str]:
+        """Check a hello; return the members of its answer, and the client's id if it had to prove one."""
+        client = ""
         if (reason := self.not_yet()) is not None:
             raise RefusedError("stopping", reason)
         if hello.version < VERSIONS[0]:
@@ -147,6 +153,7 @@ class LinkDoor:
                 raise RefusedError("auth", f"{error.field}: {error.limit}") from None
             if (denied := authentication.judge(auth, time())) is not None:
                 raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
+            client = client_id_text(auth.client_id)
         log = self.hub.log
         return {
             "version": min(hello.version, VERSION),
@@ -155,7 +162,8 @@ class LinkDoor:
             "hub": __version__,
             "max_message": MAX_MESSAGE,
             "message_bytes": self._context.settings.limits.message_bytes,
-        }
+            "op": log.head_op,
+        }, client
 
     def _admit(self, tube: Tube) -> bool:
         address = tube.peer.host

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from headrace.errors import HeadraceError, LimitError, RefusedError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.passed import column_texts, number_range, unpack_passed
-from headrace.hub.sequencer import Published, WhenPublished
+from headrace.hub.sequencer import Claim, Opened, Opening, Published, WhenPublished
 from headrace.hub.services.objects import POLICY
 from headrace.log import Log
 from headrace.message import Batch
@@ -46,7 +46,8 @@ class LinkPublishing:
         if request.number is not None and not request.publisher:
             raise RefusedError("malformed", "a number is a publisher's: say whose it is")
         reply = _when_published(connection, request.id, len(body), int)
-        self._publishing.publish(batch, reply, follows=request.follows)
+        claim = Claim(request.epoch, request.client or connection.client, request.retry)
+        self._publishing.publish(batch, reply, follows=request.follows, claim=claim)
 
     def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
         """Publish what a frontend relays, and its mark after that."""
@@ -55,7 +56,10 @@ class LinkPublishing:
         self._publishing.pass_on(request.frontend, request.number, batches, reply)
 
     def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
-        """Answer a publisher's newest number."""
+        """Answer a publisher's newest number; or open its name, and answer its epoch too."""
+        if request.open is not None:
+            self._open(connection, request, request.open)
+            return
 
         def reply(newest: int | HeadraceError | None) -> None:
             if isinstance(newest, HeadraceError):
@@ -64,6 +68,17 @@ class LinkPublishing:
                 connection.answer(request.id, newest=newest)
 
         self._publishing.newest(request.publisher, reply)
+
+    def _open(self, connection: LinkConnection, request: ask.PublisherRequest, holder: str) -> None:
+        def reply(opened: Opened | HeadraceError) -> None:
+            if isinstance(opened, HeadraceError):
+                connection.fail(request.id, opened)
+            else:
+                connection.answer(request.id, epoch=opened.epoch, newest=opened.newest)
+
+        client = request.client or connection.client
+        wanted = Opening(holder, client, request.by or connection.describe())
+        self._publishing.open(request.publisher, wanted, reply)
 
 
 def _when_published(

@@ -37,7 +37,7 @@ from headrace.errors import (
 from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, WhenNewest, WhenPublished
+from headrace.hub.sequencer import Opened, Opening, Published, WhenNewest, WhenOpened, WhenPublished
 from headrace.log import Log
 from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
@@ -122,6 +122,7 @@ class TubeUpstream:
         self._passing.wake = self._send_due
         self._passing.send_commit = self._commit
         self._passing.ask_newest = self._ask_newest
+        self._passing.ask_to_open = self._ask_to_open
         hub.sequencer = self._passing
 
     async def run(self) -> None:
@@ -350,6 +351,22 @@ class TubeUpstream:
 
         self._attempt(work, reply)
 
+    def _ask_to_open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
+        async def work(session: LinkSession) -> Opened:
+            holder, client, by = opening
+            answer = await call(
+                session,
+                lambda n: ask.PublisherRequest(
+                    id=n, publisher=publisher, open=holder, client=client, by=by[: ask.MAX_NAME]
+                ),
+            )
+            epoch = answer.head.get("epoch")
+            if type(epoch) is not int:
+                raise UnexpectedError("link", "epoch", epoch, "the epoch of the name that was opened")
+            return Opened(epoch, answer.head.get("newest"))
+
+        self._attempt(work, reply)
+
     def _attempt(self, work: Any, reply: Any) -> None:
         """Try work that may be repeated on one tube after the other; pass its outcome to ``reply``."""
 
@@ -392,6 +409,7 @@ def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.Publ
         number=request.number,
         follows=request.follows,
         origin=request.rows[0].origin,
+        **request.claim._asdict(),
     )
 
 

@@ -128,12 +128,19 @@ class CancelRequest(_Request, frozen=True, kw_only=True):
 
 
 class PublishRequest(_Request, frozen=True, kw_only=True):
-    """Append rows, once."""
+    """Append rows, once.
+
+    ``retry``, of a resend, is an operation before which it was never sent. A hub that relays it says whose it is:
+    ``client``.
+    """
 
     publisher: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     number: Number | None = None
     follows: bool = False
     origin: Name = "tube"
+    epoch: Op | None = None
+    retry: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] | None = None
+    client: Annotated[str, Meta(max_length=MAX_NAME)] = ""
 
 
 class PassRequest(_Request, frozen=True, kw_only=True):
@@ -145,9 +152,15 @@ class PassRequest(_Request, frozen=True, kw_only=True):
 
 
 class PublisherRequest(_Request, frozen=True, kw_only=True):
-    """Ask for a publisher's newest number."""
+    """Ask for a publisher's newest number; with ``open``, open its name as the holder of this word.
+
+    A hub that relays an opening says whose it is: ``client``, and ``by`` for people.
+    """
 
     publisher: Name
+    open: Name | None = None
+    client: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    by: Annotated[str, Meta(max_length=MAX_NAME)] = ""
 
 
 class StageRequest(_Request, frozen=True, kw_only=True):
