@@ -17,13 +17,15 @@ from tests.tube.serving import until
 from tests.tube.stranger import BINARY, PING, PONG, frame, request
 from tests.wire.golden import cut
 
-from headrace.errors import ClosedError, HeadraceError, UnreachableError, UsageError
+from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, UsageError
 from headrace.tube import Received, Tube, TubeOptions
 from headrace.tube.incoming import MAX_OWED
 from headrace.tube.receiver import MESSAGE_COST
+from headrace.tube.session import MAX_TRIFLES
 from headrace.tube.transport import READ_BYTES, SMALLEST_READ
 from headrace.wire.tube.connection import Transport
 from headrace.wire.tube.frames import DEFLATE, RAW, Ping, serialize, stream_pieces
+from headrace.wire.tube.reassembly import CRUMB
 
 OPENING = bytes.fromhex("808020")
 MESSAGES = [b"", b"a", b"hello" * 20, os.urandom(300), b"tube " * 200]
@@ -67,7 +69,7 @@ def gone(transport: FakeTransport) -> None:
     transport.abort()
 
 
-@given(st.lists(st.integers(0, 4000), max_size=30), st.integers(1, 300))
+@given(st.lists(st.integers(0, 4000), max_size=30), st.integers(CRUMB, 300))
 def test_any_chunking_gives_the_same_messages(places: list[int], fragment_size: int) -> None:
     async def session() -> None:
         tube, transport = server_side()
@@ -208,10 +210,15 @@ async def test_websocket_pings_whose_pongs_nobody_takes() -> None:
 async def test_a_flood_of_pings_in_one_read_is_answered_in_turns() -> None:
     tube, transport = server_side()
     transport.feed(OPENING)
-    transport.feed(b"\x80" * 100_000)
+    transport.feed(b"\x80" * MAX_TRIFLES)
     assert len(transport.taken) < 3 * MAX_OWED
-    await until(lambda: len(transport.taken) >= len(OPENING) + 100_000)
+    await until(lambda: len(transport.taken) >= len(OPENING) + MAX_TRIFLES)
     assert set(transport.taken[3:]) == {0x88}
+    await until(lambda: transport.reading)
+    # An honest peer asks once in many seconds.
+    transport.feed(b"\x80" * MAX_TRIFLES)
+    await until(lambda: tube.closed)
+    assert isinstance(tube.error, LimitError)
     gone(transport)
     await tube.wait_closed()
 

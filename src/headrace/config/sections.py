@@ -351,6 +351,12 @@ class Limits:
         1 << 20,
         "Bytes that wait in memory for one connection; past it, the connection is fed from the log.",
     )
+    unfinished_bytes: int = setting(
+        size(16 << 20),
+        64 << 20,
+        "Bytes of messages of all peers that have come in part. Past it, peers that are silent in the middle of one"
+        " are cut off; past four times as much, others too.",
+    )
     handshake_seconds: float = setting(
         seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."
     )

@@ -185,6 +185,10 @@ class Tube:
 
     # Ending
 
+    def trust(self) -> None:
+        """Accept messages up to ``options.max_message`` from now on: the client has shown who it is."""
+        self._session.trust()
+
     async def close(self) -> None:
         """Close once everything sent has gone out, and wait for that; may be called again.
 

@@ -27,6 +27,9 @@ class TubeOptions:
     max_message: int = MAX_MESSAGE
     """The longest message we accept, as it travels; also the longest we send, unless ``max_sent`` is given."""
 
+    max_stranger: int | None = None
+    """The longest message we accept of a client that is not trusted yet (:meth:`Tube.trust`); all are, without it."""
+
     max_sent: int | None = None
     """The longest message we send."""
 
@@ -59,7 +62,7 @@ class TubeOptions:
 
     def __post_init__(self) -> None:
         _ = self.limits  # checks its own three
-        for name in ("receive_buffer", "write_buffer", "max_sent"):
+        for name in ("receive_buffer", "write_buffer", "max_sent", "max_stranger"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise UsageError(f"{name} is {size}: expected 1 or more bytes")
@@ -77,6 +80,14 @@ class TubeOptions:
     def limits(self) -> TubeLimits:
         """The limits that the codec keeps."""
         return TubeLimits(self.fragment_size, self.max_message, self.max_inflated)
+
+    @property
+    def stranger_limits(self) -> TubeLimits:
+        """The limits that the codec keeps until a client is trusted."""
+        if self.max_stranger is None:
+            return self.limits
+        shortest = min(self.max_stranger, self.max_message)
+        return TubeLimits(self.fragment_size, shortest, min(self.max_stranger, self.max_inflated))
 
 
 DEFAULT_OPTIONS = TubeOptions()

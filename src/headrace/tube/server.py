@@ -18,6 +18,7 @@ from headrace.tube.endpoint import Tube
 from headrace.tube.options import DEFAULT_OPTIONS, TubeOptions
 from headrace.tube.session import TubeSession
 from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport, address_of
+from headrace.tube.unfinished import UnfinishedBytes
 from headrace.tube.websocket import Origins, WebSocketTransport
 from headrace.wire.tube.connection import Side, Transport
 
@@ -40,12 +41,14 @@ def serve(
     options: TubeOptions = DEFAULT_OPTIONS,
     admit: Admit | None = None,
     origins: Origins | None = None,
+    unfinished: UnfinishedBytes | None = None,
 ) -> Opening[TubeServer]:
     """Listen for tubes, on ``host`` and ``port`` (0 takes a free one) or on a socket that is bound already.
 
     ``admit`` is called for each connection before anything is read; ``False`` ends it there. On WebSocket, ``origins``
     lists the origins of web pages that may connect, or patterns for them (``None`` allows clients that send none, which
-    all but browsers do); without it, all may.
+    all but browsers do); without it, all may. ``unfinished`` bounds the memory for messages that are not whole, of all
+    tubes of all servers that share it.
 
     Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
 
@@ -63,7 +66,7 @@ def serve(
         kind = Transport(transport)
     except ValueError:
         raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'") from None
-    server = TubeServer(handler, kind, options, admit, origins)
+    server = TubeServer(handler, kind, options, admit, origins, unfinished)
     if port is None:
         port = TCP_PORT if server.transport is Transport.TCP else WEBSOCKET_PORT
     return Opening(partial(server.listen, host, port, sock))
@@ -89,12 +92,14 @@ class TubeServer:
         options: TubeOptions,
         admit: Admit | None,
         origins: Origins | None,
+        unfinished: UnfinishedBytes | None = None,
     ) -> None:
         self.transport = transport
         self.options = options
         self._handler = handler
         self._admit = admit
         self._origins = origins
+        self._unfinished = unfinished
         self._buffer = ReadBuffer()
         self._sessions: dict[TubeSession, Tube] = {}
         """All connections, including those not open yet."""
@@ -168,7 +173,7 @@ class TubeServer:
         return self
 
     def _protocol(self) -> TubeTransport:
-        session = TubeSession(Side.SERVER, self.transport, self.options)
+        session = TubeSession(Side.SERVER, self.transport, self.options, self._unfinished)
         tube = Tube(session)
         session.admit = partial(self._admits, session, tube)
         session.on_open = partial(self._open, session, tube)

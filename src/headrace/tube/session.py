@@ -14,6 +14,8 @@ Invariants
     - Every wait for the peer has a deadline.
     - Memory for what goes to the peer (:mod:`~headrace.tube.outgoing`) and comes from it
       (:mod:`~headrace.tube.incoming`) is bounded; the rest waits on the other side of the network.
+    - A client is a stranger until the owner trusts it: its messages may be only so long.
+    - What carries no message (Pings, answers without a question) may come :data:`TRIFLES_A_SECOND` times a second.
 """
 
 from __future__ import annotations
@@ -33,12 +35,20 @@ from headrace.tube.message_parts import Parts
 from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.tube.outgoing import Outgoing
 from headrace.tube.receiver import Receiver
+from headrace.tube.unfinished import UnfinishedBytes
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.connection import CompressionRefused, Ignored, Opened, Side, Transport, TubeEvent
 from headrace.wire.tube.frames import Discarded, Message, Ping
 
 if TYPE_CHECKING:
     from headrace.tube.transport import TubeTransport
+
+
+MAX_TRIFLES = 4096
+"""Control codes and the like that may come at once."""
+
+TRIFLES_A_SECOND = 256
+"""The same in the long run. An honest peer sends one in many seconds; each costs a step, however short it is."""
 
 
 class Phase(Enum):
@@ -53,7 +63,13 @@ class Phase(Enum):
 class TubeSession:
     """One end of one tube."""
 
-    def __init__(self, side: Side, transport: Transport, options: TubeOptions) -> None:
+    def __init__(
+        self,
+        side: Side,
+        transport: Transport,
+        options: TubeOptions,
+        unfinished: UnfinishedBytes | None = None,
+    ) -> None:
         self.options = options
         self.side = side
         self.transport = transport
@@ -68,9 +84,15 @@ class TubeSession:
         """Asked once, when the connection is connected."""
         self.on_open: Callable[[], None] = lambda: None
         self.on_gone: list[Callable[[], None]] = []
-        self._codec = TubeCodec(side, transport, options.limits, compress=options.compress is not False)
+        limits = options.stranger_limits if side is Side.SERVER else options.limits
+        self._codec = TubeCodec(side, transport, limits, compress=options.compress is not False)
+        self._unfinished = unfinished
+        self._held = 0
+        """Bytes of an unfinished message, as reported."""
+        self._trifles = float(MAX_TRIFLES)
+        """Control codes that may come now."""
         self._loop = asyncio.get_running_loop()
-        self._heard_at = self._loop.time()
+        self._heard_at = self._trifle_at = self._loop.time()
         self._liveness = Liveness(options, self._heard_at)
         self._timer: asyncio.TimerHandle | None = None
         self._connection: TubeTransport
@@ -119,6 +141,15 @@ class TubeSession:
     def unsent(self) -> int:
         """Bytes of ours that the network has not taken, at most."""
         return self._outgoing.waiting_bytes + self._connection.unsent
+
+    @property
+    def origin(self) -> str:
+        """The host that the peer is at."""
+        return self._peer.host
+
+    def trust(self) -> None:
+        """Accept messages of full length: the peer has shown who it is."""
+        self._codec.keep_limits(self.options.limits)
 
     def write(self, parts: Parts) -> None:
         """Send a message, which waits in memory if there is no room."""
@@ -243,7 +274,38 @@ class TubeSession:
 
     def owe(self) -> None:
         """Note that the peer is to get an answer."""
-        self._incoming.owe()
+        if self.count_trifle():
+            self._incoming.owe()
+
+    def count_trifle(self) -> bool:
+        """Note that the peer sent something that carries no message; return whether it may go on."""
+        self._trifles -= 1
+        if self._trifles < 0:
+            earned = (self._heard_at - self._trifle_at) * TRIFLES_A_SECOND
+            self._trifles = min(MAX_TRIFLES, self._trifles + earned)
+            self._trifle_at = self._heard_at
+            if self._trifles < 0:
+                self.refuse(LimitError("tube", "control codes", f"over {MAX_TRIFLES}", MAX_TRIFLES))
+                return False
+        return True
+
+    def hold_unfinished(self) -> None:
+        """Report how much memory an unfinished message takes now."""
+        if self._unfinished is not None and not self.ended:
+            held = self._codec.held + self._connection.unfinished
+            if held != self._held:
+                self._hold(self._unfinished, held)
+
+    def _hold(self, unfinished: UnfinishedBytes, size: int) -> None:
+        self._held = size
+        unfinished.hold(self, size)
+
+    def give_up(self, held: int, bound: int) -> None:
+        """Cut off the peer: the unfinished messages of all take too much memory."""
+        self._held = 0
+        self._codec.forget()
+        self.refuse(LimitError("tube", "bytes of unfinished messages of all peers", held, bound))
+        self._connection.abort()
 
     @property
     def taking(self) -> bool:
@@ -285,6 +347,7 @@ class TubeSession:
         elif error is not None and not self._finished:
             self.error = self.error or reason
         self.phase = Phase.GONE
+        self._codec.forget()
         if self._timer is not None:
             self._timer.cancel()
         self._outgoing.stop()
@@ -311,16 +374,17 @@ class TubeSession:
                 self._liveness.whole(self._heard_at)
                 self.receiver.on_message(data)
             case Ping():
-                self._incoming.owe()
+                self.owe()
             case Discarded():
                 self.counts.discarded += 1
-                self._incoming.owe()
+                self.owe()
             case Opened():
                 self._open()
             case CompressionRefused():
                 self.counts.refused += 1
             case Ignored():
                 self.counts.ignored += 1
+                self.count_trifle()
 
     def _open(self) -> None:
         self.phase = Phase.OPEN
@@ -335,6 +399,7 @@ class TubeSession:
 
     def _begin_closing(self, error: HeadraceError | None) -> None:
         self.phase = Phase.CLOSING
+        self._codec.forget()
         if self._closed_here and not self._verdict_due:
             self._incoming.drop()
         self._end(error)
@@ -343,6 +408,8 @@ class TubeSession:
     def _end(self, error: HeadraceError | None) -> None:
         self.error = self.error or error
         if not self.ended:
+            if self._unfinished is not None and self._held:
+                self._hold(self._unfinished, 0)
             self.ended = True
             self._wake()
             self.receiver.on_end(error)

@@ -28,7 +28,8 @@ from headrace.wire.receive_buffer import Buffer
 READ_BYTES = 256 << 10
 """The most that one read brings: a whole fragment of the size we ask for."""
 
-SMALLEST_READ = 16 << 10
+SMALLEST_READ = 4 << 10
+"""As much as dust may come before its sender is known for it."""
 
 _TOO_LONG = 0.005
 """Seconds that processing one read may take."""
@@ -82,9 +83,9 @@ class TubeTransport(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size()
 
     @property
-    def unfinished(self) -> bool:
-        """Whether the transport itself has only a part of something."""
-        return False
+    def unfinished(self) -> int:
+        """Bytes of something that the transport itself has only a part of."""
+        return 0
 
     @abstractmethod
     def write(self, pieces: Sequence[Buffer]) -> None:
@@ -137,6 +138,7 @@ class TubeTransport(asyncio.BufferedProtocol):
         began = self._session.hear()
         if not self._take(self._buffer.view[:received]):
             self._buffer.keep()
+        self._session.hold_unfinished()
         if self._loop.time() - began > _TOO_LONG:
             self._read_size = max(SMALLEST_READ, self._read_size // 4)
         elif received == self._read_size:

@@ -37,6 +37,7 @@ from headrace.errors import (
 from headrace.tube.session import TubeSession
 from headrace.tube.transport import ReadBuffer, TubeTransport
 from headrace.wire.receive_buffer import Buffer
+from headrace.wire.tube.reassembly import CRUMB
 
 Origins = Sequence[str | re.Pattern[str] | None]
 """Origins of web pages that may connect, or patterns for them; ``None`` stands for clients that send none."""
@@ -80,9 +81,9 @@ class WebSocketTransport(TubeTransport):
     # Called by the session
 
     @property
-    def unfinished(self) -> bool:
-        """Whether a frame, or a message in several frames, is under way."""
-        return bool(self._payload or self._protocol.reader.buffer)
+    def unfinished(self) -> int:
+        """Bytes of a frame, or of a message in several frames, that is under way."""
+        return len(self._payload) + len(self._protocol.reader.buffer)
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Send each piece as one binary message."""
@@ -157,6 +158,8 @@ class WebSocketTransport(TubeTransport):
             case Frame(opcode=Opcode.BINARY, data=data, fin=True):
                 self._session.receive(data)
             case Frame(opcode=Opcode.BINARY | Opcode.CONT, data=data, fin=fin):
+                if len(data) < CRUMB and not self._session.count_trifle():
+                    return
                 self._payload += data
                 if fin:
                     payload, self._payload = self._payload, bytearray()
@@ -167,6 +170,8 @@ class WebSocketTransport(TubeTransport):
                 )
             case Frame(opcode=Opcode.PING):
                 self._session.owe()
+            case Frame(opcode=Opcode.PONG):
+                self._session.count_trifle()
             case Frame(opcode=Opcode.CLOSE):
                 self._reported = True
                 self._session.end(self._goodbye(), sending=False)

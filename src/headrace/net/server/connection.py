@@ -29,6 +29,9 @@ RECEIVE_BYTES: Final = 128 << 10
 MAX_FRAMES: Final = 256
 """Frames taken from one connection in a row by default; a run of publishes is one frame."""
 
+SMALL_REST: Final = 4 << 10
+"""Bytes of an unfinished frame that are not counted: nearly every read ends with some."""
+
 BACKLOG: Final = 1024
 
 LONGEST_KEEPALIVE: Final = 32767
@@ -189,6 +192,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._frame_at = -1
         """Where in the stream the unfinished frame begins, and since when it has been unfinished."""
         self._frame_since = 0.0
+        self._held = 0
+        """Bytes of a long unfinished frame, as reported."""
 
     # For subclasses to override.
 
@@ -307,7 +312,13 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             return
         self.done_taking()
         self._crowded = not left
-        if self._crowded or self.must_wait():
+        waits = self._crowded or self.must_wait()
+        # What waits for the hub is no fault of the peer.
+        held = 0 if waits else self._decoder.unfinished
+        if held > SMALL_REST or self._held:
+            self._held = held if held > SMALL_REST else 0
+            self.door.context.unfinished.hold(self, self._held)
+        if waits:
             self.pause_reading()
         self.resume_reading()
 
@@ -438,8 +449,21 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._release()
         self._transport.abort()
 
+    @property
+    def origin(self) -> str:
+        """The address that the peer comes from."""
+        return self.endpoint[0]
+
+    def give_up(self, held: int, bound: int) -> None:
+        """Cut off the peer: the unfinished messages of all take too much memory."""
+        self._held = 0
+        self.refuse("unfinished", f"all peers' unfinished messages take {held} bytes, over {bound}")
+
     def _release(self) -> None:
         """Take nothing more from the connection, and clean up."""
+        if self._held:
+            self._held = 0
+            self.door.context.unfinished.hold(self, 0)
         if self.admitted:
             self.admitted = False
             self.closed()

@@ -14,6 +14,7 @@ from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
 from headrace.hub.state_parts import StateParts
 from headrace.net.server.admission import Admission
+from headrace.tube.unfinished import UnfinishedBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class DoorContext:
     parts: StateParts
     intake: PublishIntake
     authentication: Authentication
+    unfinished: UnfinishedBytes
+    """Memory for messages that are not whole, of all doors."""
 
 
 class Door(Protocol):

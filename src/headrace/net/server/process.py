@@ -40,6 +40,7 @@ from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.status_report import facts_of
 from headrace.net.server.steady_clock import SteadyClock
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
+from headrace.tube.unfinished import UnfinishedBytes
 from headrace.wire.fyrehose import kernels
 
 logger = logging.getLogger("headrace")
@@ -328,7 +329,7 @@ class Server:
             self.hub.submit(obey(policy))
 
     async def _open_doors(self) -> None:
-        auth, cluster = self.settings.auth, self._cluster
+        auth, limits, cluster = self.settings.auth, self.settings.limits, self._cluster
         authentication = Authentication(auth.clients, required=auth.required, allow_sha1=auth.sha1)
         context = DoorContext(
             self.hub,
@@ -338,6 +339,7 @@ class Server:
             self.parts,
             self._intake,
             authentication,
+            UnfinishedBytes(max(limits.unfinished_bytes, limits.message_bytes)),
         )
         opener = DoorOpener(context, self.binder, self._add)
         await opener.backbone()

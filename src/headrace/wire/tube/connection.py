@@ -176,6 +176,19 @@ class TubeConnection:
         """Bytes of an incomplete message; not 0 when the connection ends means that it was cut."""
         return self._decoder.unfinished
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the message under way takes."""
+        return self._decoder.held
+
+    def keep_limits(self, limits: TubeLimits) -> None:
+        """Keep other limits from the next message on; the fragment size, which the peer was told, stays."""
+        self.limits = self._decoder.limits = limits
+
+    def forget(self) -> None:
+        """Free the message under way: the connection is over."""
+        self._decoder.forget()
+
     def receive(self, data: Buffer) -> Iterator[TubeEvent]:
         """Take bytes (TCP, in any chunks) or one binary message (WebSocket) and yield what they complete.
 

@@ -11,6 +11,8 @@ Invariants
     - The message under way grows by bytes that arrived, never by bytes that were announced.
     - A fragment counts toward ``max_message`` as at least one byte, from the moment the header announces it:
       a huge count is refused at the header and costs nothing, a message in one-byte fragments is fine.
+    - Short fragments (:data:`CRUMB`) beyond the one that each message may have are counted, and long ones make up for
+      them: a peer that sends nothing but dust, each grain of which costs a step, is refused.
     - Inflation stops at ``max_inflated``, one message at a time, when the caller asks for the next frame.
 """
 
@@ -45,6 +47,13 @@ DEFAULT_FRAGMENT_SIZE = 1 << 18
 
 MAX_MESSAGE = 1 << 23
 """Nothing else, not even a Ping, gets through while a message is under way: so messages stay short."""
+
+
+CRUMB = 64
+"""A fragment shorter than this costs more to take than its bytes are worth."""
+
+MAX_CRUMBS = 1024
+"""Short fragments that a peer may send, beyond those that whole messages and long fragments make up for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +137,23 @@ class Reassembly(Decoder[Frame]):
         """Fragments of the message under way that are not complete."""
         self._spare = 0
         """Bytes that the message under way may have beyond one in each fragment."""
+        self._crumbs = MAX_CRUMBS
+        """Short fragments that may still come."""
+        self._crumb = min(CRUMB, limits.fragment_size)
 
     @property
     def unfinished(self) -> int:
         """Bytes of an incomplete frame; not 0 at a stream's end means that it was cut."""
         return self._received - self._boundary
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the message under way takes."""
+        return len(self._message)
+
+    def forget(self) -> None:
+        """Free the message under way: the connection is over."""
+        self._message = bytearray()
 
     def _open(self, size: int, offset: int) -> Frame:
         if size < 1:
@@ -168,10 +189,18 @@ class Reassembly(Decoder[Frame]):
             if self._spare < 0:
                 total = self.limits.max_message - self._spare
                 raise LimitError("tube", "message length", total, self.limits.max_message, offset=offset)
+        if length < self._crumb:
+            self._crumbs -= 1
+            if self._crumbs < 0:
+                raise LimitError("tube", "short fragments", MAX_CRUMBS + 1, MAX_CRUMBS, offset=offset)
+        elif self._crumbs < MAX_CRUMBS:
+            self._crumbs += 1
         self._length += length
 
     def _end_message(self) -> Frame:
         self.machine.step(Arrival.LAST_FRAGMENT)
+        if self._crumbs < MAX_CRUMBS:
+            self._crumbs += 1
         return self._whole()
 
     def _whole(self) -> Frame:
