@@ -1,9 +1,16 @@
-"""The ``http`` door: the dashboard, its JSON API, metrics, health checks, and tokens for old SDK clients."""
+"""The ``http`` door: the dashboard, its JSON API, metrics, health checks, and tokens for old SDK clients.
+
+Health checks answer, whatever else is full. A connection on which no request is under way gives way to a newer one
+when there is no room, those first whose address has the most; and the requests under way, such as the dashboard's
+streams, may take all connections but :data:`SPARE`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from dataclasses import dataclass
 from typing import Final, cast
 
 from aiohttp import web
@@ -11,11 +18,13 @@ from aiohttp import web
 from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
-from headrace.web.access import AccessCheck, Handler
+from headrace.web.access import OPEN, AccessCheck, Handler, refusal
 from headrace.web.api import Api, as_json
 
 MAX_CONNECTIONS: Final = 128
 """Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
+SPARE: Final = 16
+"""Connections that are left to health checks, however many requests are under way."""
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
 
@@ -36,17 +45,19 @@ class HttpDoor:
 
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
-    deadlines = _FirstRequestDeadlines(server)
-    admission = Admission(per_address=MAX_CONNECTIONS, total=MAX_CONNECTIONS, setting="http")
+    # One address cannot take all of it.
+    most = max(MAX_CONNECTIONS * 3 // 4, 1)
+    admission = Admission(per_address=most, total=MAX_CONNECTIONS, setting="http")
+    connections = _Connections(server, admission)
     runner = web.AppRunner(
-        application(server, deadlines),
+        application(server, connections),
         access_log=None,
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=KEEPALIVE_SECONDS,
     )
     await runner.setup()
     listening = await asyncio.get_running_loop().create_server(
-        lambda: _ConnectionLimit(server, runner, deadlines, admission), sock=sock, backlog=128
+        lambda: _ConnectionLimit(runner, connections), sock=sock, backlog=128
     )
     return HttpDoor(runner, listening, admission)
 
@@ -54,15 +65,10 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
 class _ConnectionLimit(asyncio.Protocol):
     """Admits a connection as every other door does, and passes its events on to the http protocol."""
 
-    def __init__(
-        self, server: Server, runner: web.AppRunner, deadlines: _FirstRequestDeadlines, admission: Admission
-    ) -> None:
-        self._server = server
+    def __init__(self, runner: web.AppRunner, connections: _Connections) -> None:
         self._runner = runner
-        self._admission = admission
-        self._deadlines = deadlines
+        self._connections = connections
         self._handler: asyncio.Protocol | None = None
-        self._address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)
@@ -70,19 +76,16 @@ class _ConnectionLimit(asyncio.Protocol):
         if serving is None or peer is None:
             stream.abort()
             return
-        refusal = self._admission.admit(peer[0])
-        if refusal is not None:
-            self._server.hub.counters.refuse("http", "connections", str(peer), refusal)
+        if not self._connections.admit(peer):
             stream.abort()
             return
-        self._address = peer[0]
         self._handler = handler = serving()
         handler.connection_made(stream)
-        self._deadlines.set(handler, stream)
+        self._connections.add(handler, stream, peer)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._handler is not None:
-            self._admission.release(self._address)
+            self._connections.remove(self._handler)
             self._handler.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
@@ -101,35 +104,100 @@ class _ConnectionLimit(asyncio.Protocol):
             self._handler.resume_writing()
 
 
-class _FirstRequestDeadlines:
-    """Deadlines for the first request of each connection; aiohttp has them only for later ones."""
+@dataclass(slots=True)
+class _Open:
+    """An open connection."""
 
-    def __init__(self, server: Server) -> None:
+    transport: asyncio.Transport
+    peer: tuple[str, int]
+    deadline: asyncio.TimerHandle | None
+    """For the first request; aiohttp has deadlines only for later ones."""
+    under_way: int = 0
+    """Requests that are being answered."""
+
+
+class _Connections:
+    """The open connections, and which of them gives way to a newer one."""
+
+    def __init__(self, server: Server, admission: Admission) -> None:
         self._server = server
-        self._timers: dict[object, asyncio.TimerHandle] = {}
+        self._admission = admission
+        self._open: dict[object, _Open] = {}
+        """By aiohttp's protocol; those that have been idle the longest come first."""
+        self._under_way = 0
 
-    def set(self, handler: object, transport: asyncio.Transport) -> None:
+    def admit(self, peer: tuple[str, int]) -> bool:
+        """Count a new connection, if need be in the place of an idle one."""
+        full = self._admission.admit(peer[0])
+        if full is not None and self._make_room(peer[0]):
+            full = self._admission.admit(peer[0])
+        if full is not None:
+            self._server.hub.counters.refuse("http", "connections", str(peer), full)
+        return full is None
+
+    def add(self, handler: object, transport: asyncio.Transport, peer: tuple[str, int]) -> None:
+        """Take an admitted connection, and wait for its first request."""
         seconds = self._server.settings.limits.handshake_seconds
-        loop = asyncio.get_running_loop()
-        self._timers[handler] = loop.call_later(seconds, self._expired, handler, transport)
+        deadline = asyncio.get_running_loop().call_later(seconds, self._expired, handler)
+        self._open[handler] = _Open(transport, peer, deadline)
+
+    def remove(self, handler: object) -> None:
+        """Forget a connection."""
+        if (connection := self._open.pop(handler, None)) is not None:
+            self._admission.release(connection.peer[0])
+            if connection.deadline is not None:
+                connection.deadline.cancel()
 
     @web.middleware
-    async def met(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """End the deadline: a request has come whole."""
-        if (timer := self._timers.pop(request.protocol, None)) is not None:
-            timer.cancel()
-        return await handler(request)
+    async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note that a request is under way; refuse it if too many are."""
+        connection = self._open.get(request.protocol)
+        if connection is None:
+            return await handler(request)
+        if connection.deadline is not None:
+            connection.deadline.cancel()
+            connection.deadline = None
+        if self._under_way >= max(MAX_CONNECTIONS - SPARE, 1) and request.path not in OPEN:
+            detail = f"{self._under_way} requests are under way"
+            self._server.hub.counters.refuse("http", "busy", str(connection.peer), detail)
+            raise refusal(web.HTTPServiceUnavailable, f"{detail}: ask again later")
+        connection.under_way += 1
+        self._under_way += 1
+        try:
+            return await handler(request)
+        finally:
+            connection.under_way -= 1
+            self._under_way -= 1
+            if self._open.pop(request.protocol, None) is not None:
+                self._open[request.protocol] = connection
 
-    def _expired(self, handler: object, transport: asyncio.Transport) -> None:
-        del self._timers[handler]
-        if not transport.is_closing():
-            peer = transport.get_extra_info("peername")
+    def _make_room(self, address: str) -> bool:
+        """Close an idle connection: one of this address if that has too many, else of the one that has the most."""
+        idle = [(handler, each) for handler, each in self._open.items() if not each.under_way]
+        crowded = self._admission.is_crowded(address)
+        if crowded:
+            idle = [(handler, each) for handler, each in idle if each.peer[0] == address]
+        if not idle:
+            return False
+        count = Counter(each.peer[0] for each in self._open.values())
+        handler, chosen = max(idle, key=lambda pair: count[pair[1].peer[0]])
+        self._refuse(handler, chosen, "connections", "no request is under way, and another connection came")
+        return True
+
+    def _expired(self, handler: object) -> None:
+        connection = self._open[handler]
+        connection.deadline = None
+        if not connection.transport.is_closing():
             seconds = self._server.settings.limits.handshake_seconds
-            self._server.hub.counters.refuse("http", "stalled", str(peer), f"no request in {seconds:g} s")
-            transport.abort()
+            self._refuse(handler, connection, "stalled", f"no request in {seconds:g} s")
+
+    def _refuse(self, handler: object, connection: _Open, reason: str, detail: str) -> None:
+        self._server.hub.counters.refuse("http", reason, str(connection.peer), detail)
+        self.remove(handler)
+        connection.transport.abort()
 
 
-def application(server: Server, deadlines: _FirstRequestDeadlines) -> web.Application:
+def application(server: Server, connections: _Connections) -> web.Application:
     """Make the application of one hub."""
 
     async def show_metrics(_: web.Request) -> web.Response:
@@ -151,7 +219,7 @@ def application(server: Server, deadlines: _FirstRequestDeadlines) -> web.Applic
     api = Api(server)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),
-        middlewares=[deadlines.met, AccessCheck(server).check],
+        middlewares=[connections.count, AccessCheck(server).check],
     )
     app.add_routes(
         [

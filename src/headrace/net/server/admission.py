@@ -57,6 +57,10 @@ class Admission:
         self._open[address] += 1
         return None
 
+    def is_crowded(self, address: str) -> bool:
+        """Whether ``address`` has as many connections as one may have."""
+        return self._open[address] >= self._per_address
+
     def release(self, address: str) -> None:
         """Release a connection that :meth:`admit` took."""
         self._open[address] -= 1
