@@ -221,3 +221,27 @@ async def test_a_failed_sync_is_not_ready(
         assert answer.status == 503
         assert (await answer.json())["reason"] == "the disk is gone"
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+        b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /api/publish HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::zz\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost:99999\r\n\r\n",
+    ],
+)
+async def test_a_flood_of_malformed_requests_writes_little(
+    server: Server, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    for _ in range(100):
+        reader, writer = await asyncio.open_connection(*server.doors["http"].split(":"))
+        writer.write(sent)
+        async with asyncio.timeout(20):
+            assert b" 400 " in await reader.readline()
+        writer.close()
+    assert len(caplog.text) < 20_000
+    assert "Traceback" not in caplog.text

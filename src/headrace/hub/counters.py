@@ -55,6 +55,11 @@ class Counters:
         if _is_shown(counter.value):
             logger.warning("%s: refused %s (%s, %d so far): %s", door, peer, reason, counter.value, detail)
 
+    def failed(self, name: str) -> bool:
+        """Count a failure that a peer may cause at will; return whether to log it."""
+        self.add(name)
+        return self._is_logged(name, at_will=True)
+
     def report(
         self, name: str, first: int, last: int, detail: str, *, at_will: bool = False, **labels: str
     ) -> None:

@@ -54,7 +54,11 @@ class AccessCheck:
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through, or refuse it with the reason."""
-        if not self._called_by_its_name(request):
+        try:
+            named = self._called_by_its_name(request)
+        except ValueError as error:
+            raise refusal(web.HTTPBadRequest, f"the header Host is no address: {error}") from None
+        if not named:
             raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
         if request.method not in _SAFE and OURS not in request.headers:
             raise refusal(web.HTTPForbidden, f"send the header {OURS}: 1 with requests that change something")

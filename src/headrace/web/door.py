@@ -8,12 +8,14 @@ streams, may take all connections but :data:`SPARE`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
 from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
@@ -27,6 +29,12 @@ SPARE: Final = 16
 """Connections that are left to health checks, however many requests are under way."""
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
+
+_MISTAKES: Final = (HttpProcessingError, PayloadEncodingError, ConnectionError)
+"""Errors that are the peer's."""
+_TOLD: Final = 200
+
+logger = logging.getLogger("headrace")
 
 
 class HttpDoor:
@@ -52,6 +60,7 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
     runner = web.AppRunner(
         application(server, connections),
         access_log=None,
+        logger=_ErrorLog(server),
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=KEEPALIVE_SECONDS,
     )
@@ -60,6 +69,24 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
         lambda: _ConnectionLimit(runner, connections), sock=sock, backlog=128
     )
     return HttpDoor(runner, listening, admission)
+
+
+class _ErrorLog(logging.Logger):
+    """What aiohttp logs of requests that failed: a peer's mistake is a refusal, and only ours has a traceback."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(logger.name)
+        self.parent = logger
+        self._counters = server.hub.counters
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        """Log an error of a request, sparingly."""
+        if isinstance(exc_info, _MISTAKES):
+            # The error quotes what came, which may be long.
+            told = " ".join(str(exc_info).split())[:_TOLD]
+            self._counters.refuse("http", "malformed", str(args[0] if args else "somebody"), told)
+        elif self._counters.failed("background_failures"):
+            super().exception(msg, *args, exc_info=exc_info, **more)
 
 
 class _ConnectionLimit(asyncio.Protocol):
