@@ -339,7 +339,7 @@ class Limits:
 
     # Many clients behind one address translator are legitimate, and so is a benchmark on this machine.
     connections_per_address: int = setting(
-        count(1), 1024, "The most connections and UDP subscribers of one address."
+        count(1), 1024, "The most connections of one address at one door, and UDP subscribers of one address."
     )
     connections: int = setting(count(1), 10_000, "The most connections and UDP subscribers in all.")
     message_bytes: int = setting(

@@ -15,6 +15,28 @@ def test_so_many_of_one_address() -> None:
     assert len(connections) == 3
 
 
+def test_each_door_has_its_own_slots() -> None:
+    connections = Admission(per_address=2, total=10)
+    for door in ("spp", "sdk"):
+        assert [connections.admit("a", door), connections.admit("a", door)] == [None, None]
+    refusal = connections.admit("a", "spp")
+    assert refusal == "2 connections from a are open at spp (limits.connections_per_address)"
+    connections.release("a", "spp")
+    assert connections.admit("a", "spp") is None
+
+
+def test_an_address_gets_half_of_all() -> None:
+    connections = Admission(per_address=2, total=10)
+    taken = [connections.admit("a", str(number)) for number in range(10)]
+    assert taken[:5] == [None] * 5
+    assert taken[5] == "5 connections from a are open: half of limits.connections"
+    assert connections.admit("b") is None
+    for number in range(5):
+        connections.release("a", str(number))
+    connections.release("b")
+    assert not connections._of_address
+
+
 def test_so_many_in_all() -> None:
     connections = Admission(per_address=2, total=3)
     for address in "abc":

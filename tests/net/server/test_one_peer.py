@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from time import perf_counter
 
 import pytest
+from tests.net.conftest import Dial, Start
 from tests.net.linkpeer import LinkPeer, link_peer, rows
+from tests.net.raw import until
 
 from headrace.hub.filters import MAX_SEARCHED, MAX_WILDCARDS
 from headrace.net.server.process import Server
@@ -75,3 +77,15 @@ async def test_the_costliest_pattern_holds_nobody_up(
             assert (await peer.ask(body, op="publish", id=1))["ok"]
     print(f"longest turn: {watch.longest * 1000:.1f} ms")
     assert watch.longest < HELD_UP_SECONDS
+
+
+async def test_idle_connections_at_one_door_leave_the_others_open(
+    start: Start, dial: Dial, stack: AsyncExitStack
+) -> None:
+    server = await start("limits.connections_per_address=20")
+    for _ in range(22):
+        await dial(server)
+    await until(lambda: server.hub.counters.get("refused", door="fyrehose", reason="connections") == 2)
+    for door in ("tube_tcp", "tube_ws"):
+        peer = await stack.enter_async_context(link_peer(server, door))
+        assert (await peer.ask(rows(b"x"), op="publish", id=1))["ok"]

@@ -166,12 +166,12 @@ class LinkDoor:
         }, client
 
     def _admit(self, tube: Tube) -> bool:
-        address = tube.peer.host
-        refusal = self._context.admission.admit(address)
+        address, door = tube.peer.host, f"tube over {tube.transport.value}"
+        refusal = self._context.admission.admit(address, door)
         if refusal is not None:
             self.counters.refuse("tube", "connections", str(tube.peer), refusal)
             return False
-        tube.when_closed(lambda _: self._context.admission.release(address))
+        tube.when_closed(lambda _: self._context.admission.release(address, door))
         return True
 
     async def _converse(self, tube: Tube) -> None:

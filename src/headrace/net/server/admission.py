@@ -38,34 +38,51 @@ def room_for(connections: int) -> int:
 class Admission:
     """Bounded counts of open connections, shared by the doors.
 
-    The http door has one of its own: an operator must be able to look at a hub whose other doors are full.
+    An address has its slots at each door, so that connections at one do not shut the others for everybody who is behind
+    the same address translator; at all doors together it gets no more than half of what there is. The http door has an
+    admission of its own: an operator must be able to look at a hub whose other doors are full.
     """
 
     def __init__(self, *, per_address: int, total: int, setting: str = "limits.connections") -> None:
         self._per_address = per_address
         self._total = total
+        self._at_all_doors = max(per_address, total // 2)
+        """What one address gets at all doors together."""
         self._setting = setting
         """What a refusal names as the limit."""
-        self._open: Counter[str] = Counter()
+        self._open: Counter[tuple[str, str]] = Counter()
+        """Connections by address and door."""
+        self._of_address: Counter[str] = Counter()
+        self._count = 0
 
-    def admit(self, address: str) -> str | None:
-        """Take one more connection from ``address``; return why not, if it must be refused."""
-        if self._open.total() >= self._total:
+    def admit(self, address: str, door: str = "") -> str | None:
+        """Take one more connection from ``address`` at ``door``; return why not, if it must be refused."""
+        if self._count >= self._total:
             return f"{self._total} connections are open ({self._setting})"
-        if self._open[address] >= self._per_address:
-            return f"{self._per_address} connections from {address} are open ({self._setting}_per_address)"
-        self._open[address] += 1
+        if self.is_crowded(address, door):
+            at = f" at {door}" if door else ""
+            limit = f"{self._setting}_per_address"
+            return f"{self._per_address} connections from {address} are open{at} ({limit})"
+        if self._of_address[address] >= self._at_all_doors:
+            return f"{self._at_all_doors} connections from {address} are open: half of {self._setting}"
+        self._open[address, door] += 1
+        self._of_address[address] += 1
+        self._count += 1
         return None
 
-    def is_crowded(self, address: str) -> bool:
-        """Whether ``address`` has as many connections as one may have."""
-        return self._open[address] >= self._per_address
+    def is_crowded(self, address: str, door: str = "") -> bool:
+        """Whether ``address`` has as many connections at ``door`` as one may have."""
+        return self._open[address, door] >= self._per_address
 
-    def release(self, address: str) -> None:
+    def release(self, address: str, door: str = "") -> None:
         """Release a connection that :meth:`admit` took."""
-        self._open[address] -= 1
-        if self._open[address] <= 0:
-            del self._open[address]
+        self._count -= 1
+        self._open[address, door] -= 1
+        if self._open[address, door] <= 0:
+            del self._open[address, door]
+        self._of_address[address] -= 1
+        if self._of_address[address] <= 0:
+            del self._of_address[address]
 
     def __len__(self) -> int:
-        return self._open.total()
+        return self._count

@@ -144,12 +144,12 @@ class TcpDoor(ConnectionGroup[S]):
         """Count a new connection, or return why it is refused."""
         if (refusal := super().admit(address)) is not None:
             return refusal
-        detail = self.context.admission.admit(address)
+        detail = self.context.admission.admit(address, self.name)
         return None if detail is None else Refusal("connections", detail)
 
     def release(self, address: str) -> None:
         """Forget an admitted connection that is over."""
-        self.context.admission.release(address)
+        self.context.admission.release(address, self.name)
 
     def stop(self) -> None:
         """Accept and read nothing more."""
