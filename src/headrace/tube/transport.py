@@ -28,8 +28,7 @@ from headrace.wire.receive_buffer import Buffer
 READ_BYTES = 256 << 10
 """The most that one read brings: a whole fragment of the size we ask for."""
 
-SMALLEST_READ = 4 << 10
-"""As much as dust may come before its sender is known for it."""
+SMALLEST_READ = 16 << 10
 
 _TOO_LONG = 0.005
 """Seconds that processing one read may take."""
