@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import HeadraceError, LimitError, StorageError, UnavailableError
+from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError, UnavailableError
 from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     Claim,
+    Commit,
     Opening,
     Published,
     Submission,
@@ -50,7 +51,9 @@ class Elsewhere:
     ) -> None:
         self.published.append((batch, reply))
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+    def commit(
+        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
+    ) -> None:
         raise AssertionError
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
@@ -209,14 +212,18 @@ def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
     hub = make(log, door, queries)
     commits = StagedCommits(hub, queries, Staging(tmp_path / "stages"))
     told: list[object] = []
-    commits.take("q", 1, [batch(b"a", b"b")], told.append)
-    commits.take("q", 1, [batch(b"a", b"b")], told.append)
+    one, other = Commit(digest=1, token=1), Commit(digest=1, token=2)
+    commits.take("q", 1, [batch(b"a", b"b")], told.append, one)
+    commits.take("q", 1, [batch(b"a", b"b")], told.append, other)
     hub.turn(1)
     hub.committed(log.tail_op)
     assert told == [Published(1, 2, op=3), Published(1, 2, op=3)]
-    commits.take("q", 1, [batch(b"a", b"b")], told.append)
-    commits.take("q", 0, [batch(b"a", b"b")], told.append)
-    assert (told[2:], log.tail) == ([Published(1, 2, op=3), Published(None, None, op=3)], 2)
+    commits.take("q", 1, [batch(b"a", b"b")], told.append, one)
+    assert (told[2:], log.tail) == ([Published(1, 2, op=3)], 2)
+    for number, terms in ((1, Commit(digest=2)), (1, Commit()), (0, one)):
+        commits.take("q", number, [batch(b"a", b"b")], told.append, terms)
+        assert isinstance(told[-1], RefusedError)
+        assert (told[-1].code, log.tail) == ("conflict", 2)
 
 
 def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothing(
@@ -227,12 +234,12 @@ def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothin
     hub.append_bytes = 100
     commits = StagedCommits(hub, queries, Staging(tmp_path / "stages"))
     told: list[object] = []
-    commits.take("q", 1, [batch(bytes(60)), batch(bytes(60))], told.append)
+    commits.take("q", 1, [batch(bytes(60)), batch(bytes(60))], told.append, Commit())
     (error,) = told
     assert isinstance(error, LimitError)
     assert "120" in str(error)
     assert error.limit == 100
-    commits.take("q", 1, [batch(bytes(60))], told.append)
+    commits.take("q", 1, [batch(bytes(60))], told.append, Commit())
     hub.turn(1)
     hub.committed(log.tail_op)
     assert told[1:] == [Published(1, 1, op=2)]

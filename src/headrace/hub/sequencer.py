@@ -90,6 +90,17 @@ class Opening(NamedTuple):
     """Whom to name to a holder that was fenced."""
 
 
+class Commit(NamedTuple):
+    """What a query says about a batch beside its rows."""
+
+    digest: int = 0
+    """That of the rows: see :mod:`headrace.hub.publishing.cover`."""
+    token: int = 0
+    """By which a repeat of the same request is known."""
+    client: str = ""
+    """The id of the client, where clients prove theirs."""
+
+
 WhenOpened: TypeAlias = Callable[[Opened | HeadraceError], None]
 """Called when a name is opened, or cannot be."""
 
@@ -121,7 +132,9 @@ class Sequencer(Protocol):
     ) -> None:
         """Append a publisher's numbered batch once, right after the ``preceding`` batches if there are any."""
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+    def commit(
+        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
+    ) -> None:
         """Append a query's batch once, all of it or none."""
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:

@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import HeadraceError, StorageError, UnavailableError
 from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import UNCLAIMED, Published
+from headrace.hub.sequencer import UNCLAIMED, Commit, Published
 from headrace.log import Log
 from headrace.message import Batch, Run
 
@@ -81,7 +81,7 @@ def test_what_wants_an_answer_is_refused(pushing: PushRelay) -> None:
         preceding=(),
         claim=UNCLAIMED,
     )
-    pushing.commit("q", 0, [], told.append)
+    pushing.commit("q", 0, [], told.append, Commit())
     pushing.newest("p", told.append)
     assert [type(each) for each in told] == [UnavailableError] * 3
 

@@ -10,25 +10,31 @@ import pytest
 
 from headrace.errors import RefusedError, StorageError
 from headrace.hub.publishing import staging as staging_module
+from headrace.hub.publishing.cover import cover_of
 from headrace.hub.publishing.idempotent import published
 from headrace.hub.publishing.staging import (
+    MARKS,
     SUMMED_UP,
     Load,
     Marked,
+    Marks,
     Queries,
     StagedCommits,
     StagedRows,
     Staging,
     loaded,
+    mark,
     remove_all,
 )
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published
+from headrace.hub.sequencer import Commit, Published
 from headrace.hub.state import HubState
 from headrace.log import Log
 from headrace.log.checksum import crc32c
 from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED
+
+AB = Commit(digest=12, token=34)
 
 
 def rows(*payloads: bytes) -> pa.RecordBatch:
@@ -114,6 +120,18 @@ def test_writes_that_are_no_streams_push_out_each_other_alone(monkeypatch: pytes
     assert list(again) == ["b", "write-9", "c"]
 
 
+def test_the_last_batches_of_a_query_are_remembered() -> None:
+    queries = Queries()
+    for batch in range(20):
+        queries.apply("q", mark("q", batch, 2, Commit(batch, batch, "me")).run[0], 2 * batch, batch)
+    assert queries["q"].client == "me"
+    assert [each.batch for each in queries["q"].marks] == list(range(20 - MARKS, 20))
+    assert queries["q"].newest == Marked(19, 2, 38, 19, 19)
+    again = Queries()
+    again.load(queries.dump())
+    assert again == queries
+
+
 def test_a_file_that_the_disk_has_no_room_for_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,11 +164,11 @@ def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> Non
         staging.add(name, stage(payload, payload))
     told: list[object] = []
     again: list[str] = []
-    begun = commits.begin("q", 1, ["a", "b"], lambda: None)
+    begun = commits.begin("q", 1, ["a", "b"], lambda: None, AB)
     assert isinstance(begun, Load)
-    assert commits.begin("q", 1, ["a", "b"], lambda: again.append("now")) is None
+    assert commits.begin("q", 1, ["a", "b"], lambda: again.append("now"), AB) is None
     batches = loaded(begun.stages)
-    commits.append("q", 1, batches, ["a", "b"], told.append)
+    commits.append("q", 1, batches, ["a", "b"], told.append, AB)
     hub.turn(1)
     assert told == [Published(1, 4, op=5)]
     assert again == ["now"]
@@ -158,12 +176,18 @@ def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> Non
     # A repeat names all that is committed: the batch is somewhere in it.
     hub.submit(Batch(Run.one(b"later")))
     hub.turn(2)
-    assert commits.begin("q", 1, [], lambda: None) == Published(1, 4, op=6)
-    assert commits.begin("q", 0, [], lambda: None) == Published(None, None, op=6)
+    assert commits.begin("q", 1, ["a", "b"], lambda: None, AB) == Published(1, 4, op=6)
+    begun = commits.begin("q", 1, [], lambda: None, Commit())
+    assert isinstance(begun, Load)
+    assert begun.known is not None
+    with pytest.raises(RefusedError, match="conflict"):
+        commits.compare("q", begun.known, cover_of(loaded(begun.stages)))
+    with pytest.raises(RefusedError, match="conflict"):
+        commits.begin("q", 0, [], lambda: None, Commit())
     assert len(staging) == 0
     restored = Queries()
     HubState(restored).restore(log)
-    assert restored == queries == {"q": Marked(1, 4, 4)}
+    assert restored == queries == {"q": Marks("", (Marked(1, 4, 4, *AB[:2]),))}
     reloaded = Queries()
     reloaded.load(queries.dump())
     assert reloaded == queries
@@ -182,13 +206,13 @@ def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pyt
         raise StorageError("no")
 
     for _ in range(2):
-        begun = commits.begin("q", 1, ["a"], lambda: None)
+        begun = commits.begin("q", 1, ["a"], lambda: None, AB)
         assert isinstance(begun, Load)
         batches = loaded(begun.stages)
         with monkeypatch.context() as patch:
             if not told:
                 patch.setattr(log, "append", fail)
-            commits.append("q", 1, batches, ["a"], told.append)
+            commits.append("q", 1, batches, ["a"], told.append, AB)
             hub.turn(1)
     assert isinstance(told[0], StorageError)
     assert told[1] == Published(1, 1, op=2)

@@ -223,8 +223,15 @@ async def test_a_commit_of_stages_is_there_once_whichever_node_is_asked(make: Ma
     spans = set()
     for server in nodes.servers.values():
         async with link_of(server) as link:
-            stage = await link.stage("query", 1, [b"x", b"y", b"z"])
-            spans.add(tuple(await link.commit("query", 1, [stage])))
+            stages = [await link.stage("query", 1, [b"x", b"y"]), await link.stage("query", 1, [b"z"])]
+            spans.add(tuple(await link.commit("query", 1, stages)))
+            spans.add(tuple(await link.commit("query", 1, stages)))
+            # Other rows, or a batch before the first that is known: neither is called done.
+            for batch in (1, 0):
+                other = await link.stage("query", batch, [b"x", b"y", b"other"])
+                with pytest.raises(RefusedError) as refused:
+                    await link.commit("query", batch, [other])
+                assert refused.value.code == "conflict"
     await nodes.work()
     assert len(spans) == 1
     for server in nodes.servers.values():

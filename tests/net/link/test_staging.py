@@ -21,10 +21,11 @@ async def test_stages_become_visible_in_one_append(server: Server, peer: LinkPee
     answer = await peer.ask(op="commit", id=1, query="q", batch=5, stages=stages[:2])
     assert answer == {"id": 1, "ok": True, "first": 1, "last": 3, "repeated": False, "op": 4}
     assert (server.hub.log.tail, server.hub.log.tail_op) == (3, 4)  # and the mark
-    for again in (stages[:2], []):
-        answer = await peer.ask(op="commit", id=1, query="q", batch=5, stages=again)
-        assert (answer["first"], answer["last"], answer["repeated"]) == (1, 3, True)
-    assert (await peer.ask(op="commit", id=1, query="q", batch=4, stages=[]))["repeated"] is True
+    answer = await peer.ask(op="commit", id=1, query="q", batch=5, stages=stages[:2])
+    assert (answer["first"], answer["last"], answer["repeated"]) == (1, 3, True)
+    for batch in (4, 5):
+        answer = await peer.ask(op="commit", id=1, query="q", batch=batch, stages=[])
+        assert answer["error"] == "conflict"
     other = await peer.ask(op="commit", id=1, query="q", batch=6, stages=[stages[2]])
     assert other["error"] == "conflict"
     assert (await peer.ask(op="abort", id=1, stages=[stages[2]]))["ok"]
@@ -82,3 +83,50 @@ async def test_two_commits_of_one_batch_append_once(server: Server, stack: Async
     assert (await one.hear())[0]["repeated"] is False
     assert (await two.hear())[0] == {"id": 2, "ok": True, "first": 1, "last": 1, "repeated": True, "op": 2}
     assert server.hub.log.tail_op == 2
+
+
+async def staged(peer: LinkPeer, batch: int, *parts: tuple[bytes, ...], **more: Any) -> dict[str, Any]:
+    """Stage the parts of a batch and commit them."""
+    stages = [
+        (await peer.ask(rows(*part), op="stage", id=1, query="q", batch=batch))["stage"] for part in parts
+    ]
+    return await peer.ask(op="commit", id=1, query="q", batch=batch, stages=stages, **more)
+
+
+async def test_a_batch_that_comes_again_is_done_if_it_has_the_same_rows(tmp_path: Path) -> None:
+    """In whatever order and parts they come."""
+    async with running_hub(tmp_path) as server, link_peer(server) as peer:
+        for batch in range(3):
+            assert (await staged(peer, batch, (b"a", b"b"), (b"%d" % batch,)))["last"] == 3 * batch + 3
+    async with running_hub(tmp_path) as server, link_peer(server) as peer:
+        for batch in (2, 0):
+            again = await staged(peer, batch, (b"%d" % batch, b"b"), (b"a",))
+            assert (again["first"], again["repeated"]) == (3 * batch + 1, True)
+        assert server.hub.log.tail == 9
+        assert len(server._intake.staging) == 0
+
+
+async def test_a_checkpoint_that_was_put_back_loses_no_rows_without_a_word(
+    server: Server, peer: LinkPeer
+) -> None:
+    for batch in range(12):
+        assert (await staged(peer, batch, (b"%d" % batch,)))["ok"]
+    for batch, row in ((11, b"more"), (10, b"other"), (1, b"1")):
+        refused = await staged(peer, batch, (row,))
+        assert refused["error"] == "conflict"
+        assert "nothing was appended" in refused["reason"]
+    assert server.hub.log.tail == 12
+    assert (await staged(peer, 12, (b"12",)))["first"] == 13
+
+
+async def test_a_high_batch_of_somebody_else_makes_no_rows_vanish(server: Server, peer: LinkPeer) -> None:
+    assert (await staged(peer, 0, (b"a",)))["ok"]
+    assert (await staged(peer, 10**9, (b"evil",)))["ok"]
+    for batch in (1, 2):
+        assert (await staged(peer, batch, (b"b",)))["error"] == "conflict"
+
+
+async def test_where_clients_are_known_a_query_is_its_clients(server: Server, peer: LinkPeer) -> None:
+    assert (await staged(peer, 0, (b"a",), client="alice"))["ok"]
+    assert (await staged(peer, 1, (b"b",), client="bob"))["error"] == "forbidden"
+    assert (await staged(peer, 1, (b"b",), client="alice"))["ok"]

@@ -421,6 +421,27 @@ class TestPassing:
                 assert answer.get("error") == error
             assert kept(two.hub.log) == kept(backbone.hub.log)
 
+    async def test_a_batch_of_a_query_is_compared_wherever_it_is_committed(
+        self, tmp_path: Path, backbone: Server
+    ) -> None:
+        async with (
+            frontend(tmp_path / "front", backbone) as front,
+            client(front) as near,
+            client(backbone) as far,
+        ):
+            stages = [await near.stage("q", 3, [b"a", b"b"]), await near.stage("q", 3, [b"c"])]
+            for _ in range(2):
+                assert await near.commit("q", 3, stages) == (1, 3)
+            for link in (far, near):
+                again = await link.stage("q", 3, [b"c", b"b", b"a"])
+                assert await link.commit("q", 3, [again]) == (1, 3)
+                for batch in (2, 3):
+                    other = await link.stage("q", batch, [b"a", b"b", b"d"])
+                    with pytest.raises(RefusedError, match="nothing was appended") as refused:
+                        await link.commit("q", batch, [other])
+                    assert refused.value.code == "conflict"
+            assert backbone.hub.log.head == 3
+
     async def test_a_name_is_its_clients_at_every_frontend(self, tmp_path: Path) -> None:
         alice, bob, front_id = "a1" * 12, "b0" * 12, "f0" * 12
         auth = ("auth.required=true", *(f"auth.clients.{who}=key" for who in (alice, bob, front_id)))

@@ -217,8 +217,23 @@ def test_a_hub_killed_before_the_commit_fails_the_batch(hub: Hub) -> None:
     hub.kill9()
     hub.restart()
     commit(options(hub), [again], services=False)
-    commit(options(hub), [message], services=False)
+    # Run again, it has the same rows; of stages that are gone, nobody knows what they were.
+    commit(options(hub), [staged(hub, 0, 0, b"x")], services=False)
+    with pytest.raises(RefusedError, match="run the batch again"):
+        commit(options(hub), [message], services=False)
     assert hub.payloads() == [b"x"]
+
+
+def test_a_checkpoint_that_was_put_back_is_told(kept: Hub) -> None:
+    """Its batches have the numbers of others that are in the log; to call them done would lose their rows."""
+    for batch in range(3):
+        commit(options(kept), [staged(kept, batch, 0, b"%d" % batch, query="restored")], services=False)
+    before = kept.head().head
+    for batch in (1, 2):
+        with pytest.raises(RefusedError, match="another checkpointLocation") as refused:
+            commit(options(kept), [staged(kept, batch, 0, b"other", query="restored")], services=False)
+        assert refused.value.code == "conflict"
+    assert kept.head().head == before
 
 
 def test_stages_of_another_log_are_not_committed(kept: Hub) -> None:

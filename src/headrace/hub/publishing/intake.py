@@ -32,7 +32,7 @@ from headrace.hub.publishing.passed import column_texts, unpack_passed
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Claim, Opened, Opening, Published, WhenPublished
+from headrace.hub.sequencer import Claim, Commit, Opened, Opening, Published, WhenPublished
 from headrace.message import Batch
 from headrace.wire.link.message import PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
@@ -71,6 +71,9 @@ class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     holder: str = ""
     """Of an opening, who opens the name, and whom to name for it (``by``)."""
     by: str = ""
+    digest: int = 0
+    """Of a commit, that of its rows, and by which a repeat is known (``token``)."""
+    token: int = 0
 
     @property
     def claim(self) -> Claim:
@@ -209,7 +212,8 @@ class PublishIntake:
                     answer(PrimaryAnswer())
                 case "commit":
                     rows = self._rows_of_commit(source, request)
-                    self.commits.take(request.publisher, request.number, rows, tell)
+                    terms = Commit(request.digest, request.token, request.client)
+                    self.commits.take(request.publisher, request.number, rows, tell, terms)
         except HeadraceError as error:
             answer(refusal(error))
 

@@ -37,7 +37,7 @@ from headrace.hub.publishing.intake import (
 from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Opening, WhenNewest, WhenOpened, WhenPublished
+from headrace.hub.sequencer import Commit, Opening, WhenNewest, WhenOpened, WhenPublished
 from headrace.message import Batch, merge
 from headrace.wire.link.message import PUBLISHED, body_of
 from headrace.wire.link.plain_rows import published_body
@@ -50,6 +50,8 @@ _STAGE_BYTES: Final = 4 << 20
 _RETRY_SECONDS: Final = 0.05
 _FEW: Final = 16
 """Messages up to which a body is made one by one; for more, Arrow is quicker."""
+
+_UNTOLD: Final = Commit()
 
 _Rows: TypeAlias = bytes | memoryview
 _Make: TypeAlias = Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]]
@@ -126,14 +128,16 @@ class PrimaryClient(PublishRelay):
         """Whether anything is under way."""
         return bool(self.size or self._calls or self._calling or self._sent_calls)
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+    def commit(
+        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit = _UNTOLD
+    ) -> None:
         """Append a query's batch once, all of it or none."""
 
         def ended(answer: PrimaryAnswer | HeadraceError) -> None:
             result = answer.published if isinstance(answer, PrimaryAnswer) else answer
             self._after(result, RelayRequest([], reply, True))
 
-        self._call(partial(_commit_requests, query, batch, rows), ended)
+        self._call(partial(_commit_requests, query, batch, rows, terms), ended)
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Find out a publisher's highest number."""
@@ -337,14 +341,16 @@ def body_for(request: RelayRequest, uuid: UUID) -> _Rows:
     return body_of(merge(request.rows).select(PUBLISHED.names))
 
 
-def _commit_requests(query: str, batch: int, rows: Sequence[Batch]) -> Iterator[tuple[PrimaryRequest, _Rows]]:
+def _commit_requests(
+    query: str, batch: int, rows: Sequence[Batch], terms: Commit
+) -> Iterator[tuple[PrimaryRequest, _Rows]]:
     origin = rows[0].origin if rows else "spark"
     count = 0
     for table in _pieces(rows):
         stage = PrimaryRequest("stage", publisher=query, number=batch, origin=origin, rows=count)
         yield stage, body_of(table)
         count += table.num_rows
-    yield PrimaryRequest("commit", publisher=query, number=batch, rows=count), b""
+    yield PrimaryRequest("commit", publisher=query, number=batch, rows=count, **terms._asdict()), b""
 
 
 def _pieces(rows: Sequence[Batch]) -> Iterator[pa.RecordBatch]:

@@ -31,6 +31,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     UNCLAIMED,
     Claim,
+    Commit,
     Opening,
     Published,
     Submission,
@@ -190,10 +191,12 @@ class PublishRelay(RelayBacklog):
                 )
         self.wake()
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+    def commit(
+        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
+    ) -> None:
         """Append a query's batch once, all of it or none."""
         self.send_commit(
-            query, batch, rows, lambda result: self._after(result, RelayRequest([], reply, True))
+            query, batch, rows, lambda result: self._after(result, RelayRequest([], reply, True)), terms
         )
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
@@ -204,7 +207,7 @@ class PublishRelay(RelayBacklog):
         """Ask for a publisher's name to be opened."""
         self.ask_to_open(publisher, opening, reply)
 
-    send_commit: Callable[[str, int, Sequence[Batch], WhenPublished], None]
+    send_commit: Callable[[str, int, Sequence[Batch], WhenPublished, Commit], None]
     ask_newest: Callable[[str, WhenNewest], None]
     ask_to_open: Callable[[str, Opening, WhenOpened], None]
     """Set by the driver."""

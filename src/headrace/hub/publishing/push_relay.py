@@ -14,6 +14,7 @@ from headrace.hub.publishing.publish_relay import RelayBacklog
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     Claim,
+    Commit,
     Opening,
     Submission,
     WhenNewest,
@@ -64,7 +65,14 @@ class PushRelay(RelayBacklog):
         """Refuse: its place in the sequence would never be known."""
         reply(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
 
-    def commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:  # noqa: ARG002
+    def commit(
+        self,
+        query: str,  # noqa: ARG002
+        batch: int,  # noqa: ARG002
+        rows: Sequence[Batch],  # noqa: ARG002
+        reply: WhenPublished,
+        terms: Commit,  # noqa: ARG002
+    ) -> None:
         """Refuse: a PUSH is never all or nothing."""
         reply(UnavailableError("a fyrehose upstream takes no commits"))
 

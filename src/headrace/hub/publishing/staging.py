@@ -3,8 +3,13 @@
 A Spark query's micro-batch is written by many tasks, any of which may fail and run again. Each task **stages** its
 rows; when all are done, the driver **commits** the stages of the tasks that succeeded. A commit is one append: every
 row, and after them an entry ``query/NAME`` with the query's batch and the number of its rows, its **mark**. It stands
-after the last of them. Neither is in the log without the other, so a commit that is retried, however late, is answered
-with the range of the first.
+after the last of them. Neither is in the log without the other.
+
+A batch that is not newer than the query's newest is never appended again. If it is one of the last :data:`MARKS` and
+covers the same rows (:mod:`~headrace.hub.publishing.cover`), it is a repeat, answered with the range of the first. If
+not, it is refused aloud: the query's checkpoint was put back, or somebody else commits under its name, and to answer
+that it is done would lose its rows. A commit of the very same stages is known by their names, though they are gone.
+Where clients prove who they are, a query is its client's.
 
 Stages are not in the log and do not outlive the hub: a commit of stages that are gone is refused, and Spark runs the
 batch again. They are kept in memory up to :data:`MAX_MEMORY` and in files beyond that; beyond :data:`MAX_BYTES` they
@@ -19,6 +24,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeAlias
 
@@ -26,9 +32,10 @@ import msgspec
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError
+from headrace.hub.publishing.cover import Cover
 from headrace.hub.publishing.idempotent import published
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published, WhenPublished
+from headrace.hub.sequencer import Commit, Published, WhenPublished
 from headrace.hub.state import entry
 from headrace.log.checksum import crc32c
 from headrace.log.files import translating
@@ -49,29 +56,56 @@ MAX_QUERIES: Final = 65_536
 MAX_WRITES: Final = 1024
 """Marks of single writes that are kept: their commits are retried soon or never, and there may be many."""
 
+MARKS: Final = 8
+"""Batches of one query that are remembered."""
+
 _NOWHERE: Final = Published(None, None)
 
 
+_TWO: Final = "Its checkpoint was put back, or another query has its name"
+
+
 class Marked(NamedTuple):
-    """A query's newest batch, whose ``rows`` rows end at ``last``."""
+    """A query's batch, whose ``rows`` rows end at ``last``."""
 
     batch: int
     rows: int
     last: int
+    digest: int = 0
+    token: int = 0
 
     @property
     def place(self) -> Published:
         """The sequence numbers of the rows, if there are any."""
         return Published(self.last - self.rows + 1, self.last) if self.rows else _NOWHERE
 
+    def is_of(self, token: int, *, some: bool) -> bool:
+        """Whether a commit of ``some`` rows, or of none, is the same request as the one that is in the log."""
+        return (token == self.token != 0 and some) or not (some or self.rows)
 
-class _Entry(msgspec.Struct, frozen=True):
+
+class Marks(NamedTuple):
+    """A query's latest batches, the newest last, and the client whose query it is, if clients are known."""
+
+    client: str
+    marks: tuple[Marked, ...]
+
+    @property
+    def newest(self) -> Marked:
+        """The newest batch."""
+        return self.marks[-1]
+
+
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     batch: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
     rows: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+    digest: Annotated[int, msgspec.Meta(ge=0)] = 0
+    token: Annotated[int, msgspec.Meta(ge=0)] = 0
+    client: str = ""
 
 
-class Queries(dict[str, Marked]):
-    """Every query's newest batch, as part of the hub's state."""
+class Queries(dict[str, Marks]):
+    """Every query's latest batches, as part of the hub's state."""
 
     name = "query"
 
@@ -84,8 +118,11 @@ class Queries(dict[str, Marked]):
         """Apply a ``query`` entry, which stands after the last of its rows."""
         mark = msgspec.json.decode(payload, type=_Entry)
         # Newest last, so that the one silent for longest is forgotten first.
-        self.pop(name, None)
-        self[name] = Marked(mark.batch, mark.rows, seq)
+        before = self.pop(name, None)
+        older = () if before is None else tuple(each for each in before.marks if each.batch < mark.batch)
+        newest = Marked(mark.batch, mark.rows, seq, mark.digest, mark.token)
+        client = mark.client or (before.client if before is not None else "")
+        self[name] = Marks(client, (*older, newest)[-MARKS:])
         if name.startswith(WRITE):
             self._writes.pop(name, None)
             self._writes[name] = None
@@ -100,21 +137,26 @@ class Queries(dict[str, Marked]):
 
     def dump(self) -> bytes:
         """Return the marks as a snapshot's section."""
-        return msgspec.msgpack.encode({name: tuple(mark) for name, mark in self.items()})
+        return msgspec.msgpack.encode(dict(self))
 
     def load(self, section: bytes) -> None:
         """Restore the marks from a snapshot."""
-        loaded = msgspec.msgpack.decode(section, type=dict[str, tuple[int, int, int]])
+        loaded = msgspec.msgpack.decode(section, type=dict[str, Marks])
         self.clear()
-        self.update({name: Marked(*mark) for name, mark in loaded.items()})
+        self.update(loaded)
         self._writes = dict.fromkeys(name for name in self if name.startswith(WRITE))
         while len(self._writes) > MAX_WRITES:
             self._forget(next(iter(self._writes)))
 
 
-def mark(query: str, batch: int, rows: int) -> Batch:
+def mark(query: str, batch: int, rows: int, terms: Commit) -> Batch:
     """Make the entry that marks the rows before it as a query's batch."""
-    return entry(Queries.name, query, msgspec.json.encode(_Entry(batch, rows)))
+    return entry(Queries.name, query, msgspec.json.encode(_Entry(batch, rows, *terms)))
+
+
+def token_of(names: Sequence[str]) -> int:
+    """Return the token of a commit of these stages; their names are nobody else's."""
+    return int.from_bytes(sha256(",".join(names).encode()).digest()[:7]) if names else 0
 
 
 class StagedRows:
@@ -179,6 +221,8 @@ class Load(NamedTuple):
     """Work for the caller: read these stages, then append them."""
 
     stages: list[StagedRows]
+    known: Marked | None = None
+    """The batch, if it is in the log: only :meth:`StagedCommits.compare` the rows with it."""
 
 
 Begun: TypeAlias = Published | Load | None
@@ -269,14 +313,21 @@ class StagedCommits:
         self._queries = queries
         self._staging = staging
         self._under_way: dict[str, list[Callable[[], None]]] = {}
+        self._answered: dict[tuple[str, int, int], None] = {}
+        """Commits, by query, batch and token, that were found to be repeats: their stages are gone."""
 
-    def begin(self, query: str, batch: int, names: Sequence[str], again: Callable[[], None]) -> Begun:
+    def begin(
+        self, query: str, batch: int, names: Sequence[str], again: Callable[[], None], terms: Commit
+    ) -> Begun:
         """Begin a commit. If another one of the query is under way, ``again`` is called when it ends.
 
         After :class:`Load`, the caller loads the stages and calls :meth:`append` or :meth:`give_up`.
         """
-        if (known := self._known(query, batch)) is not None:
-            return known
+        known = self._known(query, batch, terms.client)
+        if known is not None:
+            if known.is_of(terms.token, some=bool(names)) or (query, batch, terms.token) in self._answered:
+                return self._place(known)
+            return Load(self._staging.pick(query, batch, names), known)
         if query in self._under_way:
             self._under_way[query].append(again)
             return None
@@ -284,27 +335,72 @@ class StagedCommits:
         self._under_way[query] = []
         return Load(stages)
 
-    def take(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+    def compare(self, query: str, known: Marked, cover: Cover) -> Published:
+        """Return the place of a batch that is in the log, if it has the same rows."""
+        if (known.rows, known.digest) != cover:
+            raise RefusedError(
+                "conflict",
+                f"batch {known.batch} of query {query!r} is in the log with {known.rows} rows, and these {cover.rows} "
+                f"are not the same: nothing was appended. {_TWO}",
+            )
+        return self._place(known)
+
+    def answered(self, query: str, batch: int, token: int) -> None:
+        """Remember that a commit with this token has the rows that are in the log, in case it comes again."""
+        self._answered[query, batch, token] = None
+        if len(self._answered) > MAX_WRITES:
+            del self._answered[next(iter(self._answered))]
+
+    def take(
+        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
+    ) -> None:
         """Commit rows that another node has staged, once."""
-        if (known := self._known(query, batch)) is not None:
-            reply(known)
-        elif query in self._under_way:
-            self._under_way[query].append(partial(self.take, query, batch, rows, reply))
+        try:
+            known = self._known(query, batch, terms.client)
+            if known is not None:
+                same = known.is_of(terms.token, some=bool(rows))
+                cover = Cover(sum(map(len, rows)), terms.digest)
+                reply(self._place(known) if same else self.compare(query, known, cover))
+                return
+        except RefusedError as error:
+            reply(error)
+            return
+        if query in self._under_way:
+            self._under_way[query].append(partial(self.take, query, batch, rows, reply, terms))
         else:
             self._under_way[query] = []
-            self.append(query, batch, rows, (), reply)
+            self.append(query, batch, rows, (), reply, terms)
 
-    def _known(self, query: str, batch: int) -> Published | None:
-        newest = self._queries.get(query)
-        if newest is None or batch > newest.batch:
+    def _known(self, query: str, batch: int, client: str) -> Marked | None:
+        """Return the mark of a batch that is not new; raise if it is not known any more, or not the client's."""
+        kept = self._queries.get(query)
+        if kept is None:
             return None
-        # The place of an older batch is not kept: only the newest may be retried.
-        place = newest.place if batch == newest.batch else _NOWHERE
+        if kept.client and client and kept.client != client:
+            raise RefusedError("forbidden", f"query {query!r} belongs to client {kept.client}")
+        if batch > kept.newest.batch:
+            return None
+        for each in reversed(kept.marks):
+            if each.batch == batch:
+                return each
+        raise RefusedError(
+            "conflict",
+            f"query {query!r} has come to batch {kept.newest.batch}, and batch {batch} is not among the last that are "
+            f"known of it: whether its rows are in the log cannot be told, nothing was appended. {_TWO}",
+        )
+
+    def _place(self, known: Marked) -> Published:
         # Those who follow this hub's log have the batch, too, once they have all that is committed here.
-        return place._replace(op=self._hub.log.head_op)
+        return known.place._replace(op=self._hub.log.head_op)
 
     def append(
-        self, query: str, batch: int, rows: Sequence[Batch], names: Sequence[str], reply: WhenPublished
+        self,
+        query: str,
+        batch: int,
+        rows: Sequence[Batch],
+        names: Sequence[str],
+        reply: WhenPublished,
+        terms: Commit,
     ) -> None:
         """Append a commit's rows and its mark; ``reply`` gets their place, or the error."""
         size, most = sum(each.run.size for each in rows), self._hub.append_bytes
@@ -314,7 +410,8 @@ class StagedCommits:
             self.give_up(query)
             return
         if self._hub.sequencer is not None:
-            self._hub.sequencer.commit(query, batch, rows, partial(self._committed, query, names, reply))
+            committed = partial(self._committed, query, batch, terms.token, names, reply)
+            self._hub.sequencer.commit(query, batch, rows, committed, terms)
             return
         # Submitted together, so appended in one write, whole or not at all.
         for each in rows:
@@ -324,18 +421,25 @@ class StagedCommits:
             if isinstance(result, StorageError):
                 reply(result)
             else:
-                reply(self._queries[query].place._replace(op=result.last_op))
+                reply(self._queries[query].newest.place._replace(op=result.last_op))
                 remove_all(self._staging.remove(names))
             self.give_up(query)
 
-        self._hub.submit(mark(query, batch, sum(len(each) for each in rows)), settled)
+        self._hub.submit(mark(query, batch, sum(len(each) for each in rows), terms), settled)
 
     def _committed(
-        self, query: str, names: Sequence[str], reply: WhenPublished, result: Published | HeadraceError
+        self,
+        query: str,
+        batch: int,
+        token: int,
+        names: Sequence[str],
+        reply: WhenPublished,
+        result: Published | HeadraceError,
     ) -> None:
         """Finish a commit that another hub was asked for."""
         reply(result)
         if isinstance(result, Published):
+            self.answered(query, batch, token)
             remove_all(self._staging.remove(names))
         self.give_up(query)
 

@@ -12,9 +12,10 @@ from secrets import token_hex
 
 from headrace.errors import HeadraceError
 from headrace.hub.counters import Counters
+from headrace.hub.publishing.cover import Cover, cover_of
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.publishing.staging import SECONDS, StagedRows, loaded, remove_all
-from headrace.hub.sequencer import Published
+from headrace.hub.publishing.staging import SECONDS, Marked, StagedRows, loaded, remove_all, token_of
+from headrace.hub.sequencer import Commit, Published
 from headrace.hub.services.publish import ServicePublishing, ServiceUse, uses
 from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
@@ -82,11 +83,16 @@ class LinkStages:
             except HeadraceError as error:
                 connection.fail(request.id, error)
 
-        begun = self._commits.begin(query, batch, names, again)
+        token = token_of(names) if request.token is None else request.token
+        terms = Commit(0, token, request.client or connection.client)
+        begun = self._commits.begin(query, batch, names, again, terms)
         if begun is None:
             return
         if isinstance(begun, Published):
             connection.answer(request.id, first=begun.first, last=begun.last, repeated=True, op=begun.op)
+            return
+        if begun.known is not None:
+            self._compare(connection, request, begun.stages, begun.known, token)
             return
 
         def reply(result: Published | HeadraceError) -> None:
@@ -96,20 +102,39 @@ class LinkStages:
                 first, last, _, op = result
                 connection.answer(request.id, first=first, last=last, repeated=False, op=op)
 
-        def read(rows: tuple[list[Batch], dict[str, ServiceUse]]) -> None:
-            batches = [replace(each, origin=request.origin, publisher=query) for each in rows[0]]
+        def read(loaded: tuple[list[Batch], dict[str, ServiceUse], Cover]) -> None:
+            rows, used, cover = loaded
+            batches = [replace(each, origin=request.origin, publisher=query) for each in rows]
             try:
-                self._changes.make_room(rows[1])
+                self._changes.make_room(used)
             except HeadraceError:
                 self._commits.give_up(query)
                 raise
             # After the creations, in the same turn, so in the same append.
-            self._commits.append(query, batch, batches, names, reply)
+            self._commits.append(query, batch, batches, names, reply, terms._replace(digest=cover.digest))
 
         give_up = partial(self._commits.give_up, query)
         self._aside.answer(
             connection, request.id, read, _loaded, begun.stages, request.services, failed=give_up
         )
+
+    def _compare(
+        self,
+        connection: LinkConnection,
+        request: ask.CommitRequest,
+        stages: list[StagedRows],
+        known: Marked,
+        token: int,
+    ) -> None:
+        """Answer a batch that is in the log already, if these are its rows."""
+
+        def read(cover: Cover) -> None:
+            first, last, _, op = self._commits.compare(request.query, known, cover)
+            self._commits.answered(request.query, request.batch, token)
+            self._aside.run(remove_all, self._staging.remove(request.stages))
+            connection.answer(request.id, first=first, last=last, repeated=True, op=op)
+
+        self._aside.answer(connection, request.id, read, lambda: cover_of(loaded(stages)))
 
     def abort(self, connection: LinkConnection, request: ask.AbortRequest, _body: memoryview) -> None:
         """Forget stages."""
@@ -117,7 +142,7 @@ class LinkStages:
         connection.answer(request.id)
 
 
-def _loaded(stages: list[StagedRows], services: bool) -> tuple[list[Batch], dict[str, ServiceUse]]:
-    """Read the rows of stages and, if they change services, how; runs in a thread."""
+def _loaded(stages: list[StagedRows], services: bool) -> tuple[list[Batch], dict[str, ServiceUse], Cover]:
+    """Read the rows of stages, what they cover and, if they change services, how; runs in a thread."""
     rows = loaded(stages)
-    return rows, uses(each.to_arrow() for each in rows) if services else {}
+    return rows, uses(each.to_arrow() for each in rows) if services else {}, cover_of(rows)

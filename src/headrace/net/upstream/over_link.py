@@ -37,7 +37,7 @@ from headrace.errors import (
 from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Opened, Opening, Published, WhenNewest, WhenOpened, WhenPublished
+from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenNewest, WhenOpened, WhenPublished
 from headrace.log import Log
 from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
@@ -321,7 +321,9 @@ class TubeUpstream:
             result = error
         self._passing.answered(request, result)
 
-    def _commit(self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished) -> None:
+    def _commit(
+        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
+    ) -> None:
         async def work(session: LinkSession) -> Published:
             stages: list[str] = []
             origin = rows[0].origin if rows else "spark"
@@ -337,7 +339,15 @@ class TubeUpstream:
                     at += step
             answer = await call(
                 session,
-                lambda n: ask.CommitRequest(id=n, query=query, batch=batch, stages=stages, origin=origin),
+                lambda n: ask.CommitRequest(
+                    id=n,
+                    query=query,
+                    batch=batch,
+                    stages=stages,
+                    origin=origin,
+                    token=terms.token,
+                    client=terms.client,
+                ),
             )
             return _published(answer)
 

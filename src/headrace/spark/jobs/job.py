@@ -9,6 +9,7 @@ what exists now, and raises an error for parameters that the job cannot run with
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from headrace.errors import StorageError, UsageError
+from headrace.errors import RefusedError, StorageError, UsageError
 from headrace.message import MAX_SEQUENCE
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.folder import Folder, is_s3
@@ -29,6 +30,8 @@ from headrace.spark.runtime.session import NO_PYSPARK
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger("headrace.spark")
 
 JOBS: Final = ("archive", "verify", "measure", "match", "replay", "decode")
 """All jobs; each is a module of that name."""
@@ -282,7 +285,13 @@ class JobRun:
         )
         with link(self.access) as client:
             stage = client.stage(query, batch, rows)
-            client.commit(query, batch, [stage], services=True)
+            try:
+                client.commit(query, batch, [stage], services=True)
+            except RefusedError as refused:
+                if refused.code != "conflict":
+                    raise
+                # A repeated micro-batch may come to another account; the next change says what is so then.
+                logger.warning("%s: services stay as they are: %s", self.name, refused)
 
     def _own_checkpoint(self) -> None:
         """Check that the checkpoint is not another job's: this one would resume there and miss the rest."""

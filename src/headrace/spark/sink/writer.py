@@ -5,7 +5,9 @@ commits the stages of those that succeeded: one append, which records the query 
 the log whole and once, or not at all, whatever is killed:
 
 - A task or an executor that fails is repeated, and stages again; its earlier stages are dropped.
-- A driver that fails repeats the batch from its checkpoint. If it was committed, the hub adds nothing.
+- A driver that fails repeats the batch from its checkpoint. If it was committed, the hub adds nothing, provided that
+  it has the same rows. Otherwise the checkpoint is not the one that wrote it, and the commit is refused: to take it for
+  done would lose rows.
 - A hub that fails before the commit has lost the stages: the commit is refused, the query fails and is restarted.
 - If a hub fails during the commit, the driver repeats the commit.
 
@@ -39,6 +41,13 @@ if TYPE_CHECKING:
 
 _TOO_LARGE: Final = re.compile("a commit of|payload of a commit")
 """The limits that smaller batches would stay within."""
+
+_OTHER: Final = (
+    "Go on with the checkpoint that wrote last, or begin a new one (another checkpointLocation), from the offset on "
+    "that is not written yet. A batch that is run again must have the same rows: one with rand(), uuid() or the like "
+    "has others each time"
+)
+"""What to do if a batch is in the log with other rows."""
 
 COLUMNS: Final = ("payload", "topic", "service", "attributes", "numbers")
 
@@ -195,6 +204,8 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None],
                 lost = "the hub was restarted, or took longer than ten minutes"
                 reason = f"{refused.reason}. What was staged is gone ({lost}): run the batch again"
                 raise RefusedError("missing", reason) from refused
+            if refused.code == "conflict":
+                raise RefusedError("conflict", f"{refused.reason}. {_OTHER}") from refused
             if refused.code == "limit" and _TOO_LARGE.search(refused.reason):
                 smaller = "make batches smaller (maxOffsetsPerTrigger, maxBytesPerTrigger)"
                 raise RefusedError("limit", f"{refused.reason}; {smaller}") from refused

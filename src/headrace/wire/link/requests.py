@@ -179,6 +179,9 @@ class CommitRequest(_Request, frozen=True, kw_only=True):
     stages: Annotated[list[Name], Meta(max_length=MAX_STAGES)]
     origin: Name = "spark"
     services: bool = False
+    token: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | None = None
+    """By which a hub that relays a commit says which it was; otherwise the stages' names tell it."""
+    client: Annotated[str, Meta(max_length=MAX_NAME)] = ""
 
 
 class AbortRequest(_Request, frozen=True, kw_only=True):
