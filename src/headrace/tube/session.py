@@ -285,6 +285,8 @@ class TubeSession:
             self._trifles = min(MAX_TRIFLES, self._trifles + earned)
             self._trifle_at = self._heard_at
             if self._trifles < 0:
+                # What was read with them is not looked at: it may be a hundred thousand more.
+                self._incoming.drop()
                 self.refuse(LimitError("tube", "control codes", f"over {MAX_TRIFLES}", MAX_TRIFLES))
                 return False
         return True
@@ -304,6 +306,7 @@ class TubeSession:
         """Cut off the peer: the unfinished messages of all take too much memory."""
         self._held = 0
         self._codec.forget()
+        self._incoming.drop()
         self.refuse(LimitError("tube", "bytes of unfinished messages of all peers", held, bound))
         self._connection.abort()
 
