@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UnavailableError
 from headrace.hub.holds import hold
+from headrace.hub.publishing import publisher_numbers
 from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.passed import pack_passed, unpack_passed
 from headrace.hub.publishing.publish_relay import MAX_REQUESTS, PublishRelay, RelayRequest
@@ -50,11 +51,15 @@ class Root:
         """Do what the link does with a request; the answer is in the list after the turn."""
         answers: list[Published | HeadraceError] = []
         if not request.passed:
-            self.publishing.publish(request.rows[0], answers.append, follows=request.follows)
+            self.publishing.publish(
+                request.rows[0], answers.append, follows=request.follows, claim=request.claim
+            )
             return answers
         body = pack_passed(self.log.uuid, request.rows)
         _, batches = unpack_passed(memoryview(body), sum(map(len, request.rows)))
-        self.publishing.pass_on(request.publisher, request.number, batches, answers.append)
+        self.publishing.pass_on(
+            request.publisher, request.number, batches, answers.append, retry=request.claim.retry
+        )
         return answers
 
     def turn(self, now: int) -> None:
@@ -283,6 +288,32 @@ def test_a_lost_answer_does_not_double(root: Root, front: Front) -> None:
     told = front.told["a"]
     assert isinstance(told, Batch)
     assert told.first == 1
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_what_was_forgotten_before_its_answer_came_is_not_taken_twice(
+    root: Root, front: Front, monkeypatch: pytest.MonkeyPatch, numbered: bool
+) -> None:
+    """The answer is lost, and before it is sent again so many others publish that its publisher is forgotten."""
+    monkeypatch.setattr(publisher_numbers, "MAX_PUBLISHERS", 3)
+    if numbered:
+        batch = Batch(Run.of([b"once"]), publisher="p", number=0)
+        front.publishing.publish(batch, lambda result: front.told.update(once=result))
+    else:
+        front.submit("once")
+        front.hub.turn(0)
+    for request in front.passing.due():
+        assert request.claim.retry is None
+        root.take(request)
+    root.turn(0)
+    for other in range(4):
+        root.publishing.publish(Batch(Run.of([b"x"]), publisher=f"p{other}", number=0), lambda _: None)
+        root.turn(0)
+    front.passing.lost(0.0)
+    front.passing.connected()
+    front.round()
+    assert isinstance(front.told["once"], HeadraceError)
+    assert payloads(root.log).count(b"once") == 1
 
 
 def test_a_repeat_at_another_frontend_does_not_double(tmp_path: Path, root: Root, front: Front) -> None:

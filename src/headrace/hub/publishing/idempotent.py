@@ -125,7 +125,15 @@ class IdempotentPublishing:
             return
         self._queue(batch.publisher, _Publish(batch, batch.number, follows, preceding, reply, claim))
 
-    def pass_on(self, frontend: str, number: int, batches: Sequence[Batch], reply: WhenPublished) -> None:
+    def pass_on(
+        self,
+        frontend: str,
+        number: int,
+        batches: Sequence[Batch],
+        reply: WhenPublished,
+        *,
+        retry: int | None = None,
+    ) -> None:
         """Append what a frontend relays, with its mark, unless the log has it.
 
         ``reply`` gets the place of the messages; if there are none, ``last`` is the message that the entries stand
@@ -139,7 +147,8 @@ class IdempotentPublishing:
                 result = result._replace(first=result.last - count + 1)
             reply(result)
 
-        self.publish(_mark(frontend, number), marked, follows=number > 0, preceding=batches)
+        claim = UNCLAIMED if retry is None else Claim(retry=retry)
+        self.publish(_mark(frontend, number), marked, follows=number > 0, preceding=batches, claim=claim)
 
     def _queue(self, publisher: str, request: _Publish | _Open) -> None:
         line = self._lines.get(publisher)
@@ -176,7 +185,9 @@ class IdempotentPublishing:
         line.waiting.popleft()
         try:
             if not batch.is_entries:
-                self._check_claim(publisher, claim)
+                self._check_holder(publisher, claim)
+            if claim.retry is not None:
+                self._check_retry(publisher, claim.retry)
             if repeated < len(batch):
                 if line.under_way:
                     newest = line.under_way[-1] - 1
@@ -194,18 +205,17 @@ class IdempotentPublishing:
             self._append(line, request, repeated, places)
         return True
 
-    def _check_claim(self, publisher: str, claim: Claim) -> None:
-        """Raise unless the name is the publisher's, and what it sends can be judged."""
+    def _check_holder(self, publisher: str, claim: Claim) -> None:
+        """Raise unless the name is the publisher's."""
         holder = self._publishers.holder(publisher)
         if claim.epoch != (holder.epoch or None):
             raise _fenced(publisher, claim.epoch, holder)
         if holder.client and claim.client and holder.client != claim.client:
             raise _forbidden(publisher, holder)
-        if (
-            claim.retry is not None
-            and self._publishers.forgotten > claim.retry
-            and not self._publishers.remembers(publisher)
-        ):
+
+    def _check_retry(self, publisher: str, since: int) -> None:
+        """Raise if what was sent first after position ``since`` may be in the log and forgotten."""
+        if self._publishers.forgotten > since and not self._publishers.remembers(publisher):
             raise RefusedError(
                 "unknown",
                 f"this was perhaps sent before, and publisher {publisher!r} may have been forgotten since: whether it "

@@ -228,7 +228,7 @@ class PublishIntake:
                 longest = max(len(text.encode()) for text in column_texts(batch, name))
                 if longest > _MAX_TEXT:
                     raise LimitError("parcel", name, longest, _MAX_TEXT)
-        self.idempotent.pass_on(request.publisher, request.number, batches, tell)
+        self.idempotent.pass_on(request.publisher, request.number, batches, tell, retry=request.retry)
 
     def _stage(self, source: object, request: PrimaryRequest, body: memoryview) -> None:
         rows = rows_of(body, PUBLISHED)

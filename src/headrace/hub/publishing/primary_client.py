@@ -320,7 +320,13 @@ def request_for(request: RelayRequest) -> PrimaryRequest:
     """Make the request for relayed rows."""
     if request.passed:
         rows = sum(len(batch) for batch in request.rows)
-        return PrimaryRequest("pass", publisher=request.publisher, number=request.number, rows=rows)
+        return PrimaryRequest(
+            "pass",
+            publisher=request.publisher,
+            number=request.number,
+            rows=rows,
+            retry=request.claim.retry,
+        )
     return PrimaryRequest(
         "publish",
         publisher=request.publisher,

@@ -53,7 +53,7 @@ class LinkPublishing:
         """Publish what a frontend relays, and its mark after that."""
         batches = self._bodies.passed(body, request.rows)
         reply = _when_published(connection, request.id, len(body), bool)
-        self._publishing.pass_on(request.frontend, request.number, batches, reply)
+        self._publishing.pass_on(request.frontend, request.number, batches, reply, retry=request.retry)
 
     def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Answer a publisher's newest number; or open its name, and answer its epoch too."""

@@ -412,7 +412,13 @@ class TubeUpstream:
 def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.PublishRequest:
     if request.passed:
         rows = sum(len(batch) for batch in request.rows)
-        return ask.PassRequest(id=request_id, frontend=request.publisher, number=request.number, rows=rows)
+        return ask.PassRequest(
+            id=request_id,
+            frontend=request.publisher,
+            number=request.number,
+            rows=rows,
+            retry=request.claim.retry,
+        )
     return ask.PublishRequest(
         id=request_id,
         publisher=request.publisher,

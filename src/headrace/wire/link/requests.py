@@ -149,6 +149,7 @@ class PassRequest(_Request, frozen=True, kw_only=True):
     frontend: Name
     number: Number
     rows: Annotated[int, Meta(ge=1, le=MAX_PASSED)]
+    retry: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] | None = None
 
 
 class PublisherRequest(_Request, frozen=True, kw_only=True):
