@@ -10,11 +10,23 @@ People and programs read the same facts in two forms: text on a terminal, JSON i
 go to stdout; errors, questions and progress go to stderr.
 """
 
+import os
+import sys
+
 from headrace.cli.app import app
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line of this process; ends in ``SystemExit``."""
-    app(prog_name="headrace")
+    """Run the command line of this process; ends in ``SystemExit``, or at once."""
+    try:
+        app(prog_name="headrace")
+    except SystemExit as ending:
+        if sys.argv[1:2] == ["serve"] and isinstance(ending.code, int):
+            # The hub has closed everything. What is left is to take down Arrow and numba with their threads, which
+            # on a busy machine has crashed: a hub that stopped well would report a signal.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ending.code)
+        raise

