@@ -109,7 +109,7 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             most, uncommitted = chance.choice([1, 500, 20_000, 1 << 20]), chance.random() < 0.3
             try:
                 after, seq = check_ops(log.read_ops(at, max_bytes=most, uncommitted=uncommitted), at, seq)
-                assert log.seq_of(after - 1) == seq
+                assert log.seq_of(after - 1) == seq or after - 1 < log.first_op
             except TrimmedError:
                 assert at < log.first_op
                 return
@@ -122,9 +122,9 @@ def test_one_writer_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         seq = log.first + chance.randrange(max(log.head - log.first, 0) + 1)
         try:
             op = log.op_of(seq)
-            assert log.seq_of(op) in (seq, log.first - 1)
+            assert log.seq_of(op) == seq or op < log.first_op
             if op > log.first_op:
-                assert log.seq_of(op - 1) in (seq - 1, log.first - 1)
+                assert log.seq_of(op - 1) == seq - 1 or op - 1 < log.first_op
         except TrimmedError:
             assert seq < log.first
         except UsageError:

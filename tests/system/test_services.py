@@ -113,7 +113,7 @@ def _follow(directory: Path) -> tuple[Model, dict[str, list[Any]]]:
     model = Model()
     values: dict[str, list[Any]] = {name: [] for name in IDS}
     log = Log.open(directory, read_only=True)
-    for batch in log.scan(log.first):
+    for batch in log.scan_ops(log.first_op):
         for entry in batch:
             model.follow(entry)
             name = entry.topic.removeprefix("service/") if entry.origin == "log" else entry.topic

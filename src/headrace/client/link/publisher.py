@@ -248,6 +248,7 @@ class LinkPublisher:
     def end(self, error: HeadraceError | None = None) -> None:
         """Stop, and fail all unacknowledged publishes."""
         error = error or ClosedError("the client is closed")
+        self._session = None  # Nobody waits for the answers that are still to come.
         if self._renewing is not None:
             self._renewing.cancel()
         for group in self._waiting:
