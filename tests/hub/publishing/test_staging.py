@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -28,7 +29,7 @@ from headrace.hub.publishing.staging import (
 )
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Published
-from headrace.hub.state import HubState
+from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.checksum import crc32c
 from headrace.message import Batch, Run
@@ -130,6 +131,19 @@ def test_the_last_batches_of_a_query_are_remembered() -> None:
     again = Queries()
     again.load(queries.dump())
     assert again == queries
+
+
+@pytest.mark.parametrize("field", ["batch", "rows", "digest", "token"])
+def test_a_mark_that_no_snapshot_could_keep_changes_nothing(field: str) -> None:
+    queries = Queries()
+    state = HubState(queries)
+    payload = msgspec.json.encode({"batch": 1, "rows": 0}).decode()
+    state.apply(entry("query", "q", payload.encode()).numbered(1, 0, 0, 1))
+    wrong = payload[:-1] + f', "{field}": {10**30}}}'
+    state.apply(entry("query", "q", wrong.encode()).numbered(2, 0, 0, 1))
+    assert state.unread == 1
+    assert queries["q"] == Marks("", (Marked(1, 0, 0),))
+    assert state.sections()
 
 
 def test_a_file_that_the_disk_has_no_room_for_is_not_left(

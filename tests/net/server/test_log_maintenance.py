@@ -448,6 +448,24 @@ class TestRoom:
 
 
 class TestSnapshots:
+    async def test_a_state_that_cannot_be_written_is_told_and_tried_again(
+        self, hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        upkeep = make(hub, disk)
+        publish(hub, b"a")
+
+        def too_long() -> dict[str, bytes]:
+            raise OverflowError("can't serialize ints")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(hub.state, "sections", too_long)
+            await upkeep._try_snapshot()
+            assert "OverflowError" in upkeep.told()["snapshot"]
+            assert hub.counters.get("upkeep_failures") == 1
+        await upkeep._try_snapshot()
+        assert upkeep.told() == {}
+        assert hub.log.snapshot is not None
+
     async def test_the_state_and_where_it_was(self, hub: Hub, disk: ThreadPoolExecutor) -> None:
         upkeep = make(hub, disk)
         await upkeep.snapshot()

@@ -36,6 +36,7 @@ from headrace.hub.sequencer import Claim, Commit, Opened, Opening, Published, Wh
 from headrace.message import Batch
 from headrace.wire.link.message import PUBLISHED, rows_of
 from headrace.wire.link.plain_rows import parse_published
+from headrace.wire.link.requests import Number
 
 MAX_STAGED: Final = 64 << 20
 """Bytes of staged rows that one node may have at the primary, waiting for their commit."""
@@ -58,22 +59,22 @@ class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: Literal["pass", "publish", "newest", "open", "stage", "commit"]
     publisher: str = ""
     """Owner of the number; of a stage or commit, the query."""
-    number: int = 0
+    number: Number = 0
     """Number of the first row; of a stage or commit, the query's batch."""
     follows: bool = False
     origin: str = ""
-    rows: int = 0
+    rows: Number = 0
     """Of a stage, how many of the commit's rows came before it; of a commit or a pass, how many it has in all."""
-    epoch: int | None = None
+    epoch: Number | None = None
     client: str = ""
     """The id of the client that asked the node."""
-    retry: int | None = None
+    retry: Number | None = None
     holder: str = ""
     """Of an opening, who opens the name, and whom to name for it (``by``)."""
     by: str = ""
-    digest: int = 0
+    digest: Number = 0
     """Of a commit, that of its rows, and by which a repeat is known (``token``)."""
-    token: int = 0
+    token: Number = 0
 
     @property
     def claim(self) -> Claim:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -41,7 +41,7 @@ from headrace.log.checksum import crc32c
 from headrace.log.files import translating
 from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED
-from headrace.wire.link.requests import MAX_NUMBER, WRITE
+from headrace.wire.link.requests import WRITE, Number
 
 SECONDS: Final = 600.0
 MAX_MEMORY: Final = 256 << 20
@@ -97,10 +97,11 @@ class Marks(NamedTuple):
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    batch: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-    rows: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-    digest: Annotated[int, msgspec.Meta(ge=0)] = 0
-    token: Annotated[int, msgspec.Meta(ge=0)] = 0
+    # Bounded, all of them: a snapshot has no place for longer numbers, and whoever passes entries on may write any.
+    batch: Number
+    rows: Number
+    digest: Number = 0
+    token: Number = 0
     client: str = ""
 
 

@@ -92,6 +92,7 @@ class LogMaintenance:
         *,
         holds: Callable[[], Mapping[str, int]] = dict,
         clock: SteadyClock | None = None,
+        sync_failed: Callable[[StorageError], None] | None = None,
         trusted_after: float = TRUSTED_AFTER,
     ) -> None:
         self.problems: dict[str, str] = {}
@@ -102,6 +103,8 @@ class LogMaintenance:
         )
         self._room = DiskRoom(hub, settings.log.retain_bytes)
         self._hub = hub
+        self._sync_failed = sync_failed or hub.fail
+        """Makes sure that nothing more is acknowledged."""
         self._log = hub.log
         self._holds = holds
         """Holds besides the state's own: durable consumers' messages."""
@@ -141,7 +144,15 @@ class LogMaintenance:
         async with self._keeping:
             state, kept = self._hub.state, self._log.snapshot
             if state.op > (0 if kept is None else kept.op):
-                await self._in_thread(self._log.write_snapshot, state.op, state.seq, state.sections())
+                try:
+                    await self._in_thread(self._log.write_snapshot, state.op, state.seq, state.sections())
+                except StorageError:
+                    raise
+                except Exception as error:
+                    # Something in the state cannot be written: it must not end the loop, nor a stop half-way.
+                    raise StorageError(
+                        f"the state cannot be kept: {type(error).__name__}: {error}"
+                    ) from error
 
     async def _keep_synced(self) -> None:
         while True:
@@ -155,12 +166,14 @@ class LogMaintenance:
                     self._hub.counters.add("sync_failures")
                     logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
                     self.problems["sync"] = str(error)
-                    self._hub.fail(error)
+                    self._sync_failed(error)
                     return
 
     async def _keep_sealed(self) -> None:
         while True:
             await asyncio.sleep(min(_PAUSE, self._settings.segment_seconds))
+            # A step of the clock is seen, and seen to end, even while nobody publishes.
+            self._clock.now()
             try:
                 self._rotate_by_age()
                 while not self._too_busy_to_seal() and await self._seal_next():
